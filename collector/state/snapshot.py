@@ -1,0 +1,99 @@
+"""The immutable picture of every run, which the exporter, the API and the reports read without a lock."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+
+
+class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of collective of one rank, counted up. None: never measured. `matched` of the `count` were found on
+    all members of the group, and only those have waiting and transfer.
+    """
+
+    group: str
+    op: str
+    count: int
+    duration_ns: int
+    bytes: int | None = None
+    matched: int = 0
+    wait_ns: int | None = None
+    transfer_ns: int | None = None
+    bus_bandwidth_bytes_per_s: float | None = None
+
+
+class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank in its present life. The medians and ratios are over the last steps that detection looks at."""
+
+    identity: RankIdentity
+    up: bool
+    ended: str | None = None
+    ended_detail: str = ""
+    exit_code: int | None = None
+    torch_version: str = ""
+    agent_version: str = ""
+    last_report_wall_s: float | None = None
+    last_step: int | None = None
+    reports_admitted: int = 0
+    reports_duplicate: int = 0
+    report_gaps: int = 0
+    first_sequence: int | None = None
+    last_sequence: int = 0
+    records_late: int = 0
+    step_ns_median: float | None = None
+    phases_ns_median: Mapping[str, float] = {}
+    self_ns_median: float | None = None
+    slowdown_ratio: float | None = None
+    breakdown: WindowBreakdown | None = None
+    totals: Totals = Totals()
+    losses: Losses = Losses()
+    collectives: tuple[CollectiveTotals, ...] = ()
+    host: HostSample | None = None
+    devices: tuple[DeviceSample, ...] = ()
+    overhead_ratio: float | None = None
+    clock_error_ns: int | None = None
+
+
+class LostSeconds(msgspec.Struct, frozen=True):
+    """What a rank's slowness of one cause has cost so far, all ranks together."""
+
+    rank: int
+    cause: str
+    lost_rank_seconds: float
+
+
+class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. `open_findings` are those of this moment, `findings` every one of the run's life, open ones included;
+    `abstained` says why detection gives no verdict, None when it looks.
+    """
+
+    run: str
+    world_size: int
+    restart_count: int
+    ranks: tuple[RankSnapshot, ...]
+    open_findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    lost: tuple[LostSeconds, ...] = ()
+    abstained: str | None = None
+    run_slowdown_ratio: float | None = None
+
+
+class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The collector about itself, counted up since it started."""
+
+    frames_received: int = 0
+    frames_refused: Mapping[str, int] = {}
+    runs_evicted: int = 0
+    contained_errors: Mapping[str, int] = {}
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the collector knows at one moment."""
+
+    wall_s: float
+    version: str
+    runs: tuple[RunSnapshot, ...] = ()
+    counts: CollectorCounts = CollectorCounts()

@@ -1,0 +1,69 @@
+"""Messages to bytes and back. A frame is
+
+    magic `RSCP` | protocol: u16 | kind: u8 | body: msgpack array of the message's fields
+
+all big-endian. Sizes are checked before anything is decoded, and whatever the bytes are, only DecodeError comes out.
+"""
+
+import struct
+
+import msgspec
+
+from rankscope.measure.errors import DecodeError, DecodeReason
+from rankscope.measure.messages import MESSAGE_TYPES, Message, Report
+
+MAGIC = b"RSCP"
+PROTOCOL = 1
+PROTOCOL_MIN = 1
+FRAME_BYTES_MAX = 8 * 1024 * 1024
+"""Largest frame. The largest honest one, 4,096 steps with 16 collectives each, is under 4 MiB."""
+
+_HEADER = struct.Struct(">4sHB")
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS = {message.KIND: msgspec.msgpack.Decoder(message) for message in MESSAGE_TYPES}
+
+
+def encode(message: Message) -> bytes:
+    """One message as one frame."""
+    return _HEADER.pack(MAGIC, PROTOCOL, message.KIND) + _ENCODER.encode(message)
+
+
+def decode(frame: bytes) -> Message:
+    """One frame as its message. Raises DecodeError, and nothing else, for any other bytes."""
+    if len(frame) > FRAME_BYTES_MAX:
+        raise DecodeError(DecodeReason.TOO_LARGE, f"{len(frame)} bytes, the limit is {FRAME_BYTES_MAX}")
+    if len(frame) < _HEADER.size:
+        raise DecodeError(DecodeReason.TOO_SHORT, f"{len(frame)} bytes, a header has {_HEADER.size}")
+    magic, protocol, kind = _HEADER.unpack_from(frame)
+    _check_header(magic, protocol)
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise DecodeError(DecodeReason.UNKNOWN_KIND, f"kind {kind}; protocol {protocol} has {sorted(_DECODERS)}")
+    try:
+        message = decoder.decode(memoryview(frame)[_HEADER.size :])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise DecodeError(DecodeReason.BAD_BODY, f"kind {kind}: {error}") from error
+    if isinstance(message, Report):
+        _check_report(message)
+    return message
+
+
+def _check_header(magic: bytes, protocol: int) -> None:
+    if magic != MAGIC:
+        raise DecodeError(DecodeReason.BAD_MAGIC, f"starts with {magic!r}, a frame starts with {MAGIC!r}")
+    if protocol < PROTOCOL_MIN:
+        text = f"protocol {protocol}, this side speaks {PROTOCOL_MIN} to {PROTOCOL}; upgrade rankscope in the sender"
+        raise DecodeError(DecodeReason.PROTOCOL_TOO_OLD, text)
+    if protocol > PROTOCOL:
+        text = f"protocol {protocol}, this side speaks {PROTOCOL_MIN} to {PROTOCOL}; upgrade rankscope on this side"
+        raise DecodeError(DecodeReason.PROTOCOL_TOO_NEW, text)
+
+
+def _check_report(report: Report) -> None:
+    report.steps.check()
+    collectives = report.collectives
+    collectives.table.check()
+    for name, labels in (("group", collectives.groups), ("op", collectives.ops)):
+        index = collectives.table.column(name)
+        if index.size and not (0 <= int(index.min()) and int(index.max()) < len(labels)):
+            raise DecodeError(DecodeReason.BAD_TABLE, f"a collective's {name} is outside its list of {len(labels)}")

@@ -1,0 +1,46 @@
+"""The errors this project raises on purpose.
+
+    RankscopeError
+    |-- SettingError      a configuration value is unusable; says key, value, limit and where the value came from
+    |-- DecodeError       bytes are not a frame we accept; `reason` is a DecodeReason and becomes a metric label
+    `-- UnavailableError  something of the outside world is not there (a port, a file, a library); says what to do
+
+Inside a training process none of these leaves the agent: `agent/guard.py` counts them. At launch, before training, a
+SettingError stops the program with its message.
+"""
+
+from enum import Enum
+
+
+class RankscopeError(Exception):
+    """The root of every error this project raises on purpose."""
+
+
+class SettingError(RankscopeError):
+    """A configuration value cannot be used."""
+
+
+class UnavailableError(RankscopeError):
+    """Something of the outside world is not there."""
+
+
+class DecodeReason(Enum):
+    """Why bytes were refused. The value is the label `reason` of `rankscope_frames_refused_total`."""
+
+    TOO_SHORT = "too_short"
+    TOO_LARGE = "too_large"
+    BAD_MAGIC = "bad_magic"
+    PROTOCOL_TOO_OLD = "protocol_too_old"
+    PROTOCOL_TOO_NEW = "protocol_too_new"
+    UNKNOWN_KIND = "unknown_kind"
+    BAD_BODY = "bad_body"
+    BAD_TABLE = "bad_table"
+    BAD_VALUE = "bad_value"
+
+
+class DecodeError(RankscopeError):
+    """Bytes are not a frame we accept."""
+
+    def __init__(self, reason: DecodeReason, detail: str) -> None:
+        super().__init__(f"{reason.value}: {detail}")
+        self.reason = reason

@@ -1,0 +1,76 @@
+"""Sets of time as arrays of closed-open intervals: int64, shape (n, 2), columns start and end, in ns.
+
+A *set* here is what `union` returns: sorted by start, disjoint, not touching, no empty interval. The other functions
+take sets and return sets. Everything is exact in integers and costs O(n log n).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Intervals = npt.NDArray[np.int64]
+
+EMPTY: Intervals = np.empty((0, 2), dtype=np.int64)
+
+
+def from_starts(starts: npt.ArrayLike, durations: npt.ArrayLike) -> Intervals:
+    """Raw intervals, shape (n, 2), from starts and durations; not yet a set."""
+    start = np.asarray(starts, dtype=np.int64)
+    return np.stack([start, start + np.asarray(durations, dtype=np.int64)], axis=1)
+
+
+def union(intervals: Intervals) -> Intervals:
+    """The set covered by any intervals, in any order; those of zero or negative length cover nothing.
+
+    >>> union(np.array([[5, 9], [0, 3], [2, 4], [4, 5], [7, 7]])).tolist()
+    [[0, 9]]
+    """
+    raw = intervals[intervals[:, 1] > intervals[:, 0]]
+    if len(raw) == 0:
+        return EMPTY
+    raw = raw[np.argsort(raw[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(raw[:, 1])
+    first = np.concatenate([[True], raw[1:, 0] > reached[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.stack([raw[first, 0], reached[last]], axis=1)
+
+
+def intersect(left: Intervals, right: Intervals) -> Intervals:
+    """What both sets cover.
+
+    >>> intersect(np.array([[0, 10], [20, 30]]), np.array([[5, 25]])).tolist()
+    [[5, 10], [20, 25]]
+    """
+    if len(left) == 0 or len(right) == 0:
+        return EMPTY
+    edges = np.concatenate([left.ravel(), right.ravel()])
+    change = np.concatenate([np.tile([1, -1], len(left)), np.tile([1, -1], len(right))])
+    # At one moment ends come before starts, so that touching intervals share nothing.
+    order = np.lexsort((change, edges))
+    depth = np.cumsum(change[order])
+    opens = np.flatnonzero(depth == 2)
+    return np.stack([edges[order][opens], edges[order][opens + 1]], axis=1)
+
+
+def subtract(left: Intervals, right: Intervals) -> Intervals:
+    """What the left set covers and the right one does not.
+
+    >>> subtract(np.array([[0, 10]]), np.array([[2, 3], [8, 20]])).tolist()
+    [[0, 2], [3, 8]]
+    """
+    if len(left) == 0 or len(right) == 0:
+        return left
+    low = min(int(left[0, 0]), int(right[0, 0]))
+    high = max(int(left[-1, 1]), int(right[-1, 1]))
+    gaps = np.stack([np.concatenate([[low], right[:, 1]]), np.concatenate([right[:, 0], [high]])], axis=1)
+    return intersect(left, gaps[gaps[:, 1] > gaps[:, 0]])
+
+
+def clip(intervals: Intervals, start_ns: int, end_ns: int) -> Intervals:
+    """The part of the intervals inside [start_ns, end_ns)."""
+    clipped = np.clip(intervals, start_ns, end_ns)
+    return clipped[clipped[:, 1] > clipped[:, 0]]
+
+
+def total_ns(intervals: Intervals) -> int:
+    """The length of a set."""
+    return int((intervals[:, 1] - intervals[:, 0]).sum())

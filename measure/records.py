@@ -1,0 +1,177 @@
+"""The records of one rank. Frozen; None means not measured, 0 is a measurement.
+
+Times end in the clock they were taken on (`_host_ns`) or are durations (`_ns`).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from rankscope.measure.table import Table
+
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+"""The phases every step has, in this order. They sum to the step; a user's own phases come on top, taken from these."""
+
+SYNCHRONISING_OPS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""Collectives that no member leaves before the last has entered: only these allow waiting to be told from transfer."""
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One training step of one rank, by its host clock.
+
+    `phases_ns` holds every phase of PHASES (and the user's own), their sum is `duration_ns`. `cpu_ns` is the CPU time
+    the training thread got in the step: the rest of the step it was blocked or waited for a core. `batches` counts
+    batches taken from data loaders, `backwards` the calls of backward (micro batches).
+    """
+
+    step: int
+    start_host_ns: int
+    duration_ns: int
+    phases_ns: Mapping[str, int]
+    cpu_ns: int | None = None
+    batches: int = 0
+    backwards: int = 0
+
+    @property
+    def end_host_ns(self) -> int:
+        """When the step ended."""
+        return self.start_host_ns + self.duration_ns
+
+
+class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective operation on one rank.
+
+    `group` is `identity.group_label`; `sequence` the number of the operation in its group, None when the backend does
+    not tell; `bytes` the size of the data as nccl-tests counts it; the duration includes waiting for the peers.
+    """
+
+    step: int
+    group: str
+    op: str
+    start_host_ns: int
+    duration_ns: int
+    sequence: int | None = None
+    bytes: int | None = None
+
+
+class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How one rank spent a window of whole steps: definitions.md section 1. The parts sum to the window exactly:
+
+    (compute - overlap) + overlap + exposed_communication + copy + idle = window
+
+    `operator_count` counts the device kernels, on a CPU the operators no other operator encloses.
+    """
+
+    first_step: int
+    step_count: int
+    window_ns: int
+    compute_ns: int
+    communication_ns: int
+    overlap_ns: int
+    exposed_communication_ns: int
+    copy_ns: int
+    idle_ns: int
+    operator_count: int | None = None
+
+
+class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The rank's process at one moment. Everything but the memory counts up from the start of the process.
+
+    `gc_pause_ns`: time spent in Python's garbage collector since the agent started.
+    """
+
+    host_ns: int
+    cpu_ns: int | None = None
+    resident_bytes: int | None = None
+    voluntary_switches: int | None = None
+    involuntary_switches: int | None = None
+    major_faults: int | None = None
+    gc_pause_ns: int | None = None
+    gc_collections: int | None = None
+
+
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The GPU of the rank at one moment, from NVML. What could not be read is None, and `absent` says why by field."""
+
+    host_ns: int
+    uuid: str
+    model: str = ""
+    utilization_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    sm_clock_hertz: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    absent: Mapping[str, str] = {}
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A process group that the rank belongs to."""
+
+    label: str
+    description: str
+    ranks: tuple[int, ...]
+    backend: str
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What this life of the rank has measured so far. Carried by every report, so that no counter depends on every
+    report having arrived and a collector that starts late knows them at once.
+    """
+
+    steps: int = 0
+    step_ns: int = 0
+    phases_ns: Mapping[str, int] = {}
+    batches: int = 0
+    window_ns: int = 0
+    compute_ns: int = 0
+    communication_ns: int = 0
+    overlap_ns: int = 0
+    exposed_communication_ns: int = 0
+    copy_ns: int = 0
+    idle_ns: int = 0
+    windows: int = 0
+
+
+class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What this life of the rank has lost so far, by where it was lost, and the errors of the agent's own parts."""
+
+    steps_overwritten: int = 0
+    steps_dropped_in_reports: int = 0
+    reports_dropped: int = 0
+    windows_skipped: Mapping[str, int] = {}
+    errors: Mapping[str, int] = {}
+
+
+STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards")
+PHASE_PREFIX = "phase:"
+COLLECTIVE_COLUMNS = ("step", "group", "op", "start_host_ns", "duration_ns", "sequence", "bytes")
+
+
+def steps_to_table(records: Sequence[StepRecord]) -> Table:
+    """Step records as a table; each phase is a column `phase:NAME`."""
+    phases = list(PHASES) + sorted({name for record in records for name in record.phases_ns} - set(PHASES))
+    rows = [
+        [r.step, r.start_host_ns, r.duration_ns, r.cpu_ns, r.batches, r.backwards, *(r.phases_ns.get(p, 0) for p in phases)]
+        for r in records
+    ]
+    return Table.from_rows((*STEP_COLUMNS, *(PHASE_PREFIX + name for name in phases)), rows)
+
+
+class Collectives(msgspec.Struct, frozen=True, array_like=True):
+    """Collective records as a table whose columns `group` and `op` index the two lists of names."""
+
+    groups: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    table: Table = Table()
+
+
+def collectives_to_table(records: Sequence[CollectiveRecord]) -> Collectives:
+    """Collective records as a table."""
+    groups = {name: index for index, name in enumerate(sorted({r.group for r in records}))}
+    ops = {name: index for index, name in enumerate(sorted({r.op for r in records}))}
+    rows = [
+        (r.step, groups[r.group], ops[r.op], r.start_host_ns, r.duration_ns, r.sequence, r.bytes) for r in records
+    ]
+    return Collectives(tuple(groups), tuple(ops), Table.from_rows(COLLECTIVE_COLUMNS, rows))

@@ -1,0 +1,54 @@
+"""Units, and a type for each clock. The only file that knows how many nanoseconds a second has.
+
+Times are integers of nanoseconds on the clock they were taken on. Seconds, as floats, appear at the edges only:
+configuration, Prometheus and text for people.
+"""
+
+from typing import NewType
+
+HostNs = NewType("HostNs", int)
+"""Nanoseconds of one machine's monotonic clock. Comparable between processes of that machine, not beyond it."""
+
+JobNs = NewType("JobNs", int)
+"""Nanoseconds of the collector's monotonic clock, to which every machine's clock is aligned."""
+
+WallNs = NewType("WallNs", int)
+"""Nanoseconds since 1970-01-01 UTC by a machine's wall clock, which may jump."""
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+
+def s_to_ns(seconds: float) -> int:
+    """Seconds to whole nanoseconds, rounded to the nearest.
+
+    >>> s_to_ns(0.1)
+    100000000
+    """
+    return round(seconds * NS_PER_S)
+
+
+def ns_to_s(nanoseconds: float) -> float:
+    """Nanoseconds to seconds.
+
+    >>> ns_to_s(2_500_000_000)
+    2.5
+    """
+    return nanoseconds / NS_PER_S
+
+
+def format_duration(nanoseconds: float) -> str:
+    """A duration for people, in the unit that leaves one to three digits before the point.
+
+    >>> format_duration(812), format_duration(4_200_000), format_duration(75_000_000_000)
+    ('812 ns', '4.2 ms', '75.0 s')
+    """
+    size = abs(nanoseconds)
+    if size < NS_PER_US:
+        return f"{nanoseconds:.0f} ns"
+    if size < NS_PER_MS:
+        return f"{nanoseconds / NS_PER_US:.1f} us"
+    if size < NS_PER_S:
+        return f"{nanoseconds / NS_PER_MS:.1f} ms"
+    return f"{nanoseconds / NS_PER_S:.1f} s"
