@@ -56,14 +56,18 @@ class Welcome(Message):
 
 
 class Report(Message):
-    """What one rank measured in one interval, number `sequence` of this life of the rank, counted from 1."""
+    """What one rank measured in one interval, number `sequence` of this life of the rank, counted from 1.
+
+    `covered_steps` are ranges (first, last) of steps all of whose collectives are in the reports up to this one: a
+    step outside them was not watched, and having no collective there means nothing.
+    """
 
     KIND: ClassVar[int] = 3
     sequence: Sequence
     host_ns: int
     steps: Table = Table()
     collectives: Collectives = Collectives()
-    collectives_through_step: int | None = None
+    covered_steps: tuple[tuple[int, int], ...] = ()
     breakdowns: tuple[WindowBreakdown, ...] = ()
     host: HostSample | None = None
     devices: tuple[DeviceSample, ...] = ()

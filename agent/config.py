@@ -1,0 +1,204 @@
+"""The agent's settings: configs/agent.toml is written from this file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rankscope.measure.errors import SettingError
+from rankscope.measure.settings import Setting, Settings, Value, find_address_problem, read, setting
+
+_DAY_S = 86_400
+_MIB = 1024 * 1024
+
+
+def _find_collector_problem(address: str) -> str | None:
+    return find_address_problem(address, scheme="tcp://") if address else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentConfig(Settings):
+    """Everything that can be set for the agent of one rank. `_s` are seconds, `_bytes` bytes, `_ratio` shares of 1."""
+
+    TITLE: ClassVar[str] = "rankscope agent: the part that rides inside each training process."
+    PREFIX: ClassVar[str] = "RANKSCOPE_"
+    FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_CONFIG"
+    FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = ("RANKSCOPE_CONFIG", "RANKSCOPE_PID", "RANKSCOPE_SERVE_*")
+
+    enabled: bool = setting(True, Setting("Whether the process is measured at all."))
+    collector: str = setting(
+        "",
+        Setting(
+            "Address of the collector, tcp://HOST:PORT. Empty: rank 0 starts a collector of its own for this run.",
+            find_problem=_find_collector_problem,
+        ),
+    )
+    run: str = setting(
+        "",
+        Setting(
+            "Name of the run, the label `run` of its metrics. Empty: TORCHELASTIC_RUN_ID, else a name made of the "
+            "host and the process.",
+            length_max=128,
+        ),
+    )
+    report_interval_s: float = setting(
+        1.0,
+        Setting(
+            "Time between two reports of a rank. A report is the heartbeat too.",
+            unit="seconds",
+            smallest=0.1,
+            largest=60,
+            below="Below that the agent would cost more than 1 % of a core.",
+            above="Beyond that a rank would look silent to the collector.",
+        ),
+    )
+    resend_bytes_max: int = setting(
+        16 * _MIB,
+        Setting(
+            "Most bytes of reports kept until the collector acknowledges them. Beyond, the oldest are dropped and "
+            "counted.",
+            unit="bytes",
+            smallest=_MIB // 16,
+            largest=1024 * _MIB,
+        ),
+    )
+    resend_reports_max: int = setting(
+        4096,
+        Setting(
+            "Most reports kept until the collector acknowledges them. Beyond, the oldest are dropped and counted.",
+            unit="reports",
+            smallest=16,
+            largest=1_000_000,
+        ),
+    )
+    ring_steps_max: int = setting(
+        8192,
+        Setting(
+            "Most steps kept between two reports. Beyond, the oldest are overwritten and counted.",
+            unit="steps",
+            smallest=16,
+            largest=1_000_000,
+        ),
+    )
+    drain_s: float = setting(
+        3.0,
+        Setting(
+            "How long the end of the process may wait for the collector to acknowledge the last reports.",
+            unit="seconds",
+            smallest=0,
+            largest=60,
+            above="Beyond that a launcher would take the waiting process for a hanging one.",
+        ),
+    )
+    collective_windows: bool = setting(
+        True,
+        Setting("Whether short windows of the profiler measure each collective operation."),
+    )
+    collective_window_s: float = setting(
+        2.0,
+        Setting(
+            "Shortest time between two reductions of collective windows.",
+            unit="seconds",
+            smallest=0.1,
+            largest=600,
+        ),
+    )
+    full_windows: bool = setting(
+        True,
+        Setting("Whether now and then a window of the profiler measures compute, overlap and idle time."),
+    )
+    full_window_steps: int = setting(
+        2,
+        Setting("How many steps a full window spans.", unit="steps", smallest=1, largest=16),
+    )
+    full_window_interval_s: float = setting(
+        20.0,
+        Setting("Shortest time between two full windows.", unit="seconds", smallest=1, largest=_DAY_S),
+    )
+    warmup_steps: int = setting(
+        4,
+        Setting(
+            "Steps before the first window: the first ones compile, allocate and tune.",
+            unit="steps",
+            smallest=1,
+            largest=10_000,
+        ),
+    )
+    window_events_max: int = setting(
+        200_000,
+        Setting(
+            "Most profiler events that a window is reduced from. A window with more is skipped and counted.",
+            unit="events",
+            smallest=1000,
+            largest=10_000_000,
+        ),
+    )
+    overhead_ratio_max: float = setting(
+        0.005,
+        Setting(
+            "Largest share of the training time that the windows may cost. When they cost more, they come less often.",
+            unit="ratio",
+            smallest=0.0001,
+            largest=1.0,
+        ),
+    )
+    sample_interval_s: float = setting(
+        2.0,
+        Setting("Time between two samples of the process and of its GPU.", unit="seconds", smallest=0.5, largest=600),
+    )
+    gpu: bool = setting(True, Setting("Whether the GPU is sampled through NVML, where there is one."))
+    embedded_metrics_port: int = setting(
+        0,
+        Setting(
+            "Port of the metrics of a collector that rank 0 has started; 0 stands for any free one.",
+            smallest=0,
+            largest=65_535,
+        ),
+    )
+    embedded_summary: bool = setting(
+        True,
+        Setting("Whether a collector that rank 0 has started prints its verdict in one line at the end."),
+    )
+    error_budget: int = setting(
+        20,
+        Setting(
+            "Exceptions after which a part of the agent is switched off.",
+            unit="exceptions",
+            smallest=1,
+            largest=1_000_000,
+        ),
+    )
+    phases_max: int = setting(
+        16,
+        Setting(
+            "Most phases of the user's own. Time inside further ones is charged to the phase `other`.",
+            unit="phases",
+            smallest=0,
+            largest=48,
+            above="Beyond that the phases would not fit into the 64 columns of a report's table.",
+        ),
+    )
+
+
+def read_config(environment: Mapping[str, str], overrides: Mapping[str, Value] | None = None) -> AgentConfig:
+    """The agent's configuration from the file that RANKSCOPE_CONFIG names, the environment and the caller's overrides.
+
+    Raises SettingError when the file cannot be read, a value cannot be used or a name is no setting.
+    """
+    file_name = environment.get(AgentConfig.FILE_VARIABLE, "")
+    return read(
+        AgentConfig,
+        file_text=_read_file(file_name) if file_name else None,
+        file_name=file_name,
+        environment=environment,
+        overrides=overrides,
+    )
+
+
+def _read_file(name: str) -> str:
+    try:
+        with open(name, encoding="utf-8") as file:  # noqa: PTH123 - importing pathlib would take longer than all the rest
+            return file.read()
+    except (OSError, ValueError) as error:
+        variable = AgentConfig.FILE_VARIABLE
+        text = f"{variable} is {name!r}, which cannot be read: {error}. Name a readable file or unset {variable}."
+        raise SettingError(text) from error

@@ -1,0 +1,131 @@
+"""With no collector configured, rank 0 starts one beside itself and tells the others where it is.
+
+The others learn the address from the store at MASTER_ADDR:MASTER_PORT that the job has anyway, so that any free port
+will do and two jobs on one machine do not meet. All of it runs on a thread of its own and gives up silently: without a
+collector training goes on as if the agent were not there.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import IO, Any
+
+from rankscope.measure.errors import UnavailableError
+from rankscope.measure.identity import RankIdentity
+
+START_S_MAX = 30.0
+"""How long a collector may take to start. On two busy cores it took 1 to 3 s."""
+STORE_TIMEOUT_S = 20.0
+LOOK_AGAIN_S = 0.2
+
+
+class EmbeddedCollector:
+    """A collector that is a child of this process and ends with it."""
+
+    def __init__(self, child: "subprocess.Popen[str]", endpoint: str, metrics_url: str) -> None:
+        self._child = child
+        self.endpoint = endpoint
+        self.metrics_url = metrics_url
+
+    @classmethod
+    def start(cls, *, one_machine: bool, metrics_port: int, summary: bool) -> "EmbeddedCollector":
+        """Start it and wait until it listens. Raises UnavailableError with what it said instead."""
+        host = "127.0.0.1" if one_machine else "0.0.0.0"  # noqa: S104 - the other machines' ranks must reach it
+        command = [
+            sys.executable, "-m", "rankscope.collector", "serve", "--embedded",
+            "--parent-pid", str(os.getpid()),
+            "--listen", f"tcp://{host}:0",
+            "--http-listen", f"127.0.0.1:{metrics_port}",
+        ]  # fmt: skip
+        if not summary:
+            command.append("--no-summary")
+        # A session of its own: Ctrl-C in the terminal is for the ranks, whose last reports it still takes in.
+        child = subprocess.Popen(  # noqa: S603 - our own program
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True, env=_environment()
+        )
+        try:
+            announced = json.loads(_read_line(child.stdout, START_S_MAX))
+            return cls(child, announced["endpoint"], announced["metrics_url"])
+        except (ValueError, KeyError, OSError) as error:
+            child.kill()
+            child.wait()
+            raise UnavailableError(f"the embedded collector did not start ({error})") from error
+
+    def wait(self, seconds: float) -> None:
+        """Let it end by itself, which it does once every rank has said goodbye; after that time, end it."""
+        for end, patience_s in ((lambda: None, seconds), (self._child.terminate, 2.0), (self._child.kill, 2.0)):
+            end()
+            try:
+                self._child.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+
+
+def _environment() -> dict[str, str]:
+    """The child is no rank: it must neither find the launcher's variables nor start an agent."""
+    left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD")
+    return {name: value for name, value in os.environ.items() if name not in left_out}
+
+
+def _read_line(stream: IO[str] | None, seconds: float) -> str:
+    if stream is None or not select.select([stream], [], [], seconds)[0]:
+        raise OSError(f"no answer in {seconds:.0f} s")
+    with stream:
+        return stream.readline()
+
+
+class Rendezvous:
+    """The job's own key-value store, used once to pass the collector's address from rank 0 to the others."""
+
+    def __init__(self, identity: RankIdentity, environment: Mapping[str, str], stopping: threading.Event) -> None:
+        self._key = f"rankscope/{identity.run}/{identity.restart_count}/collector"
+        self._address = environment.get("MASTER_ADDR", "")
+        self._port = environment.get("MASTER_PORT", "")
+        self._launcher_has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+        self._stopping = stopping
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the launcher told where the job's store is."""
+        return bool(self._address) and self._port.isdecimal()
+
+    @property
+    def master_address(self) -> str:
+        """The machine of rank 0."""
+        return self._address
+
+    def publish(self, endpoint: str) -> None:
+        """Say where the collector is."""
+        store = self._connect()
+        if store is not None:
+            store.set(self._key, endpoint)
+
+    def find(self) -> str | None:
+        """Where rank 0's collector is; None when the process ends before rank 0 has said."""
+        store = self._connect()
+        while store is not None and not self._stopping.is_set():
+            if store.check([self._key]):
+                return str(store.get(self._key).decode())
+            self._stopping.wait(LOOK_AGAIN_S)
+        return None
+
+    def _connect(self) -> Any:
+        """A client of the store, once there is one: torchrun's is there from the start, else the script makes it."""
+        import torch.distributed as dist  # noqa: PLC0415 - the user's torch
+
+        while not self._launcher_has_store and not dist.is_initialized():
+            if self._stopping.wait(LOOK_AGAIN_S):
+                return None
+        return dist.TCPStore(
+            self._address,
+            int(self._port),
+            is_master=False,
+            timeout=timedelta(seconds=STORE_TIMEOUT_S),
+            wait_for_workers=False,
+        )

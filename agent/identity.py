@@ -1,0 +1,51 @@
+"""Who this process is, read from what the launcher put into the environment."""
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+
+from rankscope.measure.identity import LABEL_LENGTH_MAX, RankIdentity
+
+
+def read_identity(environment: Mapping[str, str], run: str) -> RankIdentity:
+    """The identity of this life of this process. A process that no launcher started is rank 0 of 1.
+
+    `run` is the configured name; empty means the launcher's (TORCHELASTIC_RUN_ID), and where that is the launcher's
+    own default `none`, one made from the machine and the rendezvous port, so that two jobs are told apart.
+    """
+    node = socket.gethostname()
+    return RankIdentity(
+        run=(run or _launcher_run(environment, node))[:LABEL_LENGTH_MAX],
+        rank=_number(environment, "RANK", 0),
+        local_rank=_number(environment, "LOCAL_RANK", 0),
+        world_size=max(1, _number(environment, "WORLD_SIZE", 1)),
+        node=node[:LABEL_LENGTH_MAX],
+        restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
+        boot_id=secrets.token_hex(8),
+        pid=os.getpid(),
+        machine_id=read_machine_id(),
+    )
+
+
+def read_machine_id() -> str:
+    """Names the booted machine and the process namespace in which a process id means something; empty if unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _launcher_run(environment: Mapping[str, str], node: str) -> str:
+    launcher = environment.get("TORCHELASTIC_RUN_ID", "")
+    if launcher and launcher != "none":
+        return launcher
+    if "MASTER_PORT" in environment:
+        return f"{environment.get('MASTER_ADDR', node)}:{environment['MASTER_PORT']}"
+    return f"{node}:{os.getpid()}"
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else default

@@ -1,0 +1,129 @@
+"""How the agent gets into a training process: `-m rankscope.agent SCRIPT`, or `RANKSCOPE=1` and torch's own autoload.
+
+In both ways the session starts at the end of the script's `import torch`, never before: a script that sets the
+environment first (devices, threads) finds it obeyed. The script runs in this very process as `__main__`.
+"""
+
+import importlib.metadata
+import io
+import os
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+
+from rankscope.agent.guard import say
+from rankscope.agent.session import Session
+from rankscope.measure.errors import RankscopeError, SettingError
+
+USAGE = """usage: torchrun [...] -m rankscope.agent [--config FILE] [--collector tcp://HOST:PORT] [--run NAME]
+                                           SCRIPT.py | -m MODULE  [arguments of the script]
+
+Measures each rank of a torch.distributed job while it trains. Everything after the script belongs to the script.
+Without --collector (or RANKSCOPE_COLLECTOR) rank 0 starts a collector beside itself and says where its /metrics are."""
+
+PID_VARIABLE = "RANKSCOPE_PID"
+"""Set to the process that is measured, so that its children (data loader workers, tools) are not."""
+
+session: Session | None = None
+_requested = False
+_given: dict[str, str] = {}
+
+
+def main() -> None:
+    """`python -m rankscope.agent`: run the script with the agent in it, and end as the script ends."""
+    global _requested  # noqa: PLW0603 - one process has one launch
+    script, is_module, arguments = _parse(sys.argv[1:])
+    try:
+        # What is wrong with the configuration is the user's to mend, before hours of training.
+        Session.check_configuration(_given)
+    except SettingError as error:
+        print(f"rankscope: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    _requested = True
+    if not _autoload_will_come():
+        start_session()
+    sys.argv = [script, *arguments]
+    try:
+        if is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            _run_script(script)
+    except SystemExit as error:
+        if session is not None:
+            session.note_exit(error.code)
+        raise
+
+
+def autoload() -> None:
+    """Called by torch at the end of `import torch`. An exception from here would make that import fail: none leaves."""
+    try:
+        if _requested or (os.environ.get("RANKSCOPE", "") not in ("", "0") and "RANK" in os.environ):
+            start_session()
+    except Exception as error:  # noqa: BLE001
+        say(f"not started ({type(error).__name__}: {error}); training goes on without it")
+
+
+def start_session() -> bool:
+    """Start the session of this process unless it runs already or belongs to a parent process; never raises."""
+    global session  # noqa: PLW0603
+    if session is not None:
+        return session.is_running
+    owner = os.environ.get(PID_VARIABLE, "")
+    if owner and owner != str(os.getpid()):
+        return False
+    try:
+        os.environ[PID_VARIABLE] = str(os.getpid())
+        session = Session.start(_given)
+    except RankscopeError as error:
+        say(f"not started: {error} Training goes on without it.")
+    except Exception as error:  # noqa: BLE001 - our bug must not become the user's
+        say(f"not started ({type(error).__name__}: {error}); training goes on without it")
+    return session is not None and session.is_running
+
+
+def _parse(arguments: Sequence[str]) -> tuple[str, bool, list[str]]:
+    """The script or module, which of the two it is, and its own arguments. Our options come before it."""
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in ("--help", "-h"):
+            print(USAGE)
+            raise SystemExit(0)
+        name, has_value, value = word.partition("=")
+        if name in ("--config", "--collector", "--run") and (has_value or rest):
+            _given[name[2:]] = value if has_value else rest.pop(0)
+        elif word == "-m" and rest:
+            return rest.pop(0), True, rest
+        elif word.startswith("-"):
+            break
+        else:
+            return word, False, rest
+    print(USAGE, file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _autoload_will_come() -> bool:
+    """Whether `import torch` will call us by itself; the user may have switched that off."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        return False
+    return any(entry.name == "rankscope" for entry in importlib.metadata.entry_points(group="torch.backends"))
+
+
+def _run_script(path: str) -> None:
+    """Run a file as `__main__`, as `python FILE` does: in a module that stays until the process ends, so that pickles,
+    threads and exit handlers of the script find what they were made from.
+    """
+    try:
+        with io.open_code(os.path.abspath(path)) as source:
+            code = compile(source.read(), path, "exec", dont_inherit=True)
+    except OSError as error:
+        print(f"rankscope: cannot open the script {path!r}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=path, __cached__=None, __builtins__=__builtins__)
+    sys.modules["__main__"] = module
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this file is for
+

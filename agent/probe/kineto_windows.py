@@ -1,0 +1,218 @@
+"""Profiler windows: nearly always a light one that sees collectives, now and then a full one that sees operators.
+
+Windows begin and end at step boundaries, on step numbers that every rank computes for itself: the ranks pay at the
+same steps, so nobody waits for a neighbour's window, and the windows hold the same collectives everywhere.
+"""
+
+from collections.abc import Callable
+from time import monotonic_ns, thread_time_ns, time_ns
+from typing import Any, NamedTuple, Protocol
+
+from rankscope.agent.guard import Guard
+from rankscope.measure.records import StepRecord
+
+PART = "windows"
+FULL_FIRST_INTERVAL_STEPS = 32
+"""After the first full window the next come 32, 64, 128 ... steps later, until the interval aimed at is reached: a
+young job is understood early, and the windows of a long one cost log2(steps) more."""
+LIGHT_FIRST_INTERVAL_STEPS = 8
+"""Until the step time is known."""
+STRETCH_MARGIN = 1.25
+"""A new power of two is chosen when the old one is off by this much, so that a step time near a limit does not make
+two ranks disagree for long. While they do, the longer interval's windows are a subset of the shorter's."""
+
+
+class Profiler(Protocol):
+    """What windows need of a profiler; `torch_profiler.TorchProfiler` is the real one."""
+
+    def is_busy(self) -> bool:
+        """Whether anybody's profiler is on in this thread."""
+        ...
+
+    def start(self, *, full: bool) -> None:
+        """Begin to record."""
+        ...
+
+    def stop(self) -> Any:
+        """End recording and return the result."""
+        ...
+
+
+class RawWindow(NamedTuple):
+    """A finished window as the training thread hands it over.
+
+    `wall_minus_host_ns` takes Kineto's wall-clock times to the host clock, `enqueued_before` and `enqueued_after` are
+    the last sequence numbers of each process group at its begin and end.
+    """
+
+    full: bool
+    steps: tuple[StepRecord, ...]
+    result: Any
+    wall_minus_host_ns: int
+    enqueued_before: dict[int, int]
+    enqueued_after: dict[int, int]
+
+
+class WindowPlan:
+    """Which step begins which window. Pure: step numbers and times in, decisions out."""
+
+    def __init__(
+        self,
+        *,
+        warmup_steps: int,
+        collective_window_ns: int,
+        full_window_interval_ns: int,
+        full_window_steps: int,
+        overhead_ratio_max: float,
+    ) -> None:
+        self._warmup_steps = warmup_steps
+        self._collective_window_ns = collective_window_ns
+        self._full_window_interval_ns = full_window_interval_ns
+        self._full_window_steps = full_window_steps
+        self._overhead_ratio_max = overhead_ratio_max
+        self._full_cost_ns = 0
+        self._light_cost_ns = 0
+        self.light_interval_steps = LIGHT_FIRST_INTERVAL_STEPS
+        self.full_interval_steps = FULL_FIRST_INTERVAL_STEPS
+
+    def learn(self, step_ns: int, *, full_cost_ns: int = 0, light_cost_ns: int = 0) -> None:
+        """Set the intervals from the present step time and what windows have cost (all threads of this process)."""
+        self._full_cost_ns = max(full_cost_ns, self._full_cost_ns * 3 // 4)
+        self._light_cost_ns = max(light_cost_ns, self._light_cost_ns * 3 // 4)
+        share = self._overhead_ratio_max / 2
+        light_ns = max(self._collective_window_ns, round(self._light_cost_ns / share))
+        full_ns = max(self._full_window_interval_ns, round(self._full_cost_ns / share))
+        self.light_interval_steps = _steps_for(light_ns, step_ns, self.light_interval_steps)
+        self.full_interval_steps = max(
+            _steps_for(full_ns, step_ns, self.full_interval_steps), _power_at_least(2 * self._full_window_steps)
+        )
+
+    def begins_full(self, step: int) -> bool:
+        """Whether a full window begins with this step."""
+        since = step - self._warmup_steps
+        if since <= 0 or since % self.full_interval_steps == 0:
+            return since >= 0
+        return FULL_FIRST_INTERVAL_STEPS <= since < self.full_interval_steps and since & (since - 1) == 0
+
+    def begins_light(self, step: int) -> bool:
+        """Whether the light window is handed over at this step and a new one begun."""
+        since = step - self._warmup_steps
+        return since >= 0 and since % self.light_interval_steps == 0
+
+
+def _power_at_least(count: float) -> int:
+    power = 1
+    while power < count:
+        power *= 2
+    return power
+
+
+def _steps_for(interval_ns: int, step_ns: int, present_steps: int) -> int:
+    """The power of two of steps that lasts at least the interval; the present one if it is near enough."""
+    wanted = interval_ns / max(1, step_ns)
+    if wanted / STRETCH_MARGIN <= present_steps <= 2 * wanted * STRETCH_MARGIN:
+        return present_steps
+    return _power_at_least(wanted)
+
+
+class KinetoWindows:
+    """Starts and stops windows on the training thread, as the plan says. Finished ones go to `on_window`.
+
+    A window during which the user's own profiler began is thrown away and counted in `skipped`; none is started while
+    it runs.
+    """
+
+    def __init__(
+        self,
+        profiler: Profiler,
+        plan: WindowPlan,
+        guard: Guard,
+        on_window: Callable[[RawWindow], bool],
+        read_enqueued: Callable[[], dict[int, int]],
+        *,
+        light: bool,
+        full: bool,
+        full_window_steps: int,
+    ) -> None:
+        self._profiler = profiler
+        self._plan = plan
+        self._guard = guard
+        self._on_window = on_window
+        self._read_enqueued = read_enqueued
+        self._light_wanted = light
+        self._full_wanted = full
+        self._full_window_steps = full_window_steps
+        self._running: bool | None = None  # None: no window; True: a full one; False: a light one
+        self._steps: list[StepRecord] = []
+        self._enqueued_before: dict[int, int] = {}
+        self._user_profilers = 0
+        self.skipped: dict[str, int] = {}
+        self.spent_ns = 0
+        self.training_cost_ns = {False: 0, True: 0}
+
+    def on_record(self, record: StepRecord) -> None:
+        """A step has ended; called before `on_boundary`."""
+        if self._running is not None:
+            self._steps.append(record)
+
+    def on_boundary(self, step: int) -> None:
+        """A step begins."""
+        if self._guard.is_off(PART):
+            return
+        begin_ns = thread_time_ns()
+        try:
+            self._advance(step)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            self._running = None
+            self._guard.record(PART, error)
+        self.spent_ns += thread_time_ns() - begin_ns
+
+    def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
+        """The user's profiler is about to begin, or has ended."""
+        self._user_profilers = max(0, self._user_profilers + (1 if begins else -1))
+        if begins and self._running is not None:
+            self._running = None
+            self._count_skip("user_profiler")
+            self._profiler.stop()
+
+    def close(self) -> None:
+        """End the running window and hand it over."""
+        if self._running is not None:
+            self._finish()
+
+    def _advance(self, step: int) -> None:
+        full_ends = self._running is True and len(self._steps) >= self._full_window_steps
+        begins_full = self._full_wanted and self._running is not True and self._plan.begins_full(step)
+        rolls = self._running is False and self._plan.begins_light(step)
+        if self._running is not None and (full_ends or begins_full or rolls):
+            self._finish()
+        if self._running is None and (begins_full or (self._light_wanted and self._plan.begins_light(step)) or full_ends):
+            self._begin(full=begins_full)
+
+    def _begin(self, *, full: bool) -> None:
+        if not full and not self._light_wanted:
+            return
+        if self._user_profilers or self._profiler.is_busy():
+            self._count_skip("user_profiler")
+            return
+        begin_ns = thread_time_ns()
+        self._steps = []
+        self._enqueued_before = self._read_enqueued()
+        self._profiler.start(full=full)
+        self._running = full
+        self.training_cost_ns[full] = thread_time_ns() - begin_ns
+
+    def _finish(self) -> None:
+        begin_ns = thread_time_ns()
+        full, self._running = bool(self._running), None
+        result = self._profiler.stop()
+        offset_ns = time_ns() - monotonic_ns()
+        window = RawWindow(
+            full, tuple(self._steps), result, offset_ns, self._enqueued_before, self._read_enqueued()
+        )
+        if not self._on_window(window):
+            self._count_skip("backlog")
+        self.training_cost_ns[full] += thread_time_ns() - begin_ns
+
+    def _count_skip(self, reason: str) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1

@@ -1,0 +1,290 @@
+"""Steps and their phases, from the few moments that hooks see: begin and end of a batch, a backward, an optimizer step.
+
+Every moment charges the time since the one before it to exactly one phase, so the phases of a step sum to the step:
+
+    moment            the time before it was           moment           the time before it was
+    data begins       other                            data ends        data
+    backward begins   forward                          backward ends    backward
+    optimizer begins  other                            optimizer ends   optimizer
+
+Inside an optimizer step that calls a closure (LBFGS, Lightning) the same table holds, so the optimizer phase is what
+is left after the last backward. Inside the user's own `phase()` gaps belong to that phase.
+
+Where a step ends
+-----------------
+A step ends at the first data or backward moment after an optimizer step. If it is a backward (a loop without a data
+loader), the forward before it already belongs to the next step, so the step ends at the moment before: the end of the
+optimizer step, or the begin of the next one when the backward is called by its closure.
+With several optimizers (GAN) it is open whether a cycle is over when the first has stepped. What the last cycle used
+tells; while that is unknown, the end is held back until the next optimizer step: one already seen in this cycle
+confirms the end, a new one joins the two halves. Optimizer steps that follow without a batch or a backward between
+them (sharded and chained optimizers) are one burst.
+
+A batch fetched while gradients are off belongs to an evaluation: it ends the step, and the time until training goes on
+belongs to no step. A step that never saw an optimizer step (the end of the script) is no step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic_ns, thread_time_ns
+
+from rankscope.measure.records import PHASES, StepRecord
+
+DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    """A step that is still running."""
+
+    start_ns: int
+    start_cpu_ns: int
+    phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    batches: int = 0
+    backwards: int = 0
+    optimizers: set[int] = field(default_factory=set)
+
+    def join(self, later: "_OpenStep") -> None:
+        for name, duration_ns in later.phases_ns.items():
+            self.phases_ns[name] = self.phases_ns.get(name, 0) + duration_ns
+        self.batches += later.batches
+        self.backwards += later.backwards
+        self.optimizers |= later.optimizers
+
+
+@dataclass(slots=True)
+class _HeldStep:
+    """A step that may have ended: the next optimizer step tells."""
+
+    step: _OpenStep
+    end_ns: int
+    end_cpu_ns: int
+
+
+class StepTimer:
+    """Turns moments into StepRecords. One thread calls it; its methods take the moment's time in host ns.
+
+    `on_record` gets every finished step in order, numbered from 0. `on_boundary` is called with the number of the step
+    that begins, at the very moment it begins: there, and only there, profiler windows are started and stopped.
+    """
+
+    def __init__(
+        self,
+        on_record: Callable[[StepRecord], None],
+        on_boundary: Callable[[int], None] = lambda _step: None,
+        *,
+        phases_max: int = 16,
+        read_clock_ns: Callable[[], int] = monotonic_ns,
+        read_cpu_ns: Callable[[], int] = thread_time_ns,
+    ) -> None:
+        self._on_record = on_record
+        self._on_boundary = on_boundary
+        self._phases_max = phases_max
+        self._read_clock_ns = read_clock_ns
+        self._read_cpu_ns = read_cpu_ns
+        self._next_step = 0
+        self._open: _OpenStep | None = None
+        self._held: _HeldStep | None = None
+        self._mark_ns = 0
+        self._stepped = False
+        self._stepped_cpu_ns = 0
+        self._cycle: frozenset[int] = frozenset()
+        self._names: set[str] = set(PHASES)
+        self._user_phases: list[str] = []
+        self._data_depth = 0
+        self._backward_depth = 0
+        self._optimizer_depth = 0
+        self._optimizer = 0
+        self._evaluating = False
+        self._manual = False
+
+    # -- moments ------------------------------------------------------------------------------------------------------
+
+    def data_begin(self, now_ns: int, *, training: bool = True) -> None:
+        """A batch is asked for. `training` is False while gradients are off."""
+        self._data_depth += 1
+        if self._data_depth > 1:
+            return
+        if not training and self._enter_evaluation(now_ns):
+            return
+        self._evaluating = False
+        self._charge(now_ns, OTHER)
+        if training and self._may_end():
+            self._cross(self._read_cpu_ns(), at_this_moment=True)
+        self._ensure_open(now_ns)
+
+    def data_end(self, now_ns: int, *, got_batch: bool = True) -> None:
+        """The batch is there, or the loader has no more."""
+        self._data_depth = max(0, self._data_depth - 1)
+        if self._data_depth:
+            return
+        self._charge(now_ns, DATA, inside=True)
+        if self._open is not None:
+            self._open.batches += got_batch
+
+    def backward_begin(self, now_ns: int) -> None:
+        """loss.backward() begins."""
+        self._backward_depth += 1
+        if self._backward_depth > 1:
+            return
+        # After an evaluation training may go on without a loader: its forward began when the last batch was done with.
+        self._ensure_open(self._mark_ns if self._evaluating else now_ns)
+        self._evaluating = False
+        if self._may_end():
+            self._cross(self._stepped_cpu_ns, at_this_moment=False)
+        self._charge(now_ns, FORWARD)
+
+    def backward_end(self, now_ns: int) -> None:
+        """loss.backward() has returned or raised."""
+        self._backward_depth = max(0, self._backward_depth - 1)
+        if self._backward_depth or self._open is None:
+            return
+        self._charge(now_ns, BACKWARD, inside=True)
+        self._open.backwards += 1
+
+    def optimizer_begin(self, now_ns: int, optimizer: int) -> None:
+        """optimizer.step() begins; `optimizer` tells optimizers apart."""
+        self._optimizer_depth += 1
+        if self._optimizer_depth > 1:
+            return
+        self._optimizer = optimizer
+        self._evaluating = False
+        self._ensure_open(now_ns)
+        self._charge(now_ns, OTHER)
+        self._resolve_held()
+
+    def optimizer_end(self, now_ns: int) -> None:
+        """optimizer.step() has returned or raised."""
+        self._optimizer_depth = max(0, self._optimizer_depth - 1)
+        step = self._open
+        if self._optimizer_depth or step is None:
+            return
+        self._charge(now_ns, OPTIMIZER, inside=True)
+        if step.batches == 0 and step.backwards == 0:
+            return  # the rest of the burst that ended the step before
+        step.optimizers.add(self._optimizer)
+        self._stepped = True
+        self._stepped_cpu_ns = self._read_cpu_ns()
+        if step.batches == 0 and self._cycle_is_complete() and not self._manual:
+            self._seal(self._stepped_cpu_ns)
+
+    def end_step(self, now_ns: int) -> None:
+        """The user says that a step ends here. From now on only the user does."""
+        self._manual = True
+        self._held = None
+        self._ensure_open(now_ns)
+        self._charge(now_ns, OTHER)
+        self._seal(self._read_cpu_ns())
+
+    def phase_begin(self, now_ns: int, name: str) -> None:
+        """The user's phase begins. Beyond `phases_max` names of their own, time is charged to `other`."""
+        self._ensure_open(now_ns)
+        self._charge(now_ns, OTHER)
+        if name not in self._names:
+            if len(self._names) >= len(PHASES) + self._phases_max:
+                name = OTHER
+            self._names.add(name)
+        self._user_phases.append(name)
+
+    def phase_end(self, now_ns: int) -> None:
+        """The user's phase ends."""
+        if self._user_phases:
+            self._charge(now_ns, OTHER)
+            self._user_phases.pop()
+
+    def finish(self) -> None:
+        """Nothing comes any more: the last step ends at its last moment; one without an optimizer step is dropped."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._publish(held.step, held.end_ns, held.end_cpu_ns)
+        if self._open is not None and self._stepped and not self._manual:
+            self._publish(self._open, self._mark_ns, self._stepped_cpu_ns)
+        self._open = None
+
+    # -- where a step ends --------------------------------------------------------------------------------------------
+
+    def _may_end(self) -> bool:
+        return self._stepped and self._open is not None and not self._manual
+
+    def _cycle_is_complete(self) -> bool:
+        return self._open is not None and bool(self._cycle) and self._open.optimizers >= self._cycle
+
+    def _enter_evaluation(self, now_ns: int) -> bool:
+        """True when this batch belongs to an evaluation between steps, not to the middle of one."""
+        if self._manual:
+            return False
+        if self._open is not None and not self._stepped and (self._open.backwards or self._open.batches):
+            return False
+        if self._may_end():
+            self._charge(now_ns, OTHER)
+            self._cross(self._read_cpu_ns(), at_this_moment=True)
+        self._open = None
+        self._evaluating = True
+        self._mark_ns = now_ns
+        return True
+
+    def _cross(self, end_cpu_ns: int, *, at_this_moment: bool) -> None:
+        """The step ends at the last moment charged, unless the cycle of optimizers may still go on.
+
+        A backward never ends it at once: it may be the second optimizer's of a cycle that grows.
+        """
+        if at_this_moment and self._cycle_is_complete():
+            self._seal(end_cpu_ns)
+        elif self._open is not None:
+            self._held = _HeldStep(self._open, self._mark_ns, end_cpu_ns)
+            self._begin(self._mark_ns, end_cpu_ns)
+            if self._optimizer_depth:
+                self._resolve_held()
+
+    def _resolve_held(self) -> None:
+        """The optimizer that steps now says whether the held step had ended."""
+        held, self._held = self._held, None
+        if held is None or self._open is None:
+            return
+        if self._optimizer in held.step.optimizers:
+            self._publish(held.step, held.end_ns, held.end_cpu_ns)
+        else:
+            held.step.join(self._open)
+            self._open = held.step
+
+    def _seal(self, end_cpu_ns: int) -> None:
+        """The step ends at this moment, the last one charged, and the next begins."""
+        if self._open is None:
+            return
+        self._publish(self._open, self._mark_ns, end_cpu_ns)
+        self._begin(self._mark_ns, end_cpu_ns)
+        self._on_boundary(self._next_step)
+        self._charge(self._read_clock_ns(), OTHER)
+
+    def _begin(self, start_ns: int, start_cpu_ns: int) -> None:
+        self._open = _OpenStep(start_ns, start_cpu_ns)
+        self._mark_ns = start_ns
+        self._stepped = False
+
+    def _ensure_open(self, now_ns: int) -> None:
+        if self._open is None:
+            self._begin(now_ns, self._read_cpu_ns())
+
+    def _publish(self, step: _OpenStep, end_ns: int, end_cpu_ns: int) -> None:
+        if step.optimizers:
+            self._cycle = frozenset(step.optimizers)
+        record = StepRecord(
+            step=self._next_step,
+            start_host_ns=step.start_ns,
+            duration_ns=end_ns - step.start_ns,
+            phases_ns=step.phases_ns,
+            cpu_ns=max(0, end_cpu_ns - step.start_cpu_ns),
+            batches=step.batches,
+            backwards=step.backwards,
+        )
+        self._next_step += 1
+        self._on_record(record)
+
+    def _charge(self, now_ns: int, name: str, *, inside: bool = False) -> None:
+        """Charge the time since the last moment. A gap inside the user's own phase belongs to that phase."""
+        if self._open is not None:
+            if self._user_phases and not inside:
+                name = self._user_phases[-1]
+            phases_ns = self._open.phases_ns
+            phases_ns[name] = phases_ns.get(name, 0) + now_ns - self._mark_ns
+        self._mark_ns = now_ns

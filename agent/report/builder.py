@@ -1,0 +1,107 @@
+"""From the records of an interval to one Report. Pure: no clock, no thread, no socket."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from rankscope.measure.messages import Goodbye, Report
+from rankscope.measure.records import (
+    Collectives,
+    DeviceSample,
+    GroupInfo,
+    HostSample,
+    Losses,
+    StepRecord,
+    Totals,
+    WindowBreakdown,
+    CollectiveRecord,
+    collectives_to_table,
+    steps_to_table,
+)
+
+
+class Interval(msgspec.Struct, kw_only=True):
+    """What one rank measured since the last report."""
+
+    steps: Sequence[StepRecord] = ()
+    collectives: Sequence[CollectiveRecord] = ()
+    covered_steps: Sequence[tuple[int, int]] = ()
+    breakdowns: Sequence[WindowBreakdown] = ()
+    host: HostSample | None = None
+    devices: tuple[DeviceSample, ...] = ()
+    groups: Mapping[str, GroupInfo] = {}
+    losses: Losses = Losses()
+    overhead_ratio: float | None = None
+
+
+class ReportBuilder:
+    """Numbers the reports of one life of a rank from 1 and keeps its totals."""
+
+    def __init__(self) -> None:
+        self._sequence = 0
+        self._totals = Totals()
+        self._groups_sent: tuple[GroupInfo, ...] | None = None
+
+    @property
+    def totals(self) -> Totals:
+        """Everything counted so far."""
+        return self._totals
+
+    def build(self, interval: Interval, now_host_ns: int) -> Report:
+        """The next report. The process groups are in it only when they have changed."""
+        self._totals = _add_breakdowns(_add_steps(self._totals, interval.steps), interval.breakdowns)
+        groups = tuple(sorted(interval.groups.values(), key=lambda group: group.label))
+        changed = groups != self._groups_sent
+        self._groups_sent = groups
+        return Report(
+            sequence=self._take_sequence(),
+            host_ns=now_host_ns,
+            steps=steps_to_table(interval.steps),
+            collectives=collectives_to_table(interval.collectives) if interval.collectives else Collectives(),
+            covered_steps=tuple(interval.covered_steps),
+            breakdowns=tuple(interval.breakdowns),
+            host=interval.host,
+            devices=interval.devices,
+            totals=self._totals,
+            losses=interval.losses,
+            groups=groups if changed else None,
+            overhead_ratio=interval.overhead_ratio,
+        )
+
+    def build_goodbye(self, reason: str, detail: str, exit_code: int | None) -> Goodbye:
+        """The last numbered message."""
+        return Goodbye(sequence=self._take_sequence(), reason=reason, detail=detail[:1024], exit_code=exit_code)
+
+    def _take_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+
+def _add_steps(totals: Totals, steps: Sequence[StepRecord]) -> Totals:
+    phases_ns = dict(totals.phases_ns)
+    for record in steps:
+        for name, duration_ns in record.phases_ns.items():
+            phases_ns[name] = phases_ns.get(name, 0) + duration_ns
+    return msgspec.structs.replace(
+        totals,
+        steps=totals.steps + len(steps),
+        step_ns=totals.step_ns + sum(record.duration_ns for record in steps),
+        phases_ns=phases_ns,
+        batches=totals.batches + sum(record.batches for record in steps),
+    )
+
+
+def _add_breakdowns(totals: Totals, breakdowns: Sequence[WindowBreakdown]) -> Totals:
+    for window in breakdowns:
+        totals = msgspec.structs.replace(
+            totals,
+            windows=totals.windows + 1,
+            window_ns=totals.window_ns + window.window_ns,
+            compute_ns=totals.compute_ns + window.compute_ns,
+            communication_ns=totals.communication_ns + window.communication_ns,
+            overlap_ns=totals.overlap_ns + window.overlap_ns,
+            exposed_communication_ns=totals.exposed_communication_ns + window.exposed_communication_ns,
+            copy_ns=totals.copy_ns + window.copy_ns,
+            idle_ns=totals.idle_ns + window.idle_ns,
+        )
+    return totals

@@ -1,0 +1,289 @@
+"""When to send what, so that every report arrives once and in order. No socket, no clock, no thread.
+
+    unconnected --- Welcome ---> welcomed         in unconnected: one Hello, then another after each pause
+         ^                          |             in welcomed: frames, `in_flight_max` of them ahead of their
+         +-- HelloWanted, silence --+             acknowledgement
+         |
+         +-- Refused --> refused, for good (a reason in `reasons_retried`: unconnected, with the longest pause)
+
+The collector admits only the number that follows the last one, and acknowledges cumulatively. So whatever was lost, it
+is enough to go back to the first frame it lacks. But which is that? Not always the oldest one held here. Frames may
+have been dropped from a full buffer before they arrived, or acknowledged by a collector that died since; the present
+one would wait for them for ever, and sending the oldest one held again would change nothing. And a collector that is
+only slow lacks nothing at all: to send it everything twice makes it slower.
+
+Therefore silence (frames in flight, and no acknowledgement has advanced for `resend_after_ns`) is answered by a Hello,
+not by frames. Its `first_sequence` tells the collector not to wait for anything before it; the Welcome tells where the
+collector stands, and sending goes on from there. A slow collector gets one small message, and the pauses between
+Hellos grow, with jitter, so that thousands of ranks do not press on it together.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from rankscope.agent.report.resend_buffer import ResendBuffer
+from rankscope.measure.errors import SettingError
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
+
+HELLO_GAP_NS_MIN: Final = 200 * NS_PER_MS
+"""Two Hellos are at least this far apart, however often the collector asks: after its restart it asks once for each
+frame that was in flight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeliverySettings:
+    """The bounds and pauses of delivery. Raises SettingError for values that would stop it or make it spin."""
+
+    in_flight_max: int = 64
+    """Frames sent ahead of their acknowledgement, at least 1."""
+
+    resend_after_ns: int = 2 * NS_PER_S
+    """Silence after which the collector is asked where it stands."""
+
+    hello_interval_ns: int = NS_PER_S
+    """Pause after the first unanswered Hello; each further pause is twice as long."""
+
+    hello_interval_ns_max: int = 30 * NS_PER_S
+    """Longest pause between Hellos. Real pauses are 50 to 100 % of the nominal one, by chance."""
+
+    reasons_retried: frozenset[str] = frozenset({"full"})
+    """Reasons of a Refused that may pass by themselves. After any other one no Hello is sent any more."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        floors = {"in_flight_max": 1, "resend_after_ns": NS_PER_MS, "hello_interval_ns": HELLO_GAP_NS_MIN}
+        floors["hello_interval_ns_max"] = self.hello_interval_ns
+        for name, floor in floors.items():
+            value = getattr(self, name)
+            if value < floor:
+                text = f"{name} is {value}; the smallest allowed is {floor}. Raise it, or leave it out for the default."
+                raise SettingError(text)
+
+
+@dataclass(frozen=True)
+class SendHello:
+    """Send a Hello that says `first_sequence`."""
+
+    first_sequence: int
+
+
+@dataclass(frozen=True)
+class SendFrame:
+    """Send these bytes, numbered message `sequence`."""
+
+    sequence: int
+    frame: bytes
+
+
+Send = SendHello | SendFrame
+
+
+class Refusal(NamedTuple):
+    """Why the collector does not take this rank, and what to do about it, in its own words."""
+
+    reason: str
+    detail: str
+
+
+class DeliveryState(Enum):
+    """Where delivery stands with the collector."""
+
+    UNCONNECTED = "unconnected"
+    WELCOMED = "welcomed"
+    REFUSED = "refused"
+    CLOSED = "closed"
+
+
+class Delivery:
+    """The rules of delivery for the frames in `buffer`.
+
+    Each event returns what to send now, in order. All times are of one clock that is never negative and never goes
+    back. A pushed frame goes out with the next event; `on_tick` is due at `next_wake_ns` and after every push.
+    A transport that cannot take something says so with `on_blocked`, and with `on_writable` when it can again.
+    """
+
+    def __init__(self, buffer: ResendBuffer, chance: random.Random, settings: DeliverySettings | None = None) -> None:
+        self.buffer = buffer
+        self.refusal: Refusal | None = None
+        """The last refusal, until a Welcome."""
+        self.ever_welcomed = False
+        self.resends = 0
+        """Frames taken up again after they had been sent once."""
+        self.stale_acks = 0
+        """Acknowledgements that said nothing new."""
+        self.impossible_acks = 0
+        """Acknowledgements (a Welcome holds one too) of frames that were never sent; they are not believed."""
+        self._chance = chance
+        self._settings = settings or DeliverySettings()
+        self._state = DeliveryState.UNCONNECTED
+        self._blocked = False
+        self._next_sequence = buffer.first_sequence
+        self._sent_through_before = 0  # the highest number sent before the last going back
+        self._settled_through = 0  # acknowledged, or dropped and announced in a Hello: nobody waits for it
+        self._advanced_ns = 0
+        self._hello_pause_ns = self._settings.hello_interval_ns
+        self._hello_due_ns = 0
+        self._hello_sent_ns: int | None = None
+
+    @property
+    def state(self) -> DeliveryState:
+        """Where delivery stands."""
+        return self._state
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the transport took no more: nothing is given out until `on_writable`."""
+        return self._blocked
+
+    @property
+    def everything_acknowledged(self) -> bool:
+        """Whether no frame is held."""
+        return len(self.buffer) == 0
+
+    @property
+    def next_wake_ns(self) -> int | None:
+        """When `on_tick` is due if nothing else happens; None while only another event can matter."""
+        if self._blocked or self._has_ended():
+            return None
+        if self._state is DeliveryState.UNCONNECTED:
+            return self._hello_due_ns
+        return self._advanced_ns + self._settings.resend_after_ns if self._in_flight() else None
+
+    def on_tick(self, now_ns: int) -> list[Send]:
+        """Time has passed, or frames were pushed."""
+        if self._blocked:
+            return []
+        if self._state is DeliveryState.WELCOMED and (self._is_silent(now_ns) or self._has_dropped_unsent()):
+            self._fall_back(now_ns)
+        if self._state is DeliveryState.WELCOMED:
+            return self._give_frames(now_ns)
+        if self._state is DeliveryState.UNCONNECTED and now_ns >= self._hello_due_ns:
+            return [self._give_hello(now_ns)]
+        return []
+
+    def on_welcome(self, admitted_through: int, now_ns: int) -> list[Send]:
+        """The collector takes this rank, and has its frames up to `admitted_through`."""
+        if self._has_ended():
+            return []
+        if admitted_through > self._settled_through:
+            self._release(admitted_through, now_ns)
+        sends: list[Send] = []
+        if self._state is DeliveryState.UNCONNECTED:
+            self._state = DeliveryState.WELCOMED
+            self.ever_welcomed = True
+            self.refusal = None
+            self._go_back(now_ns)
+            if self.buffer.first_sequence > admitted_through + 1 and not self._blocked:
+                # Frames were dropped since the Hello that this answers. The frames follow the new Hello at once: a full
+                # buffer may drop another one before the next Welcome, and that would go on for ever.
+                sends.append(self._give_hello(now_ns))
+        return sends + self.on_tick(now_ns)
+
+    def on_ack(self, through: int, now_ns: int) -> list[Send]:
+        """The collector has every frame up to and with `through`."""
+        if through > self._settled_through:
+            self._release(through, now_ns)
+        else:
+            self.stale_acks += 1
+        return self.on_tick(now_ns)
+
+    def on_hello_wanted(self, now_ns: int) -> list[Send]:
+        """The collector does not know this rank, for example because it has just been started."""
+        if self._has_ended():
+            return []
+        self._fall_back(now_ns)
+        return self.on_tick(now_ns)
+
+    def on_refused(self, reason: str, detail: str) -> list[Send]:
+        """The collector does not take this rank. Returns nothing to send."""
+        if self._has_ended():
+            return []
+        self.refusal = Refusal(reason, detail)
+        if reason not in self._settings.reasons_retried:
+            self._state = DeliveryState.REFUSED
+            return []
+        self._state = DeliveryState.UNCONNECTED
+        self._hello_pause_ns = self._settings.hello_interval_ns_max
+        self._hello_due_ns = (self._hello_sent_ns or 0) + self._draw_pause_ns()
+        return []
+
+    def on_blocked(self, unsent: Sequence[Send]) -> None:
+        """The transport did not take `unsent`, the rest of what the last event returned."""
+        self._blocked = True
+        for send in unsent:
+            if isinstance(send, SendFrame):
+                self._next_sequence = min(self._next_sequence, send.sequence)
+            else:
+                self._state = DeliveryState.UNCONNECTED
+                self._hello_sent_ns = None
+
+    def on_writable(self, now_ns: int) -> list[Send]:
+        """The transport takes messages again, perhaps on a new connection to a new collector."""
+        self._blocked = False
+        if self._state is DeliveryState.UNCONNECTED:
+            self._fall_back(now_ns)
+        return self.on_tick(now_ns)
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        self._state = DeliveryState.CLOSED
+
+    def _has_ended(self) -> bool:
+        return self._state in {DeliveryState.REFUSED, DeliveryState.CLOSED}
+
+    def _in_flight(self) -> int:
+        # Counted from what is settled, not from the oldest one held: a frame dropped in flight is still waited for there.
+        return self._next_sequence - 1 - self._settled_through
+
+    def _is_silent(self, now_ns: int) -> bool:
+        return self._in_flight() > 0 and now_ns - self._advanced_ns >= self._settings.resend_after_ns
+
+    def _has_dropped_unsent(self) -> bool:
+        return self._next_sequence < self.buffer.first_sequence
+
+    def _fall_back(self, now_ns: int) -> None:
+        self._state = DeliveryState.UNCONNECTED
+        self._hello_pause_ns = self._settings.hello_interval_ns
+        self._hello_due_ns = now_ns
+        if self._hello_sent_ns is not None:
+            self._hello_due_ns = max(now_ns, self._hello_sent_ns + HELLO_GAP_NS_MIN)
+
+    def _go_back(self, now_ns: int) -> None:
+        first_sequence = self.buffer.first_sequence
+        self.resends += max(0, self._next_sequence - first_sequence)
+        self._sent_through_before = max(self._sent_through_before, self._next_sequence - 1)
+        self._settled_through = first_sequence - 1
+        self._next_sequence = first_sequence
+        self._advanced_ns = now_ns
+
+    def _release(self, through: int, now_ns: int) -> None:
+        # What was dropped unsent is skipped by a Hello, so the collector may name it in its Welcome.
+        believable = max(self._sent_through_before, self._next_sequence - 1, self.buffer.first_sequence - 1)
+        if through > believable:
+            self.impossible_acks += 1
+            return
+        self._settled_through = through
+        self.buffer.acknowledge(through)
+        self._next_sequence = max(self._next_sequence, through + 1)
+        self._advanced_ns = now_ns
+
+    def _give_hello(self, now_ns: int) -> SendHello:
+        self._hello_sent_ns = now_ns
+        self._hello_due_ns = now_ns + self._draw_pause_ns()
+        self._hello_pause_ns = min(2 * self._hello_pause_ns, self._settings.hello_interval_ns_max)
+        return SendHello(self.buffer.first_sequence)
+
+    def _draw_pause_ns(self) -> int:
+        return round(self._hello_pause_ns * (0.5 + 0.5 * self._chance.random()))
+
+    def _give_frames(self, now_ns: int) -> list[Send]:
+        in_flight = self._in_flight()
+        held = self.buffer.frames_from(self._next_sequence, self._settings.in_flight_max - in_flight)
+        if held:
+            self._next_sequence = held[-1].sequence + 1
+            if in_flight == 0:
+                self._advanced_ns = now_ns
+        return [SendFrame(each.sequence, each.frame) for each in held]

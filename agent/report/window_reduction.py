@@ -1,0 +1,251 @@
+"""A finished profiler window -> collectives with group and sequence, and the breakdown of each step.
+
+Runs on the agent thread. Reading an activity costs about 2 us with the GIL held, so they are read in short batches
+with the GIL let go in between.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankscope.agent.probe.collectives import FlightEntry, count_enqueued
+from rankscope.agent.probe.kineto_windows import RawWindow
+from rankscope.measure import intervals
+from rankscope.measure.breakdown import break_down
+from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord, WindowBreakdown
+
+COMMUNICATION_PREFIXES = ("gloo:", "mpi:", "ucc:")
+POINT_TO_POINT_OPS = frozenset({"send", "recv", "recvAnySource"})
+"""Not in the flight recorder's count of collectives (seen with gloo)."""
+BATCH_EVENTS = 250
+"""About 0.5 ms with the GIL held."""
+
+_ITEM_BYTES = {
+    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "int": 4, "long int": 8, "long": 8, "short": 2,
+    "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
+}  # fmt: skip
+
+
+class Activity(NamedTuple):
+    """One activity that Kineto recorded on the CPU, on the host clock."""
+
+    name: str
+    is_operator: bool
+    start_host_ns: int
+    duration_ns: int
+    thread: int
+    metadata: str
+
+
+class ReducedWindow(NamedTuple):
+    """What a window tells. `covered_steps` are the first and last step all of whose collectives are in it."""
+
+    collectives: list[CollectiveRecord]
+    breakdowns: list[WindowBreakdown]
+    covered_steps: tuple[int, int] | None
+
+
+class GroupSource:
+    """Where groups and sequences are looked up: `collectives.py` for the real ones."""
+
+    def __init__(
+        self,
+        read_groups: Callable[[], dict[str, GroupInfo]],
+        read_entries: Callable[[], tuple[list[FlightEntry], dict[int, tuple[str, str]]]],
+    ) -> None:
+        self.read_groups = read_groups
+        self.read_entries = read_entries
+
+
+class WindowReduction:
+    """Reduces one rank's windows, one after the other, and remembers which thread works for which process group."""
+
+    def __init__(self, source: GroupSource, *, events_max: int, yield_gil: Callable[[], None] | None = None) -> None:
+        self._source = source
+        self._events_max = events_max
+        self._yield_gil = yield_gil or (lambda: time.sleep(0))
+        self._group_of_thread: dict[int, int] = {}
+        self._torch_name_of_group: dict[int, str] = {}
+        self.events_cut = 0
+        self.collectives_unplaced = 0
+
+    def reduce(self, window: RawWindow) -> ReducedWindow:
+        """Everything the window tells about its steps."""
+        if not window.steps:
+            return ReducedWindow([], [], None)
+        activities = list(self._read_activities(window))
+        communication = sorted(
+            (found for found in activities if found.name.startswith(COMMUNICATION_PREFIXES)),
+            key=lambda found: found.start_host_ns,
+        )
+        collectives = self._place(window, communication)
+        breakdowns = _break_down_steps(window.steps, activities, communication) if window.full else []
+        return ReducedWindow(collectives, breakdowns, (window.steps[0].step, window.steps[-1].step))
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _read_activities(self, window: RawWindow) -> Iterator[Activity]:
+        found = window.result.trace_activities()
+        self.events_cut += max(0, len(found) - self._events_max)
+        for index, activity in enumerate(found[: self._events_max]):
+            if index % BATCH_EVENTS == BATCH_EVENTS - 1:
+                self._yield_gil()
+            read = _read_activity(activity, window)
+            if read is not None:
+                yield read
+
+    # -- groups and sequences -----------------------------------------------------------------------------------------
+
+    def _place(self, window: RawWindow, communication: list[Activity]) -> list[CollectiveRecord]:
+        enqueued = count_enqueued(window.enqueued_before, window.enqueued_after)
+        counted = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
+        self._learn_threads(counted, enqueued)
+        labels = self._labels(enqueued)
+        records = []
+        for number, (first, last) in enqueued.items():
+            mine = [found for found in counted if self._group_of_thread.get(found.thread) == number]
+            complete = len(mine) == last - first + 1
+            group = labels.get(number)
+            for index, found in enumerate(mine):
+                record = _to_record(window.steps, found, group, first + index if complete else None)
+                if record is not None:
+                    records.append(record)
+        self.collectives_unplaced += len(counted) - len(records)
+        return records
+
+    def _learn_threads(self, counted: list[Activity], enqueued: Mapping[int, tuple[int, int]]) -> None:
+        """Each process group has worker threads of its own, which stay. Learnt once, the cheap status is enough."""
+        if all(found.thread in self._group_of_thread for found in counted) or not enqueued:
+            return
+        if len(enqueued) == 1:
+            self._group_of_thread.update((found.thread, next(iter(enqueued))) for found in counted)
+            return
+        entries, names = self._source.read_entries()
+        self._torch_name_of_group.update((number, name) for number, (name, _) in names.items())
+        wanted = [e for e in entries if e.group_number in enqueued and _within(e.sequence, enqueued[e.group_number])]
+        if [entry.op for entry in wanted] == [_op(found) for found in counted]:
+            pairs = zip(counted, wanted, strict=True)
+            self._group_of_thread.update((found.thread, entry.group_number) for found, entry in pairs)
+
+    def _labels(self, enqueued: Mapping[int, tuple[int, int]]) -> dict[int, GroupInfo]:
+        groups = self._source.read_groups()
+        if len(groups) == 1 and len(enqueued) == 1:
+            return {number: next(iter(groups.values())) for number in enqueued}
+        if any(number not in self._torch_name_of_group for number in enqueued):
+            _, names = self._source.read_entries()
+            self._torch_name_of_group.update((number, name) for number, (name, _) in names.items())
+        found = {number: groups.get(self._torch_name_of_group.get(number, "")) for number in enqueued}
+        return {number: group for number, group in found.items() if group is not None}
+
+
+def _within(sequence: int, bounds: tuple[int, int]) -> bool:
+    return bounds[0] <= sequence <= bounds[1]
+
+
+def _op(activity: Activity) -> str:
+    return activity.name.partition(":")[2]
+
+
+def _read_activity(activity: Any, window: RawWindow) -> Activity | None:
+    name = activity.name()
+    is_communication = name.startswith(COMMUNICATION_PREFIXES)
+    is_operator = window.full and not is_communication and activity.type() == "cpu_op"
+    if not is_communication and not is_operator:
+        return None
+    metadata = activity.metadata_json() if is_communication and not window.full else ""
+    start_host_ns = activity.timestamp() - window.wall_minus_host_ns
+    return Activity(name, is_operator, start_host_ns, activity.duration(), activity.resource_id(), metadata)
+
+
+def _to_record(
+    steps: tuple[StepRecord, ...], found: Activity, group: GroupInfo | None, sequence: int | None
+) -> CollectiveRecord | None:
+    """The record, in the step in which the operation began; None outside all steps or for an unknown group."""
+    if group is None:
+        return None
+    step = next((s for s in steps if s.start_host_ns <= found.start_host_ns < s.end_host_ns), None)
+    if step is None:
+        return None
+    op = _op(found)
+    size_bytes = parse_bytes(found.metadata)
+    if op == "all_gather" and size_bytes is not None:
+        size_bytes *= len(group.ranks)  # nccl-tests counts the gathered size; the operator's input is one rank's part
+    return CollectiveRecord(
+        step=step.step,
+        group=group.label,
+        op=op,
+        start_host_ns=found.start_host_ns,
+        duration_ns=found.duration_ns,
+        sequence=sequence,
+        bytes=size_bytes,
+    )
+
+
+def parse_bytes(metadata: str) -> int | None:
+    """The size of an operation's inputs from Kineto's metadata, None when it does not tell.
+
+    >>> parse_bytes('"Input type": ["float"], "Input Dims": [[131584]]')
+    526336
+    """
+    try:
+        fields = json.loads(f"{{{metadata}}}")
+        total = 0
+        for kind, shape in zip(fields["Input type"], fields["Input Dims"], strict=True):
+            total += _ITEM_BYTES[kind] * int(np.prod(shape, dtype=np.int64))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return total
+
+
+# -- the breakdown of a full window -----------------------------------------------------------------------------------
+
+
+def _break_down_steps(
+    steps: tuple[StepRecord, ...], activities: list[Activity], communication: list[Activity]
+) -> list[WindowBreakdown]:
+    """On the CPU the operators on the threads that run the model are the compute, and the backend's ranges on its own
+    threads the communication. `c10d::` operators only enqueue.
+    """
+    worker_threads = {found.thread for found in communication}
+    operators = [
+        found
+        for found in activities
+        if found.is_operator and found.thread not in worker_threads and not found.name.startswith("c10d::")
+    ]
+    compute = _to_intervals(operators)
+    starts_of_top = _starts_of_top(operators)
+    return [
+        break_down(
+            compute,
+            _to_intervals(communication),
+            intervals.EMPTY,
+            start_ns=step.start_host_ns,
+            end_ns=step.end_host_ns,
+            first_step=step.step,
+            step_count=1,
+            operator_count=int(
+                np.count_nonzero((starts_of_top >= step.start_host_ns) & (starts_of_top < step.end_host_ns))
+            ),
+        )
+        for step in steps
+    ]
+
+
+def _to_intervals(activities: list[Activity]) -> intervals.Intervals:
+    if not activities:
+        return intervals.EMPTY
+    return intervals.from_starts([a.start_host_ns for a in activities], [a.duration_ns for a in activities])
+
+
+def _starts_of_top(operators: list[Activity]) -> intervals.Intervals:
+    """When each operator began that no other operator of its thread encloses."""
+    starts = []
+    reached_ns: dict[int, int] = {}
+    for found in sorted(operators, key=lambda o: (o.start_host_ns, -o.duration_ns)):
+        if found.start_host_ns >= reached_ns.get(found.thread, found.start_host_ns):
+            starts.append(found.start_host_ns)
+            reached_ns[found.thread] = found.start_host_ns + found.duration_ns
+    return np.array(starts, dtype=np.int64)

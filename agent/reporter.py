@@ -1,0 +1,228 @@
+"""The agent thread: every interval it gathers what the probes and samplers have, makes a report of it and sends it.
+
+While no collector has been found reports are made all the same and wait in the resend buffer, which is bounded.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple
+
+from rankscope.agent.config import AgentConfig
+from rankscope.agent.guard import Guard, say
+from rankscope.agent.probe.collectives import GroupProgress, read_groups
+from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
+from rankscope.agent.probe.ring import Ring
+from rankscope.agent.probe.torch_hooks import TorchHooks
+from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.report.delivery import Delivery
+from rankscope.agent.report.resend_buffer import ResendBuffer
+from rankscope.agent.report.sender import Sender
+from rankscope.agent.report.window_reduction import GroupSource, WindowReduction
+from rankscope.agent.sample.host import GcMeter, HostSampler
+from rankscope.agent.sample.loop import SampleLoop
+from rankscope.agent.sample.nvml import NvmlSampler, TrainingDevice
+from rankscope.measure.clock import Clock
+from rankscope.measure.codec import encode
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello, Message
+from rankscope.measure.records import CollectiveRecord, Losses, StepRecord, WindowBreakdown
+from rankscope.measure.units import s_to_ns
+
+PART = "agent_thread"
+MOMENT_COST_NS = 1_500
+"""What one hooked moment costs the training thread, hook and clock and state machine, for the agent's own meter:
+tests/benchmarks/results/moments.md."""
+STEP_TIMES_KEPT = 64
+STEPS_MIN = 4
+IDLE_WAIT_S = 0.5
+
+
+class Probes(NamedTuple):
+    """What the training thread hands over."""
+
+    steps: Ring[StepRecord]
+    raw_windows: Ring[RawWindow]
+    windows: KinetoWindows | None
+    plan: WindowPlan
+    hooks: TorchHooks
+    progress: GroupProgress
+    device: TrainingDevice
+
+
+class Reporter:
+    """Owns the agent thread. `connect` and `stop` may be called from other threads."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        identity: RankIdentity,
+        guard: Guard,
+        probes: Probes,
+        clock: Clock,
+        make_hello: Callable[[int], Hello],
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._guard = guard
+        self._probes = probes
+        self._clock = clock
+        self._builder = ReportBuilder()
+        self._buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max)
+        self._delivery = Delivery(self._buffer, random.Random(identity.boot_id))
+        self._sender = Sender(self._delivery, clock, identity.boot_id, make_hello)
+        source = GroupSource(lambda: read_groups(identity.world_size), probes.progress.read_entries)
+        self._reduction = WindowReduction(source, events_max=config.window_events_max)
+        self._gc_meter = GcMeter()
+        self._host = HostSampler(clock, self._gc_meter)
+        self._devices = NvmlSampler(clock, probes.device.uuid)
+        samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
+        if config.gpu:
+            samplers["gpu"] = self._devices.sample
+        self._samples = SampleLoop(samplers, clock, s_to_ns(config.sample_interval_s), guard.record)
+        self._step_times_ns: list[int] = []
+        self._endpoint: str | None = None
+        self._stopping = threading.Event()
+        self._goodbye: tuple[str, str, int | None] = ("finished", "", None)
+        self._started_ns = clock.monotonic_ns()
+        self._refusal_said = False
+        self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
+
+    def start(self) -> None:
+        """Begin to report."""
+        self._gc_meter.install()
+        self._thread.start()
+
+    def connect(self, endpoint: str) -> None:
+        """The collector has been found."""
+        self._endpoint = endpoint
+        self._sender.wake()
+
+    def stop(self, reason: str, detail: str, exit_code: int | None) -> None:
+        """Send what is left and a goodbye, wait at most `drain_s` for the acknowledgement."""
+        self._gc_meter.remove()
+        self._goodbye = (reason, detail, exit_code)
+        self._stopping.set()
+        self._sender.wake()
+        self._thread.join(self._config.drain_s + 2 * IDLE_WAIT_S)
+
+    # -- the agent thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        interval_ns = s_to_ns(self._config.report_interval_s)
+        next_report_ns = self._clock.monotonic_ns() + interval_ns
+        while not self._stopping.is_set() and not self._guard.is_off(PART):
+            try:
+                self._open_when_found()
+                self._sender.exchange(next_report_ns)
+                if self._clock.monotonic_ns() >= next_report_ns:
+                    next_report_ns += interval_ns * (1 + (self._clock.monotonic_ns() - next_report_ns) // interval_ns)
+                    self._report()
+                self._say_refusal()
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+                self._guard.record(PART, error)
+                self._stopping.wait(IDLE_WAIT_S)
+        self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self._report()
+            self._push(self._builder.build_goodbye(*self._goodbye), step_count=0)
+            self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
+        except Exception as error:  # noqa: BLE001
+            self._guard.record(PART, error)
+        finally:
+            self._sender.close()
+            self._devices.close()
+
+    def _open_when_found(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            self._sender.open(endpoint)
+
+    def _say_refusal(self) -> None:
+        if self._sender.refused is not None and not self._refusal_said:
+            self._refusal_said = True
+            say(f"the collector refuses this rank ({self._sender.refused}); training goes on without it")
+
+    # -- one report ---------------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if self._samples.due(now_ns):
+            self._samples.run(now_ns)
+        collectives, breakdowns, covered = self._reduce_windows()
+        steps = self._probes.steps.drain()
+        self._learn(steps)
+        interval = Interval(
+            steps=steps,
+            collectives=collectives,
+            covered_steps=covered,
+            breakdowns=breakdowns,
+            host=self._samples.latest.get("host"),
+            devices=self._samples.latest.get("gpu") or (),
+            groups=read_groups(self._identity.world_size),
+            losses=self._losses(),
+            overhead_ratio=self._overhead_ratio(now_ns),
+        )
+        self._push(self._builder.build(interval, now_ns), step_count=len(steps))
+
+    def _push(self, message: Message, *, step_count: int) -> None:
+        self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]
+
+    def _reduce_windows(self) -> tuple[list[CollectiveRecord], list[WindowBreakdown], list[tuple[int, int]]]:
+        collectives: list[CollectiveRecord] = []
+        breakdowns: list[WindowBreakdown] = []
+        covered: list[tuple[int, int]] = []
+        for window in self._probes.raw_windows.drain():
+            begin_ns = time.thread_time_ns()
+            reduced = self._reduction.reduce(window)
+            collectives += reduced.collectives
+            breakdowns += reduced.breakdowns
+            if reduced.covered_steps is not None:
+                covered.append(reduced.covered_steps)
+            self._learn_cost(window, time.thread_time_ns() - begin_ns)
+        return collectives, breakdowns, covered
+
+    def _learn_cost(self, window: RawWindow, reduction_ns: int) -> None:
+        if self._probes.windows is None or not self._step_times_ns:
+            return
+        cost_ns = reduction_ns + self._probes.windows.training_cost_ns[window.full]
+        step_ns = round(median(self._step_times_ns))
+        if window.full:
+            self._probes.plan.learn(step_ns, full_cost_ns=cost_ns)
+        else:
+            self._probes.plan.learn(step_ns, light_cost_ns=cost_ns)
+
+    def _learn(self, steps: list[StepRecord]) -> None:
+        """The step time of the last steps, those of the warm-up left out, sets how far apart windows are."""
+        warm = [record.duration_ns for record in steps if record.step >= self._config.warmup_steps]
+        self._step_times_ns = (self._step_times_ns + warm)[-STEP_TIMES_KEPT:]
+        if len(self._step_times_ns) >= STEPS_MIN:
+            self._probes.plan.learn(round(median(self._step_times_ns)))
+
+    def _losses(self) -> Losses:
+        skipped = dict(self._probes.windows.skipped) if self._probes.windows is not None else {}
+        for reason, count in (
+            ("events_cut", self._reduction.events_cut),
+            ("collectives_unplaced", self._reduction.collectives_unplaced),
+        ):
+            if count:
+                skipped[reason] = count
+        return Losses(
+            steps_overwritten=self._probes.steps.overwritten,
+            steps_dropped_in_reports=self._buffer.steps_dropped,
+            reports_dropped=self._buffer.reports_dropped,
+            windows_skipped=skipped,
+            errors=self._guard.errors,
+        )
+
+    def _overhead_ratio(self, now_ns: int) -> float:
+        """The agent's time over the wall time since it started, all its threads together: an upper bound of what it
+        costs training, since the agent thread mostly finds a core of its own.
+        """
+        windows_ns = self._probes.windows.spent_ns if self._probes.windows is not None else 0
+        spent_ns = self._probes.hooks.moments * MOMENT_COST_NS + windows_ns + time.thread_time_ns()
+        return spent_ns / max(1, now_ns - self._started_ns)

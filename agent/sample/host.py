@@ -1,0 +1,141 @@
+"""What the rank's own process uses: CPU, memory, context switches, page faults, and pauses of the garbage collector.
+
+    CPU, switches, major faults    one getrusage(RUSAGE_SELF): 1 us for all of them. psutil reads two files of /proc,
+                                   30 us each, and its CPU time has steps of 10 ms where this has 1 us
+    resident memory                psutil's memory_info().rss: 22 us, one file of /proc; getrusage knows only the peak
+    collector pauses               gc.callbacks: nothing else tells how long a collection took
+
+A whole `sample()` costs 20 to 32 us (best of 7 x 2000 calls, several runs, Python 3.11, Linux 6.18, 2 cores shared with
+others): at one sample a second 0.003 % of a core. The hook costs 0.4 us a moment, two moments a collection.
+"""
+
+import functools
+import gc
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil  # type: ignore[import-untyped, unused-ignore]  # typed only where types-psutil is installed
+
+from rankscope.measure.clock import Clock
+from rankscope.measure.records import HostSample
+from rankscope.measure.units import s_to_ns
+
+Usage = resource.struct_rusage
+
+
+def read_own_usage() -> Usage:
+    """What the kernel has counted for this process, all threads of it."""
+    return resource.getrusage(resource.RUSAGE_SELF)
+
+
+def read_own_resident_bytes() -> int:
+    """The memory of this process that is in RAM. Raises OSError or psutil.Error where /proc is hidden."""
+    return int(_own_process().memory_info().rss)
+
+
+@functools.cache
+def _own_process() -> psutil.Process:
+    return psutil.Process()
+
+
+class GcMeter:
+    """Adds up how long Python's garbage collector stopped this process, all threads of it.
+
+    Both values count up from 0 at the first `install()`, stand still while removed, and never decrease.
+    """
+
+    def __init__(self, read_clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._read_clock_ns = read_clock_ns
+        self._installed = False
+        self._start_ns = 0
+        self._pause_ns = 0
+        self._collections = 0
+
+    @property
+    def pause_ns(self) -> int | None:
+        """Time spent collecting, 0 when nothing was collected, None while not installed."""
+        return self._pause_ns if self._installed else None
+
+    @property
+    def collections(self) -> int | None:
+        """How many collections ended, of all generations, None while not installed."""
+        return self._collections if self._installed else None
+
+    def install(self) -> None:
+        """Begin to count. A second call changes nothing."""
+        if not self._installed:
+            self._start_ns = 0
+            self._installed = True
+            gc.callbacks.append(self._on_collection)
+
+    def remove(self) -> None:
+        """Stop counting. Safe when not installed, and when somebody has emptied gc.callbacks."""
+        self._installed = False
+        if self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
+
+    def _on_collection(self, moment: str, _details: dict[str, Any]) -> None:
+        # Only integers are made here, which the collector does not track: the hook cannot itself cause a collection.
+        # CPython never nests collections and calls both moments on one thread. Nothing here can raise short of an
+        # interrupt, and CPython does not let an exception of a callback into the code that was running.
+        if moment == "start":
+            self._start_ns = self._read_clock_ns()
+        elif self._start_ns:  # 0: installed in the middle of this collection, by a finalizer
+            self._pause_ns += self._read_clock_ns() - self._start_ns
+            self._collections += 1
+            self._start_ns = 0
+
+
+class HostSampler:
+    """Samples this process. The two `read_` functions touch the world and may raise OSError or psutil.Error."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        gc_meter: GcMeter | None = None,
+        *,
+        read_usage: Callable[[], Usage] = read_own_usage,
+        read_resident_bytes: Callable[[], int] = read_own_resident_bytes,
+    ) -> None:
+        self._clock = clock
+        self._gc_meter = gc_meter
+        self._read_usage = read_usage
+        self._read_resident_bytes = read_resident_bytes
+
+    def sample(self) -> HostSample:
+        """The process now. What the platform denies is None."""
+        usage = self._usage()
+        waits = usage if usage is not None and _counts_waits(usage) else None
+        return HostSample(
+            host_ns=self._clock.monotonic_ns(),
+            cpu_ns=s_to_ns(usage.ru_utime + usage.ru_stime) if usage is not None else None,
+            resident_bytes=self._resident_bytes(),
+            voluntary_switches=waits.ru_nvcsw if waits is not None else None,
+            involuntary_switches=waits.ru_nivcsw if waits is not None else None,
+            major_faults=waits.ru_majflt if waits is not None else None,
+            gc_pause_ns=self._gc_meter.pause_ns if self._gc_meter is not None else None,
+            gc_collections=self._gc_meter.collections if self._gc_meter is not None else None,
+        )
+
+    def _usage(self) -> Usage | None:
+        try:
+            return self._read_usage()
+        except OSError:
+            return None
+
+    def _resident_bytes(self) -> int | None:
+        try:
+            return self._read_resident_bytes()
+        except (OSError, psutil.Error):
+            return None
+
+
+def _counts_waits(usage: Usage) -> bool:
+    """Whether the kernel fills the counters at all.
+
+    A process that has imported torch has waited for a disk or a lock at least once. A sandbox kernel (gVisor) that
+    leaves switches and faults out reports 0 for all of them, and such a 0 is not a measurement.
+    """
+    return usage.ru_nvcsw + usage.ru_nivcsw > 0

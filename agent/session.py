@@ -1,0 +1,251 @@
+"""ASSEMBLY: builds and joins the parts of one rank, and takes them apart again.
+
+    training thread: TorchHooks -> StepTimer -> ring of StepRecords;  at boundaries KinetoWindows -> ring of RawWindows
+    agent thread:    rings + samplers -> ReportBuilder -> ResendBuffer -> Sender, once every report_interval_s
+    connect thread:  finds or starts the collector, then ends
+
+Nothing here raises into the script or waits for the network. At the end of the process the exit waits at most
+`drain_s` for acknowledgements, and not at all when no collector was ever reached.
+"""
+
+import atexit
+import contextlib
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from rankscope.agent.config import AgentConfig, read_config
+from rankscope.agent.embedded import EmbeddedCollector, Rendezvous
+from rankscope.agent.guard import Guard, say
+from rankscope.agent.identity import read_identity
+from rankscope.agent.probe.collectives import GroupProgress
+from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
+from rankscope.agent.probe.ring import Ring
+from rankscope.agent.probe.steps import StepTimer
+from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
+from rankscope.agent.probe.torch_profiler import TorchProfiler
+from rankscope.agent.sample.nvml import TrainingDevice
+from rankscope.agent.reporter import Probes, Reporter
+from rankscope.measure import __version__
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.errors import RankscopeError
+from rankscope.measure.messages import Hello
+from rankscope.measure.records import StepRecord
+from rankscope.measure.units import s_to_ns
+
+RAW_WINDOWS_MAX = 4
+"""Windows waiting for the agent thread. A window of 50 steps holds up to about 1 MB until it has been read."""
+
+
+class Session:
+    """The agent in one process, from start to stop. Made by `Session.start`."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._pid = os.getpid()
+        self._clock = SystemClock()
+        self.identity = read_identity(os.environ, config.run)
+        self._guard = Guard(config.error_budget)
+        self._steps: Ring[StepRecord] = Ring(config.ring_steps_max)
+        self._raw_windows: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
+        self._progress = GroupProgress()
+        self._plan = WindowPlan(
+            warmup_steps=config.warmup_steps,
+            collective_window_ns=s_to_ns(config.collective_window_s),
+            full_window_interval_ns=s_to_ns(config.full_window_interval_s),
+            full_window_steps=config.full_window_steps,
+            overhead_ratio_max=config.overhead_ratio_max,
+        )
+        self._windows = self._make_windows()
+        self._timer = StepTimer(self._on_record, self._on_boundary, phases_max=config.phases_max)
+        self._hooks = TorchHooks(self._timer, self._guard, self._on_user_profiler)
+        self._stopping = threading.Event()
+        self._device = TrainingDevice()
+        probes = Probes(self._steps, self._raw_windows, self._windows, self._plan, self._hooks, self._progress, self._device)
+        self._reporter = Reporter(config, self.identity, self._guard, probes, self._clock, self._make_hello)
+        self._embedded: EmbeddedCollector | None = None
+        self._end = ("finished", "", None)
+        self._previous_excepthook = sys.excepthook
+        self.is_running = False
+
+    @classmethod
+    def start(cls, given: Mapping[str, str]) -> "Session | None":
+        """Begin to measure this process; None when it is configured not to. Raises what keeps it from working."""
+        config = _read_config(given)
+        if not config.enabled:
+            return None
+        session = cls(config)
+        session._begin()
+        return session
+
+    @staticmethod
+    def check_configuration(given: Mapping[str, str]) -> None:
+        """Raise SettingError when the configuration cannot be used."""
+        _read_config(given)
+
+    # -- the user's calls ---------------------------------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """`rankscope.agent.step()`."""
+        self._call(lambda: self._timer.end_step(self._clock.monotonic_ns()))
+
+    def begin_phase(self, name: str) -> None:
+        """`with rankscope.agent.phase(name):` begins."""
+        self._call(lambda: self._timer.phase_begin(self._clock.monotonic_ns(), name))
+
+    def end_phase(self) -> None:
+        """`with rankscope.agent.phase(name):` ends."""
+        self._call(lambda: self._timer.phase_end(self._clock.monotonic_ns()))
+
+    def note_exit(self, code: object) -> None:
+        """The script ended by SystemExit; None and 0 mean success, text means 1, as for the interpreter."""
+        status = code if isinstance(code, int) else int(code is not None)
+        self._end = ("failed" if status else "finished", "SystemExit" if status else "", status)
+
+    def stop(self, reason: str | None = None) -> None:
+        """Deliver what is left and end. Does nothing in a forked child and the second time."""
+        if not self.is_running or os.getpid() != self._pid:
+            return
+        self.is_running = False
+        self._hooks.remove()
+        self._finish_measuring()
+        self._stopping.set()
+        self._reporter.stop(*(self._end if reason is None else (reason, "", None)))
+        if self._embedded is not None:
+            self._embedded.wait(self._config.drain_s)
+        atexit.unregister(self.stop)
+
+    # -- begin and end ------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._hooks.install()
+        self.is_running = True
+        atexit.register(self.stop)
+        os.register_at_fork(after_in_child=self._on_fork)
+        sys.excepthook = self._note_exception
+        self._reporter.start()
+        threading.Thread(target=self._connect, name="rankscope-connect", daemon=True).start()
+
+    def _make_hello(self, first_sequence: int) -> Hello:
+        return Hello(
+            identity=self.identity,
+            first_sequence=first_sequence,
+            host_ns=self._clock.monotonic_ns(),
+            wall_ns=self._clock.wall_ns(),
+            report_interval_ns=s_to_ns(self._config.report_interval_s),
+            agent_version=__version__,
+            python_version=platform.python_version(),
+            torch_version=torch_version(),
+        )
+
+    def _finish_measuring(self) -> None:
+        try:
+            self._timer.finish()
+            if self._windows is not None:
+                self._windows.close()
+        except Exception as error:  # noqa: BLE001 - the process is ending; what is left is still delivered
+            self._guard.record("stop", error)
+
+    def _on_fork(self) -> None:
+        """Threads and sockets did not come along into the child: it is not measured."""
+        self.is_running = False
+        with contextlib.suppress(Exception):
+            self._hooks.remove()
+
+    def _note_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() == self._pid:
+            interrupted = issubclass(kind, KeyboardInterrupt)
+            self._end = ("interrupted" if interrupted else "failed", f"{kind.__name__}: {error}"[:512], 1)
+        self._previous_excepthook(kind, error, trace)
+
+    # -- finding the collector ----------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        try:
+            endpoint = self._config.collector or self._find_embedded()
+            if endpoint is not None:
+                self._reporter.connect(endpoint)
+        except RankscopeError as error:
+            say(f"{error}; training goes on without it")
+        except Exception as error:  # noqa: BLE001
+            self._guard.record("connect", error)
+
+    def _find_embedded(self) -> str | None:
+        rendezvous = Rendezvous(self.identity, os.environ, self._stopping)
+        if self.identity.rank != 0:
+            return rendezvous.find() if rendezvous.is_possible else None
+        local_world = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        one_machine = local_world == str(self.identity.world_size)
+        self._embedded = EmbeddedCollector.start(
+            one_machine=one_machine,
+            metrics_port=self._config.embedded_metrics_port,
+            summary=self._config.embedded_summary,
+        )
+        say(f"watching run {self.identity.run!r}: {self._embedded.metrics_url}")
+        port = self._embedded.endpoint.rpartition(":")[2]
+        if rendezvous.is_possible and self.identity.world_size > 1:
+            rendezvous.publish(f"tcp://{rendezvous.master_address}:{port}")
+        return f"tcp://127.0.0.1:{port}"
+
+    # -- what the training thread calls -------------------------------------------------------------------------------
+
+    def _make_windows(self) -> KinetoWindows | None:
+        if not (self._config.collective_windows or self._config.full_windows):
+            return None
+        try:
+            profiler = TorchProfiler.find()
+        except RankscopeError as error:
+            say(f"no profiler windows, so no collectives and no compute ratio: {error}")
+            return None
+        return KinetoWindows(
+            profiler,
+            self._plan,
+            self._guard,
+            self._on_window,
+            self._progress.read_enqueued,
+            light=self._config.collective_windows,
+            full=self._config.full_windows,
+            full_window_steps=self._config.full_window_steps,
+        )
+
+    def _on_record(self, record: StepRecord) -> None:
+        self._steps.append(record)
+        self._device.observe()
+        if self._windows is not None:
+            self._windows.on_record(record)
+
+    def _on_boundary(self, step: int) -> None:
+        if self._windows is not None:
+            self._windows.on_boundary(step)
+
+    def _on_window(self, window: RawWindow) -> bool:
+        if len(self._raw_windows) >= RAW_WINDOWS_MAX:
+            return False
+        self._raw_windows.append(window)
+        return True
+
+    def _on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001
+        if self._windows is not None:
+            self._windows.on_user_profiler(begins)
+
+    def _call(self, action: Callable[[], None]) -> None:
+        if self._guard.is_off("user_calls") or not self.is_running:
+            return
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001
+            self._guard.record("user_calls", error)
+
+
+def _read_config(given: Mapping[str, str]) -> AgentConfig:
+    """The configuration with what the command line gave on top; `config` there names the file."""
+    environment = dict(os.environ)
+    overrides = dict(given)
+    if "config" in overrides:
+        environment[AgentConfig.FILE_VARIABLE] = overrides.pop("config")
+    return read_config(environment, overrides)

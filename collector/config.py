@@ -1,0 +1,208 @@
+"""The collector's settings: configs/collector.toml is written from this file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from rankscope.measure.errors import SettingError
+from rankscope.measure.settings import Ordered, Setting, Settings, Value, find_address_problem, read, setting
+
+_MIB = 1024 * 1024
+
+
+def _find_listen_problem(address: str) -> str | None:
+    return find_address_problem(address, scheme="tcp://", listening=True)
+
+
+def _find_http_problem(address: str) -> str | None:
+    return find_address_problem(address, listening=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectorConfig(Settings):
+    """Everything that can be set for a collector. `_s` are seconds, `_bytes` bytes, `_ratio` plain ratios."""
+
+    TITLE: ClassVar[str] = "rankscope collector: the program that compares the ranks of every run."
+    PREFIX: ClassVar[str] = "RANKSCOPE_SERVE_"
+    FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_SERVE_CONFIG"
+    FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = ("RANKSCOPE_SERVE_CONFIG",)
+    RULES: ClassVar[tuple[Ordered, ...]] = (
+        Ordered(
+            "slowdown_close_ratio",
+            "slowdown_ratio_min",
+            "a finding that closes where it opens would flicker.",
+            strictly=True,
+        ),
+        Ordered("detect_steps_min", "detect_steps", "a verdict cannot need more steps than it looks at."),
+        Ordered("detect_steps", "steps_kept", "a verdict cannot look at steps that are not kept."),
+    )
+
+    listen: str = setting(
+        "tcp://127.0.0.1:18490",
+        Setting(
+            "Address the agents connect to, tcp://HOST:PORT. Port 0 stands for any free one. The default is reached "
+            "from this machine only.",
+            find_problem=_find_listen_problem,
+        ),
+    )
+    http_listen: str = setting(
+        "127.0.0.1:18491",
+        Setting(
+            "Address of the metrics, HOST:PORT. Port 0 stands for any free one. The default is reached from this "
+            "machine only.",
+            find_problem=_find_http_problem,
+        ),
+    )
+    tick_s: float = setting(
+        1.0,
+        Setting(
+            "Time between two comparisons of the ranks, after each of which the metrics are made anew.",
+            unit="seconds",
+            smallest=0.05,
+            largest=10,
+        ),
+    )
+    receive_hwm: int = setting(
+        16,
+        Setting(
+            "Most messages of one agent that wait to be read. An unread report pins about 9 KB: 1000 of each of "
+            "16,384 ranks would be 150 GB. What does not fit waits in the agent.",
+            unit="messages",
+            smallest=1,
+            largest=1000,
+        ),
+    )
+    message_bytes_max: int = setting(
+        8 * _MIB,
+        Setting(
+            "Largest message that is taken from an agent; the connection that sends a larger one is closed.",
+            unit="bytes",
+            smallest=_MIB // 16,
+            largest=8 * _MIB,
+            above="No larger frame can be decoded.",
+        ),
+    )
+    runs_max: int = setting(
+        64,
+        Setting(
+            "Most runs known at a time. For a new one beyond that the one that ended first is forgotten.",
+            unit="runs",
+            smallest=1,
+            largest=10_000,
+        ),
+    )
+    ranks_max: int = setting(
+        16_384,
+        Setting(
+            "Most ranks of all runs together. Further ones are refused and told so.",
+            unit="ranks",
+            smallest=1,
+            largest=1_000_000,
+        ),
+    )
+    rank_silent_s: float = setting(
+        15.0,
+        Setting("Without a report for so long a rank counts as silent.", unit="seconds", smallest=2, largest=3600),
+    )
+    run_kept_s: float = setting(
+        3600.0,
+        Setting(
+            "How long a run that has ended stays visible in the metrics.",
+            unit="seconds",
+            smallest=0,
+            largest=30 * 86_400,
+        ),
+    )
+    steps_kept: int = setting(
+        256,
+        Setting("Steps of each rank that are kept for comparison.", unit="steps", smallest=32, largest=4096),
+    )
+    clock_ping_s: float = setting(
+        5.0,
+        Setting(
+            "Time between two comparisons of the clocks with one agent.",
+            unit="seconds",
+            smallest=0.1,
+            largest=3600,
+        ),
+    )
+    detect_steps: int = setting(
+        32,
+        Setting("How many of the last steps a verdict looks at.", unit="steps", smallest=8, largest=256),
+    )
+    detect_steps_min: int = setting(
+        12,
+        Setting(
+            "Steps that all compared ranks must have before there is a verdict.",
+            unit="steps",
+            smallest=4,
+            largest=256,
+        ),
+    )
+    slowdown_ratio_min: float = setting(
+        1.10,
+        Setting(
+            "Smallest effect called slow: the rank's own time over the median of the ranks that do the same work.",
+            unit="ratio",
+            smallest=1.01,
+            largest=10,
+        ),
+    )
+    slowdown_close_ratio: float = setting(
+        1.05,
+        Setting("The same ratio at which an open finding closes.", unit="ratio", smallest=1.0, largest=10),
+    )
+    robust_z_min: float = setting(
+        4.0,
+        Setting(
+            "Smallest distance from the median of the ranks that do the same work, in robust standard deviations "
+            "(1.4826 times the median absolute deviation), called slow.",
+            smallest=1,
+            largest=100,
+        ),
+    )
+    persistence_ratio: float = setting(
+        0.7,
+        Setting("Share of the looked-at steps that must be slow.", unit="ratio", smallest=0.5, largest=1.0),
+    )
+    findings_max: int = setting(
+        256,
+        Setting("Most findings kept of one run.", unit="findings", smallest=1, largest=100_000),
+    )
+    linger_s: float = setting(
+        5.0,
+        Setting(
+            "How long a collector that rank 0 has started waits for the last ranks after rank 0 is gone.",
+            unit="seconds",
+            smallest=0,
+            largest=600,
+        ),
+    )
+
+
+def read_config(
+    environment: Mapping[str, str], *, file_name: str = "", overrides: Mapping[str, Value] | None = None
+) -> CollectorConfig:
+    """The collector's configuration from a file, the environment and the caller's overrides.
+
+    `file_name` is the argument of --config; when empty, RANKSCOPE_SERVE_CONFIG may name the file. Raises SettingError
+    when the file cannot be read, a value cannot be used or a name is no setting.
+    """
+    named_by = "--config" if file_name else CollectorConfig.FILE_VARIABLE
+    file_name = file_name or environment.get(CollectorConfig.FILE_VARIABLE, "")
+    return read(
+        CollectorConfig,
+        file_text=_read_file(file_name, named_by) if file_name else None,
+        file_name=file_name,
+        environment=environment,
+        overrides=overrides,
+    )
+
+
+def _read_file(name: str, named_by: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        text = f"{named_by} is {name!r}, which cannot be read: {error}. Name a readable file or leave {named_by} out."
+        raise SettingError(text) from error

@@ -1,0 +1,42 @@
+"""What a straggler costs: the step as it was against the step as it would have been (definitions.md section 4)."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rankscope.collector.detect.stragglers import Slow, StepSeries
+from rankscope.measure.units import ns_to_s
+
+
+class Cost(NamedTuple):
+    """`job_slowdown_ratio`: median step over ideal step. `lost_rank_seconds`: of the steps looked at, all ranks together
+    (on GPUs with one rank each: GPU-seconds). `lost_rank_hours_per_hour` at the present pace.
+    """
+
+    job_slowdown_ratio: float
+    lost_rank_seconds: float
+    lost_rank_hours_per_hour: float
+
+
+def cost_of(slow: Slow, series: StepSeries, from_step: int) -> Cost:
+    """The cost of one straggler in the steps from `from_step` on.
+
+    ideal step = step - (self time of the straggler - median self time of its peers), at least the peers' self time;
+    lost = (step - ideal step) x ranks. A step is charged to the rank with the longest self time only, so that two
+    stragglers do not pay for the same step twice.
+    """
+    columns = [series.ranks.index(peer) for peer in slow.peers.ranks]
+    mine = series.self_ns[:, series.ranks.index(slow.rank)]
+    rows = np.flatnonzero(
+        (series.steps >= max(from_step, slow.since_step)) & ~np.isnan(series.self_ns).any(axis=1)
+    )
+    if len(rows) == 0:
+        return Cost(1.0, 0.0, 0.0)
+    step_ns = np.nanmax(series.step_ns[rows], axis=1)
+    peers_ns = np.median(series.self_ns[np.ix_(rows, columns)], axis=1)
+    slowest = mine[rows] >= series.self_ns[rows].max(axis=1)
+    lost_ns = np.where(slowest, np.clip(mine[rows] - peers_ns, 0.0, step_ns - np.minimum(peers_ns, step_ns)), 0.0)
+    ideal_ns = np.maximum(step_ns - lost_ns, 1.0)
+    ratio = float(np.median(step_ns) / np.median(ideal_ns))
+    share = float(lost_ns.sum() / step_ns.sum())
+    return Cost(ratio, ns_to_s(float(lost_ns.sum())) * len(series.ranks), share * len(series.ranks))

@@ -1,0 +1,46 @@
+"""The ratios of one window of one rank (definitions.md section 1). None where there is nothing to divide by."""
+
+from rankscope.measure.records import WindowBreakdown
+
+
+def compute_ratio(window: WindowBreakdown) -> float | None:
+    """Share of the window in which the device computed, 0 to 1."""
+    return _over(window.compute_ns, window.window_ns)
+
+
+def communication_ratio(window: WindowBreakdown) -> float | None:
+    """Share of the window in which it communicated, computing or not, 0 to 1."""
+    return _over(window.communication_ns, window.window_ns)
+
+
+def exposed_communication_ratio(window: WindowBreakdown) -> float | None:
+    """Share of the window in which it communicated and did not compute, 0 to 1."""
+    return _over(window.exposed_communication_ns, window.window_ns)
+
+
+def idle_ratio(window: WindowBreakdown) -> float | None:
+    """Share of the window in which it did nothing, 0 to 1."""
+    return _over(window.idle_ns, window.window_ns)
+
+
+def overlap_ratio(window: WindowBreakdown) -> float | None:
+    """Share of the communication that was hidden behind compute, 0 to 1; None without communication."""
+    return _over(window.overlap_ns, window.communication_ns)
+
+
+def _over(part_ns: int, whole_ns: int) -> float | None:
+    return part_ns / whole_ns if whole_ns > 0 else None
+
+
+def add_breakdowns(windows: tuple[WindowBreakdown, ...]) -> WindowBreakdown | None:
+    """Several windows of one rank as one: the sums, so that the parts still sum to the window. None of none."""
+    if not windows:
+        return None
+    names = ("window_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_communication_ns", "copy_ns", "idle_ns")
+    counts = [window.operator_count for window in windows if window.operator_count is not None]
+    return WindowBreakdown(
+        first_step=windows[0].first_step,
+        step_count=sum(window.step_count for window in windows),
+        operator_count=sum(counts) if len(counts) == len(windows) else None,
+        **{name: sum(getattr(window, name) for window in windows) for name in names},
+    )

@@ -1,0 +1,161 @@
+"""Why: where the straggler's excess over its peers lies, and which of the causes of definitions.md section 5 fits.
+
+Every rule asks whether its part explains at least half of the excess. Data, garbage collection and the device are
+asked first because they are the most specific; what is left lies with the host. `unattributed` when nothing fits.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope.collector.detect.stragglers import Slow, StepSeries
+from rankscope.measure.records import DeviceSample, WindowBreakdown
+from rankscope.measure.units import format_duration
+
+EXPLAINS = 0.5
+"""Share of the excess that a part must hold to be named: more than everything else together."""
+MORE_WORK_RATIO = 1.05
+"""So many more operators than the peers are more work; equal work has equal counts, exactly."""
+CLOCK_RATIO = 0.95
+"""An SM clock below this share of the peers' median is slow: boost clocks of healthy twins differ by 1 to 3 %."""
+
+Floats = npt.NDArray[np.float64]
+
+
+class Samples(NamedTuple):
+    """What was sampled beside the steps, by rank: breakdowns of full windows, collector pauses a step, the last GPU
+    sample. A rank or value that is missing was not measured.
+    """
+
+    breakdowns: Mapping[int, Sequence[WindowBreakdown]]
+    gc_ns_per_step: Mapping[int, float]
+    devices: Mapping[int, Sequence[DeviceSample]]
+
+
+class Cause(NamedTuple):
+    """The cause's name, half a sentence of evidence, and the numbers behind it."""
+
+    name: str
+    because: str
+    evidence: dict[str, float]
+
+
+def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
+    """The cause of one straggler."""
+    excess_ns = slow.self_ns - slow.peers_self_ns
+    evidence = phase_excess(slow, series)
+    for rule in (_data, _garbage, _device):
+        cause = rule(slow, excess_ns, evidence, samples)
+        if cause is not None:
+            return Cause(cause[0], cause[1], evidence)
+    name, because = _host(slow, series, excess_ns, evidence, samples)
+    return Cause(name, because, evidence)
+
+
+def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
+    """By how much each phase of the rank is longer than its peers', `phase_excess_ns.NAME`, and its CPU time."""
+    rows = series.steps >= slow.since_step
+    found = {
+        f"{name}_excess_ns": _excess(values[rows], slow, series) for name, values in sorted(series.phases_ns.items())
+    }
+    found["cpu_excess_ns"] = _excess(series.cpu_ns[rows], slow, series)
+    return {name: value for name, value in found.items() if not np.isnan(value)}
+
+
+def _excess(values: Floats, slow: Slow, series: StepSeries) -> float:
+    mine = values[:, series.ranks.index(slow.rank)]
+    peers = values[:, [series.ranks.index(peer) for peer in slow.peers.ranks]]
+    known = ~np.isnan(mine) & ~np.isnan(peers).any(axis=1)
+    if not known.any():
+        return float("nan")
+    return float(np.median(mine[known]) - np.median(np.median(peers[known], axis=1)))
+
+
+Verdict = tuple[str, str] | None
+
+
+def _data(_slow: Slow, excess_ns: float, evidence: dict[str, float], _samples: Samples) -> Verdict:
+    data_ns = evidence.get("data_excess_ns", 0.0)
+    if data_ns < EXPLAINS * excess_ns:
+        return None
+    return "data_loading", f"it waits {format_duration(data_ns)} a step longer for its data loader"
+
+
+def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    peers = [samples.gc_ns_per_step[peer] for peer in slow.peers.ranks if peer in samples.gc_ns_per_step]
+    if slow.rank not in samples.gc_ns_per_step or not peers:
+        return None
+    pause_ns = samples.gc_ns_per_step[slow.rank] - float(np.median(peers))
+    evidence["gc_excess_ns"] = pause_ns
+    if pause_ns < EXPLAINS * excess_ns:
+        return None
+    return "garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)} a step longer"
+
+
+def _device(slow: Slow, _excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """The GPU itself: what it says of its clock."""
+    for device in samples.devices.get(slow.rank, ()):
+        reasons = device.throttle_reasons or ()
+        for word, name in (("thermal", "gpu_thermal_throttle"), ("power", "gpu_power_cap")):
+            found = [reason for reason in reasons if word in reason]
+            if found:
+                return name, f"its GPU throttles ({', '.join(found)})"
+        peers_hertz = [
+            other.sm_clock_hertz
+            for peer in slow.peers.ranks
+            for other in samples.devices.get(peer, ())
+            if other.sm_clock_hertz
+        ]
+        if device.sm_clock_hertz and peers_hertz:
+            ratio = device.sm_clock_hertz / float(np.median(peers_hertz))
+            evidence["sm_clock_ratio"] = ratio
+            if ratio < CLOCK_RATIO:
+                return "gpu_slow_clock", f"its GPU runs at {100 * ratio:.0f} % of its peers' clock"
+    return None
+
+
+def _host(
+    slow: Slow, series: StepSeries, excess_ns: float, evidence: dict[str, float], samples: Samples
+) -> tuple[str, str]:
+    compute = _window_medians(slow, samples, "compute_ns")
+    operators = _window_medians(slow, samples, "operator_count")
+    where = _where(evidence)
+    if compute is not None and operators is not None:
+        evidence["compute_excess_ns"] = compute[0] - compute[1]
+        evidence["operator_ratio"] = operators[0] / max(1.0, operators[1])
+        if compute[0] - compute[1] >= EXPLAINS * excess_ns and evidence["operator_ratio"] >= MORE_WORK_RATIO:
+            return "more_work", f"it runs {operators[0]:.0f} operators a step where they run {operators[1]:.0f}{where}"
+    if samples.devices.get(slow.rank):
+        # On a GPU a slow host shows as an idle device, which only device windows tell.
+        return "unattributed", f"no test of a cause passes{where}"
+    if evidence.get("cpu_excess_ns", 0.0) >= EXPLAINS * excess_ns:
+        return "host_cpu", f"its training thread computes longer{where}"
+    if where and "cpu_excess_ns" in evidence:
+        return "host_cpu", f"its training thread is blocked or waits for a core{where}"
+    return "unattributed", "no test of a cause passes"
+
+
+def _where(evidence: Mapping[str, float]) -> str:
+    phases = {name.removesuffix("_excess_ns"): value for name, value in evidence.items() if name.endswith("_excess_ns")}
+    phases = {name: value for name, value in phases.items() if name not in ("cpu", "gc", "compute") and value > 0}
+    if not phases:
+        return ""
+    name = max(phases, key=lambda phase: phases[phase])
+    return f", {format_duration(phases[name])} of it in {name}"
+
+
+def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, float] | None:
+    """Median of a breakdown's field per step since the slowness began: the rank's and its peers'."""
+
+    def per_step(rank: int) -> list[float]:
+        return [
+            float(getattr(window, field)) / window.step_count
+            for window in samples.breakdowns.get(rank, ())
+            if window.first_step >= slow.since_step and getattr(window, field) is not None
+        ]
+
+    mine = per_step(slow.rank)
+    peers = [value for peer in slow.peers.ranks for value in per_step(peer)]
+    return (float(np.median(mine)), float(np.median(peers))) if mine and peers else None

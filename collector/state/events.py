@@ -1,0 +1,61 @@
+"""Everything that may change a job. Times are the collector's clock, `_job_ns`."""
+
+from typing import NamedTuple
+
+from rankscope.measure.messages import Goodbye, Hello, Report
+
+
+class RankJoined(NamedTuple):
+    """A life of a rank was taken in."""
+
+    hello: Hello
+    now_job_ns: int
+
+
+class ReportAdmitted(NamedTuple):
+    """The next report of a life, once and in order; `missing` reports before it are lost for good."""
+
+    boot_id: str
+    report: Report
+    missing: int
+    now_job_ns: int
+    now_wall_s: float
+
+
+class DuplicateSeen(NamedTuple):
+    """A numbered message came again and was ignored."""
+
+    boot_id: str
+
+
+class GoodbyeAdmitted(NamedTuple):
+    """A life said how it ends."""
+
+    boot_id: str
+    goodbye: Goodbye
+    now_job_ns: int
+
+
+class ClockSampled(NamedTuple):
+    """The answer to a clock ping."""
+
+    boot_id: str
+    sent_job_ns: int
+    host_ns: int
+    received_job_ns: int
+
+
+class ProcessGone(NamedTuple):
+    """The process of a life is not there any more, seen on the machine it ran on."""
+
+    boot_id: str
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+    now_job_ns: int
+    now_wall_s: float
+
+
+JobEvent = RankJoined | ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | Tick

@@ -1,0 +1,177 @@
+"""What is known of one life of one rank."""
+
+from collections import deque
+
+from rankscope.collector.detect.clock_alignment import ClockAlignment
+from rankscope.collector.detect.ratios import add_breakdowns
+from rankscope.collector.detect.waits import KindWaits
+from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.units import ns_to_s
+
+BREAKDOWNS_KEPT = 32
+KINDS_MAX = 64
+"""Kinds of collective (group, op) kept for a rank: a rank of a 5-dimensional mesh has about 20."""
+
+BUS_FACTORS = {
+    "all_reduce": lambda size: 2 * (size - 1) / size,
+    "all_gather": lambda size: (size - 1) / size,
+    "reduce_scatter": lambda size: (size - 1) / size,
+    "all_to_all": lambda size: (size - 1) / size,
+    "broadcast": lambda _size: 1.0,
+    "reduce": lambda _size: 1.0,
+}
+"""busbw = bytes / transfer x this, as nccl-tests defines it (doc/PERFORMANCE.md of NVIDIA/nccl-tests)."""
+
+
+class _KindTotals:
+    """One kind of collective counted up."""
+
+    def __init__(self) -> None:
+        self.count = self.duration_ns = self.matched = self.wait_ns = self.transfer_ns = 0
+        self.size_bytes: int | None = 0
+        self.last: KindWaits | None = None
+
+    def add(self, kind: KindWaits) -> None:
+        self.count += kind.count
+        self.duration_ns += kind.duration_ns
+        self.matched += kind.matched
+        self.wait_ns += kind.wait_ns
+        self.transfer_ns += kind.transfer_ns
+        if kind.size_bytes is not None:
+            self.size_bytes = (self.size_bytes or 0) + kind.size_bytes
+        if kind.matched_bytes and kind.transfer_ns:
+            self.last = kind
+
+
+class RankState:
+    """One life, from its Hello to its end. Written by JobState only."""
+
+    def __init__(self, hello: Hello, now_job_ns: int) -> None:
+        self.identity: RankIdentity = hello.identity
+        self._hello = hello
+        self.last_seen_job_ns = now_job_ns
+        self.last_report_wall_s: float | None = None
+        self.next_ping_job_ns = now_job_ns
+        self.clock = ClockAlignment()
+        self.ended: str | None = None
+        self.ended_detail = ""
+        self.exit_code: int | None = None
+        self.totals = Totals()
+        self.losses = Losses()
+        self.host: HostSample | None = None
+        self.gc_ns_per_step: float | None = None
+        self.devices: tuple[DeviceSample, ...] = ()
+        self.overhead_ratio: float | None = None
+        self.breakdowns: deque[WindowBreakdown] = deque(maxlen=BREAKDOWNS_KEPT)
+        self.records_late = 0
+        self.admitted = 0
+        self.duplicates = 0
+        self.missing = 0
+        self.first_sequence: int | None = None
+        self.last_sequence = 0
+        self.last_step: int | None = None
+        self._kinds: dict[tuple[str, str], _KindTotals] = {}
+        self._gc_seen: deque[tuple[int, int]] = deque(maxlen=BREAKDOWNS_KEPT)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has not ended."""
+        return self.ended is None
+
+    def take(self, report: Report, missing: int, now_job_ns: int, now_wall_s: float) -> None:
+        """Everything of a report but its steps and collectives."""
+        self.count_admitted(report.sequence, missing)
+        self.last_seen_job_ns = now_job_ns
+        self.last_report_wall_s = now_wall_s
+        self.totals, self.losses = report.totals, report.losses
+        self.breakdowns.extend(report.breakdowns)
+        self.overhead_ratio = report.overhead_ratio
+        self.devices = report.devices or self.devices
+        if report.host is not None:
+            self.host = report.host
+            self._learn_gc(report.totals.steps, report.host.gc_pause_ns)
+        if self.ended == "silent":
+            self.ended = None
+
+    def count_admitted(self, sequence: int, missing: int) -> None:
+        """A numbered message was admitted."""
+        self.admitted += 1
+        self.missing += missing
+        self.first_sequence = sequence if self.first_sequence is None else self.first_sequence
+        self.last_sequence = sequence
+
+    def end(self, reason: str, goodbye: Goodbye | None = None) -> None:
+        """This life is over; what it said itself stands."""
+        self.ended = reason
+        if goodbye is not None:
+            self.ended_detail, self.exit_code = goodbye.detail, goodbye.exit_code
+
+    def add_kind(self, kind: KindWaits) -> None:
+        """Count the collectives of one step in."""
+        key = (kind.group, kind.op)
+        if key not in self._kinds and len(self._kinds) >= KINDS_MAX:
+            return
+        self._kinds.setdefault(key, _KindTotals()).add(kind)
+
+    def snapshot(self, now_job_ns: int, group_sizes: dict[str, int], **medians: object) -> RankSnapshot:
+        """The picture of this life; `medians` are the fields that compare it with others."""
+        alignment = self.clock.at(now_job_ns)
+        return RankSnapshot(
+            identity=self.identity,
+            up=self.is_live,
+            ended=self.ended,
+            ended_detail=self.ended_detail,
+            exit_code=self.exit_code,
+            torch_version=self._hello.torch_version,
+            agent_version=self._hello.agent_version,
+            last_report_wall_s=self.last_report_wall_s,
+            last_step=self.last_step,
+            reports_admitted=self.admitted,
+            reports_duplicate=self.duplicates,
+            report_gaps=self.missing,
+            first_sequence=self.first_sequence,
+            last_sequence=self.last_sequence,
+            records_late=self.records_late,
+            breakdown=add_breakdowns(tuple(self.breakdowns)),
+            totals=self.totals,
+            losses=self.losses,
+            collectives=tuple(
+                _kind_totals(key, kind, group_sizes) for key, kind in sorted(self._kinds.items())
+            ),
+            host=self.host,
+            devices=self.devices,
+            overhead_ratio=self.overhead_ratio,
+            clock_error_ns=alignment.error_ns if alignment is not None else None,
+            **medians,  # type: ignore[arg-type]
+        )
+
+    def _learn_gc(self, steps: int, pause_ns: int | None) -> None:
+        if pause_ns is None:
+            return
+        self._gc_seen.append((steps, pause_ns))
+        first_steps, first_ns = self._gc_seen[0]
+        if steps > first_steps:
+            self.gc_ns_per_step = (pause_ns - first_ns) / (steps - first_steps)
+
+
+def _kind_totals(key: tuple[str, str], kind: _KindTotals, group_sizes: dict[str, int]) -> CollectiveTotals:
+    group, op = key
+    factor = BUS_FACTORS.get(op)
+    size = group_sizes.get(group, 0)
+    bandwidth = None
+    if kind.last is not None and factor is not None and size > 1:
+        bandwidth = kind.last.matched_bytes / ns_to_s(kind.last.transfer_ns) * factor(size)
+    return CollectiveTotals(
+        group=group,
+        op=op,
+        count=kind.count,
+        duration_ns=kind.duration_ns,
+        bytes=kind.size_bytes or None,
+        matched=kind.matched,
+        wait_ns=kind.wait_ns if kind.matched else None,
+        transfer_ns=kind.transfer_ns if kind.matched else None,
+        bus_bandwidth_bytes_per_s=bandwidth,
+    )

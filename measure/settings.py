@@ -1,0 +1,360 @@
+"""Configuration that explains itself: the mechanism both programs share.
+
+A program's configuration is a subclass of `Settings`: a frozen keyword-only dataclass whose fields are made by `setting`.
+A value comes from the last of these that gives one, and the object remembers which it was (`sources`):
+
+    default  <-  TOML file  <-  environment  <-  overrides of the caller
+
+Nothing here opens a file or reads the environment: the caller passes the text and the mapping. A value that cannot be
+used raises SettingError, which names the key, the value, where it came from, the limit and the cure.
+"""
+
+import dataclasses
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from rankscope.measure.errors import SettingError
+
+Value = bool | int | float | str
+"""What a setting may hold. A setting's type is its default's."""
+
+T = TypeVar("T", bool, int, float, str)
+S = TypeVar("S", bound="Settings")
+
+FROM_DEFAULT = "the default"
+FROM_CODE = "from the code"
+TEXT_LENGTH_MAX = 1024
+"""Longest text of a setting, unless the setting says less: longer ones are a file's content in the wrong place."""
+
+SHOWN_LENGTH_MAX = 80
+"""Longest piece of a user's value that an error repeats."""
+
+PORT_MAX = 65535
+EXACT_FLOAT_MAX = 2**53
+"""Beyond, a whole number as a float may be another number."""
+
+_HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(%\w+)?\]")
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+# Kubernetes puts these into every container beside a service named rankscope-..., whatever the container runs.
+_SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_SERVICE_LINK_PORT = re.compile(r"(tcp|udp|sctp)://.+:\d+")
+
+
+class Setting(NamedTuple):
+    """What is known about one key besides its default. A limit of None is no limit.
+
+    `below` and `above` say what would happen beyond `smallest` and `largest`. `find_problem` looks at a value that is
+    within the limits and returns what it must be instead, or None when it is good.
+    """
+
+    meaning: str
+    unit: str = ""
+    smallest: float | None = None
+    largest: float | None = None
+    choices: tuple[str, ...] = ()
+    below: str = ""
+    above: str = ""
+    length_max: int = TEXT_LENGTH_MAX
+    find_problem: Callable[[str], str | None] | None = None
+
+
+class Ordered(NamedTuple):
+    """A rule between two keys of one configuration: `lower` <= `higher`, or < when `strictly`. `reason` says why."""
+
+    lower: str
+    higher: str
+    reason: str
+    strictly: bool = False
+
+
+def setting(default: T, known: Setting) -> T:
+    """A field of a `Settings` subclass. The type of the default is the type of the setting.
+
+    It claims to return the default's type, as `dataclasses.field` does, so that the annotation beside it is checked.
+    """
+    field: T = dataclasses.field(default=default, metadata={"setting": known})
+    return field
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What every configuration has. Checked when it is made, however it is made; raises SettingError.
+
+    `sources` says for each key where its value came from; a key that is not in it was given by the code.
+    """
+
+    TITLE: ClassVar[str] = ""
+    PREFIX: ClassVar[str] = ""
+    """How the names of its environment variables begin; the rest is the key in capitals."""
+    FILE_VARIABLE: ClassVar[str] = ""
+    """The environment variable that names its TOML file."""
+    FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = ()
+    """Names that begin with PREFIX and are no settings; one that ends in `*` stands for all that begin so."""
+    RULES: ClassVar[tuple[Ordered, ...]] = ()
+
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every value by itself, then the rules between them."""
+        for key, default, known in find_settings(type(self)):
+            raw = getattr(self, key)
+            value = _convert(raw, type(default))
+            problem = f"it must be {_describe_kind(default, known)}." if value is None else _find_problem(value, known)
+            if problem is not None:
+                raise SettingError(f"{key} is {_show(raw if value is None else value)} ({self.source(key)}); {problem}")
+            object.__setattr__(self, key, value)
+        for rule in self.RULES:
+            self._check_rule(rule)
+
+    def source(self, key: str) -> str:
+        """Where the value of the key came from, as error texts say it."""
+        return self.sources.get(key, FROM_CODE)
+
+    def _check_rule(self, rule: Ordered) -> None:
+        lower, higher = getattr(self, rule.lower), getattr(self, rule.higher)
+        if lower < higher or (lower == higher and not rule.strictly):
+            return
+        wanted = "must be smaller than" if rule.strictly else "must not be larger than"
+        raise SettingError(
+            f"{rule.lower} is {lower} ({self.source(rule.lower)}) and {wanted} {rule.higher}, which is {higher} "
+            f"({self.source(rule.higher)}): {rule.reason} Lower the first or raise the second."
+        )
+
+
+def read(
+    config_class: type[S],
+    *,
+    file_text: str | None = None,
+    file_name: str = "",
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Value] | None = None,
+    overrides_from: str = "from the command line",
+) -> S:
+    """Put a configuration together from its layers, each named in what `sources` and errors say.
+
+    `file_text` is TOML with one `key = value` a line, `environment` any mapping of variables (only those that begin
+    with the class's PREFIX are looked at), `overrides` maps keys to values, which may be texts as in the environment.
+    Raises SettingError for a value that cannot be used and for a name that is no setting.
+    """
+    layers: list[tuple[str, str, object]] = []
+    if file_text is not None:
+        source = f"from {file_name}"
+        layers += [(key, source, value) for key, value in _parse_file(file_text, file_name).items()]
+    for key, name, text in _find_variables(config_class, environment or {}):
+        layers.append((key, f"from {name}", _Text(text)))
+    for key, value in (overrides or {}).items():
+        layers.append((key, overrides_from, _Text(value) if isinstance(value, str) else value))
+    return _combine(config_class, layers)
+
+
+def document(config_class: type[Settings]) -> str:
+    """The TOML file of a configuration: every key at its default, with its meaning, unit, limits and variable above it.
+
+    Reading it back gives the defaults.
+    """
+    first = [
+        f"# {config_class.TITLE}",
+        f"# Used when the environment variable {config_class.FILE_VARIABLE} names this file. Every value here is the",
+        "# default; a variable named below wins over the file. Keys that are left out keep their default.",
+    ]
+    blocks = ["\n".join(first)]
+    for key, default, known in find_settings(config_class):
+        facts = [*_describe(default, known), f"environment: {config_class.PREFIX}{key.upper()}"]
+        comments = [*_wrap(known.meaning), "; ".join(facts)]
+        blocks.append("\n".join([*(f"# {line}" for line in comments), f"{key} = {_toml(default)}"]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def find_settings(config_class: type[Settings]) -> Iterator[tuple[str, Value, Setting]]:
+    """Each setting of a configuration in the order of its definition: key, default and what is known about it."""
+    for field in dataclasses.fields(config_class):
+        known: Setting | None = field.metadata.get("setting")
+        if known is not None:
+            default: Any = field.default  # `setting` gave it one
+            yield field.name, default, known
+
+
+def find_address_problem(address: str, *, scheme: str = "", listening: bool = False) -> str | None:
+    """What an address must be, or None when it is one: scheme, host, colon, port 1..65535.
+
+    An address for `listening` may have the host `*` (all) and the port 0 or `*` (any free one). An IPv6 host stands in
+    brackets.
+
+    >>> find_address_problem("tcp://10.0.0.1:18490", scheme="tcp://")
+    >>> find_address_problem("10.0.0.1:18490", scheme="tcp://")
+    'it must be tcp://HOST:PORT, for example tcp://10.0.0.1:18490'
+    """
+    host, _, port = address.removeprefix(scheme).rpartition(":")
+    plain = _HOST.fullmatch(host) is not None or (listening and host == "*")
+    if not address.startswith(scheme) or not plain:
+        return f"it must be {scheme}HOST:PORT, for example {scheme}10.0.0.1:18490"
+    if listening and port in {"0", "*"}:
+        return None
+    if _PORT.fullmatch(port) is None or int(port) > PORT_MAX:
+        return f"its port must be a number from 1 to {PORT_MAX}" + (", or 0 for any free one" if listening else "")
+    return None
+
+
+class _Text(str):
+    """A value from a place that knows only texts, so that "1" may mean the number."""
+
+    __slots__ = ()
+
+
+def _combine(config_class: type[S], layers: Iterable[tuple[str, str, object]]) -> S:
+    keys = {key: key for key, _, _ in find_settings(config_class)}
+    values: dict[str, Any] = {}  # not yet of the right types: the configuration converts and checks what it is given
+    sources = dict.fromkeys(keys, FROM_DEFAULT)
+    for key, source, raw in layers:
+        if key not in keys:
+            raise SettingError(f"{_shorten(key)} is no setting ({source}). {_suggest(key, keys)}")
+        values[key] = raw
+        sources[key] = source
+    return config_class(sources=sources, **values)
+
+
+def _parse_file(text: str, name: str) -> Mapping[str, object]:
+    # Here and not above: only a program that has a file pays the 18 ms that importing the parser takes.
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        cure = "One `key = value` stands on a line, texts in double quotes."
+        raise SettingError(f"{name} is not a TOML file: {error}. {cure}") from error
+
+
+def _find_variables(config_class: type[Settings], environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """The key, name and text of each variable that is a setting. One that looks like ours and is none is an error."""
+    prefix = config_class.PREFIX
+    names = {key: f"{prefix}{key.upper()}" for key, _, _ in find_settings(config_class)}
+    for name in sorted(environment):
+        if not name.startswith(prefix) or _is_foreign(name, environment[name], config_class.FOREIGN_VARIABLES):
+            continue
+        key = name[len(prefix) :].lower()
+        if names.get(key) != name:
+            raise SettingError(f"{_shorten(name)} is set in the environment and is no setting. {_suggest(key, names)}")
+        yield key, name, environment[name]
+
+
+def _is_foreign(name: str, text: str, allowed: tuple[str, ...]) -> bool:
+    if any(name.startswith(known[:-1]) if known.endswith("*") else name == known for known in allowed):
+        return True
+    if name.endswith("_PORT"):
+        return _SERVICE_LINK_PORT.fullmatch(text) is not None
+    return _SERVICE_LINK.fullmatch(name) is not None
+
+
+def _suggest(wrong_key: str, names: Mapping[str, str]) -> str:
+    """The cure for a wrong key. `names` maps the right ones to how they are written where the wrong one stands."""
+    import difflib  # noqa: PLC0415 - only a mistake needs it
+
+    near = difflib.get_close_matches(wrong_key, names, n=1)
+    if near:
+        return f"The nearest is {names[near[0]]}: correct the name or remove it."
+    return f"Remove it; the settings are {', '.join(names.values())}."
+
+
+def _convert(raw: object, kind: type[Value]) -> Value | None:
+    """The value in the type of the setting, or None. A whole number may stand for a number, and nothing else for
+    anything else.
+    """
+    value = _parse_text(raw, kind) if isinstance(raw, _Text) else raw
+    if kind is float and type(value) is int and abs(value) <= EXACT_FLOAT_MAX:
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        return None
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parse_text(text: str, kind: type[Value]) -> Value | None:
+    text = text.strip()
+    if kind is bool:
+        return _SWITCH.get(text.lower())
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def _find_problem(value: Value, known: Setting) -> str | None:
+    return _find_text_problem(value, known) if isinstance(value, str) else _find_limit_problem(value, known)
+
+
+def _find_limit_problem(value: float, known: Setting) -> str | None:
+    cure = f"Give a value {_describe_limits(known)}."
+    if known.smallest is not None and value < known.smallest:
+        return f"the smallest allowed is {_number(known.smallest)}. {known.below or cure}"
+    if known.largest is not None and value > known.largest:
+        return f"the largest allowed is {_number(known.largest)}. {known.above or cure}"
+    return None
+
+
+def _find_text_problem(text: str, known: Setting) -> str | None:
+    if len(text) > known.length_max:
+        return f"it has {len(text)} characters, the most allowed is {known.length_max}. Shorten it."
+    if not text.isprintable():
+        return "it has characters that cannot be printed. Remove them."
+    if known.choices and text not in known.choices:
+        return f"it must be one of {', '.join(map(_show, known.choices))}. Choose one of them."
+    problem = None if known.find_problem is None else known.find_problem(text)
+    return None if problem is None else f"{problem}."
+
+
+def _describe(default: Value, known: Setting) -> Iterator[str]:
+    if known.unit:
+        yield f"unit: {known.unit}"
+    yield f"default: {_toml(default)}"
+    if limits := _describe_limits(known):
+        yield f"range: {limits}"
+    if known.choices:
+        yield f"one of: {', '.join(known.choices)}"
+
+
+def _describe_kind(default: Value, known: Setting) -> str:
+    return f"{_KINDS[type(default)]} {_describe_limits(known)}".strip()
+
+
+def _describe_limits(known: Setting) -> str:
+    smallest, largest = known.smallest, known.largest
+    if smallest is not None and largest is not None:
+        return f"from {_number(smallest)} to {_number(largest)}"
+    if smallest is not None:
+        return f"of at least {_number(smallest)}"
+    return "" if largest is None else f"of at most {_number(largest)}"
+
+
+def _show(value: object) -> str:
+    """A user's value as an error repeats it: as the file would have it, and nothing long."""
+    if isinstance(value, bool):
+        return _toml(value)
+    return _shorten(repr(str(value)) if isinstance(value, str) else repr(value))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
+
+
+def _toml(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else _number(value)
+
+
+def _number(value: float) -> str:
+    return f"{value:_}" if isinstance(value, int) else repr(value)
+
+
+def _wrap(text: str) -> list[str]:
+    import textwrap  # noqa: PLC0415 - only the documentation needs it
+
+    return textwrap.wrap(text, width=116)

@@ -1,0 +1,305 @@
+"""The NVML sampler through the real pynvml and ctypes, against tests/nvml_stand_in: nothing is patched.
+
+Each case is a process of its own, because pynvml loads its library once per process.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped, unused-ignore]  # it comes without types
+import pytest
+
+from rankscope.agent.sample.nvml import (
+    APPLICATIONS_CLOCKS_SETTING,
+    FIELDS,
+    GPU_IDLE,
+    THROTTLE_REASONS,
+    TrainingDevice,
+    name_throttle_reasons,
+    torch_device_uuid,
+)
+from tests.nvml_stand_in import compile_nvml
+
+STRAINED = "GPU-00000000-0000-0000-0000-000000000001"
+QUIET = "GPU-00000000-0000-0000-0000-000000000002"
+SLICE = "MIG-00000000-0000-0000-0000-000000000004"
+MIB = 1024 * 1024
+
+CALLS_TO_FIND = 2
+"""The handle by its UUID, and the name."""
+
+CALLS_TO_READ = 6
+"""Utilisation, memory, power, temperature, clock, throttle reasons."""
+
+PRELUDE = """
+import json, sys
+import msgspec
+from rankscope.agent.sample.nvml import NvmlSampler
+
+class Clock:
+    now_s = 0
+    def monotonic_ns(self):
+        return self.now_s * 1_000_000_000
+
+clock = Clock()
+said = []
+uuid = sys.argv[1] or None
+sampler = NvmlSampler(clock, lambda: uuid, on_unavailable=said.append)
+
+def sample(at_s=0):
+    clock.now_s = at_s
+    return msgspec.to_builtins(sampler.sample())
+
+def calls():
+    return sys.modules["pynvml"].nvmlLib.stand_in_device_calls()
+
+def init_balance():
+    return sys.modules["pynvml"].nvmlLib.stand_in_init_balance()
+
+def answer(value):
+    print(json.dumps(value))
+"""
+
+# The order of DeviceSample's fields on the wire, where it is an array.
+ARRAY = ("host_ns", "uuid", "model", *FIELDS, "absent")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a present-day library."""
+    return compile_nvml(tmp_path_factory.mktemp("driver")).parent
+
+
+def _run(folder: Path, uuid: str, script: str, **environment: int) -> Any:  # noqa: ANN401 - whatever JSON the script prints
+    """What `script` answers in a new process that finds its NVML in `folder`."""
+    variables = {name: str(value) for name, value in environment.items()}
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", PRELUDE + script, uuid],
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _sample(folder: Path, uuid: str, **environment: int) -> dict[str, Any]:
+    """The only sample of a fresh sampler, by field name."""
+    (values,) = _run(folder, uuid, "answer(sample())", **environment)
+    return dict(zip(ARRAY, values, strict=True))
+
+
+def test_throttled_gpu_is_read_in_our_units(driver: Path) -> None:
+    assert _sample(driver, STRAINED) == {
+        "host_ns": 0,
+        "uuid": STRAINED,
+        "model": "Stand-in Strained",
+        "utilization_ratio": 0.97,
+        "memory_used_bytes": 60_000 * MIB,
+        "memory_total_bytes": 80_000 * MIB,
+        "power_watts": 699.5,
+        "temperature_celsius": 88.0,
+        "sm_clock_hertz": 1_230_000_000,
+        "throttle_reasons": ["hw_slowdown", "sw_thermal_slowdown"],  # clocks set on purpose are left out
+        "absent": {},
+    }
+
+
+def test_idle_gpu_is_measured_as_not_throttled(driver: Path) -> None:
+    sample = _sample(driver, QUIET)
+    assert sample["throttle_reasons"] == []
+    assert sample["utilization_ratio"] == 0.0
+
+
+def test_value_without_permission_is_absent_with_its_reason_and_the_others_are_measured(driver: Path) -> None:
+    sample = _sample(driver, QUIET)
+    assert sample["power_watts"] is None
+    assert sample["absent"] == {"power_watts": "no_permission"}
+    assert sample["temperature_celsius"] == 31.0
+
+
+def test_old_driver_is_read_through_the_older_calls(tmp_path: Path) -> None:
+    compile_nvml(tmp_path, old_driver=True)
+    sample = _sample(tmp_path, STRAINED)
+    assert sample["memory_used_bytes"] == (60_000 + 512) * MIB  # the older call counts the driver's own 512 MiB as used
+    assert sample["throttle_reasons"] == ["hw_slowdown", "sw_thermal_slowdown"]
+    assert sample["absent"] == {}
+
+
+def test_slice_of_a_gpu_has_its_own_memory_and_the_power_of_its_board(driver: Path) -> None:
+    torch_name = SLICE.replace("MIG-", "GPU-")
+    sample = _sample(driver, torch_name)
+    assert sample["uuid"] == SLICE
+    assert (sample["memory_used_bytes"], sample["memory_total_bytes"]) == (4_000 * MIB, 10_000 * MIB)
+    assert sample["power_watts"] == 250.0
+    assert sample["throttle_reasons"] == ["sw_power_cap"]
+    assert sample["absent"] == {"utilization_ratio": "not_supported"}
+
+
+def test_slice_can_be_asked_for_by_its_own_name(driver: Path) -> None:
+    assert _sample(driver, SLICE)["model"] == "Stand-in Slice"
+
+
+def test_driver_that_is_not_loaded_is_said_once_with_the_cure_and_then_costs_nothing(driver: Path) -> None:
+    script = "answer([sample(0), sample(1000), said, sampler.unavailable, calls()])"
+    first, second, said, unavailable, calls = _run(driver, STRAINED, script, STAND_IN_INIT_RESULT=9)
+    assert (first, second, unavailable, calls) == ([], [], "driver_not_loaded", 0)
+    assert said == [
+        (
+            "GPU sensors are not read (driver_not_loaded): nvmlInit says Driver Not Loaded; the NVIDIA driver's "
+            "libnvidia-ml.so.1 must be found and fit the loaded driver; a container needs `utility` in "
+            "NVIDIA_DRIVER_CAPABILITIES. Everything else is measured"
+        )
+    ]
+
+
+def test_error_that_pynvml_does_not_know_is_named_by_the_drivers_text(driver: Path) -> None:
+    script = "sample(); answer(sampler.unavailable)"
+    assert _run(driver, STRAINED, script, STAND_IN_INIT_RESULT=4242) == "stand_in_made_up_error"
+
+
+def test_machine_without_the_driver_library_gives_no_samples(tmp_path: Path) -> None:
+    # An unusable file of that name ends the search, so that a real driver of this machine is not found instead.
+    (tmp_path / "libnvidia-ml.so.1").touch()
+    script = "answer([sample(), sample(), len(said), sampler.unavailable])"
+    assert _run(tmp_path, STRAINED, script) == [[], [], 1, "library_not_found"]
+
+
+def test_process_that_does_not_use_cuda_never_loads_nvml(driver: Path) -> None:
+    assert _run(driver, "", "answer([sample(), 'pynvml' in sys.modules, said])") == [[], False, []]
+
+
+def test_nvml_is_opened_once_and_the_device_looked_up_once(driver: Path) -> None:
+    script = "answer([[sample(at_s) and calls() for at_s in range(3)], init_balance()])"
+    counts, balance = _run(driver, STRAINED, script)
+    assert counts == [CALLS_TO_FIND + samples * CALLS_TO_READ for samples in (1, 2, 3)]
+    assert balance == 1
+
+
+def test_closed_sampler_gives_nvml_back_and_no_more_samples(driver: Path) -> None:
+    script = "sample(); sampler.close(); sampler.close(); answer([init_balance(), sample(), said])"
+    assert _run(driver, STRAINED, script) == [0, [], []]
+
+
+def test_sampler_closed_before_it_was_needed_never_opens_nvml(driver: Path) -> None:
+    assert _run(driver, STRAINED, "sampler.close(); answer([sample(), 'pynvml' in sys.modules])") == [[], False]
+
+
+def test_gpu_lost_between_two_samples_is_absent_in_every_field(driver: Path) -> None:
+    script = "sample(0); answer(sample(1))"
+    lost_from = CALLS_TO_FIND + CALLS_TO_READ + 1
+    (values,) = _run(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=lost_from)
+    sample = dict(zip(ARRAY, values, strict=True))
+    assert sample["absent"] == dict.fromkeys(FIELDS, "gpu_is_lost")
+    assert {sample[field] for field in FIELDS} == {None}
+    assert (sample["host_ns"], sample["uuid"], sample["model"]) == (1_000_000_000, STRAINED, "Stand-in Strained")
+
+
+def test_gpu_lost_within_a_sample_is_asked_nothing_more(driver: Path) -> None:
+    third_reading = CALLS_TO_FIND + 3
+    (values,), calls = _run(driver, STRAINED, "answer([sample(), calls()])", STAND_IN_LOST_FROM_CALL=third_reading)
+    assert dict(zip(ARRAY, values, strict=True))["absent"] == dict.fromkeys(FIELDS, "gpu_is_lost")
+    assert calls == third_reading
+
+
+def test_lost_gpu_is_looked_for_after_10_then_20_seconds_and_measured_once_it_is_back(driver: Path) -> None:
+    script = "answer([[at_s, bool(sample(at_s)[0][-1]), calls()] for at_s in (0, 1, 10, 11, 30, 31)])"
+    # Calls 1-8 are the first sample. Call 9 finds the GPU lost, call 10 still, call 11 sees it again.
+    history = _run(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=9, STAND_IN_LOST_UNTIL_CALL=11)
+    assert history == [
+        [0, False, 8],
+        [1, True, 9],
+        [10, True, 9],  # only 9 s after the loss
+        [11, True, 10],
+        [30, True, 10],  # only 19 s after the first try
+        [31, False, 10 + CALLS_TO_FIND + CALLS_TO_READ],
+    ]
+
+
+def test_lost_gpu_is_looked_for_at_most_every_ten_minutes_in_the_end(driver: Path) -> None:
+    # Waits of 10, 20, 40, 80, 160, 320 s end at 630 s; from then on one try every 600 s: 1230, 1830, 2430.
+    script = "answer([sample(at_s) and calls() for at_s in range(0, 2500, 10)])"
+    counts = _run(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=1)
+    tries = [10 * place for place, count in enumerate(counts) if count > (counts[place - 1] if place else 0)]
+    assert tries == [0, 10, 30, 70, 150, 310, 630, 1230, 1830, 2430]
+
+
+def test_gpu_that_nvml_does_not_know_is_absent_with_the_reason(driver: Path) -> None:
+    sample = _sample(driver, "GPU-ffffffff-0000-0000-0000-000000000000")
+    assert sample["absent"] == dict.fromkeys(FIELDS, "not_found")
+    assert sample["uuid"] == "GPU-ffffffff-0000-0000-0000-000000000000"
+
+
+def test_process_that_changes_its_gpu_is_followed_at_once(driver: Path) -> None:
+    script = f"sample(0)\nuuid = {QUIET!r}\nanswer(sample(1)[0][1:3])"
+    assert _run(driver, STRAINED, script) == [QUIET, "Stand-in Quiet"]
+
+
+def test_our_throttle_names_are_those_of_pynvml() -> None:
+    pattern = re.compile(r"nvmlClocks(?:Throttle|Event)Reason(\w+)")
+    names: dict[int, set[str]] = {}
+    for match in filter(None, map(pattern.fullmatch, dir(pynvml))):
+        snake_case = re.sub(r"(?<!^)(?=[A-Z])", "_", match[1]).lower()
+        names.setdefault(getattr(pynvml, match[0]), set()).add(snake_case)
+    single_bits = {bit: found for bit, found in names.items() if bit.bit_count() == 1}
+    # An older pynvml knows fewer of them.
+    ours = {**THROTTLE_REASONS, GPU_IDLE: "gpu_idle", APPLICATIONS_CLOCKS_SETTING: "applications_clocks_setting"}
+    assert len(single_bits) >= 9
+    assert {bit: ours.get(bit) in found for bit, found in single_bits.items()} == dict.fromkeys(single_bits, True)
+
+
+def test_throttle_reason_of_a_newer_driver_is_named_by_its_bit() -> None:
+    assert name_throttle_reasons(0x4 | 0x1000) == ("sw_power_cap", "bit_12")
+
+
+def _torch(*, initialized: bool = True, hip: str | None = None, properties: object = None) -> dict[str, object]:
+    """A stand-in for the few parts of torch that are asked, on device 3."""
+    cuda = SimpleNamespace(
+        is_initialized=lambda: initialized,
+        current_device=lambda: 3,
+        get_device_properties={3: properties}.__getitem__,
+    )
+    return {"torch": SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip))}
+
+
+def test_device_uuid_is_that_of_torchs_current_device() -> None:
+    modules = _torch(properties=SimpleNamespace(uuid="00000000-0000-0000-0000-000000000001"))
+    assert torch_device_uuid(modules) == STRAINED
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        pytest.param({}, id="torch is not imported"),
+        pytest.param({"torch": SimpleNamespace()}, id="torch is still being imported"),
+        pytest.param(_torch(initialized=False), id="CUDA has not been used"),
+        pytest.param(_torch(hip="6.4"), id="torch is built for AMD"),
+        pytest.param(_torch(properties=SimpleNamespace()), id="torch does not tell UUIDs"),
+    ],
+)
+def test_without_a_cuda_device_there_is_no_uuid(modules: dict[str, object]) -> None:
+    assert torch_device_uuid(modules) is None
+
+
+def test_device_of_the_training_thread_is_remembered_once_it_is_known() -> None:
+    answers = iter([None, STRAINED])
+    device = TrainingDevice(lambda: next(answers))
+    seen = []
+    for _ in range(3):
+        device.observe()
+        seen.append(device.uuid())
+    assert seen == [None, STRAINED, STRAINED]  # a third question would end the iterator
+
+
+def test_missing_compiler_fails_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"gcc is not on PATH, .* install it \(apt-get install gcc"):
+        compile_nvml(tmp_path)

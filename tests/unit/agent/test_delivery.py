@@ -1,0 +1,401 @@
+"""Delivery, event by event, on a clock that the test sets. Times are in ms: `at(200)` is 200 ms."""
+
+import random
+
+import pytest
+
+from rankscope.agent.report.delivery import (
+    Delivery,
+    DeliverySettings,
+    DeliveryState,
+    Refusal,
+    Send,
+    SendFrame,
+    SendHello,
+)
+from rankscope.agent.report.resend_buffer import ResendBuffer
+from rankscope.measure.errors import SettingError
+
+
+class LongestPause(random.Random):
+    """Chance that never shortens a pause: 50 % + 50 % of just under 1."""
+
+    def random(self) -> float:
+        """Return the largest value there is."""
+        return 1 - 2**-53
+
+
+def at(milliseconds: int) -> int:
+    """A time of the test."""
+    return milliseconds * 1_000_000
+
+
+def delivery_with(count: int, frames_max: int = 1000, **settings: int) -> Delivery:
+    """A delivery that holds frames 1 to `count`."""
+    delivery = Delivery(ResendBuffer(frames_max, 10**6), LongestPause(), DeliverySettings(**settings))  # type: ignore[arg-type]
+    push(delivery, count)
+    return delivery
+
+
+def welcomed_with(count: int, frames_max: int = 1000, **settings: int) -> Delivery:
+    """The same after a Hello and a Welcome at 0, with all `count` frames in flight."""
+    delivery = delivery_with(count, frames_max, **settings)
+    delivery.on_tick(at(0))
+    delivery.on_welcome(0, at(0))
+    return delivery
+
+
+def push(delivery: Delivery, count: int) -> None:
+    """`count` more frames."""
+    for _ in range(count):
+        sequence = delivery.buffer.last_sequence + 1
+        delivery.buffer.push(sequence, b"frame %d" % sequence, 1)
+
+
+def numbers(sends: list[Send]) -> list[int]:
+    """The numbers of the frames; a Hello among them fails."""
+    assert all(isinstance(send, SendFrame) for send in sends), sends
+    return [send.sequence for send in sends if isinstance(send, SendFrame)]
+
+
+# -- unconnected ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_tick_sends_a_hello_and_no_frame() -> None:
+    assert delivery_with(3).on_tick(at(0)) == [SendHello(first_sequence=1)]
+
+
+def test_unanswered_hellos_come_at_growing_pauses_up_to_the_longest() -> None:
+    delivery = delivery_with(1, hello_interval_ns=at(1000), hello_interval_ns_max=at(4000))
+    hellos = [now_ms for now_ms in range(0, 16_000, 500) if delivery.on_tick(at(now_ms))]
+    assert hellos == [0, 1000, 3000, 7000, 11_000, 15_000]  # pauses of 1, 2, 4, 4 and 4 s
+
+
+def test_chance_shortens_a_pause_to_half_at_most() -> None:
+    wakes = set()
+    for seed in range(50):
+        delivery = Delivery(ResendBuffer(1, 1), random.Random(seed))
+        delivery.on_tick(at(0))
+        wakes.add(delivery.next_wake_ns)
+    assert len(wakes) == 50
+    assert all(wake is not None and at(500) <= wake <= at(1000) for wake in wakes)
+
+
+def test_a_hello_says_what_was_dropped_meanwhile() -> None:
+    delivery = delivery_with(5, frames_max=2)
+    assert delivery.on_tick(at(0)) == [SendHello(first_sequence=4)]
+
+
+def test_the_next_wake_is_when_the_next_hello_is_due() -> None:
+    delivery = delivery_with(1)
+    delivery.on_tick(at(0))
+    assert delivery.next_wake_ns == at(1000)
+    assert delivery.on_tick(at(1000) - 1) == []
+    assert delivery.on_tick(at(1000)) == [SendHello(1)]
+
+
+# -- streaming --------------------------------------------------------------------------------------------------------
+
+
+def test_a_welcome_lets_the_held_frames_go() -> None:
+    delivery = delivery_with(2)
+    delivery.on_tick(at(0))
+    assert delivery.on_welcome(0, at(1)) == [SendFrame(1, b"frame 1"), SendFrame(2, b"frame 2")]
+    assert (delivery.state, delivery.ever_welcomed) == (DeliveryState.WELCOMED, True)
+
+
+def test_a_welcome_acknowledges_what_the_collector_has() -> None:
+    delivery = welcomed_with(5)
+    delivery.on_hello_wanted(at(300))
+    assert numbers(delivery.on_welcome(3, at(301))) == [4, 5]
+    assert delivery.buffer.first_sequence == 4
+
+
+def test_a_frame_pushed_later_goes_with_the_next_tick_once() -> None:
+    delivery = welcomed_with(2)
+    push(delivery, 1)
+    assert numbers(delivery.on_tick(at(5))) == [3]
+    assert delivery.on_tick(at(6)) == []
+
+
+def test_no_more_than_the_window_is_in_flight() -> None:
+    delivery = delivery_with(10, in_flight_max=4)
+    delivery.on_tick(at(0))
+    assert numbers(delivery.on_welcome(0, at(1))) == [1, 2, 3, 4]
+    assert delivery.on_tick(at(2)) == []
+    assert numbers(delivery.on_ack(3, at(3))) == [5, 6, 7]  # 4 is still in flight
+
+
+def test_an_acknowledgement_releases_and_nothing_is_left_to_wake_for() -> None:
+    delivery = welcomed_with(3)
+    delivery.on_ack(3, at(10))
+    assert delivery.everything_acknowledged
+    assert delivery.next_wake_ns is None
+
+
+# -- acknowledgements nobody should get -------------------------------------------------------------------------------
+
+
+def test_acknowledgements_twice_or_from_the_past_are_counted_and_change_nothing() -> None:
+    delivery = welcomed_with(5)
+    delivery.on_ack(3, at(10))
+    assert delivery.on_ack(3, at(11)) + delivery.on_ack(1, at(12)) == []
+    assert (delivery.stale_acks, delivery.buffer.first_sequence) == (2, 4)
+
+
+def test_an_acknowledgement_beyond_what_was_pushed_is_not_believed() -> None:
+    delivery = welcomed_with(3)
+    assert delivery.on_ack(4, at(10)) == []
+    assert (delivery.impossible_acks, len(delivery.buffer)) == (1, 3)
+
+
+def test_an_acknowledgement_of_a_frame_still_waiting_for_its_turn_is_not_believed() -> None:
+    delivery = welcomed_with(10, in_flight_max=4)
+    delivery.on_ack(5, at(10))
+    assert (delivery.impossible_acks, len(delivery.buffer)) == (1, 10)
+
+
+def test_a_welcome_beyond_what_was_sent_is_taken_without_its_acknowledgement() -> None:
+    delivery = delivery_with(2)
+    delivery.on_tick(at(0))
+    assert numbers(delivery.on_welcome(7, at(1))) == [1, 2]
+    assert delivery.impossible_acks == 1
+
+
+def test_an_acknowledgement_of_frames_sent_before_going_back_still_counts() -> None:
+    delivery = welcomed_with(4)
+    delivery.on_tick(at(2000))  # silence: a Hello
+    assert delivery.on_ack(4, at(2001)) == []
+    assert delivery.everything_acknowledged
+
+
+def test_a_late_acknowledgement_spares_the_frames_that_were_about_to_be_sent_again() -> None:
+    delivery = welcomed_with(4)
+    delivery.on_tick(at(2000))
+    delivery.on_blocked(delivery.on_welcome(0, at(2001)))
+    delivery.on_ack(4, at(2002))
+    push(delivery, 1)
+    assert numbers(delivery.on_writable(at(2003))) == [5]
+
+
+def test_a_second_welcome_sends_nothing_again() -> None:
+    delivery = welcomed_with(3)
+    assert delivery.on_welcome(0, at(1)) == []
+    assert delivery.resends == 0
+
+
+# -- silence ----------------------------------------------------------------------------------------------------------
+
+
+def test_silence_asks_where_the_collector_stands_and_goes_back_to_there() -> None:
+    delivery = welcomed_with(5)
+    delivery.on_ack(2, at(500))
+    assert delivery.next_wake_ns == at(2500)
+    assert delivery.on_tick(at(2500) - 1) == []
+    assert delivery.on_tick(at(2500)) == [SendHello(first_sequence=3)]
+    assert numbers(delivery.on_welcome(3, at(2501))) == [4, 5]
+    assert delivery.resends == 2
+
+
+def test_acknowledgements_that_say_nothing_new_do_not_end_the_silence() -> None:
+    delivery = welcomed_with(3)
+    delivery.on_ack(0, at(1999))
+    assert delivery.on_tick(at(2000)) == [SendHello(1)]
+
+
+def test_with_nothing_in_flight_there_is_no_silence() -> None:
+    delivery = welcomed_with(1)
+    delivery.on_ack(1, at(1))
+    assert delivery.on_tick(at(3_600_000)) == []
+    push(delivery, 1)
+    assert numbers(delivery.on_tick(at(3_600_001))) == [2]
+    assert delivery.next_wake_ns == at(3_602_001)
+
+
+def test_while_the_collector_is_silent_only_hellos_are_sent() -> None:
+    delivery = welcomed_with(5)
+    sends = [send for now_ms in range(2000, 60_000, 100) for send in delivery.on_tick(at(now_ms))]
+    assert sends == [SendHello(1)] * 6  # at 2, 3, 5, 9, 17 and 33 s; the next one at 63 s
+
+
+# -- frames dropped from a full buffer --------------------------------------------------------------------------------
+
+
+def test_frames_dropped_while_in_flight_are_skipped_by_the_hello_after_the_silence() -> None:
+    delivery = welcomed_with(3, frames_max=3)
+    push(delivery, 2)  # 1 and 2 fall out, and whether they arrived is not known
+    assert numbers(delivery.on_tick(at(1000))) == [4, 5]
+    assert delivery.on_tick(at(2000)) == [SendHello(first_sequence=3)]
+
+
+def test_frames_dropped_one_after_another_do_not_hide_the_silence() -> None:
+    delivery = welcomed_with(1, frames_max=1)
+    given = []
+    for now_ms in range(500, 2001, 500):
+        push(delivery, 1)  # each one drops the one before, which is in flight
+        given += delivery.on_tick(at(now_ms))
+    assert given == [SendFrame(2, b"frame 2"), SendFrame(3, b"frame 3"), SendFrame(4, b"frame 4"), SendHello(5)]
+
+
+def test_frames_dropped_before_they_were_sent_are_skipped_by_a_hello() -> None:
+    delivery = welcomed_with(1, frames_max=3)
+    push(delivery, 5)
+    assert delivery.on_tick(at(500)) == [SendHello(first_sequence=4)]
+
+
+def test_frames_dropped_between_hello_and_welcome_are_skipped_at_once() -> None:
+    delivery = delivery_with(3, frames_max=3)
+    delivery.on_tick(at(0))
+    push(delivery, 2)
+    assert delivery.on_welcome(0, at(1)) == [SendHello(3), *(SendFrame(n, b"frame %d" % n) for n in (3, 4, 5))]
+
+
+def test_a_welcome_may_name_frames_that_were_dropped_unsent() -> None:
+    delivery = delivery_with(5, frames_max=3)
+    delivery.on_tick(at(0))
+    assert numbers(delivery.on_welcome(2, at(1))) == [3, 4, 5]
+    assert delivery.impossible_acks == 0
+
+
+def test_dropped_frames_take_no_room_in_the_window_of_a_collector_that_never_saw_them() -> None:
+    delivery = delivery_with(9, frames_max=2, in_flight_max=4)
+    delivery.on_tick(at(0))
+    assert numbers(delivery.on_welcome(0, at(1))[1:]) == [8, 9]
+
+
+def test_an_acknowledgement_of_dropped_frames_is_believed_and_ends_the_silence() -> None:
+    delivery = welcomed_with(3, frames_max=3)
+    push(delivery, 2)
+    delivery.on_ack(2, at(1999))
+    assert (delivery.impossible_acks, delivery.stale_acks) == (0, 0)
+    assert numbers(delivery.on_tick(at(2000))) == []
+
+
+# -- hello wanted -----------------------------------------------------------------------------------------------------
+
+
+def test_a_collector_that_asks_gets_a_hello_at_once() -> None:
+    delivery = welcomed_with(3)
+    assert delivery.on_hello_wanted(at(300)) == [SendHello(first_sequence=1)]
+    assert delivery.state is DeliveryState.UNCONNECTED
+
+
+def test_a_collector_that_asks_for_every_frame_gets_a_hello_each_200_ms() -> None:
+    delivery = welcomed_with(3)
+    delivery.on_hello_wanted(at(300))
+    hellos = [now_ms for now_ms in range(301, 1000) if delivery.on_hello_wanted(at(now_ms))]
+    assert hellos == [500, 700, 900]
+
+
+def test_a_hello_wanted_too_early_is_answered_when_its_time_has_come() -> None:
+    delivery = welcomed_with(3)  # its Hello was at 0
+    assert delivery.on_hello_wanted(at(50)) == []
+    assert delivery.next_wake_ns == at(200)
+    assert delivery.on_tick(at(200)) == [SendHello(1)]
+
+
+# -- refusal and end --------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_rank_sends_nothing_any_more_whatever_comes() -> None:
+    delivery = welcomed_with(3)
+    assert delivery.on_refused("protocol_too_old", "upgrade rankscope") == []
+    assert delivery.refusal == Refusal("protocol_too_old", "upgrade rankscope")
+    assert delivery.on_welcome(0, at(5)) + delivery.on_hello_wanted(at(900)) + delivery.on_tick(at(9000)) == []
+    assert (delivery.state, delivery.next_wake_ns) == (DeliveryState.REFUSED, None)
+
+
+def test_the_first_refusal_is_the_one_kept() -> None:
+    delivery = delivery_with(1)
+    delivery.on_refused("protocol_too_old", "upgrade rankscope")
+    delivery.on_refused("unknown_run", "")
+    assert delivery.refusal == Refusal("protocol_too_old", "upgrade rankscope")
+
+
+def test_a_full_collector_is_asked_again_after_the_longest_pause() -> None:
+    delivery = delivery_with(1)
+    delivery.on_tick(at(0))
+    delivery.on_refused("full", "ranks_max is 8")
+    assert (delivery.state, delivery.next_wake_ns) == (DeliveryState.UNCONNECTED, at(30_000))
+    assert delivery.on_tick(at(30_000)) == [SendHello(1)]
+
+
+def test_a_welcome_ends_a_refusal_that_could_pass() -> None:
+    delivery = delivery_with(1)
+    delivery.on_refused("full", "ranks_max is 8")
+    assert numbers(delivery.on_welcome(0, at(1))) == [1]
+    assert delivery.refusal is None
+
+
+def test_a_closed_delivery_sends_nothing() -> None:
+    delivery = welcomed_with(3)
+    delivery.close()
+    assert delivery.on_tick(at(9000)) + delivery.on_hello_wanted(at(9000)) + delivery.on_writable(at(9000)) == []
+    delivery.on_refused("full", "")
+    assert (delivery.state, delivery.refusal, delivery.next_wake_ns) == (DeliveryState.CLOSED, None, None)
+
+
+# -- a transport that cannot ------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_given_out_while_the_transport_is_blocked() -> None:
+    delivery = delivery_with(1)
+    delivery.on_blocked(delivery.on_tick(at(0)))
+    assert delivery.on_tick(at(60_000)) + delivery.on_hello_wanted(at(60_000)) == []
+    assert (delivery.blocked, delivery.next_wake_ns) == (True, None)
+
+
+def test_a_hello_that_was_not_taken_goes_as_soon_as_the_transport_can() -> None:
+    delivery = delivery_with(1)
+    delivery.on_blocked(delivery.on_tick(at(0)))
+    assert delivery.on_writable(at(3)) == [SendHello(1)]
+
+
+def test_frames_that_were_not_taken_are_given_again_and_are_no_resends() -> None:
+    delivery = delivery_with(5)
+    delivery.on_tick(at(0))
+    delivery.on_blocked(delivery.on_welcome(0, at(1))[3:])
+    assert numbers(delivery.on_writable(at(2))) == [4, 5]
+    assert delivery.resends == 0
+
+
+def test_a_frame_that_was_not_taken_cannot_be_acknowledged() -> None:
+    delivery = delivery_with(5)
+    delivery.on_tick(at(0))
+    delivery.on_blocked(delivery.on_welcome(0, at(1))[3:])
+    delivery.on_ack(4, at(2))
+    assert (delivery.impossible_acks, len(delivery.buffer)) == (1, 5)
+
+
+def test_a_hello_before_frames_that_were_not_taken_is_given_again_before_them() -> None:
+    delivery = delivery_with(3, frames_max=3)
+    delivery.on_tick(at(0))
+    push(delivery, 2)
+    delivery.on_blocked(delivery.on_welcome(0, at(1)))
+    assert delivery.on_writable(at(2)) == [SendHello(3)]
+    assert numbers(delivery.on_welcome(2, at(3))) == [3, 4, 5]
+
+
+def test_a_welcome_while_the_transport_is_blocked_sends_nothing() -> None:
+    delivery = delivery_with(3, frames_max=3)
+    delivery.on_tick(at(0))
+    push(delivery, 2)
+    delivery.on_blocked([])
+    assert delivery.on_welcome(0, at(1)) == []
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"in_flight_max": 0}, "in_flight_max is 0; the smallest allowed is 1."),
+        ({"resend_after_ns": 0}, "resend_after_ns is 0; the smallest allowed is 1000000."),
+        ({"hello_interval_ns": 1}, "hello_interval_ns is 1; the smallest allowed is 200000000."),
+        ({"hello_interval_ns_max": 5}, "hello_interval_ns_max is 5; the smallest allowed is 1000000000."),
+    ],
+)
+def test_settings_that_would_stop_or_spin_are_refused(settings: dict[str, int], text: str) -> None:
+    with pytest.raises(SettingError, match=text):
+        DeliverySettings(**settings)  # type: ignore[arg-type]

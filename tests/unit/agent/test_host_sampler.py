@@ -1,0 +1,166 @@
+"""What the host sampler reports, and what it leaves out."""
+
+import gc
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil  # type: ignore[import-untyped, unused-ignore]  # typed only where types-psutil is installed
+import pytest
+
+from rankscope.agent.sample.host import GcMeter, HostSampler
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.units import HostNs, WallNs
+
+
+@dataclass
+class ManualClock:
+    """A clock that a test moves."""
+
+    now_ns: int = 0
+
+    def monotonic_ns(self) -> HostNs:
+        return HostNs(self.now_ns)
+
+    def wall_ns(self) -> WallNs:
+        return WallNs(self.now_ns)
+
+
+def _usage(
+    *, user_s: float = 0.0, system_s: float = 0.0, waits: tuple[int, int, int] = (0, 0, 0)
+) -> resource.struct_rusage:
+    """A getrusage answer; `waits` are voluntary switches, involuntary switches, major faults."""
+    voluntary, involuntary, major_faults = waits
+    return resource.struct_rusage(
+        (user_s, system_s, 0, 0, 0, 0, 0, major_faults, 0, 0, 0, 0, 0, 0, voluntary, involuntary)
+    )
+
+
+def _deny_usage() -> resource.struct_rusage:
+    raise PermissionError
+
+
+@pytest.fixture
+def meter() -> Iterator[GcMeter]:
+    """A meter that is gone from gc.callbacks after the test, whatever happens."""
+    made = GcMeter()
+    gc.disable()  # so that only the test's own gc.collect() counts
+    yield made
+    gc.enable()
+    made.remove()
+
+
+def test_cpu_time_is_user_plus_system() -> None:
+    sampler = HostSampler(ManualClock(), read_usage=lambda: _usage(user_s=1.25, system_s=0.5))
+    assert sampler.sample().cpu_ns == 1_750_000_000
+
+
+def test_sample_carries_switches_and_faults_and_the_time_it_was_taken() -> None:
+    sampler = HostSampler(ManualClock(77), read_usage=lambda: _usage(waits=(5, 3, 0)))
+    sample = sampler.sample()
+    assert (sample.voluntary_switches, sample.involuntary_switches, sample.major_faults) == (5, 3, 0)
+    assert sample.host_ns == 77
+
+
+def test_counters_that_a_sandbox_kernel_leaves_at_zero_are_not_measured() -> None:
+    sampler = HostSampler(ManualClock(), read_usage=lambda: _usage(user_s=1.0, waits=(0, 0, 0)))
+    sample = sampler.sample()
+    assert (sample.voluntary_switches, sample.involuntary_switches, sample.major_faults) == (None, None, None)
+    assert sample.cpu_ns == 1_000_000_000
+
+
+def test_denied_usage_leaves_the_memory_measured() -> None:
+    sampler = HostSampler(ManualClock(), read_usage=_deny_usage, read_resident_bytes=lambda: 4096)
+    sample = sampler.sample()
+    assert sample.cpu_ns is None
+    assert sample.voluntary_switches is None
+    assert sample.resident_bytes == 4096
+
+
+@pytest.mark.parametrize("error", [psutil.AccessDenied(1), psutil.NoSuchProcess(1), PermissionError()])
+def test_denied_memory_is_none_and_not_zero(error: Exception) -> None:
+    def deny() -> int:
+        raise error
+
+    assert HostSampler(ManualClock(), read_resident_bytes=deny).sample().resident_bytes is None
+
+
+def test_this_process_has_used_cpu_and_memory_and_never_uses_less_cpu() -> None:
+    sampler = HostSampler(SystemClock())
+    first, second = sampler.sample(), sampler.sample()
+    assert first.cpu_ns is not None
+    assert second.cpu_ns is not None
+    assert 0 < first.cpu_ns <= second.cpu_ns
+    assert first.resident_bytes is not None
+    assert first.resident_bytes > 1_000_000  # no CPython fits into a megabyte
+
+
+def test_without_a_meter_collector_pauses_are_not_measured() -> None:
+    sample = HostSampler(SystemClock()).sample()
+    assert (sample.gc_pause_ns, sample.gc_collections) == (None, None)
+
+
+def test_meter_that_saw_no_collection_measures_zero(meter: GcMeter) -> None:
+    meter.install()
+    sample = HostSampler(SystemClock(), meter).sample()
+    assert (sample.gc_pause_ns, sample.gc_collections) == (0, 0)
+
+
+def test_each_collection_is_counted_with_its_pause(meter: GcMeter) -> None:
+    meter.install()
+    gc.collect()
+    gc.collect(0)
+    assert meter.collections == 2
+    assert meter.pause_ns is not None
+    assert meter.pause_ns > 0
+
+
+def test_pause_is_the_time_from_start_to_stop_of_each_collection() -> None:
+    readings = iter([100, 130, 1000, 1005])
+    meter = GcMeter(read_clock_ns=lambda: next(readings))
+    gc.disable()
+    try:
+        meter.install()
+        gc.collect()
+        gc.collect()
+        assert meter.pause_ns == (130 - 100) + (1005 - 1000)
+    finally:
+        meter.remove()
+        gc.enable()
+
+
+def test_removed_meter_measures_nothing_and_leaves_no_callback(meter: GcMeter) -> None:
+    before = len(gc.callbacks)
+    meter.install()
+    meter.install()
+    assert len(gc.callbacks) == before + 1
+    meter.remove()
+    meter.remove()
+    assert len(gc.callbacks) == before
+    assert meter.pause_ns is None
+    assert meter.collections is None
+
+
+def test_counts_go_on_where_they_stood_when_the_meter_is_installed_again(meter: GcMeter) -> None:
+    meter.install()
+    gc.collect()
+    meter.remove()
+    gc.collect()
+    meter.install()
+    gc.collect()
+    assert meter.collections == 2
+
+
+def test_meter_installed_by_a_finalizer_ignores_the_collection_it_did_not_see_begin(meter: GcMeter) -> None:
+    class Installer:
+        def __init__(self) -> None:
+            self.itself = self  # a cycle, so that only the collector frees it
+
+        def __del__(self) -> None:
+            meter.install()
+
+    Installer()
+    gc.collect()
+    assert (meter.pause_ns, meter.collections) == (0, 0)
+    gc.collect()
+    assert meter.collections == 1
