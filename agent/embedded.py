@@ -5,9 +5,11 @@ will do and two jobs on one machine do not meet. All of it runs on a thread of i
 collector training goes on as if the agent were not there.
 """
 
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -58,13 +60,12 @@ class EmbeddedCollector:
 
     def wait(self, seconds: float) -> None:
         """Let it end by itself, which it does once every rank has said goodbye; after that time, end it."""
-        for end, patience_s in ((lambda: None, seconds), (self._child.terminate, 2.0), (self._child.kill, 2.0)):
-            end()
-            try:
+        for number, patience_s in ((None, seconds), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
+            if number is not None:
+                self._child.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+                return
 
 
 def _environment() -> dict[str, str]:
@@ -118,11 +119,12 @@ class Rendezvous:
     def _connect(self) -> Any:
         """A client of the store, once there is one: torchrun's is there from the start, else the script makes it."""
         import torch.distributed as dist  # noqa: PLC0415 - the user's torch
+        from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
 
         while not self._launcher_has_store and not dist.is_initialized():
             if self._stopping.wait(LOOK_AGAIN_S):
                 return None
-        return dist.TCPStore(
+        return TCPStore(
             self._address,
             int(self._port),
             is_master=False,

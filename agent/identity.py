@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 
 from rankscope.measure.identity import LABEL_LENGTH_MAX, RankIdentity
+from rankscope.measure.machine import read_machine_id
 
 
 def read_identity(environment: Mapping[str, str], run: str) -> RankIdentity:
@@ -26,15 +27,6 @@ def read_identity(environment: Mapping[str, str], run: str) -> RankIdentity:
         pid=os.getpid(),
         machine_id=read_machine_id(),
     )
-
-
-def read_machine_id() -> str:
-    """Names the booted machine and the process namespace in which a process id means something; empty if unknown."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
-            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
 
 
 def _launcher_run(environment: Mapping[str, str], node: str) -> str:

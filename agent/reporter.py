@@ -143,9 +143,10 @@ class Reporter:
             self._sender.open(endpoint)
 
     def _say_refusal(self) -> None:
-        if self._sender.refused is not None and not self._refusal_said:
+        refusal = self._sender.refused
+        if refusal is not None and not self._refusal_said:
             self._refusal_said = True
-            say(f"the collector refuses this rank ({self._sender.refused}); training goes on without it")
+            say(f"the collector refuses this rank ({refusal.reason}): {refusal.detail} Training goes on without it.")
 
     # -- one report ---------------------------------------------------------------------------------------------------
 

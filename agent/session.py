@@ -67,7 +67,7 @@ class Session:
         probes = Probes(self._steps, self._raw_windows, self._windows, self._plan, self._hooks, self._progress, self._device)
         self._reporter = Reporter(config, self.identity, self._guard, probes, self._clock, self._make_hello)
         self._embedded: EmbeddedCollector | None = None
-        self._end = ("finished", "", None)
+        self._end: tuple[str, str, int | None] = ("finished", "", None)
         self._previous_excepthook = sys.excepthook
         self.is_running = False
 

@@ -31,7 +31,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     KIND: ClassVar[int] = 0
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """A rank introduces itself. `first_sequence` is the oldest report it still holds: everything before it was
     acknowledged by some collector, or dropped and counted in `Losses`.
     """
@@ -47,7 +47,7 @@ class Hello(Message):
     torch_version: Text = ""
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """The collector takes the rank in, and has its numbered messages up to `admitted_through`."""
 
     KIND: ClassVar[int] = 2
@@ -55,7 +55,7 @@ class Welcome(Message):
     metrics_url: Text = ""
 
 
-class Report(Message):
+class Report(Message, frozen=True):
     """What one rank measured in one interval, number `sequence` of this life of the rank, counted from 1.
 
     `covered_steps` are ranges (first, last) of steps all of whose collectives are in the reports up to this one: a
@@ -77,20 +77,20 @@ class Report(Message):
     overhead_ratio: float | None = None
 
 
-class Ack(Message):
+class Ack(Message, frozen=True):
     """Every numbered message up to and with `through` is in the collector's state."""
 
     KIND: ClassVar[int] = 4
     through: Count
 
 
-class HelloWanted(Message):
+class HelloWanted(Message, frozen=True):
     """The collector got a message from a peer it does not know."""
 
     KIND: ClassVar[int] = 5
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """The collector will not take this peer; `detail` says why and what to do."""
 
     KIND: ClassVar[int] = 6
@@ -98,14 +98,14 @@ class Refused(Message):
     detail: Text
 
 
-class ClockPing(Message):
+class ClockPing(Message, frozen=True):
     """The collector asks what time it is; `job_ns` is its own clock when it asked."""
 
     KIND: ClassVar[int] = 7
     job_ns: int
 
 
-class ClockPong(Message):
+class ClockPong(Message, frozen=True):
     """The answer: the ping's `job_ns` and the rank's clock when it answered."""
 
     KIND: ClassVar[int] = 8
@@ -113,7 +113,7 @@ class ClockPong(Message):
     host_ns: int
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True):
     """The last message of a life. `reason` is one of END_REASONS, `detail` for example the exception's type."""
 
     KIND: ClassVar[int] = 9

@@ -235,7 +235,7 @@ class Delivery:
         return self._state in {DeliveryState.REFUSED, DeliveryState.CLOSED}
 
     def _in_flight(self) -> int:
-        # Counted from what is settled, not from the oldest one held: a frame dropped in flight is still waited for there.
+        # Counted from what is settled, not from the oldest one held: the collector waits for a frame dropped in flight.
         return self._next_sequence - 1 - self._settled_through
 
     def _is_silent(self, now_ns: int) -> bool:

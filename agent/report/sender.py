@@ -28,6 +28,9 @@ under 9 KiB."""
 RECEIVES_PER_ROUND_MAX: Final = 256
 """Messages taken in before what is due is sent again."""
 
+WAIT_MS_MAX: Final = 60_000
+"""Longest single wait: ZeroMQ takes a 32-bit number of milliseconds, and a caller may say "until woken"."""
+
 _OPTIONS: Final = {
     zmq.IMMEDIATE: 1,
     zmq.LINGER: 0,
@@ -168,13 +171,14 @@ class Sender:
             until_ns = until_ns if due_ns is None else min(until_ns, due_ns)
         remaining_ns = max(0, until_ns - self._clock.monotonic_ns())
         # Upwards: rounded down, the last millisecond would be spent in a busy loop.
-        return dict(self._poller.poll(-(-remaining_ns // NS_PER_MS)))
+        return dict(self._poller.poll(min(-(-remaining_ns // NS_PER_MS), WAIT_MS_MAX)))
 
     def _take_wake_ups(self, ready: dict[object, int]) -> bool:
         if self._wake_out.fileno() not in ready:
             return False
         with contextlib.suppress(BlockingIOError):
-            self._wake_out.recv(4096)
+            while self._wake_out.recv(4096):  # many wake-ups are one
+                pass
         return True
 
     def _carry_out(self, sends: Sequence[Send]) -> None:

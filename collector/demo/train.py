@@ -71,7 +71,9 @@ class CharacterModel(nn.Module):
         if self._calls >= self._slow_from:
             self._be_slow()
         self._calls += 1
-        return self.head(self.blocks(self.embed(codes) + self.place, mask=self.mask, is_causal=True))
+        hidden = self.blocks(self.embed(codes) + self.place, mask=self.mask, is_causal=True)
+        logits: Tensor = self.head(hidden)
+        return logits
 
     def _be_slow(self) -> None:
         if self._fault == "host":

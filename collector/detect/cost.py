@@ -25,7 +25,7 @@ def cost_of(slow: Slow, series: StepSeries, from_step: int) -> Cost:
     lost = (step - ideal step) x ranks. A step is charged to the rank with the longest self time only, so that two
     stragglers do not pay for the same step twice.
     """
-    columns = [series.ranks.index(peer) for peer in slow.peers.ranks]
+    columns = np.array([series.ranks.index(peer) for peer in slow.peers.ranks], dtype=np.int64)
     mine = series.self_ns[:, series.ranks.index(slow.rank)]
     rows = np.flatnonzero(
         (series.steps >= max(from_step, slow.since_step)) & ~np.isnan(series.self_ns).any(axis=1)

@@ -139,7 +139,7 @@ def _judge(
     )
     if not is_slow:
         return None
-    peer_columns = [series.ranks.index(peer) for peer in peers.ranks]
+    peer_columns = np.array([series.ranks.index(peer) for peer in peers.ranks], dtype=np.int64)
     return Slow(
         rank=rank,
         since_step=int(series.steps[rows[0]]),

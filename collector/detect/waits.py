@@ -42,12 +42,12 @@ class RankCollectives(NamedTuple):
 
 
 class KindWaits(NamedTuple):
-    """One kind of collective (group, op) of one rank in one step. The sums are over the matched ones."""
+    """One kind of collective (group, op) of one rank in one step; the last four are about the matched ones."""
 
     rank: int
     group: str
     op: str
-    count: int
+    calls: int
     duration_ns: int
     size_bytes: int | None
     matched: int
@@ -158,9 +158,10 @@ def _sum_kinds(
         sized = bool(np.all(rows.size_bytes[mine] != MISSING))
         kinds.append(
             KindWaits(
-                rank,
-                *names[kind],
-                count=int(mine.sum()),
+                rank=rank,
+                group=names[kind][0],
+                op=names[kind][1],
+                calls=int(mine.sum()),
                 duration_ns=int(rows.duration_ns[mine].sum()),
                 size_bytes=int(rows.size_bytes[mine].sum()) if sized else None,
                 matched=int(both.sum()),

@@ -13,11 +13,10 @@ class RankJoined(NamedTuple):
 
 
 class ReportAdmitted(NamedTuple):
-    """The next report of a life, once and in order; `missing` reports before it are lost for good."""
+    """The next report of a life, once and in order. Numbers left out before it are lost for good."""
 
     boot_id: str
     report: Report
-    missing: int
     now_job_ns: int
     now_wall_s: float
 

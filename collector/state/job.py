@@ -153,7 +153,7 @@ class JobState:
             case DuplicateSeen():
                 rank.duplicates += 1
             case GoodbyeAdmitted():
-                rank.count_admitted(event.goodbye.sequence, 0)
+                rank.count_admitted(event.goodbye.sequence)
                 rank.end(event.goodbye.reason, event.goodbye)
                 self.last_change_job_ns = event.now_job_ns
             case ClockSampled():
@@ -169,7 +169,7 @@ class JobState:
             return
         report, number = event.report, rank.identity.rank
         self.last_change_job_ns = event.now_job_ns
-        rank.take(report, event.missing, event.now_job_ns, event.now_wall_s)
+        rank.take(report, event.now_job_ns, event.now_wall_s)
         for group in report.groups or ():
             self._group_sizes[group.label] = len(group.ranks)
             attempt.window.learn_group(group.label, len(group.ranks))

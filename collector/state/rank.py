@@ -1,6 +1,7 @@
 """What is known of one life of one rank."""
 
 from collections import deque
+from collections.abc import Callable
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.detect.ratios import add_breakdowns
@@ -15,15 +16,14 @@ BREAKDOWNS_KEPT = 32
 KINDS_MAX = 64
 """Kinds of collective (group, op) kept for a rank: a rank of a 5-dimensional mesh has about 20."""
 
-BUS_FACTORS = {
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda size: 2 * (size - 1) / size,
     "all_gather": lambda size: (size - 1) / size,
     "reduce_scatter": lambda size: (size - 1) / size,
     "all_to_all": lambda size: (size - 1) / size,
-    "broadcast": lambda _size: 1.0,
-    "reduce": lambda _size: 1.0,
 }
-"""busbw = bytes / transfer x this, as nccl-tests defines it (doc/PERFORMANCE.md of NVIDIA/nccl-tests)."""
+"""busbw = bytes / transfer x this, as nccl-tests defines it (doc/PERFORMANCE.md of NVIDIA/nccl-tests). Only for
+operations whose transfer can be told from waiting."""
 
 
 class _KindTotals:
@@ -35,7 +35,7 @@ class _KindTotals:
         self.last: KindWaits | None = None
 
     def add(self, kind: KindWaits) -> None:
-        self.count += kind.count
+        self.count += kind.calls
         self.duration_ns += kind.duration_ns
         self.matched += kind.matched
         self.wait_ns += kind.wait_ns
@@ -69,9 +69,8 @@ class RankState:
         self.records_late = 0
         self.admitted = 0
         self.duplicates = 0
-        self.missing = 0
-        self.first_sequence: int | None = None
-        self.last_sequence = 0
+        self.first_sequence = hello.first_sequence
+        self.last_sequence = hello.first_sequence - 1
         self.last_step: int | None = None
         self._kinds: dict[tuple[str, str], _KindTotals] = {}
         self._gc_seen: deque[tuple[int, int]] = deque(maxlen=BREAKDOWNS_KEPT)
@@ -81,9 +80,9 @@ class RankState:
         """Whether it has not ended."""
         return self.ended is None
 
-    def take(self, report: Report, missing: int, now_job_ns: int, now_wall_s: float) -> None:
+    def take(self, report: Report, now_job_ns: int, now_wall_s: float) -> None:
         """Everything of a report but its steps and collectives."""
-        self.count_admitted(report.sequence, missing)
+        self.count_admitted(report.sequence)
         self.last_seen_job_ns = now_job_ns
         self.last_report_wall_s = now_wall_s
         self.totals, self.losses = report.totals, report.losses
@@ -96,11 +95,14 @@ class RankState:
         if self.ended == "silent":
             self.ended = None
 
-    def count_admitted(self, sequence: int, missing: int) -> None:
+    @property
+    def missing(self) -> int:
+        """Numbered messages of this life that were given up: the numbers up to the last one that never came."""
+        return self.last_sequence - self.first_sequence + 1 - self.admitted
+
+    def count_admitted(self, sequence: int) -> None:
         """A numbered message was admitted."""
         self.admitted += 1
-        self.missing += missing
-        self.first_sequence = sequence if self.first_sequence is None else self.first_sequence
         self.last_sequence = sequence
 
     def end(self, reason: str, goodbye: Goodbye | None = None) -> None:

@@ -384,9 +384,6 @@ def test_a_welcome_while_the_transport_is_blocked_sends_nothing() -> None:
     assert delivery.on_welcome(0, at(1)) == []
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [

@@ -1,0 +1,58 @@
+# Everything a developer runs. `make test` is the one command that checks all; it installs what it needs into .venv.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+FAST_TESTS := tests/unit tests/properties tests/contract
+
+.PHONY: help venv test check test-fast test-integration coverage format demo bench clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## .venv with the package (editable), its test tools and torch
+
+# The environment is installed again only when what it is made from has changed.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "rankscope needs Python 3.10 or later as $(PYTHON); name one: make PYTHON=python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]' torch
+	touch $@
+
+test: check test-fast test-integration ## every check and every test; the last line is pytest's
+
+check: $(STAMP) ## format, lint, types and the import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-fast: check ## unit, property and contract tests, and the examples in docstrings
+	$(PYTEST) -n $(WORKERS) $(FAST_TESTS) --doctest-modules measure
+
+# After the fast ones, also under `make -j`: they would disturb each other on few cores.
+test-integration: test-fast ## real sockets and real torchrun
+	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/integration
+
+coverage: $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/
+	$(PYTEST) -n $(WORKERS) --cov $(FAST_TESTS) --doctest-modules measure
+
+format: $(STAMP) ## format the code and mend what can be mended by itself
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only .
+
+demo: $(STAMP) ## a small training on this machine with one slow rank
+	$(BIN)/rankscope demo
+
+bench: $(STAMP) ## what the agent costs; writes tests/benchmarks/results
+	$(BIN)/python -m tests.benchmarks.overhead
+
+clean: ## everything that was made
+	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,184 @@
+"""`rankscope serve | status | demo`."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from rankscope.collector.config import CollectorConfig, read_config
+from rankscope.collector.embedded import Lifetime
+from rankscope.collector.reports.rank_table import render_run
+from rankscope.collector.reports.summary import summarise
+from rankscope.collector.service import Service
+from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.measure import __version__
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.errors import RankscopeError, SettingError, UnavailableError
+from rankscope.measure.settings import find_settings
+
+USAGE_ERROR = 2
+HTTP_TIMEOUT_S = 10.0
+DEFAULT_URL = "http://127.0.0.1:18491"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status: 0 good, 1 it failed, 2 it was asked for wrongly."""
+    options = _build_parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except SettingError as error:
+        print(f"rankscope: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except RankscopeError as error:
+        print(f"rankscope: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rankscope", description="Watch a distributed PyTorch job rank by rank: who is slow, since when, and why."
+    )
+    parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_serve(commands.add_parser("serve", help="run a collector for many jobs"))
+    _add_status(commands.add_parser("status", help="show what a collector knows"))
+    _add_demo(commands.add_parser("demo", help="train a small model on four ranks, make one slow, and find it"))
+    return parser
+
+
+# -- serve ------------------------------------------------------------------------------------------------------------
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=serve)
+    parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
+    for key, default, known in find_settings(CollectorConfig):
+        parser.add_argument(
+            f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=f"{known.meaning} [{default}]"
+        )
+    parser.add_argument("--announce", action="store_true", help="print the addresses as one line of JSON once it listens")
+    parser.add_argument("--embedded", action="store_true", help="end with the one run that it was started for")
+    parser.add_argument("--parent-pid", type=int, default=None, help="with --embedded: the process it ends with")
+    parser.add_argument("--no-summary", action="store_true", help="with --embedded: no summary at the end")
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Receive until SIGINT or SIGTERM, or, embedded, until the run is over."""
+    keys = [key for key, _, _ in find_settings(CollectorConfig)]
+    overrides = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
+    config = read_config(os.environ, file_name=options.config, overrides=overrides)
+    level = logging.ERROR if options.embedded else logging.INFO
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    clock = SystemClock()
+    service = Service(config, clock)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: service.stop())
+    logging.getLogger(__name__).info("ranks connect to %s, metrics at %s", service.endpoint, service.metrics_url)
+    if options.announce or options.embedded:
+        _announce(service)
+    if not options.embedded:
+        service.run()
+        return 0
+    lifetime = Lifetime(options.parent_pid or os.getppid(), config.linger_s, clock)
+    service.run(lambda snapshot: service.stop() if lifetime.is_over(snapshot) else None)
+    if not options.no_summary:
+        _print_summaries(service.snapshot)
+    return 0
+
+
+def _announce(service: Service) -> None:
+    print(json.dumps({"endpoint": service.endpoint, "metrics_url": service.metrics_url}), flush=True)
+    # Whoever started us reads this one line; later a broken pipe must not matter.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_summaries(snapshot: Snapshot) -> None:
+    for run in snapshot.runs:
+        for line in summarise(run).splitlines():
+            print(f"rankscope: {line}", file=sys.stderr)
+
+
+# -- status -----------------------------------------------------------------------------------------------------------
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=status)
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the collector's HTTP address [{DEFAULT_URL}]")
+    parser.add_argument("--json", action="store_true", help="print the runs as JSON")
+
+
+def status(options: argparse.Namespace) -> int:
+    """Print every run that a collector knows."""
+    url = options.url.rstrip("/")
+    names = [run["run"] for run in json.loads(_get(f"{url}/api/v1/runs"))["runs"]]
+    bodies = [_get(f"{url}/api/v1/runs/{quote(name, safe='')}") for name in names]
+    if options.json:
+        print(json.dumps([json.loads(body) for body in bodies], indent=2))
+        return 0
+    for body in bodies:
+        print(render_run(msgspec.json.decode(body, type=RunSnapshot)), end="\n\n")
+    if not bodies:
+        print("no run has reported to this collector")
+    return 0
+
+
+def _get(url: str) -> bytes:
+    if not url.startswith(("http://", "https://")):
+        text = f"--url is {url!r}; an HTTP address begins with http:// or https://"
+        raise SettingError(text)
+    try:
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310 - the scheme is checked above
+            return bytes(answer.read())
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        text = f"no collector answers at {url}: {error}. `rankscope serve` starts one; --url says where it is."
+        raise UnavailableError(text) from error
+
+
+# -- demo -------------------------------------------------------------------------------------------------------------
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=demo)
+    parser.add_argument("--ranks", type=int, default=4, help="how many ranks to train on [4]")
+    parser.add_argument("--steps", type=int, default=160, help="how many steps to train [160]")
+    parser.add_argument("--fault", default="host", choices=("none", "compute", "data", "host"), help="what goes wrong [host]")
+    parser.add_argument("--slow-rank", type=int, default=2, help="the rank that becomes slow [2]")
+    parser.add_argument("--slow-from", type=int, default=60, metavar="STEP", help="its first slow step, from 0 [60]")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the result there")
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Run the demo, after checking what was asked for."""
+    from rankscope.collector.demo.run import DemoOptions, run_demo  # noqa: PLC0415 - the other commands need none of it
+
+    for name, value, smallest, largest in (
+        ("--ranks", options.ranks, 1, 64),
+        ("--steps", options.steps, 1, 1_000_000),
+        ("--slow-rank", options.slow_rank, 0, options.ranks - 1),
+        ("--slow-from", options.slow_from, 0, 1_000_000),
+    ):
+        if not smallest <= value <= largest:
+            text = f"{name} is {value}; it must be from {smallest} to {largest}"
+            raise SettingError(text)
+    return run_demo(
+        DemoOptions(
+            ranks=options.ranks,
+            steps=options.steps,
+            fault=options.fault,
+            slow_rank=options.slow_rank,
+            slow_from=options.slow_from,
+            json_path=options.json,
+        ),
+        sys.stdout,
+    )

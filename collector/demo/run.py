@@ -1,0 +1,183 @@
+"""`rankscope demo`: a collector, a real torchrun job beside it, a live table, and the verdict at the end."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TextIO
+from urllib.parse import quote
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from rankscope.collector.demo.result import DemoResult, build_result
+from rankscope.collector.reports.rank_table import render_run
+from rankscope.collector.reports.summary import summarise
+from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.measure.errors import UnavailableError
+
+RUN = "demo"
+FAULTS = ("none", "compute", "data", "host")
+REFRESH_S = 1.0
+COLLECTOR_START_S_MAX = 30.0
+HTTP_TIMEOUT_S = 10.0
+LAST_REPORTS_S_MAX = 15.0
+JOB_END_S_MAX = 20.0
+CLEAR = "\x1b[H\x1b[2J"
+
+AGENT_ENVIRONMENT = {
+    # A demo lasts a minute, not a week: windows come often enough to be seen, at a cost that a real job would not bear.
+    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
+    "RANKSCOPE_FULL_WINDOW_INTERVAL_S": "2",
+    "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.1",
+    "RANKSCOPE_REPORT_INTERVAL_S": "0.5",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOptions:
+    """What the command line asks for. Steps count from 0; `slow_from` is the first slow one."""
+
+    ranks: int
+    steps: int
+    fault: str
+    slow_rank: int
+    slow_from: int
+    json_path: Path | None
+
+
+def run_demo(options: DemoOptions, out: TextIO) -> int:
+    """Run the demo; the exit status: 0 when the job trained to its end.
+
+    Raises UnavailableError when torch is not installed or a part cannot be started.
+    """
+    if importlib.util.find_spec("torch") is None:
+        text = "the demo trains a model and needs PyTorch: pip install torch, or `make demo` in a checkout"
+        raise UnavailableError(text)
+    with _collector() as (endpoint, url), _job(options, endpoint) as job:
+        samples = _watch(job, url, out)
+        run = _wait_for_ends(url)
+    result = build_result(run, samples)
+    out.write(f"{CLEAR if out.isatty() else ''}{render_run(run)}\n\n{summarise(run)}\n{samples} samples at /metrics\n")
+    if options.json_path is not None:
+        _write_json(result, options.json_path)
+    return 0 if job.returncode == 0 else 1
+
+
+# -- the two programs -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _collector() -> Iterator[tuple[str, str]]:
+    command = [
+        sys.executable, "-m", "rankscope.collector", "serve", "--announce",
+        "--listen", "tcp://127.0.0.1:0", "--http-listen", "127.0.0.1:0",
+        "--tick-s", "0.5", "--clock-ping-s", "1",
+    ]  # fmt: skip
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
+    try:
+        announced = json.loads(_first_line(child.stdout))
+        yield announced["endpoint"], announced["metrics_url"].removesuffix("/metrics")
+    finally:
+        _end(child)
+
+
+def _first_line(stream: IO[str] | None) -> str:
+    line = stream.readline() if stream is not None else ""
+    if not line:
+        text = "the collector did not start; `rankscope serve` says why"
+        raise UnavailableError(text)
+    return line
+
+
+@contextmanager
+def _job(options: DemoOptions, endpoint: str) -> Iterator["subprocess.Popen[bytes]"]:
+    script = Path(__file__).with_name("train.py")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
+        "-m", "rankscope.agent", str(script),
+        "--steps", str(options.steps), "--fault", options.fault,
+        "--slow-rank", str(options.slow_rank), "--slow-from", str(options.slow_from),
+    ]  # fmt: skip
+    environment = {**os.environ, **AGENT_ENVIRONMENT}
+    environment |= {"RANKSCOPE_COLLECTOR": endpoint, "RANKSCOPE_RUN": RUN, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(command, env=environment)  # noqa: S603
+    try:
+        yield child
+    finally:
+        _end(child)
+
+
+def _end(child: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
+    """End a program of ours: asked, then made to."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is None:
+            child.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(JOB_END_S_MAX)
+
+
+# -- watching ---------------------------------------------------------------------------------------------------------
+
+
+def _watch(job: "subprocess.Popen[bytes]", url: str, out: TextIO) -> int:
+    """Show the table until the job ends; the number of samples /metrics had when all ranks last reported."""
+    samples = 0
+    while job.poll() is None:
+        run = read_run(url)
+        if run is not None:
+            lead = CLEAR if out.isatty() else "\n"
+            out.write(f"{lead}{render_run(run)}\n")
+            out.flush()
+            samples = max(samples, count_samples(url))
+        with suppress(subprocess.TimeoutExpired):
+            job.wait(REFRESH_S)
+    return samples
+
+
+def _wait_for_ends(url: str) -> RunSnapshot:
+    """The run once the collector knows how every rank ended."""
+    deadline_s = time.monotonic() + LAST_REPORTS_S_MAX
+    run = read_run(url)
+    while time.monotonic() < deadline_s and (run is None or any(rank.up for rank in run.ranks)):
+        time.sleep(REFRESH_S / 4)
+        run = read_run(url)
+    if run is None:
+        text = "the collector never heard of the job; what the ranks printed says why"
+        raise UnavailableError(text)
+    return run
+
+
+def read_run(url: str, name: str = RUN) -> RunSnapshot | None:
+    """The run as the collector's API gives it; None while it does not know it."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/runs/{quote(name, safe='')}", timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310
+            return msgspec.json.decode(answer.read(), type=RunSnapshot)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:  # noqa: PLR2004
+            return None
+        raise
+
+
+def count_samples(url: str) -> int:
+    """How many samples /metrics has, counted by the Prometheus library's own parser."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310
+        text = answer.read().decode()
+    return sum(len(family.samples) for family in text_string_to_metric_families(text))
+
+
+def _write_json(result: DemoResult, path: Path) -> None:
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    except OSError as error:
+        text = f"cannot write {path} (from --json): {error.strerror}; name a path that can be written"
+        raise UnavailableError(text) from error

@@ -1,0 +1,262 @@
+"""Which numbered messages are taken in: each once, in order, and what never came is counted. No socket, no clock.
+
+    sequence == expected    Admitted      into the job's state; acknowledge
+    sequence <  expected    Duplicate     the acknowledgement was lost; acknowledge again
+    sequence >  expected    Jump          not taken in; ask the peer for a Hello, once
+    nobody said Hello       UnknownPeer   ask the peer for a Hello
+
+A jump alone does not tell what happened to the messages before it. Either a broken connection took them, and the agent
+still holds them; or they fell out of its full buffer, and waiting for them would be for ever. Guessing is dangerous: a
+message that is passed over while the agent holds it is acknowledged with the next one, and nobody has counted it.
+(Tried: to believe a jump whose number is seen a second time while the expected one is still not there. A connection
+that breaks twice at the same place shows just that, and a report that was held was gone.) So a jump raises the question
+and only a Hello answers it: its `first_sequence` is the oldest message the agent can still send, and whatever before it
+has not arrived is missing, which is a fact and is counted. Should the question be lost, the agent says Hello by itself
+after a silence (agent/report/delivery.py).
+
+For each life of a rank, at any time: `admitted + missing = last_sequence - first_sequence + 1`.
+"""
+
+import msgspec
+
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello, Refused, Welcome
+
+REFUSED_FULL = "full"
+"""May pass by itself: the agent asks again after its longest pause. After any other reason it gives up."""
+
+REFUSED_RANK_OUTSIDE_WORLD = "rank_outside_world"
+REFUSED_IDENTITY_CHANGED = "identity_changed"
+
+DETAIL_LENGTH_MAX = 1024
+"""Longest text that `messages.Text` lets through; the names of runs and nodes are a stranger's."""
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """The expected message. It belongs into the state of `identity`, and `through` can be acknowledged then."""
+
+    identity: RankIdentity
+    through: int
+
+
+class Duplicate(msgspec.Struct, frozen=True):
+    """This message was admitted before, or given up. `through` is to be acknowledged again."""
+
+    identity: RankIdentity
+    through: int
+
+
+class Jump(msgspec.Struct, frozen=True):
+    """`missing` messages before this one have not arrived, and it is not admitted; everything up to `through` is.
+
+    `hello_wanted`: send a HelloWanted now. It is so once for each Hello, however many messages follow the jump.
+    """
+
+    identity: RankIdentity
+    through: int
+    missing: int
+    hello_wanted: bool
+
+
+class UnknownPeer(msgspec.Struct, frozen=True):
+    """Nobody has said Hello under this routing id, or the life was forgotten. Send a HelloWanted."""
+
+
+Verdict = Admitted | Duplicate | Jump | UnknownPeer
+
+
+class LifeCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What has come in of one life of a rank.
+
+    `first_sequence` is the number its first Hello began with, `last_sequence` the last one admitted or given up (one
+    below `first_sequence` before any). `missing` counts messages given up, `jumps` those sent back because one before
+    them lacked, which are no loss.
+    """
+
+    first_sequence: int
+    last_sequence: int
+    admitted: int
+    missing: int
+    duplicates: int
+    jumps: int
+
+
+class Admission:
+    """Knows the peers by their routing id and what is to come next from each.
+
+    At most `runs_max` runs and `ranks_max` lives of ranks are known; a further one is refused, and nobody who is known
+    has to go for it, except that a restarted rank takes the place of its own earlier life. The owner forgets what has
+    ended. When two peers claim the same life, the one that said Hello last has it.
+    """
+
+    def __init__(self, runs_max: int, ranks_max: int) -> None:
+        if runs_max < 1 or ranks_max < 1:
+            text = f"runs_max is {runs_max} and ranks_max is {ranks_max}; the smallest allowed is 1 for both"
+            raise ValueError(text)
+        self._runs_max = runs_max
+        self._ranks_max = ranks_max
+        self._runs: dict[str, RankIdentity] = {}  # each with the identity that tells its world size
+        self._lives: dict[str, _Life] = {}
+        self._lives_by_peer: dict[bytes, _Life] = {}
+        self._latest_lives: dict[tuple[str, int], _Life] = {}
+        self.refused: dict[str, int] = {}
+        """Hellos refused, by reason."""
+
+    def hello(self, peer: bytes, hello: Hello) -> Welcome | Refused:
+        """A peer introduces itself, for the first time or again. What it says is missing is given up here."""
+        identity = hello.identity
+        life = self._lives.get(identity.boot_id)
+        refusal = _find_contradiction(identity, life)
+        if refusal is None and life is None:
+            refusal = self._make_room(identity)
+        if refusal is not None:
+            self.refused[refusal.reason] = self.refused.get(refusal.reason, 0) + 1
+            return refusal
+        if life is None:
+            life = self._begin_life(peer, hello)
+        self._bind(peer, life)
+        life.hear_hello(hello.first_sequence)
+        return Welcome(admitted_through=life.last_sequence)
+
+    def number(self, peer: bytes, sequence: int) -> Verdict:
+        """A numbered message has come from a peer: may it be taken in?"""
+        life = self._lives_by_peer.get(peer)
+        return UnknownPeer() if life is None else life.number(sequence)
+
+    def identity(self, peer: bytes) -> RankIdentity | None:
+        """Who speaks under this routing id; None when nobody has said Hello."""
+        life = self._lives_by_peer.get(peer)
+        return None if life is None else life.identity
+
+    def counts(self, boot_id: str) -> LifeCounts | None:
+        """What has come in of a life; None when it is not known."""
+        life = self._lives.get(boot_id)
+        return None if life is None else life.counts()
+
+    def world_size(self, run: str) -> int | None:
+        """How many ranks a run has by its newest restart: of the highest restart count, the last to say Hello.
+
+        None when the run is not known. Ranks of one restart may disagree on their count: torchrun counts failures of
+        its own node only.
+        """
+        newest = self._runs.get(run)
+        return None if newest is None else newest.world_size
+
+    def forget(self, run: str) -> None:
+        """Let go of a run and of every life in it. What still comes from them is from unknown peers."""
+        self._runs.pop(run, None)
+        for life in [life for life in self._lives.values() if life.identity.run == run]:
+            self._drop(life)
+
+    def forget_peer(self, boot_id: str) -> None:
+        """Let go of one life. Its run stays known until `forget`."""
+        life = self._lives.get(boot_id)
+        if life is not None:
+            self._drop(life)
+
+    def _make_room(self, identity: RankIdentity) -> Refused | None:
+        if identity.run not in self._runs and len(self._runs) >= self._runs_max:
+            return _refuse_full("runs", len(self._runs), self._runs_max)
+        if len(self._lives) >= self._ranks_max:
+            earlier = self._latest_lives.get((identity.run, identity.rank))
+            if earlier is None:
+                return _refuse_full("ranks", len(self._lives), self._ranks_max)
+            self._drop(earlier)
+        return None
+
+    def _begin_life(self, peer: bytes, hello: Hello) -> "_Life":
+        identity = hello.identity
+        life = _Life(peer, identity, hello.first_sequence)
+        self._lives[identity.boot_id] = life
+        self._latest_lives[identity.run, identity.rank] = life
+        newest = self._runs.get(identity.run)
+        if newest is None or identity.restart_count >= newest.restart_count:
+            self._runs[identity.run] = identity
+        return life
+
+    def _bind(self, peer: bytes, life: "_Life") -> None:
+        if self._lives_by_peer.get(life.peer) is life:
+            del self._lives_by_peer[life.peer]
+        life.peer = peer
+        self._lives_by_peer[peer] = life
+
+    def _drop(self, life: "_Life") -> None:
+        key = (life.identity.run, life.identity.rank)
+        del self._lives[life.identity.boot_id]
+        if self._latest_lives.get(key) is life:
+            del self._latest_lives[key]
+        if self._lives_by_peer.get(life.peer) is life:
+            del self._lives_by_peer[life.peer]
+
+
+class _Life:
+    """One life of one rank: what has come from it, and what is to come next."""
+
+    def __init__(self, peer: bytes, identity: RankIdentity, first_sequence: int) -> None:
+        self.peer = peer
+        self.identity = identity
+        self.last_sequence = first_sequence - 1
+        self._first_sequence = first_sequence
+        self._admitted = 0
+        self._missing = 0
+        self._duplicates = 0
+        self._jumps = 0
+        self._asked = False
+
+    def hear_hello(self, first_sequence: int) -> None:
+        """Everything before `first_sequence` that has not arrived will not come any more."""
+        self._asked = False
+        given_up = max(0, first_sequence - 1 - self.last_sequence)
+        self._missing += given_up
+        self.last_sequence += given_up
+
+    def number(self, sequence: int) -> Verdict:
+        """See Admission.number."""
+        if sequence == self.last_sequence + 1:
+            self.last_sequence = sequence
+            self._admitted += 1
+            return Admitted(self.identity, sequence)
+        if sequence <= self.last_sequence:
+            self._duplicates += 1
+            return Duplicate(self.identity, self.last_sequence)
+        self._jumps += 1
+        hello_wanted = not self._asked
+        self._asked = True
+        return Jump(self.identity, self.last_sequence, sequence - 1 - self.last_sequence, hello_wanted)
+
+    def counts(self) -> LifeCounts:
+        """The counts of this moment."""
+        return LifeCounts(
+            first_sequence=self._first_sequence,
+            last_sequence=self.last_sequence,
+            admitted=self._admitted,
+            missing=self._missing,
+            duplicates=self._duplicates,
+            jumps=self._jumps,
+        )
+
+
+def _find_contradiction(identity: RankIdentity, life: _Life | None) -> Refused | None:
+    if identity.rank >= identity.world_size:
+        detail = (
+            f"rank {identity.rank} says that its world has {identity.world_size} ranks, numbered from 0 (from RANK and "
+            "WORLD_SIZE of its process). Correct the environment that the launcher gives it."
+        )
+        return Refused(reason=REFUSED_RANK_OUTSIDE_WORLD, detail=detail)
+    if life is not None and life.identity != identity:
+        known = life.identity
+        detail = (
+            f"boot id {identity.boot_id} is known as rank {known.rank} of run {known.run!r} on node {known.node!r}, "
+            f"process {known.pid}, and is now claimed by rank {identity.rank} of run {identity.run!r} on node "
+            f"{identity.node!r}, process {identity.pid}. It names one life of one process: start the agent anew there."
+        )
+        return Refused(reason=REFUSED_IDENTITY_CHANGED, detail=detail[:DETAIL_LENGTH_MAX])
+    return None
+
+
+def _refuse_full(what: str, count: int, count_max: int) -> Refused:
+    detail = (
+        f"this collector knows {count} {what}; {what}_max in its configuration is {count_max}. Raise it there, or wait "
+        "until something that has ended is forgotten; this rank asks again by itself."
+    )
+    return Refused(reason=REFUSED_FULL, detail=detail)

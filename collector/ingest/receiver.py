@@ -1,0 +1,165 @@
+"""The collector's end of the wire: a ZeroMQ ROUTER that turns bytes into messages and back. It belongs to one thread.
+
+Whatever arrives, `poll` raises nothing: what is not a message is counted by reason. What cannot be sent is counted
+too: an agent that lacks an answer asks again by itself.
+"""
+
+import errno
+import os
+import resource
+from typing import Final
+
+import zmq
+
+from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
+from rankscope.measure.errors import DecodeError, DecodeReason, SettingError, UnavailableError
+from rankscope.measure.messages import Message, Refused
+from rankscope.measure.settings import find_address_problem
+
+SCHEME: Final = "tcp://"
+
+SEND_HWM: Final = 64
+"""Answers kept for a peer that does not read them. Acknowledgements are cumulative: losing some does no harm."""
+
+BACKLOG: Final = 4096
+"""Connections that may wait to be accepted. With ZeroMQ's own 100, thousands of 16,384 ranks that start together were
+still unconnected after 20 s. The kernel's net.core.somaxconn caps it."""
+
+_CURES: Final = {
+    errno.EADDRINUSE: "Another program listens there: stop it, or choose another port.",
+    errno.EACCES: "Ports below 1024 need a privilege: choose a higher one.",
+    errno.EADDRNOTAVAIL: "This machine has no such address: give one of its own, or * for all.",
+    errno.ENODEV: "This machine has no such address: give one of its own, or * for all.",
+}
+
+_SEND_FAILURES: Final = {errno.EHOSTUNREACH: "unroutable", errno.EAGAIN: "full"}
+
+_PROTOCOL_REASONS: Final = frozenset({DecodeReason.PROTOCOL_TOO_OLD, DecodeReason.PROTOCOL_TOO_NEW})
+
+
+def raise_open_files_limit() -> int:
+    """Raise this process's limit of open files to the most it may have, and return that.
+
+    Every connected rank is one open file. At the limit ZeroMQ accepts nobody any more and says nothing, while its
+    thread spins on the connections that wait; and the usual soft limit is 1,024.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+class Receiver:
+    """Listens at `endpoint`, `tcp://HOST:PORT`; the port 0 or `*` takes a free one, the host `*` every address.
+
+    `receive_hwm` messages are read ahead for each peer; an unread one pins about 9 KB. A frame above
+    `message_bytes_max` is refused; the sender of one twice as large is disconnected before it is read.
+    Raises SettingError for an endpoint that is no address, UnavailableError when it cannot be listened at.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        receive_hwm: int = 16,
+        message_bytes_max: int = FRAME_BYTES_MAX,
+        backlog: int = BACKLOG,
+    ) -> None:
+        problem = find_address_problem(endpoint, scheme=SCHEME, listening=True)
+        if problem is not None:
+            text = f"the collector's endpoint is {endpoint!r}; {problem}."
+            raise SettingError(text)
+        self._message_bytes_max = message_bytes_max
+        self.frames_received = 0
+        """Frames that have come in, refused ones included."""
+        self.refused: dict[str, int] = {}
+        """Frames that are no message, by DecodeReason."""
+        self.unsent: dict[str, int] = {}
+        """Messages that could not be sent, by reason: the peer is gone (`unroutable`) or does not read (`full`)."""
+        self.open_files_max = raise_open_files_limit()
+        """How many files, and so roughly how many ranks, this process may have open."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._router = self._context.socket(zmq.ROUTER)
+        options = {
+            # A rank that reconnects takes its routing id over; otherwise its new connection is ignored in silence.
+            zmq.ROUTER_HANDOVER: 1,
+            # An answer to a peer that is gone is an error to count, and not dropped in silence.
+            zmq.ROUTER_MANDATORY: 1,
+            zmq.LINGER: 0,
+            zmq.RCVHWM: receive_hwm,
+            zmq.SNDHWM: SEND_HWM,
+            # Twice, so that a frame somewhat too large is counted: above this the sender is cut off without a word.
+            zmq.MAXMSGSIZE: 2 * message_bytes_max,
+            zmq.BACKLOG: backlog,
+            zmq.IPV6: int("[" in endpoint),
+            # No heartbeats on this side: 16,384 of their timers stall ZeroMQ's thread. The agents beat.
+        }
+        for option, value in options.items():
+            self._router.setsockopt(option, value)
+        self._bind(endpoint)
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens, with the real port."""
+        return self._endpoint
+
+    def poll(self, timeout_ms: int, batch_max: int) -> list[tuple[bytes, Message]]:
+        """What has come in, each message with its sender's routing id: at most `batch_max`, those refused included.
+
+        Waits at most `timeout_ms` for the first frame, and for no second one.
+        """
+        received: list[tuple[bytes, Message]] = []
+        if not self._router.poll(timeout_ms, zmq.POLLIN):
+            return received
+        for _ in range(batch_max):
+            try:
+                peer, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self.frames_received += 1
+            message = self._decode(peer, frames)
+            if message is not None:
+                received.append((peer, message))
+        return received
+
+    def send(self, peer: bytes, message: Message) -> None:
+        """Send a message to a peer that has sent one; counted when it cannot be."""
+        try:
+            self._router.send_multipart([peer, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            _count(self.unsent, _SEND_FAILURES.get(error.errno, "other"))
+
+    def close(self) -> None:
+        """Stop listening and drop what has not been read or sent. A second call does nothing."""
+        self._context.destroy(linger=0)
+
+    def _bind(self, endpoint: str) -> None:
+        try:
+            self._router.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            cure = _CURES.get(error.errno, "Check the address.")
+            text = f"the collector cannot listen at {endpoint}: {os.strerror(error.errno)}. {cure}"
+            raise UnavailableError(text) from error
+        self._endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _decode(self, peer: bytes, frames: list[bytes]) -> Message | None:
+        try:
+            return decode(self._find_frame(frames))
+        except DecodeError as error:
+            _count(self.refused, error.reason.value)
+            if error.reason in _PROTOCOL_REASONS:
+                # "This side" in the decoder's words is the collector, hence the quotation.
+                self.send(peer, Refused(reason=error.reason.value, detail=f"the collector answers: {error}"))
+            return None
+
+    def _find_frame(self, frames: list[bytes]) -> bytes:
+        if len(frames) != 1:
+            raise DecodeError(DecodeReason.BAD_BODY, f"{len(frames)} parts; a frame is one")
+        if len(frames[0]) > self._message_bytes_max:
+            detail = f"{len(frames[0])} bytes, the limit is {self._message_bytes_max}"
+            raise DecodeError(DecodeReason.TOO_LARGE, detail)
+        return frames[0]
+
+
+def _count(counts: dict[str, int], reason: str) -> None:
+    counts[reason] = counts.get(reason, 0) + 1

@@ -1,0 +1,237 @@
+"""ASSEMBLY and loop of the collector: receive -> admit -> handle -> carry out effects -> publish.
+
+One thread does all of it; the HTTP threads only read the finished snapshot. A bug in the state of one run is contained
+to that run: it is counted and logged, and the others go on.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, UnknownPeer
+from rankscope.collector.ingest.processes import is_gone
+from rankscope.collector.ingest.receiver import Receiver
+from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding
+from rankscope.collector.state.events import (
+    ClockSampled,
+    DuplicateSeen,
+    GoodbyeAdmitted,
+    JobEvent,
+    ProcessGone,
+    RankJoined,
+    ReportAdmitted,
+    Tick,
+)
+from rankscope.collector.state.job import JobState
+from rankscope.collector.state.snapshot import CollectorCounts, RunSnapshot, Snapshot
+from rankscope.measure import __version__
+from rankscope.measure.clock import Clock
+from rankscope.measure.machine import read_machine_id
+from rankscope.measure.messages import (
+    Ack,
+    ClockPing,
+    ClockPong,
+    Goodbye,
+    Hello,
+    HelloWanted,
+    Message,
+    Report,
+    Welcome,
+)
+from rankscope.measure.units import NS_PER_MS, ns_to_s, s_to_ns
+
+LOG = logging.getLogger("rankscope.collector")
+
+RECEIVES_PER_POLL_MAX = 512
+"""Messages taken in before the tick gets its turn: at 30 us each 15 ms."""
+SILENT_TICKS_S = 10.0
+"""A loop whose last tick is older than this is not healthy."""
+
+
+class Service:
+    """The collector. `run` works until `stop` is called, from a signal handler or another thread."""
+
+    def __init__(self, config: CollectorConfig, clock: Clock) -> None:
+        """Bind both ports. Raises UnavailableError naming the one that cannot be had."""
+        self._config = config
+        self._clock = clock
+        self._receiver = Receiver(
+            config.listen, receive_hwm=config.receive_hwm, message_bytes_max=config.message_bytes_max
+        )
+        self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
+        self._jobs: dict[str, JobState] = {}
+        self._run_of_boot: dict[str, str] = {}
+        self._to_acknowledge: dict[bytes, int] = {}
+        self._frames_received = 0
+        self._contained: dict[str, int] = {}
+        self._runs_evicted = 0
+        self._machine_id = read_machine_id()
+        self._stopping = threading.Event()
+        self._last_tick_ns = clock.monotonic_ns()
+        self._snapshot = self._take_snapshot()
+        try:
+            self._http = HttpServer(
+                config.http_listen, lambda: self._snapshot, is_healthy=self._find_illness, is_ready=self._find_unready
+            )
+        except Exception:
+            self._receiver.close()
+            raise
+
+    @property
+    def endpoint(self) -> str:
+        """Where agents connect, `tcp://HOST:PORT` with the real port."""
+        return self._receiver.endpoint
+
+    @property
+    def metrics_url(self) -> str:
+        """Where /metrics is."""
+        return f"{self._http.url}/metrics"
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The picture of the last tick."""
+        return self._snapshot
+
+    def stop(self) -> None:
+        """Make `run` return soon."""
+        self._stopping.set()
+
+    def run(self, on_tick: Callable[[Snapshot], None] = lambda _snapshot: None) -> None:
+        """Receive and tick until stopped. `on_tick` is called with each new snapshot."""
+        tick_ns = s_to_ns(self._config.tick_s)
+        next_tick_ns: int = self._clock.monotonic_ns()
+        try:
+            while not self._stopping.is_set():
+                self._receive(max(0, next_tick_ns - self._clock.monotonic_ns()))
+                if self._clock.monotonic_ns() >= next_tick_ns:
+                    next_tick_ns = self._clock.monotonic_ns() + tick_ns
+                    self._tick()
+                    on_tick(self._snapshot)
+        finally:
+            self._http.close()
+            self._receiver.close()
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, wait_ns: int) -> None:
+        messages = self._receiver.poll(timeout_ms=-(-wait_ns // NS_PER_MS), batch_max=RECEIVES_PER_POLL_MAX)
+        self._frames_received += len(messages)
+        for peer, message in messages:
+            self._admit(peer, message)
+        for peer, through in self._to_acknowledge.items():
+            self._receiver.send(peer, Ack(through=through))
+        self._to_acknowledge.clear()
+
+    def _admit(self, peer: bytes, message: Message) -> None:
+        match message:
+            case Hello():
+                self._admit_hello(peer, message)
+            case Report() | Goodbye():
+                self._admit_numbered(peer, message)
+            case ClockPong():
+                now_ns, boot_id = self._clock.monotonic_ns(), peer.decode(errors="replace")
+                self._handle(boot_id, ClockSampled(boot_id, message.job_ns, message.host_ns, now_ns))
+            case _:
+                self._count_contained("unexpected_message")
+
+    def _admit_hello(self, peer: bytes, hello: Hello) -> None:
+        answer = self._admission.hello(peer, hello)
+        if isinstance(answer, Welcome):
+            identity = hello.identity
+            self._jobs.setdefault(identity.run, JobState(identity.run, self._config))
+            self._run_of_boot[identity.boot_id] = identity.run
+            self._handle(identity.boot_id, RankJoined(hello, self._clock.monotonic_ns()))
+            answer = Welcome(admitted_through=answer.admitted_through, metrics_url=self.metrics_url)
+        else:
+            LOG.warning("refused rank %d of run %r: %s", hello.identity.rank, hello.identity.run, answer.detail)
+        self._receiver.send(peer, answer)
+
+    def _admit_numbered(self, peer: bytes, message: Report | Goodbye) -> None:
+        verdict = self._admission.number(peer, message.sequence)
+        now_ns = self._clock.monotonic_ns()
+        match verdict:
+            case Admitted(identity):
+                event: JobEvent = GoodbyeAdmitted(identity.boot_id, message, now_ns) if isinstance(message, Goodbye) else (
+                    ReportAdmitted(identity.boot_id, message, now_ns, ns_to_s(self._clock.wall_ns()))
+                )
+                self._handle(identity.boot_id, event)
+            case Duplicate(identity):
+                self._handle(identity.boot_id, DuplicateSeen(identity.boot_id))
+        if isinstance(verdict, UnknownPeer) or (isinstance(verdict, Jump) and verdict.hello_wanted):
+            self._receiver.send(peer, HelloWanted())
+        if not isinstance(verdict, UnknownPeer):
+            self._to_acknowledge[peer] = verdict.through
+
+    def _handle(self, boot_id: str, event: JobEvent) -> None:
+        job = self._jobs.get(self._run_of_boot.get(boot_id, ""))
+        if job is not None:
+            self._contain(job, event)
+
+    def _contain(self, job: JobState, event: JobEvent) -> None:
+        try:
+            for effect in job.handle(event):
+                self._carry_out(effect)
+        except Exception:
+            if self._count_contained("job_state") == 1:
+                LOG.exception("run %r: %s could not be handled; the run goes on", job.run, type(event).__name__)
+
+    def _count_contained(self, where: str) -> int:
+        self._contained[where] = self._contained.get(where, 0) + 1
+        return self._contained[where]
+
+    # -- the tick -----------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now_ns, wall_s = self._clock.monotonic_ns(), ns_to_s(self._clock.wall_ns())
+        for job in list(self._jobs.values()):
+            self._look_for_gone_processes(job)
+            self._contain(job, Tick(now_ns, wall_s))
+            if not job.has_live_ranks and now_ns - job.last_change_job_ns > s_to_ns(self._config.run_kept_s):
+                self._forget(job)
+        self._last_tick_ns = now_ns
+        self._snapshot = self._take_snapshot()
+
+    def _look_for_gone_processes(self, job: JobState) -> None:
+        for identity in job.live_identities():
+            if identity.machine_id and identity.machine_id == self._machine_id and is_gone(identity.pid):
+                self._contain(job, ProcessGone(identity.boot_id))
+
+    def _forget(self, job: JobState) -> None:
+        del self._jobs[job.run]
+        self._admission.forget(job.run)
+        self._run_of_boot = {boot: run for boot, run in self._run_of_boot.items() if run != job.run}
+        self._runs_evicted += 1
+
+    def _carry_out(self, effect: JobEffect) -> None:
+        match effect:
+            case AskClock(boot_id):
+                self._receiver.send(boot_id.encode(), ClockPing(job_ns=self._clock.monotonic_ns()))
+            case OpenFinding(run, finding):
+                LOG.warning("run %r: %s", run, finding.sentence)
+            case CloseFinding(run, finding):
+                LOG.warning("run %r: rank %d is no longer slow (%s)", run, finding.rank, finding.cause)
+
+    # -- publishing ---------------------------------------------------------------------------------------------------
+
+    def _take_snapshot(self) -> Snapshot:
+        now_ns = self._clock.monotonic_ns()
+        return Snapshot(
+            wall_s=ns_to_s(self._clock.wall_ns()),
+            version=__version__,
+            runs=tuple(job.snapshot(now_ns) for _, job in sorted(self._jobs.items())),
+            counts=CollectorCounts(
+                frames_received=self._frames_received,
+                frames_refused=dict(self._receiver.refused),
+                runs_evicted=self._runs_evicted,
+                contained_errors=dict(self._contained),
+            ),
+        )
+
+    def _find_illness(self) -> str | None:
+        age_s = ns_to_s(self._clock.monotonic_ns() - self._last_tick_ns)
+        return f"the last tick was {age_s:.1f} s ago" if age_s > SILENT_TICKS_S else None
+
+    def _find_unready(self) -> str | None:
+        return "stopping" if self._stopping.is_set() else None

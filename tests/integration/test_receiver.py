@@ -1,0 +1,231 @@
+"""The receiver, with real ZeroMQ peers on this machine."""
+
+import resource
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from rankscope.collector.ingest.receiver import Receiver, raise_open_files_limit
+from rankscope.measure.codec import decode, encode
+from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Refused
+
+DEADLINE_MS = 20_000
+"""Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
+
+PONG = ClockPong(job_ns=1, host_ns=2)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver at a free port."""
+    receiver = Receiver("tcp://127.0.0.1:0")
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def context() -> "Iterator[zmq.Context[zmq.Socket[bytes]]]":
+    """The peers' own ZeroMQ context."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def dealer(context: "zmq.Context[zmq.Socket[bytes]]", receiver: Receiver) -> "zmq.Socket[bytes]":
+    """A peer named boot-one."""
+    return connect(context, receiver, b"boot-one")
+
+
+def connect(context: "zmq.Context[zmq.Socket[bytes]]", receiver: Receiver, peer: bytes) -> "zmq.Socket[bytes]":
+    """A further peer."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.IDENTITY, peer)
+    dealer.setsockopt(zmq.RCVTIMEO, DEADLINE_MS)
+    dealer.setsockopt(zmq.SNDTIMEO, DEADLINE_MS)
+    dealer.connect(receiver.endpoint)
+    return dealer
+
+
+def receive(receiver: Receiver, count: int, batch_max: int = 100) -> list[tuple[bytes, Message]]:
+    """The next `count` messages; fails when they do not come in time."""
+    received: list[tuple[bytes, Message]] = []
+    deadline_s = time.monotonic() + DEADLINE_MS / 1000
+    while len(received) < count:
+        assert time.monotonic() < deadline_s, f"{len(received)} of {count} messages came, refused {receiver.refused}"
+        received += receiver.poll(1000, batch_max)
+    return received
+
+
+def send_then_pong(dealer: "zmq.Socket[bytes]", *parts: bytes) -> None:
+    """Send parts as one message, and a good one behind it, whose arrival shows that the first has been dealt with."""
+    dealer.send_multipart(parts)
+    dealer.send(encode(PONG))
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_comes_with_its_sender_s_routing_id(receiver: Receiver, dealer: "zmq.Socket[bytes]") -> None:
+    hello = Hello(
+        identity=RankIdentity(
+            run="r", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-one", pid=1
+        ),
+        first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=0,
+    )  # fmt: skip
+    dealer.send(encode(hello))
+    assert receive(receiver, 1) == [(b"boot-one", hello)]
+
+
+def test_an_answer_reaches_the_peer(receiver: Receiver, dealer: "zmq.Socket[bytes]") -> None:
+    dealer.send(encode(PONG))
+    receive(receiver, 1)
+    receiver.send(b"boot-one", Ack(through=7))
+    assert decode(dealer.recv()) == Ack(through=7)
+    assert receiver.unsent == {}
+
+
+def test_a_poll_takes_no_more_than_its_batch(receiver: Receiver, dealer: "zmq.Socket[bytes]") -> None:
+    for _ in range(5):
+        dealer.send(encode(PONG))
+    assert len(receive(receiver, 1, batch_max=1)) == 1
+    assert len(receive(receiver, 4)) == 4
+    assert receiver.frames_received == 5
+
+
+def test_a_poll_without_messages_returns_empty(receiver: Receiver) -> None:
+    assert receiver.poll(0, 10) == []
+
+
+def test_a_peer_that_comes_back_under_its_name_is_heard(
+    receiver: Receiver, context: "zmq.Context[zmq.Socket[bytes]]", dealer: "zmq.Socket[bytes]"
+) -> None:
+    dealer.send(encode(PONG))
+    receive(receiver, 1)
+    again = connect(context, receiver, b"boot-one")  # while the first connection is still open, as after a broken link
+    again.send(encode(PONG))
+    receive(receiver, 1)
+    receiver.send(b"boot-one", HelloWanted())
+    assert decode(again.recv()) == HelloWanted()
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([b"RS"], "too_short"),
+        ([b"GET / HTTP/1.1\r\n\r\n"], "bad_magic"),
+        ([b"RSCP\x00\x01\xff"], "unknown_kind"),
+        ([b"RSCP\x00\x01\x01\xc1"], "bad_body"),
+        ([b"", encode(PONG)], "bad_body"),  # what a REQ socket sends
+    ],
+)
+def test_what_is_no_message_is_counted_by_reason(
+    receiver: Receiver, dealer: "zmq.Socket[bytes]", parts: list[bytes], reason: str
+) -> None:
+    send_then_pong(dealer, *parts)
+    assert receive(receiver, 1) == [(b"boot-one", PONG)]
+    assert receiver.refused == {reason: 1}
+
+
+def test_a_frame_above_the_limit_is_counted_and_its_sender_stays(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    receiver = Receiver("tcp://127.0.0.1:0", message_bytes_max=1000)
+    send_then_pong(connect(context, receiver, b"boot-one"), b"x" * 1001)
+    assert receive(receiver, 1) == [(b"boot-one", PONG)]
+    assert receiver.refused == {"too_large": 1}
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "reason", "cure"),
+    [(0, "protocol_too_old", "upgrade rankscope in the sender"), (2, "protocol_too_new", "upgrade rankscope on this side")],
+)
+def test_an_agent_of_another_protocol_is_told_which_side_to_upgrade(
+    receiver: Receiver, dealer: "zmq.Socket[bytes]", protocol: int, reason: str, cure: str
+) -> None:
+    send_then_pong(dealer, b"RSCP\x00%c\x01" % protocol)
+    receive(receiver, 1)
+    detail = f"the collector answers: {reason}: protocol {protocol}, this side speaks 1 to 1; {cure}"
+    assert decode(dealer.recv()) == Refused(reason=reason, detail=detail)
+    assert receiver.refused == {reason: 1}
+
+
+def test_bytes_that_are_not_zeromq_s_do_no_harm(receiver: Receiver, dealer: "zmq.Socket[bytes]") -> None:
+    host, _, port = receiver.endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: collector\r\n\r\n" + bytes(range(256)))
+        dealer.send(encode(PONG))
+        assert receive(receiver, 1) == [(b"boot-one", PONG)]
+
+
+# -- what cannot be sent ----------------------------------------------------------------------------------------------
+
+
+def test_an_answer_to_nobody_is_counted(receiver: Receiver) -> None:
+    receiver.send(b"nobody", HelloWanted())
+    assert receiver.unsent == {"unroutable": 1}
+
+
+def test_answers_to_a_peer_that_does_not_read_are_counted(receiver: Receiver, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    dealer = context.socket(zmq.DEALER)
+    for option, value in {zmq.IDENTITY: b"boot-one", zmq.RCVHWM: 1, zmq.RCVBUF: 4096}.items():
+        dealer.setsockopt(option, value)
+    dealer.connect(receiver.endpoint)
+    dealer.send(encode(PONG))
+    receive(receiver, 1)
+    long = Refused(reason="x" * 1024, detail="x" * 1024)
+    deadline_s = time.monotonic() + DEADLINE_MS / 1000
+    while not receiver.unsent and time.monotonic() < deadline_s:
+        receiver.send(b"boot-one", long)
+    assert set(receiver.unsent) == {"full"}
+
+
+# -- listening --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("port", ["0", "*"])
+def test_a_free_port_is_found_and_told(port: str) -> None:
+    receiver = Receiver(f"tcp://127.0.0.1:{port}")
+    assert int(receiver.endpoint.removeprefix("tcp://127.0.0.1:")) > 0
+    receiver.close()
+
+
+def test_a_taken_port_is_told_with_the_cure(receiver: Receiver) -> None:
+    with pytest.raises(UnavailableError) as raised:
+        Receiver(receiver.endpoint)
+    assert str(raised.value) == (
+        f"the collector cannot listen at {receiver.endpoint}: Address already in use. Another program listens there: "
+        "stop it, or choose another port."
+    )
+
+
+def test_an_address_of_another_machine_is_told_with_the_cure() -> None:
+    with pytest.raises(UnavailableError, match=r"tcp://192\.0\.2\.1:0: .* give one of its own, or \* for all"):
+        Receiver("tcp://192.0.2.1:0")  # kept free for documentation: no machine has it
+
+
+def test_an_endpoint_that_is_no_address_is_the_user_s_mistake() -> None:
+    # ZeroMQ would take the port modulo 65,536.
+    with pytest.raises(SettingError, match=r"the collector's endpoint is 'tcp://\*:99999'; its port must be"):
+        Receiver("tcp://*:99999")
+
+
+def test_close_frees_the_port_and_may_be_called_twice(receiver: Receiver) -> None:
+    endpoint = receiver.endpoint
+    receiver.close()
+    receiver.close()
+    Receiver(endpoint).close()
+
+
+def test_the_limit_of_open_files_is_raised_to_the_hard_one() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 512), hard))
+    assert raise_open_files_limit() == hard
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)

@@ -1,0 +1,249 @@
+"""Admission, event by event."""
+
+import pytest
+
+from rankscope.collector.ingest.admission import (
+    DETAIL_LENGTH_MAX,
+    Admission,
+    Admitted,
+    Duplicate,
+    Jump,
+    LifeCounts,
+    UnknownPeer,
+)
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello, Refused, Welcome
+
+
+def identity_of(boot: str, rank: int = 0, **changed: object) -> RankIdentity:
+    """A rank of an eight-rank run."""
+    fields: dict[str, object] = {
+        "run": "a", "rank": rank, "local_rank": rank, "world_size": 8, "node": "n0", "restart_count": 0, "pid": 7,
+    } | changed  # fmt: skip
+    return RankIdentity(boot_id=boot, **fields)  # type: ignore[arg-type]
+
+
+def hello_of(identity: RankIdentity, first_sequence: int = 1) -> Hello:
+    """Its Hello."""
+    return Hello(identity=identity, first_sequence=first_sequence, host_ns=0, wall_ns=0, report_interval_ns=0)
+
+
+def admission_with(boot: str = "boot-one", first_sequence: int = 1) -> Admission:
+    """An admission that has heard the Hello of one rank, from the peer `peer`."""
+    admission = Admission(runs_max=4, ranks_max=8)
+    assert isinstance(admission.hello(b"peer", hello_of(identity_of(boot), first_sequence)), Welcome)
+    return admission
+
+
+def refusal(answer: Welcome | Refused) -> Refused:
+    """The refusal that the answer must be."""
+    assert isinstance(answer, Refused)
+    return answer
+
+
+ONE = identity_of("boot-one")
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_in_order_are_admitted() -> None:
+    admission = admission_with()
+    assert [admission.number(b"peer", sequence) for sequence in (1, 2, 3)] == [
+        Admitted(ONE, 1), Admitted(ONE, 2), Admitted(ONE, 3),
+    ]  # fmt: skip
+
+
+def test_a_number_that_came_before_is_a_duplicate_and_tells_what_to_acknowledge_again() -> None:
+    admission = admission_with()
+    admission.number(b"peer", 1)
+    admission.number(b"peer", 2)
+    assert admission.number(b"peer", 1) == Duplicate(ONE, through=2)
+
+
+def test_a_jump_is_not_admitted_and_asks_for_a_hello_once() -> None:
+    admission = admission_with()
+    admission.number(b"peer", 1)
+    assert admission.number(b"peer", 4) == Jump(ONE, through=1, missing=2, hello_wanted=True)
+    assert admission.number(b"peer", 5) == Jump(ONE, through=1, missing=3, hello_wanted=False)
+    assert admission.number(b"peer", 2) == Admitted(ONE, 2)
+
+
+def test_a_jump_asks_again_after_the_next_hello() -> None:
+    admission = admission_with()
+    admission.number(b"peer", 2)
+    admission.hello(b"peer", hello_of(ONE, first_sequence=1))
+    assert admission.number(b"peer", 2) == Jump(ONE, through=0, missing=1, hello_wanted=True)
+
+
+def test_a_number_from_a_peer_that_said_no_hello_is_from_an_unknown_peer() -> None:
+    assert Admission(1, 1).number(b"peer", 1) == UnknownPeer()
+
+
+# -- hellos -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_life_begins_at_the_first_number_it_holds() -> None:
+    admission = Admission(1, 1)
+    assert admission.hello(b"peer", hello_of(ONE, first_sequence=500)) == Welcome(admitted_through=499)
+    assert admission.number(b"peer", 500) == Admitted(ONE, 500)
+
+
+def test_a_known_life_is_told_what_was_admitted_last() -> None:
+    admission = admission_with()
+    admission.number(b"peer", 1)
+    admission.number(b"peer", 2)
+    assert admission.hello(b"peer", hello_of(ONE, first_sequence=1)) == Welcome(admitted_through=2)
+
+
+def test_what_a_hello_no_longer_holds_is_missing_and_not_waited_for() -> None:
+    admission = admission_with()
+    admission.number(b"peer", 1)
+    assert admission.hello(b"peer", hello_of(ONE, first_sequence=5)) == Welcome(admitted_through=4)  # 2, 3, 4 are gone
+    assert admission.number(b"peer", 5) == Admitted(ONE, 5)
+    assert admission.number(b"peer", 3) == Duplicate(ONE, through=5)
+    assert admission.counts("boot-one") == LifeCounts(
+        first_sequence=1, last_sequence=5, admitted=2, missing=3, duplicates=1, jumps=0
+    )  # fmt: skip
+
+
+def test_a_life_keeps_its_counts_under_a_new_routing_id() -> None:
+    admission = admission_with()
+    admission.number(b"peer", 1)
+    admission.hello(b"other", hello_of(ONE))
+    assert admission.number(b"other", 2) == Admitted(ONE, 2)
+    assert admission.number(b"peer", 3) == UnknownPeer()
+
+
+def test_a_routing_id_that_turns_to_another_life_leaves_the_first_one_known() -> None:
+    admission = admission_with()
+    two = identity_of("boot-two", rank=1)
+    admission.hello(b"peer", hello_of(two))
+    admission.forget_peer("boot-one")
+    assert admission.number(b"peer", 1) == Admitted(two, 1)
+    assert admission.identity(b"peer") == two
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_outside_its_world_is_refused_with_both_numbers() -> None:
+    answer = refusal(Admission(1, 1).hello(b"peer", hello_of(identity_of("boot-one", rank=8))))
+    assert answer.reason == "rank_outside_world"
+    assert answer.detail == (
+        "rank 8 says that its world has 8 ranks, numbered from 0 (from RANK and WORLD_SIZE of its process). Correct "
+        "the environment that the launcher gives it."
+    )
+
+
+def test_a_boot_id_claimed_with_another_identity_is_refused_and_the_first_one_stays() -> None:
+    admission = admission_with()
+    answer = refusal(admission.hello(b"other", hello_of(identity_of("boot-one", rank=3, node="n1", pid=9))))
+    assert answer.reason == "identity_changed"
+    assert answer.detail == (
+        "boot id boot-one is known as rank 0 of run 'a' on node 'n0', process 7, and is now claimed by rank 3 of run "
+        "'a' on node 'n1', process 9. It names one life of one process: start the agent anew there."
+    )
+    assert admission.number(b"peer", 1) == Admitted(ONE, 1)
+    assert admission.number(b"other", 1) == UnknownPeer()
+
+
+def test_a_refusal_is_never_longer_than_a_frame_may_say() -> None:
+    admission = admission_with()
+    answer = refusal(admission.hello(b"peer", hello_of(identity_of("boot-one", run="\U000e0001" * 128))))
+    assert len(answer.detail) == DETAIL_LENGTH_MAX
+
+
+def test_a_run_too_many_is_refused_until_another_is_forgotten() -> None:
+    admission = Admission(runs_max=1, ranks_max=8)
+    admission.hello(b"peer", hello_of(ONE))
+    other = hello_of(identity_of("boot-two", run="b"))
+    answer = refusal(admission.hello(b"two", other))
+    assert answer.reason == "full"
+    assert answer.detail == (
+        "this collector knows 1 runs; runs_max in its configuration is 1. Raise it there, or wait until something that "
+        "has ended is forgotten; this rank asks again by itself."
+    )
+    admission.forget("a")
+    assert admission.hello(b"two", other) == Welcome(admitted_through=0)
+
+
+def test_a_rank_too_many_is_refused_and_those_who_are_in_stay() -> None:
+    admission = Admission(runs_max=1, ranks_max=2)
+    for rank, peer in enumerate((b"0", b"1")):
+        admission.hello(peer, hello_of(identity_of(f"boot-of-{rank}", rank)))
+    answer = refusal(admission.hello(b"2", hello_of(identity_of("boot-of-2", rank=2))))
+    assert answer.detail.startswith("this collector knows 2 ranks; ranks_max in its configuration is 2.")
+    assert isinstance(admission.number(b"0", 1), Admitted)
+    assert isinstance(admission.number(b"1", 1), Admitted)
+
+
+def test_a_restarted_rank_takes_its_own_place_when_there_is_no_other() -> None:
+    admission = Admission(runs_max=1, ranks_max=1)
+    admission.hello(b"one", hello_of(ONE))
+    assert admission.hello(b"two", hello_of(identity_of("boot-two", restart_count=1))) == Welcome(admitted_through=0)
+    assert admission.number(b"one", 1) == UnknownPeer()
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    admission = Admission(1, 1)
+    for rank in (8, 9):
+        admission.hello(b"peer", hello_of(identity_of("boot-one", rank)))
+    assert admission.refused == {"rank_outside_world": 2}
+
+
+@pytest.mark.parametrize("bounds", [(0, 1), (1, 0)])
+def test_a_bound_below_one_is_refused(bounds: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="the smallest allowed is 1 for both"):
+        Admission(*bounds)
+
+
+# -- forgetting and restarts ------------------------------------------------------------------------------------------
+
+
+def test_after_forget_peer_the_life_is_unknown_and_may_come_back() -> None:
+    admission = admission_with()
+    admission.number(b"peer", 1)
+    admission.forget_peer("boot-one")
+    assert admission.number(b"peer", 2) == UnknownPeer()
+    assert admission.counts("boot-one") is None
+    assert admission.hello(b"peer", hello_of(ONE, first_sequence=2)) == Welcome(admitted_through=1)
+
+
+def test_forget_lets_go_of_every_life_of_that_run_only() -> None:
+    admission = admission_with()
+    other = identity_of("boot-two", run="b")
+    admission.hello(b"two", hello_of(other))
+    admission.forget("a")
+    assert admission.identity(b"peer") is None
+    assert admission.identity(b"two") == other
+    assert admission.world_size("a") is None
+
+
+def test_forgetting_what_is_not_known_does_nothing() -> None:
+    admission = admission_with()
+    admission.forget("nobody")
+    admission.forget_peer("nobody")
+    assert admission.number(b"peer", 1) == Admitted(ONE, 1)
+
+
+def test_forgetting_an_earlier_life_leaves_the_rank_s_later_one_in_its_place() -> None:
+    admission = Admission(runs_max=1, ranks_max=2)
+    admission.hello(b"one", hello_of(ONE))
+    admission.hello(b"two", hello_of(identity_of("boot-two", restart_count=1)))
+    admission.forget_peer("boot-one")
+    admission.hello(b"rank 1", hello_of(identity_of("boot-1-1", rank=1)))
+    assert admission.hello(b"three", hello_of(identity_of("boot-three", restart_count=2))) == Welcome(admitted_through=0)
+    assert admission.number(b"two", 1) == UnknownPeer()
+
+
+def test_the_world_size_is_that_of_the_newest_restart() -> None:
+    admission = admission_with()
+    admission.hello(b"two", hello_of(identity_of("boot-two", restart_count=1, world_size=4)))
+    admission.hello(b"late", hello_of(identity_of("boot-late", rank=5)))  # restart 0, a world of 8
+    assert admission.world_size("a") == 4
+
+
+def test_a_world_that_grows_without_counting_a_restart_has_its_new_size() -> None:
+    admission = admission_with()
+    admission.hello(b"two", hello_of(identity_of("boot-two", rank=9, world_size=16)))
+    assert admission.world_size("a") == 16

@@ -1,0 +1,176 @@
+"""Who is slow: synthetic self times with a known truth, from a seeded generator."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.change_point import find_change
+from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.peers import Peers, find_peers
+from rankscope.collector.detect.stragglers import (
+    Floats,
+    Slow,
+    StepSeries,
+    Thresholds,
+    find_stragglers,
+    has_recovered,
+    log_excess,
+    slowdown_ratio,
+)
+
+STEP_NS = 100e6
+
+
+def noise(steps: int, ranks: int, spread: float = 0.05, seed: int = 7) -> Floats:
+    return STEP_NS * np.exp(np.random.default_rng(seed).normal(0.0, spread, (steps, ranks)))
+
+
+def series(self_ns: Floats, first_step: int = 0) -> StepSeries:
+    steps, ranks = self_ns.shape
+    step_ns = np.repeat(self_ns.max(axis=1, keepdims=True), ranks, axis=1)
+    return StepSeries(
+        steps=np.arange(first_step, first_step + steps),
+        ranks=tuple(range(ranks)),
+        step_ns=step_ns,
+        self_ns=self_ns,
+        cpu_ns=np.full_like(self_ns, np.nan),
+        phases_ns={},
+        self_is_measured=True,
+    )
+
+
+def all_peers(ranks: int) -> dict[int, Peers]:
+    everybody = tuple(range(ranks))
+    return {rank: find_peers(rank, {}, everybody) for rank in everybody}
+
+
+def judge(self_ns: Floats, first_step: int = 0) -> tuple[Slow, ...] | Abstain:
+    return find_stragglers(series(self_ns, first_step), all_peers(self_ns.shape[1]), Thresholds())
+
+
+def found(self_ns: Floats, first_step: int = 0) -> tuple[Slow, ...]:
+    verdict = judge(self_ns, first_step)
+    assert not isinstance(verdict, Abstain)
+    return verdict
+
+
+def test_rank_that_becomes_slow_is_named_with_the_step_and_the_size() -> None:
+    self_ns = noise(100, 4)
+    self_ns[60:, 2] *= 1.5
+    (slow,) = found(self_ns, first_step=1_000)
+    assert slow.rank == 2
+    assert abs(slow.since_step - 1_060) <= 2
+    assert slow.slowdown_ratio == pytest.approx(1.5, rel=0.05)
+    assert slow.peers_self_ns == pytest.approx(STEP_NS, rel=0.05)
+
+
+def test_rank_that_was_always_slow_is_slow_since_the_first_step_known() -> None:
+    self_ns = noise(64, 8)
+    self_ns[:, 5] *= 1.3
+    assert [(slow.rank, slow.since_step) for slow in found(self_ns)] == [(5, 0)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_healthy_ranks_are_not_called_slow(seed: int) -> None:
+    assert found(noise(200, 8, spread=0.15, seed=seed)) == ()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_healthy_ranks_with_rare_long_stalls_are_not_called_slow(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    self_ns = noise(200, 8, seed=seed)
+    self_ns[random.random(self_ns.shape) < 0.03] *= 10
+    assert found(self_ns) == ()
+
+
+def test_ten_per_cent_is_found_where_the_noise_allows_it() -> None:
+    self_ns = noise(120, 8, spread=0.02)
+    self_ns[60:, 1] *= 1.12
+    assert [slow.rank for slow in found(self_ns)] == [1]
+
+
+def test_effect_below_the_minimum_is_not_worth_a_verdict() -> None:
+    self_ns = noise(120, 8, spread=0.005)
+    self_ns[60:, 1] *= 1.05
+    assert found(self_ns) == ()
+
+
+def test_rank_slow_every_other_step_is_not_persistent() -> None:
+    self_ns = noise(120, 8, spread=0.02)
+    self_ns[::2, 1] *= 1.5
+    assert found(self_ns) == ()
+
+
+def test_too_recent_a_change_is_left_for_later() -> None:
+    self_ns = noise(100, 4)
+    self_ns[-5:, 2] *= 3
+    assert found(self_ns) == ()
+
+
+def test_rank_that_recovered_is_not_slow_any_more() -> None:
+    self_ns = noise(120, 4)
+    self_ns[20:80, 2] *= 2
+    assert found(self_ns) == ()
+
+
+def test_two_stragglers_are_both_found_the_slower_first() -> None:
+    self_ns = noise(100, 8)
+    self_ns[40:, 2] *= 1.5
+    self_ns[40:, 6] *= 2.5
+    assert [slow.rank for slow in found(self_ns)] == [6, 2]
+
+
+def test_two_ranks_are_enough_to_name_one() -> None:
+    self_ns = noise(100, 2)
+    self_ns[40:, 1] *= 2
+    assert [slow.rank for slow in found(self_ns)] == [1]
+
+
+def test_one_rank_is_compared_with_nobody() -> None:
+    assert judge(noise(100, 1)) == Abstain("1 rank reports: there is nobody to compare it with")
+
+
+def test_too_few_steps_give_no_verdict() -> None:
+    assert judge(noise(11, 4)) == Abstain("11 steps are known of all 4 ranks, 12 are needed")
+
+
+def test_steps_that_one_rank_did_not_report_are_left_out() -> None:
+    self_ns = noise(100, 4)
+    self_ns[60:, 2] *= 2
+    self_ns[::3, 0] = np.nan
+    assert [slow.rank for slow in found(self_ns)] == [2]
+
+
+def test_first_stage_is_not_compared_with_the_last() -> None:
+    self_ns = noise(100, 8)
+    self_ns[:, 4:] *= 3
+    signatures = dict.fromkeys(range(4), "first") | dict.fromkeys(range(4, 8), "last")
+    peers = {rank: find_peers(rank, signatures, tuple(range(8))) for rank in range(8)}
+    assert find_stragglers(series(self_ns), peers, Thresholds()) == ()
+
+
+def test_slowdown_and_recovery_are_read_from_the_last_steps() -> None:
+    self_ns = noise(100, 4, spread=0.01)
+    self_ns[:60, 2] *= 2
+    excess = log_excess(series(self_ns), 2, all_peers(4)[2])
+    assert slowdown_ratio(excess, 32) == pytest.approx(1.0, abs=0.02)
+    assert has_recovered(excess, Thresholds())
+    assert not has_recovered(excess[:60], Thresholds())
+    assert not has_recovered(excess[:5], Thresholds())
+    assert slowdown_ratio(np.full(3, np.nan), 32) is None
+
+
+def test_change_point_needs_three_values_on_each_side() -> None:
+    assert find_change(np.array([0.0, 0.0, 1.0, 1.0, 1.0])) == 0
+    assert find_change(np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])) == 3
+
+
+def test_peers_without_enough_twins_are_all_the_others_and_say_so() -> None:
+    assert find_peers(0, {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}, (0, 1, 2, 3, 4)) == Peers((1, 2, 3, 4), are_twins=False)
+    assert find_peers(3, {0: "a"}, (0, 3)) == Peers((0,), are_twins=False)
+
+
+def test_log_excess_of_a_rank_twice_as_slow_is_log_two() -> None:
+    self_ns = np.array([[1.0, 1.0, 2.0], [3.0, 3.0, 6.0]])
+    assert log_excess(series(self_ns), 2, all_peers(3)[2]).tolist() == pytest.approx([math.log(2)] * 2)

@@ -1,0 +1,101 @@
+"""Waiting against transfer, on small cases worked out by hand. Times in ns."""
+
+import numpy as np
+
+from rankscope.collector.detect.waits import RankCollectives, StepWaits, split_waits
+from rankscope.measure.table import MISSING
+
+Call = tuple[str, int, int, int]  # op, sequence, start, duration
+
+
+def calls(*rows: Call, group: str = "world", size_bytes: int = 64) -> RankCollectives:
+    return RankCollectives(
+        groups=[group] * len(rows),
+        ops=[row[0] for row in rows],
+        sequence=np.array([row[1] for row in rows], dtype=np.int64),
+        start_ns=np.array([row[2] for row in rows], dtype=np.int64),
+        duration_ns=np.array([row[3] for row in rows], dtype=np.int64),
+        size_bytes=np.full(len(rows), size_bytes, dtype=np.int64),
+    )
+
+
+def split(*ranks: RankCollectives, size: int | None = None) -> StepWaits:
+    return split_waits(dict(enumerate(ranks)), {"world": len(ranks) if size is None else size})
+
+
+def test_rank_that_came_last_did_not_wait_and_the_others_waited_for_it() -> None:
+    waits = split(calls(("all_reduce", 1, 0, 100)), calls(("all_reduce", 1, 80, 20)), calls(("all_reduce", 1, 50, 50)))
+    assert waits.exposed_wait_ns == {0: 80, 1: 0, 2: 30}
+    assert [(kind.wait_ns, kind.transfer_ns) for kind in waits.kinds] == [(80, 20), (0, 20), (30, 20)]
+
+
+def test_clocks_of_the_ranks_do_not_matter() -> None:
+    far = 10**18
+    waits = split(calls(("all_reduce", 1, 0, 100)), calls(("all_reduce", 1, far, 20)))
+    assert waits.exposed_wait_ns == {0: 80, 1: 0}
+
+
+def test_waiting_of_two_buckets_at_once_is_counted_once() -> None:
+    # Rank 0 waits in both from 10 on; the second bucket was enqueued at 10, so before that it still computed.
+    waiting = calls(("all_reduce", 1, 0, 100), ("all_reduce", 2, 10, 95))
+    late = calls(("all_reduce", 1, 80, 20), ("all_reduce", 2, 90, 15))
+    assert split(waiting, late).exposed_wait_ns[0] == 90 - 10
+
+
+def test_waiting_behind_compute_is_not_exposed() -> None:
+    # The first bucket waits from 0 to 80, but at 70 the thread enqueued another: until then it was at work.
+    waiting = calls(("all_reduce", 1, 0, 100), ("all_reduce", 2, 70, 40))
+    late = calls(("all_reduce", 1, 80, 20), ("all_reduce", 2, 90, 20))
+    assert split(waiting, late).exposed_wait_ns[0] == 90 - 70
+
+
+def test_sequence_matches_operations_that_began_in_another_order() -> None:
+    one = calls(("all_reduce", 2, 0, 50), ("all_reduce", 1, 1, 60))
+    other = calls(("all_reduce", 1, 0, 60), ("all_reduce", 2, 1, 50))
+    assert split(one, other).exposed_wait_ns == {0: 0, 1: 0}
+
+
+def test_without_sequence_the_kth_of_its_kind_is_matched() -> None:
+    one = calls(("all_reduce", MISSING, 0, 50), ("all_gather", MISSING, 60, 10), ("all_reduce", MISSING, 80, 30))
+    other = calls(("all_reduce", MISSING, 40, 10), ("all_gather", MISSING, 60, 10), ("all_reduce", MISSING, 80, 30))
+    assert split(one, other).exposed_wait_ns == {0: 40, 1: 0}
+
+
+def test_collective_that_a_member_did_not_report_leaves_the_waiting_unknown() -> None:
+    waits = split(calls(("all_reduce", 1, 0, 100)), calls(), size=2)
+    assert waits.exposed_wait_ns == {0: None, 1: 0}
+    assert waits.kinds[0].matched == 0
+
+
+def test_broadcast_is_counted_but_not_split() -> None:
+    waits = split(calls(("broadcast", 1, 0, 100)), calls(("broadcast", 1, 80, 20)))
+    assert waits.exposed_wait_ns == {0: 0, 1: 0}
+    assert [(kind.calls, kind.matched, kind.duration_ns) for kind in waits.kinds] == [(1, 0, 100), (1, 0, 20)]
+
+
+def test_groups_are_matched_apart() -> None:
+    by_rank = {
+        0: calls(("all_reduce", 1, 0, 100), group="tp/0-1"),
+        1: calls(("all_reduce", 1, 90, 10), group="tp/0-1"),
+        2: calls(("all_reduce", 1, 0, 30), group="tp/2-3"),
+        3: calls(("all_reduce", 1, 10, 20), group="tp/2-3"),
+    }
+    waits = split_waits(by_rank, {"tp/0-1": 2, "tp/2-3": 2})
+    assert waits.exposed_wait_ns == {0: 90, 1: 0, 2: 10, 3: 0}
+
+
+def test_step_without_collectives_has_no_waiting() -> None:
+    assert split(calls(), calls()) == StepWaits({0: 0, 1: 0}, [])
+
+
+def test_group_of_unknown_size_has_no_waiting() -> None:
+    assert split_waits({0: calls(("all_reduce", 1, 0, 9)), 1: calls(("all_reduce", 1, 0, 5))}, {}).exposed_wait_ns == {
+        0: 0,
+        1: 0,
+    }
+
+
+def test_sizes_are_summed_only_when_all_are_known() -> None:
+    known = split(calls(("all_reduce", 1, 0, 9), ("all_reduce", 2, 9, 9)))
+    unknown = split(calls(("all_reduce", 1, 0, 9), size_bytes=MISSING))
+    assert (known.kinds[0].size_bytes, unknown.kinds[0].size_bytes) == (128, None)
