@@ -9,6 +9,8 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 FAST_TESTS := tests/unit tests/properties tests/contract
 
+# The tests come after each other, also under `make -j`: they would disturb each other on few cores.
+.NOTPARALLEL:
 .PHONY: help venv test check test-fast test-integration coverage format demo bench clean
 
 help: ## what can be made
@@ -32,11 +34,10 @@ check: $(STAMP) ## format, lint, types and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-fast: check ## unit, property and contract tests, and the examples in docstrings
+test-fast: $(STAMP) ## unit, property and contract tests, and the examples in docstrings
 	$(PYTEST) -n $(WORKERS) $(FAST_TESTS) --doctest-modules measure
 
-# After the fast ones, also under `make -j`: they would disturb each other on few cores.
-test-integration: test-fast ## real sockets and real torchrun
+test-integration: $(STAMP) ## real sockets and real torchrun
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/integration
 
 coverage: $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/

@@ -81,7 +81,10 @@ class Reporter:
         samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
         if config.gpu:
             samplers["gpu"] = self._devices.sample
-        self._samples = SampleLoop(samplers, clock, s_to_ns(config.sample_interval_s), guard.record)
+        # That a sampler is slow is the machine's business and no news for the person who trains.
+        self._samples = SampleLoop(
+            samplers, clock, s_to_ns(config.sample_interval_s), guard.record, on_notice=lambda _text: None
+        )
         self._step_times_ns: list[int] = []
         self._endpoint: str | None = None
         self._stopping = threading.Event()

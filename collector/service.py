@@ -64,7 +64,6 @@ class Service:
         self._jobs: dict[str, JobState] = {}
         self._run_of_boot: dict[str, str] = {}
         self._to_acknowledge: dict[bytes, int] = {}
-        self._frames_received = 0
         self._contained: dict[str, int] = {}
         self._runs_evicted = 0
         self._machine_id = read_machine_id()
@@ -117,7 +116,6 @@ class Service:
 
     def _receive(self, wait_ns: int) -> None:
         messages = self._receiver.poll(timeout_ms=-(-wait_ns // NS_PER_MS), batch_max=RECEIVES_PER_POLL_MAX)
-        self._frames_received += len(messages)
         for peer, message in messages:
             self._admit(peer, message)
         for peer, through in self._to_acknowledge.items():
@@ -222,7 +220,7 @@ class Service:
             version=__version__,
             runs=tuple(job.snapshot(now_ns) for _, job in sorted(self._jobs.items())),
             counts=CollectorCounts(
-                frames_received=self._frames_received,
+                frames_received=self._receiver.frames_received,
                 frames_refused=dict(self._receiver.refused),
                 runs_evicted=self._runs_evicted,
                 contained_errors=dict(self._contained),

@@ -15,6 +15,10 @@ PHASES = ("data", "forward", "backward", "optimizer", "other")
 SYNCHRONISING_OPS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that no member leaves before the last has entered: only these allow waiting to be told from transfer."""
 
+ROOTED_OPS = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Collectives with a root. Who waits for whom depends on the backend: with gloo the root of a broadcast waits for its
+receivers (seen: 150 ms in DistributedDataParallel's broadcast of buffers, for a rank that was late)."""
+
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One training step of one rank, by its host clock.

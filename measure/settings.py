@@ -1,6 +1,6 @@
 """Configuration that explains itself: the mechanism both programs share.
 
-A program's configuration is a subclass of `Settings`: a frozen keyword-only dataclass whose fields are made by `setting`.
+A program's configuration is a subclass of `Settings`: a frozen keyword-only dataclass whose fields `setting` makes.
 A value comes from the last of these that gives one, and the object remembers which it was (`sources`):
 
     default  <-  TOML file  <-  environment  <-  overrides of the caller
@@ -44,7 +44,7 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 # Kubernetes puts these into every container beside a service named rankscope-..., whatever the container runs.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-_SERVICE_LINK_PORT = re.compile(r"(tcp|udp|sctp)://.+:\d+")
+_SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://.+:\d+")
 
 
 class Setting(NamedTuple):
@@ -249,9 +249,9 @@ def _find_variables(config_class: type[Settings], environment: Mapping[str, str]
 def _is_foreign(name: str, text: str, allowed: tuple[str, ...]) -> bool:
     if any(name.startswith(known[:-1]) if known.endswith("*") else name == known for known in allowed):
         return True
-    if name.endswith("_PORT"):
-        return _SERVICE_LINK_PORT.fullmatch(text) is not None
-    return _SERVICE_LINK.fullmatch(name) is not None
+    if _SERVICE_LINK.fullmatch(name) is not None:
+        return True
+    return name.endswith("_PORT") and _SERVICE_LINK_URL.fullmatch(text) is not None
 
 
 def _suggest(wrong_key: str, names: Mapping[str, str]) -> str:

@@ -42,6 +42,9 @@ class Table(msgspec.Struct, frozen=True, array_like=True):
         """Raise DecodeError unless the sizes agree."""
         if len(self.names) > COLUMNS_MAX or len(set(self.names)) != len(self.names):
             raise DecodeError(DecodeReason.BAD_TABLE, f"{len(self.names)} columns, the limit is {COLUMNS_MAX}, each once")
+        if self.row_count and not self.names:
+            # Nothing else bounds the rows of no columns, and `column` makes an array of that many.
+            raise DecodeError(DecodeReason.BAD_TABLE, f"{self.row_count} rows were announced, and no column")
         expected = 8 * self.row_count * len(self.names)
         if self.row_count < 0 or len(self.data) != expected:
             raise DecodeError(DecodeReason.BAD_TABLE, f"{len(self.data)} bytes of data where {expected} were announced")

@@ -24,13 +24,20 @@ CLOCK_RATIO = 0.95
 Floats = npt.NDArray[np.float64]
 
 
+class GcPauses(NamedTuple):
+    """The garbage collector's pauses of a rank so far, when it had made so many steps."""
+
+    steps: int
+    pause_ns: int
+
+
 class Samples(NamedTuple):
-    """What was sampled beside the steps, by rank: breakdowns of full windows, collector pauses a step, the last GPU
-    sample. A rank or value that is missing was not measured.
+    """What was sampled beside the steps, by rank: breakdowns of full windows, pauses of Python's garbage collector, the
+    last GPU sample. A rank or value that is missing was not measured.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
-    gc_ns_per_step: Mapping[int, float]
+    gc_pauses: Mapping[int, Sequence[GcPauses]]
     devices: Mapping[int, Sequence[DeviceSample]]
 
 
@@ -84,14 +91,24 @@ def _data(_slow: Slow, excess_ns: float, evidence: dict[str, float], _samples: S
 
 
 def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
-    peers = [samples.gc_ns_per_step[peer] for peer in slow.peers.ranks if peer in samples.gc_ns_per_step]
-    if slow.rank not in samples.gc_ns_per_step or not peers:
+    pauses = {rank: _pause_per_step(samples.gc_pauses.get(rank, ()), slow.since_step) for rank in (slow.rank, *slow.peers.ranks)}
+    mine = pauses.pop(slow.rank)
+    peers = [pause for pause in pauses.values() if pause is not None]
+    if mine is None or not peers:
         return None
-    pause_ns = samples.gc_ns_per_step[slow.rank] - float(np.median(peers))
+    pause_ns = mine - float(np.median(peers))
     evidence["gc_excess_ns"] = pause_ns
     if pause_ns < EXPLAINS * excess_ns:
         return None
     return "garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)} a step longer"
+
+
+def _pause_per_step(pauses: Sequence[GcPauses], since_step: int) -> float | None:
+    """The pauses in ns a step since that step; None without two samples in that time."""
+    inside = [sample for sample in pauses if sample.steps >= since_step]
+    if len(inside) < 2 or inside[-1].steps == inside[0].steps:  # noqa: PLR2004 - a difference takes two
+        return None
+    return (inside[-1].pause_ns - inside[0].pause_ns) / (inside[-1].steps - inside[0].steps)
 
 
 def _device(slow: Slow, _excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:

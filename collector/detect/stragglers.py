@@ -35,6 +35,8 @@ MAD_TO_SIGMA = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
 MEDIAN_ERROR = 1.2533
 """sqrt(pi / 2): the standard error of a median over that of a mean, for normal noise."""
+CORRELATION_MAX = 0.9
+"""Beyond it a short series says nothing about its own correlation."""
 SIGMA_FLOOR = 0.01
 """1 %: what identical ranks differ by for reasons nobody can act on."""
 
@@ -173,8 +175,17 @@ def _chance_shift(before: Floats, after: Floats) -> float:
 
 
 def _median_error(values: Floats) -> float:
-    deviation = float(np.median(np.abs(values - np.median(values))))
-    return MEDIAN_ERROR * MAD_TO_SIGMA * deviation / math.sqrt(len(values))
+    """The standard error of the median of a series. Neighbouring steps are alike (the same batch sizes, the same
+    other load on the machine), so n values count as n (1 - r) / (1 + r), r their correlation with the next ones.
+    """
+    centred = values - np.median(values)
+    deviation = MAD_TO_SIGMA * float(np.median(np.abs(centred)))
+    bounded = np.clip(centred, -3 * deviation, 3 * deviation)
+    power = float(np.sum(bounded**2))
+    correlation = float(np.sum(bounded[1:] * bounded[:-1])) / power if power > 0 else 0.0
+    correlation = min(max(correlation, 0.0), CORRELATION_MAX)
+    independent = max(1.0, len(values) * (1 - correlation) / (1 + correlation))
+    return MEDIAN_ERROR * deviation / math.sqrt(independent)
 
 
 def _sigma(rows: npt.NDArray[np.int64], stretch: Floats, peers: Peers, excess: Mapping[int, Floats]) -> float:

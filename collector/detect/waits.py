@@ -15,6 +15,13 @@ a collective, so it was not blocked on this one before the last enqueue that pre
 and a rank's exposed waiting in a step is the length of the union of these. A collective's start on its worker thread
 stands for its enqueue (seen: 41 us later; more when both workers of the group are busy, which makes this an upper
 bound of what was exposed).
+
+Operations with a root
+----------------------
+In a broadcast, reduce, gather or scatter waiting cannot be told from transfer: who waits for whom depends on the
+backend. Their waiting and transfer are not reported. Yet the time a member spends in one beyond the shortest member is
+certainly not its own work, so it counts as exposed waiting here: otherwise the root of a broadcast that waits for a
+late receiver would be taken for slow itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.measure import intervals
-from rankscope.measure.records import SYNCHRONISING_OPS
+from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
 
 Ints = npt.NDArray[np.int64]
@@ -75,24 +82,27 @@ class _Rows(NamedTuple):
 def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> StepWaits:
     """Match the collectives of all ranks in one step and split each into waiting and transfer.
 
-    Matched by (group, op, sequence); without a sequence by (group, op, how manieth). A collective that is not
-    synchronising, or whose group's size is unknown, has no waiting; one that some member did not report makes the
-    exposed waiting of those who did None.
+    Matched by (group, op, sequence); without a sequence by (group, op, how manieth). Point-to-point operations and
+    those of a group whose size is unknown have no waiting; one that some member did not report makes the exposed
+    waiting of those who did None.
     """
     names: dict[tuple[str, str], int] = {}
     rows = _stack(by_rank, names)
-    sizes = np.array([group_sizes.get(group, 0) for group, _ in names], dtype=np.int64)
-    synchronises = np.array([op in SYNCHRONISING_OPS for _, op in names], dtype=bool)
-    transfer_ns, found = _shortest(rows.key, rows.duration_ns)
-    expected = sizes[rows.kind] if len(rows.kind) else rows.kind
-    splittable = synchronises[rows.kind] if len(rows.kind) else np.zeros(0, dtype=bool)
-    matched = splittable & (expected > 1) & (found == expected)
-    unmatched = splittable & (expected > 1) & (found != expected)
-    wait_ns = np.where(matched, rows.duration_ns - transfer_ns, 0)
-    exposed_ns = _exposed(rows, wait_ns, transfer_ns, max(by_rank, default=0) + 1)
-    unknown = {int(rank) for rank in rows.rank[unmatched]}
+    shortest_ns, found = _shortest(rows.key, rows.duration_ns)
+    expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in names])
+    synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in names]) > 0
+    holds_up = (_of_kind(rows, [op in ROOTED_OPS for _, op in names]) > 0) | synchronises
+    complete = holds_up & (expected > 1) & (found == expected)
+    unknown = {int(rank) for rank in rows.rank[holds_up & (expected > 1) & (found != expected)]}
+    wait_ns = np.where(complete, rows.duration_ns - shortest_ns, 0)
+    exposed_ns = _exposed(rows, wait_ns, shortest_ns, max(by_rank, default=0) + 1)
     exposed = {rank: None if rank in unknown else int(exposed_ns[rank]) for rank in by_rank}
-    return StepWaits(exposed, _sum_kinds(rows, list(names), matched, wait_ns, transfer_ns))
+    return StepWaits(exposed, _sum_kinds(rows, list(names), complete & synchronises, wait_ns, shortest_ns))
+
+
+def _of_kind(rows: _Rows, values: Sequence[int]) -> Ints:
+    """A value of each kind, for each row."""
+    return np.array(values, dtype=np.int64)[rows.kind] if len(rows.kind) else rows.kind
 
 
 def _stack(by_rank: Mapping[int, RankCollectives], names: dict[tuple[str, str], int]) -> _Rows:

@@ -66,8 +66,7 @@ class Receiver:
     ) -> None:
         problem = find_address_problem(endpoint, scheme=SCHEME, listening=True)
         if problem is not None:
-            text = f"the collector's endpoint is {endpoint!r}; {problem}."
-            raise SettingError(text)
+            raise SettingError(f"the collector's endpoint is {endpoint!r}; {problem}.")
         self._message_bytes_max = message_bytes_max
         self.frames_received = 0
         """Frames that have come in, refused ones included."""
@@ -130,7 +129,8 @@ class Receiver:
 
     def close(self) -> None:
         """Stop listening and drop what has not been read or sent. A second call does nothing."""
-        self._context.destroy(linger=0)
+        self._router.close(linger=0)
+        self._context.term()
 
     def _bind(self, endpoint: str) -> None:
         try:
@@ -138,8 +138,8 @@ class Receiver:
         except zmq.ZMQError as error:
             self.close()
             cure = _CURES.get(error.errno, "Check the address.")
-            text = f"the collector cannot listen at {endpoint}: {os.strerror(error.errno)}. {cure}"
-            raise UnavailableError(text) from error
+            problem = os.strerror(error.errno)
+            raise UnavailableError(f"the collector cannot listen at {endpoint}: {problem}. {cure}") from error
         self._endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def _decode(self, peer: bytes, frames: list[bytes]) -> Message | None:

@@ -203,7 +203,7 @@ class JobState:
             missing = attempt.world_size - len(ranks)
             attempt.abstained = f"{missing} of {attempt.world_size} ranks have not been heard of"
             return []
-        series = attempt.window.series(ranks, skip_steps=SKIP_STEPS, steps_min=self._config.detect_steps_min)
+        series = attempt.window.series(ranks, skip_steps=SKIP_STEPS)
         attempt.series = series
         peers = {rank: find_peers(rank, attempt.window.signatures, ranks) for rank in ranks}
         verdict = find_stragglers(series, peers, self._thresholds)
@@ -243,9 +243,7 @@ class JobState:
     def _describe(self, attempt: _Attempt, series: StepSeries, slow: Slow, lost_rank_seconds: float) -> Finding:
         samples = Samples(
             breakdowns={number: tuple(rank.breakdowns) for number, rank in attempt.ranks.items()},
-            gc_ns_per_step={
-                number: rank.gc_ns_per_step for number, rank in attempt.ranks.items() if rank.gc_ns_per_step is not None
-            },
+            gc_pauses={number: tuple(rank.gc_pauses) for number, rank in attempt.ranks.items()},
             devices={number: rank.devices for number, rank in attempt.ranks.items() if rank.devices},
         )
         cause = find_cause(slow, series, samples)

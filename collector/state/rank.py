@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.detect.ratios import add_breakdowns
+from rankscope.collector.detect.root_cause import GcPauses
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.measure.identity import RankIdentity
@@ -13,6 +14,7 @@ from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, 
 from rankscope.measure.units import ns_to_s
 
 BREAKDOWNS_KEPT = 32
+GC_PAUSES_KEPT = 256
 KINDS_MAX = 64
 """Kinds of collective (group, op) kept for a rank: a rank of a 5-dimensional mesh has about 20."""
 
@@ -62,7 +64,6 @@ class RankState:
         self.totals = Totals()
         self.losses = Losses()
         self.host: HostSample | None = None
-        self.gc_ns_per_step: float | None = None
         self.devices: tuple[DeviceSample, ...] = ()
         self.overhead_ratio: float | None = None
         self.breakdowns: deque[WindowBreakdown] = deque(maxlen=BREAKDOWNS_KEPT)
@@ -73,7 +74,7 @@ class RankState:
         self.last_sequence = hello.first_sequence - 1
         self.last_step: int | None = None
         self._kinds: dict[tuple[str, str], _KindTotals] = {}
-        self._gc_seen: deque[tuple[int, int]] = deque(maxlen=BREAKDOWNS_KEPT)
+        self.gc_pauses: deque[GcPauses] = deque(maxlen=GC_PAUSES_KEPT)
 
     @property
     def is_live(self) -> bool:
@@ -91,7 +92,8 @@ class RankState:
         self.devices = report.devices or self.devices
         if report.host is not None:
             self.host = report.host
-            self._learn_gc(report.totals.steps, report.host.gc_pause_ns)
+            if report.host.gc_pause_ns is not None:
+                self.gc_pauses.append(GcPauses(report.totals.steps, report.host.gc_pause_ns))
         if self.ended == "silent":
             self.ended = None
 
@@ -149,14 +151,6 @@ class RankState:
             clock_error_ns=alignment.error_ns if alignment is not None else None,
             **medians,  # type: ignore[arg-type]
         )
-
-    def _learn_gc(self, steps: int, pause_ns: int | None) -> None:
-        if pause_ns is None:
-            return
-        self._gc_seen.append((steps, pause_ns))
-        first_steps, first_ns = self._gc_seen[0]
-        if steps > first_steps:
-            self.gc_ns_per_step = (pause_ns - first_ns) / (steps - first_steps)
 
 
 def _kind_totals(key: tuple[str, str], kind: _KindTotals, group_sizes: dict[str, int]) -> CollectiveTotals:

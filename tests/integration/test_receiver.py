@@ -3,7 +3,8 @@
 import resource
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import pytest
 import zmq
@@ -17,6 +18,9 @@ from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Messa
 DEADLINE_MS = 20_000
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
 
+Dealer: TypeAlias = "zmq.Socket[bytes]"
+Connect: TypeAlias = Callable[..., Dealer]
+
 PONG = ClockPong(job_ns=1, host_ns=2)
 
 
@@ -29,27 +33,30 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def context() -> "Iterator[zmq.Context[zmq.Socket[bytes]]]":
-    """The peers' own ZeroMQ context."""
+def connect(receiver: Receiver) -> Iterator[Connect]:
+    """Connects peers to the receiver, or to another one."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
+    dealers = []
+
+    def connect_peer(peer: bytes, other: Receiver | None = None, **options: int) -> Dealer:
+        dealer = context.socket(zmq.DEALER)
+        dealers.append(dealer)
+        dealer.setsockopt(zmq.IDENTITY, peer)
+        for name, value in {"RCVTIMEO": DEADLINE_MS, "SNDTIMEO": DEADLINE_MS, "LINGER": 0, **options}.items():
+            dealer.setsockopt(getattr(zmq, name), value)
+        dealer.connect((other or receiver).endpoint)
+        return dealer
+
+    yield connect_peer
+    for dealer in dealers:
+        dealer.close()
+    context.term()
 
 
 @pytest.fixture
-def dealer(context: "zmq.Context[zmq.Socket[bytes]]", receiver: Receiver) -> "zmq.Socket[bytes]":
+def dealer(connect: Connect) -> Dealer:
     """A peer named boot-one."""
-    return connect(context, receiver, b"boot-one")
-
-
-def connect(context: "zmq.Context[zmq.Socket[bytes]]", receiver: Receiver, peer: bytes) -> "zmq.Socket[bytes]":
-    """A further peer."""
-    dealer = context.socket(zmq.DEALER)
-    dealer.setsockopt(zmq.IDENTITY, peer)
-    dealer.setsockopt(zmq.RCVTIMEO, DEADLINE_MS)
-    dealer.setsockopt(zmq.SNDTIMEO, DEADLINE_MS)
-    dealer.connect(receiver.endpoint)
-    return dealer
+    return connect(b"boot-one")
 
 
 def receive(receiver: Receiver, count: int, batch_max: int = 100) -> list[tuple[bytes, Message]]:
@@ -62,7 +69,7 @@ def receive(receiver: Receiver, count: int, batch_max: int = 100) -> list[tuple[
     return received
 
 
-def send_then_pong(dealer: "zmq.Socket[bytes]", *parts: bytes) -> None:
+def send_then_pong(dealer: Dealer, *parts: bytes) -> None:
     """Send parts as one message, and a good one behind it, whose arrival shows that the first has been dealt with."""
     dealer.send_multipart(parts)
     dealer.send(encode(PONG))
@@ -71,7 +78,7 @@ def send_then_pong(dealer: "zmq.Socket[bytes]", *parts: bytes) -> None:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_comes_with_its_sender_s_routing_id(receiver: Receiver, dealer: "zmq.Socket[bytes]") -> None:
+def test_a_message_comes_with_its_sender_s_routing_id(receiver: Receiver, dealer: Dealer) -> None:
     hello = Hello(
         identity=RankIdentity(
             run="r", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-one", pid=1
@@ -82,7 +89,7 @@ def test_a_message_comes_with_its_sender_s_routing_id(receiver: Receiver, dealer
     assert receive(receiver, 1) == [(b"boot-one", hello)]
 
 
-def test_an_answer_reaches_the_peer(receiver: Receiver, dealer: "zmq.Socket[bytes]") -> None:
+def test_an_answer_reaches_the_peer(receiver: Receiver, dealer: Dealer) -> None:
     dealer.send(encode(PONG))
     receive(receiver, 1)
     receiver.send(b"boot-one", Ack(through=7))
@@ -90,7 +97,7 @@ def test_an_answer_reaches_the_peer(receiver: Receiver, dealer: "zmq.Socket[byte
     assert receiver.unsent == {}
 
 
-def test_a_poll_takes_no_more_than_its_batch(receiver: Receiver, dealer: "zmq.Socket[bytes]") -> None:
+def test_a_poll_takes_no_more_than_its_batch(receiver: Receiver, dealer: Dealer) -> None:
     for _ in range(5):
         dealer.send(encode(PONG))
     assert len(receive(receiver, 1, batch_max=1)) == 1
@@ -102,12 +109,10 @@ def test_a_poll_without_messages_returns_empty(receiver: Receiver) -> None:
     assert receiver.poll(0, 10) == []
 
 
-def test_a_peer_that_comes_back_under_its_name_is_heard(
-    receiver: Receiver, context: "zmq.Context[zmq.Socket[bytes]]", dealer: "zmq.Socket[bytes]"
-) -> None:
+def test_a_peer_that_comes_back_under_its_name_is_heard(receiver: Receiver, connect: Connect, dealer: Dealer) -> None:
     dealer.send(encode(PONG))
     receive(receiver, 1)
-    again = connect(context, receiver, b"boot-one")  # while the first connection is still open, as after a broken link
+    again = connect(b"boot-one")  # while the first connection is still open, as after a broken link
     again.send(encode(PONG))
     receive(receiver, 1)
     receiver.send(b"boot-one", HelloWanted())
@@ -128,16 +133,16 @@ def test_a_peer_that_comes_back_under_its_name_is_heard(
     ],
 )
 def test_what_is_no_message_is_counted_by_reason(
-    receiver: Receiver, dealer: "zmq.Socket[bytes]", parts: list[bytes], reason: str
+    receiver: Receiver, dealer: Dealer, parts: list[bytes], reason: str
 ) -> None:
     send_then_pong(dealer, *parts)
     assert receive(receiver, 1) == [(b"boot-one", PONG)]
     assert receiver.refused == {reason: 1}
 
 
-def test_a_frame_above_the_limit_is_counted_and_its_sender_stays(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+def test_a_frame_above_the_limit_is_counted_and_its_sender_stays(connect: Connect) -> None:
     receiver = Receiver("tcp://127.0.0.1:0", message_bytes_max=1000)
-    send_then_pong(connect(context, receiver, b"boot-one"), b"x" * 1001)
+    send_then_pong(connect(b"boot-one", receiver), b"x" * 1001)
     assert receive(receiver, 1) == [(b"boot-one", PONG)]
     assert receiver.refused == {"too_large": 1}
     receiver.close()
@@ -145,10 +150,13 @@ def test_a_frame_above_the_limit_is_counted_and_its_sender_stays(context: "zmq.C
 
 @pytest.mark.parametrize(
     ("protocol", "reason", "cure"),
-    [(0, "protocol_too_old", "upgrade rankscope in the sender"), (2, "protocol_too_new", "upgrade rankscope on this side")],
+    [
+        (0, "protocol_too_old", "upgrade rankscope in the sender"),
+        (2, "protocol_too_new", "upgrade rankscope on this side"),
+    ],
 )
 def test_an_agent_of_another_protocol_is_told_which_side_to_upgrade(
-    receiver: Receiver, dealer: "zmq.Socket[bytes]", protocol: int, reason: str, cure: str
+    receiver: Receiver, dealer: Dealer, protocol: int, reason: str, cure: str
 ) -> None:
     send_then_pong(dealer, b"RSCP\x00%c\x01" % protocol)
     receive(receiver, 1)
@@ -157,7 +165,7 @@ def test_an_agent_of_another_protocol_is_told_which_side_to_upgrade(
     assert receiver.refused == {reason: 1}
 
 
-def test_bytes_that_are_not_zeromq_s_do_no_harm(receiver: Receiver, dealer: "zmq.Socket[bytes]") -> None:
+def test_bytes_that_are_not_zeromq_s_do_no_harm(receiver: Receiver, dealer: Dealer) -> None:
     host, _, port = receiver.endpoint.removeprefix("tcp://").rpartition(":")
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: collector\r\n\r\n" + bytes(range(256)))
@@ -173,11 +181,8 @@ def test_an_answer_to_nobody_is_counted(receiver: Receiver) -> None:
     assert receiver.unsent == {"unroutable": 1}
 
 
-def test_answers_to_a_peer_that_does_not_read_are_counted(receiver: Receiver, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-    dealer = context.socket(zmq.DEALER)
-    for option, value in {zmq.IDENTITY: b"boot-one", zmq.RCVHWM: 1, zmq.RCVBUF: 4096}.items():
-        dealer.setsockopt(option, value)
-    dealer.connect(receiver.endpoint)
+def test_answers_to_a_peer_that_does_not_read_are_counted(receiver: Receiver, connect: Connect) -> None:
+    dealer = connect(b"boot-one", RCVHWM=1, RCVBUF=4096)
     dealer.send(encode(PONG))
     receive(receiver, 1)
     long = Refused(reason="x" * 1024, detail="x" * 1024)

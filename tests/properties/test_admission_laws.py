@@ -1,5 +1,6 @@
 """What admission holds to, whatever the network does: alone, and together with the agent's real delivery rules."""
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def hear(admission: Admission, events: list[Heard]) -> list[int]:
 @given(anything)
 def test_admitted_numbers_increase_strictly(events: list[Heard]) -> None:
     admitted = hear(Admission(1, 1), events)
-    assert all(earlier < later for earlier, later in zip(admitted, admitted[1:], strict=False))
+    assert all(earlier < later for earlier, later in itertools.pairwise(admitted))
 
 
 @given(st.integers(1, 30), anything)

@@ -232,7 +232,9 @@ def test_forgetting_an_earlier_life_leaves_the_rank_s_later_one_in_its_place() -
     admission.hello(b"two", hello_of(identity_of("boot-two", restart_count=1)))
     admission.forget_peer("boot-one")
     admission.hello(b"rank 1", hello_of(identity_of("boot-1-1", rank=1)))
-    assert admission.hello(b"three", hello_of(identity_of("boot-three", restart_count=2))) == Welcome(admitted_through=0)
+    assert admission.hello(b"three", hello_of(identity_of("boot-three", restart_count=2))) == Welcome(
+        admitted_through=0
+    )
     assert admission.number(b"two", 1) == UnknownPeer()
 
 

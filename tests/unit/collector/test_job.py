@@ -116,7 +116,13 @@ def test_rank_that_does_not_report_is_silent_and_comes_back_with_its_next_report
 def test_collectives_are_counted_with_waiting_transfer_and_bus_bandwidth() -> None:
     snapshot = Story(4).join().train(10, data={2: 50.0}).snapshot()
     (totals,) = snapshot.ranks[0].collectives
-    assert (totals.group, totals.op, totals.count, totals.matched, totals.bytes) == (GROUP, "all_reduce", 10, 10, 40_000)
+    assert (totals.group, totals.op, totals.count, totals.matched, totals.bytes) == (
+        GROUP,
+        "all_reduce",
+        10,
+        10,
+        40_000,
+    )
     assert (totals.wait_ns, totals.transfer_ns) == (10 * 40 * MS, 10 * TRANSFER_NS)
     # 4,000 bytes in 5 ms, times 2 (n - 1) / n with n = 4.
     assert totals.bus_bandwidth_bytes_per_s == pytest.approx(4_000 / 0.005 * 1.5)
@@ -124,7 +130,7 @@ def test_collectives_are_counted_with_waiting_transfer_and_bus_bandwidth() -> No
 
 def test_without_collectives_the_phases_stand_in() -> None:
     story = Story(4).join()
-    for first in range(0, 60, 20):
+    for first in range(0, 100, 20):
         for rank in range(4):
             data_ns = (60 if rank == 3 and first >= 20 else 10) * MS
             phases = {"data": data_ns, "forward": 10 * MS, "backward": 80 * MS - data_ns, "optimizer": 0, "other": 0}

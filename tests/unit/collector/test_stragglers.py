@@ -167,7 +167,9 @@ def test_change_point_needs_three_values_on_each_side() -> None:
 
 
 def test_peers_without_enough_twins_are_all_the_others_and_say_so() -> None:
-    assert find_peers(0, {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}, (0, 1, 2, 3, 4)) == Peers((1, 2, 3, 4), are_twins=False)
+    assert find_peers(0, {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}, (0, 1, 2, 3, 4)) == Peers(
+        (1, 2, 3, 4), are_twins=False
+    )
     assert find_peers(3, {0: "a"}, (0, 3)) == Peers((0,), are_twins=False)
 
 

@@ -67,10 +67,16 @@ def test_collective_that_a_member_did_not_report_leaves_the_waiting_unknown() ->
     assert waits.kinds[0].matched == 0
 
 
-def test_broadcast_is_counted_but_not_split() -> None:
+def test_broadcast_is_not_split_but_its_length_is_nobodys_own_work() -> None:
     waits = split(calls(("broadcast", 1, 0, 100)), calls(("broadcast", 1, 80, 20)))
-    assert waits.exposed_wait_ns == {0: 0, 1: 0}
+    assert waits.exposed_wait_ns == {0: 80, 1: 0}
     assert [(kind.calls, kind.matched, kind.duration_ns) for kind in waits.kinds] == [(1, 0, 100), (1, 0, 20)]
+
+
+def test_point_to_point_is_counted_and_nothing_else() -> None:
+    waits = split(calls(("send", 1, 0, 100)), calls(("send", 1, 80, 20)))
+    assert waits.exposed_wait_ns == {0: 0, 1: 0}
+    assert [(kind.calls, kind.matched) for kind in waits.kinds] == [(1, 0), (1, 0)]
 
 
 def test_groups_are_matched_apart() -> None:

@@ -1,0 +1,277 @@
+"""The snapshot as Prometheus metric families, driven by measure/catalog.py: each measure there has one reader here.
+
+What is unknown has no sample, and a measure that nobody knows no family. A rank that has ended, or is silent, keeps its
+`rank_info` and a `rank_up` of 0 as long as it is in the snapshot; everything else of it stops.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from rankscope.collector.detect import ratios
+from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, Measure
+from rankscope.measure.records import DeviceSample, HostSample, Totals, WindowBreakdown
+from rankscope.measure.units import ns_to_s
+
+SERIES_MAX: Final = 250_000
+"""Here Prometheus takes 0.8 s to read a page, and rendering it takes about 4 s."""
+
+Labels = tuple[str, ...]
+Value = tuple[Labels, float | None]
+"""The values of a measure's labels, in their order, and its own value, None when it is not known."""
+
+Reader = Callable[[Snapshot], Iterable[Value]]
+Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
+
+
+class SnapshotExporter(Collector):
+    """A collector of the prometheus-client library over the latest snapshot. Any thread may ask it.
+
+    A page has at most `series_max` series, and one more that tells how many were left out; these are the last ones in
+    the order of the catalogue.
+    """
+
+    def __init__(self, read_snapshot: Callable[[], Snapshot], *, series_max: int = SERIES_MAX) -> None:
+        self._read_snapshot = read_snapshot
+        self._series_max = series_max
+
+    @property
+    def series_count(self) -> int:
+        """How many series a page has at this moment."""
+        return sum(len(family.samples) for family in self.collect())
+
+    def describe(self) -> Iterator[Family]:
+        """Every family without samples, so that registering needs no snapshot."""
+        return (_build_family(measure, ()) for measure in CATALOG)
+
+    def collect(self) -> Iterator[Family]:
+        """The families that have samples, in the order of the catalogue."""
+        snapshot = self._read_snapshot()
+        room, left_out = self._series_max, 0
+        for measure in CATALOG:
+            if measure.name == SERIES_LEFT_OUT:
+                yield _build_family(measure, [((), left_out)])
+                continue
+            known = _find_known(READERS[measure.name](snapshot))
+            shown = known[:room]
+            room -= len(shown)
+            left_out += len(known) - len(shown)
+            if shown:
+                yield _build_family(measure, shown)
+
+
+def _find_known(values: Iterable[Value]) -> list[tuple[Labels, float]]:
+    """Each series once, where the value is a number: one NaN or one series twice would spoil the page for all."""
+    known = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
+    return list(known.items())
+
+
+def _build_family(measure: Measure, values: Sequence[tuple[Labels, float]]) -> Family:
+    if measure.kind == "info":
+        # The library sets the `_info` at the end of the name itself, as it does with `_total`.
+        info = InfoMetricFamily(measure.name.removesuffix("_info"), measure.help, labels=measure.labels)
+        for labels, _ in values:
+            info.add_metric(labels, {})
+        return info
+    make = CounterMetricFamily if measure.kind == "counter" else GaugeMetricFamily
+    family = make(measure.name, measure.help, labels=measure.labels, unit=measure.unit)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
+
+
+# -- who has a value --------------------------------------------------------------------------------------------------
+
+
+def _live_ranks(snapshot: Snapshot) -> Iterator[tuple[RunSnapshot, RankSnapshot]]:
+    return ((run, rank) for run in snapshot.runs for rank in run.ranks if rank.ended is None)
+
+
+def _rank_labels(run: RunSnapshot, rank: RankSnapshot) -> Labels:
+    return run.run, str(rank.identity.rank)
+
+
+def _per_rank(read: Callable[[RankSnapshot], float | None]) -> Reader:
+    return lambda snapshot: ((_rank_labels(run, rank), read(rank)) for run, rank in _live_ranks(snapshot))
+
+
+def _per_rank_and(read: Callable[[RankSnapshot], Mapping[str, float]]) -> Reader:
+    """For measures with one more label, whose values are the keys of what `read` returns."""
+    return lambda snapshot: (
+        ((*_rank_labels(run, rank), key), value)
+        for run, rank in _live_ranks(snapshot)
+        for key, value in read(rank).items()
+    )
+
+
+def _per_collective(read: Callable[[CollectiveTotals], float | None]) -> Reader:
+    return lambda snapshot: (
+        ((*_rank_labels(run, rank), kind.group, kind.op), read(kind))
+        for run, rank in _live_ranks(snapshot)
+        for kind in rank.collectives
+    )
+
+
+def _per_device(read: Callable[[DeviceSample], float | None]) -> Reader:
+    return lambda snapshot: (
+        ((*_rank_labels(run, rank), rank.identity.node, device.uuid), read(device))
+        for run, rank in _live_ranks(snapshot)
+        for device in rank.devices
+    )
+
+
+def _per_cause(read: Callable[[RunSnapshot], Iterable[tuple[int, str, float]]]) -> Reader:
+    """For what detection says of (rank, cause); only of ranks that live."""
+
+    def read_all(snapshot: Snapshot) -> Iterator[Value]:
+        live = {_rank_labels(run, rank) for run, rank in _live_ranks(snapshot)}
+        for run in snapshot.runs:
+            for rank, cause, value in read(run):
+                if (run.run, str(rank)) in live:
+                    yield (run.run, str(rank), cause), value
+
+    return read_all
+
+
+def _of_totals(read: Callable[[Totals], float]) -> Reader:
+    return _per_rank(lambda rank: read(rank.totals) if rank.reports_admitted else None)
+
+
+def _of_windows(read: Callable[[Totals], int]) -> Reader:
+    return _per_rank(lambda rank: ns_to_s(read(rank.totals)) if rank.totals.windows else None)
+
+
+def _of_breakdown(read: Callable[[WindowBreakdown], float | None]) -> Reader:
+    return _per_rank(lambda rank: None if rank.breakdown is None else read(rank.breakdown))
+
+
+def _of_host(read: Callable[[HostSample], float | None]) -> Reader:
+    return _per_rank(lambda rank: None if rank.host is None else read(rank.host))
+
+
+def _of_collector(read: Callable[[Snapshot], float]) -> Reader:
+    return lambda snapshot: [((), read(snapshot))]
+
+
+def _of_collector_and(read: Callable[[Snapshot], Mapping[str, int]]) -> Reader:
+    return lambda snapshot: (((key,), value) for key, value in read(snapshot).items())
+
+
+# -- what the value is ------------------------------------------------------------------------------------------------
+
+
+def _seconds(nanoseconds: float | None) -> float | None:
+    return None if nanoseconds is None else ns_to_s(nanoseconds)
+
+
+def _run_info(snapshot: Snapshot) -> Iterator[Value]:
+    for run in snapshot.runs:
+        yield (run.run, str(run.world_size), str(run.restart_count)), 1
+
+
+def _rank_info(snapshot: Snapshot) -> Iterator[Value]:
+    for run in snapshot.runs:
+        for rank in run.ranks:
+            identity = rank.identity
+            gpu, gpu_model = (rank.devices[0].uuid, rank.devices[0].model) if rank.devices else ("", "")
+            yield (
+                *_rank_labels(run, rank), identity.node, str(identity.local_rank), gpu, gpu_model, str(identity.pid),
+                rank.agent_version, rank.torch_version,
+            ), 1  # fmt: skip
+
+
+def _rank_up(snapshot: Snapshot) -> Iterator[Value]:
+    for run in snapshot.runs:
+        for rank in run.ranks:
+            yield _rank_labels(run, rank), int(rank.up and rank.ended is None)
+
+
+def _run_slowdown(snapshot: Snapshot) -> Iterator[Value]:
+    live = {run.run for run, _ in _live_ranks(snapshot)}
+    return (((run.run,), run.run_slowdown_ratio) for run in snapshot.runs if run.run in live)
+
+
+def _stragglers(run: RunSnapshot) -> Iterator[tuple[int, str, float]]:
+    return ((finding.rank, finding.cause, 1) for finding in run.open_findings)
+
+
+def _lost(run: RunSnapshot) -> Iterator[tuple[int, str, float]]:
+    return ((lost.rank, lost.cause, lost.lost_rank_seconds) for lost in run.lost)
+
+
+def _phases(rank: RankSnapshot) -> Mapping[str, float]:
+    return {phase: ns_to_s(nanoseconds) for phase, nanoseconds in rank.totals.phases_ns.items()}
+
+
+def _steps_lost(rank: RankSnapshot) -> Mapping[str, float]:
+    if not rank.reports_admitted:
+        return {}
+    return {
+        "overwritten": rank.losses.steps_overwritten,
+        "dropped_in_reports": rank.losses.steps_dropped_in_reports,
+        "late": rank.records_late,
+    }
+
+
+def _throttled(device: DeviceSample) -> float | None:
+    return None if device.throttle_reasons is None else int(len(device.throttle_reasons) > 0)
+
+
+READERS: Final[Mapping[str, Reader]] = {
+    "rankscope_run_info": _run_info,
+    "rankscope_rank_info": _rank_info,
+    "rankscope_rank_up": _rank_up,
+    "rankscope_rank_last_report_timestamp_seconds": _per_rank(lambda rank: rank.last_report_wall_s),
+    "rankscope_steps_total": _of_totals(lambda totals: totals.steps),
+    "rankscope_step_seconds_total": _of_totals(lambda totals: ns_to_s(totals.step_ns)),
+    "rankscope_step_phase_seconds_total": _per_rank_and(_phases),
+    "rankscope_step_median_seconds": _per_rank(lambda rank: _seconds(rank.step_ns_median)),
+    "rankscope_device_window_seconds_total": _of_windows(lambda totals: totals.window_ns),
+    "rankscope_device_compute_seconds_total": _of_windows(lambda totals: totals.compute_ns),
+    "rankscope_device_communication_seconds_total": _of_windows(lambda totals: totals.communication_ns),
+    "rankscope_device_overlap_seconds_total": _of_windows(lambda totals: totals.overlap_ns),
+    "rankscope_device_exposed_communication_seconds_total": _of_windows(lambda totals: totals.exposed_communication_ns),
+    "rankscope_device_copy_seconds_total": _of_windows(lambda totals: totals.copy_ns),
+    "rankscope_device_idle_seconds_total": _of_windows(lambda totals: totals.idle_ns),
+    "rankscope_compute_ratio": _of_breakdown(ratios.compute_ratio),
+    "rankscope_communication_ratio": _of_breakdown(ratios.communication_ratio),
+    "rankscope_overlap_ratio": _of_breakdown(ratios.overlap_ratio),
+    "rankscope_exposed_communication_ratio": _of_breakdown(ratios.exposed_communication_ratio),
+    "rankscope_idle_ratio": _of_breakdown(ratios.idle_ratio),
+    "rankscope_collectives_total": _per_collective(lambda kind: kind.count),
+    "rankscope_collective_seconds_total": _per_collective(lambda kind: ns_to_s(kind.duration_ns)),
+    "rankscope_collective_bytes_total": _per_collective(lambda kind: kind.bytes),
+    "rankscope_collective_wait_seconds_total": _per_collective(lambda kind: _seconds(kind.wait_ns)),
+    "rankscope_collective_transfer_seconds_total": _per_collective(lambda kind: _seconds(kind.transfer_ns)),
+    "rankscope_collective_bus_bandwidth_bytes_per_second": _per_collective(lambda kind: kind.bus_bandwidth_bytes_per_s),
+    "rankscope_straggler": _per_cause(_stragglers),
+    "rankscope_rank_slowdown_ratio": _per_rank(lambda rank: rank.slowdown_ratio),
+    "rankscope_run_slowdown_ratio": _run_slowdown,
+    "rankscope_lost_gpu_seconds_total": _per_cause(_lost),
+    "rankscope_gpu_utilization_ratio": _per_device(lambda device: device.utilization_ratio),
+    "rankscope_gpu_memory_used_bytes": _per_device(lambda device: device.memory_used_bytes),
+    "rankscope_gpu_memory_total_bytes": _per_device(lambda device: device.memory_total_bytes),
+    "rankscope_gpu_power_watts": _per_device(lambda device: device.power_watts),
+    "rankscope_gpu_temperature_celsius": _per_device(lambda device: device.temperature_celsius),
+    "rankscope_gpu_sm_clock_hertz": _per_device(lambda device: device.sm_clock_hertz),
+    "rankscope_gpu_throttled": _per_device(_throttled),
+    "rankscope_process_cpu_seconds_total": _of_host(lambda host: _seconds(host.cpu_ns)),
+    "rankscope_process_resident_memory_bytes": _of_host(lambda host: host.resident_bytes),
+    "rankscope_gc_pause_seconds_total": _of_host(lambda host: _seconds(host.gc_pause_ns)),
+    "rankscope_agent_overhead_ratio": _per_rank(lambda rank: rank.overhead_ratio),
+    "rankscope_agent_errors_total": _per_rank_and(lambda rank: rank.losses.errors),
+    "rankscope_reports_dropped_total": _per_rank(
+        lambda rank: rank.losses.reports_dropped if rank.reports_admitted else None
+    ),
+    "rankscope_report_gaps_total": _per_rank(lambda rank: rank.report_gaps),
+    "rankscope_steps_lost_total": _per_rank_and(_steps_lost),
+    "rankscope_frames_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.frames_refused),
+    "rankscope_frames_received_total": _of_collector(lambda snapshot: snapshot.counts.frames_received),
+    "rankscope_runs_evicted_total": _of_collector(lambda snapshot: snapshot.counts.runs_evicted),
+    "rankscope_collector_errors_total": _of_collector_and(lambda snapshot: snapshot.counts.contained_errors),
+}
+"""How each measure of the catalogue but SERIES_LEFT_OUT is read from a snapshot."""

@@ -1,0 +1,262 @@
+"""The table of every exported measure: the page of metrics is driven by it, and the documentation is printed from it.
+
+Names follow Prometheus: prefix `rankscope_`, base units at the end, `_total` for what counts up, `_info` for what only
+carries labels. The labels `job`, `instance` and `pod` belong to whoever scrapes and are never used.
+
+The median step is `rankscope_step_median_seconds` and not `rankscope_step_seconds`: OpenMetrics, which Prometheus asks
+for first, names the counter `rankscope_step_seconds_total` without its `_total`, and two families of one name make the
+whole page unreadable.
+
+A measure that is unknown is absent from the page, never 0. A rank that has ended keeps its `rank_info` and `rank_up`.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+
+Kind = Literal["counter", "gauge", "info"]
+
+Range = tuple[float | None, float | None]
+"""Smallest and largest valid value; None: no limit."""
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """One exported measure. `unit` is empty for what is counted, `source` names where the numbers come from."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    formula: str
+    source: str
+    valid_range: Range
+
+
+NOT_NEGATIVE: Final[Range] = (0, None)
+RATIO: Final[Range] = (0, 1)
+ONE: Final[Range] = (1, 1)
+
+RUN: Final = ("run",)
+RANK: Final = ("run", "rank")
+CAUSE: Final = ("run", "rank", "cause")
+COLLECTIVE: Final = ("run", "rank", "group", "op")
+DEVICE: Final = ("run", "rank", "node", "gpu")
+RANK_INFO: Final = (
+    "run", "rank", "node", "local_rank", "gpu", "gpu_model", "pid", "agent_version", "torch_version",
+)  # fmt: skip
+
+SERIES_LEFT_OUT: Final = "rankscope_series_left_out"
+"""The one measure that is about the page itself."""
+
+_STEPS: Final = "agent: steps by the host clock (Totals)"
+_LAST_WINDOWS: Final = "agent: short profiled windows, the last ones (WindowBreakdown)"
+_WINDOWS: Final = "agent: short profiled windows, added up (Totals)"
+_COLLECTIVES: Final = "collector: collectives of all ranks, matched (CollectiveTotals)"
+_DETECTION: Final = "collector: detection (definitions.md section 4)"
+_NVML: Final = "agent: NVML (DeviceSample)"
+_PROCESS: Final = "agent: the training process (HostSample)"
+_LOSSES: Final = "agent: its own count (Losses)"
+_ADMISSION: Final = "collector: admission"
+_COLLECTOR: Final = "collector: about itself (CollectorCounts)"
+
+
+def _window_seconds(part: str, what: str, formula: str) -> Measure:
+    return Measure(
+        f"rankscope_device_{part}_seconds_total", "counter", "seconds", RANK,
+        f"Time in profiled windows {what}. Only windows count: divide by rankscope_device_window_seconds_total.",
+        formula, _WINDOWS, NOT_NEGATIVE,
+    )  # fmt: skip
+
+
+def _window_ratio(part: str, what: str, formula: str) -> Measure:
+    return Measure(
+        f"rankscope_{part}_ratio", "gauge", "ratio", RANK,
+        f"{what}, in the last profiled windows.", formula, _LAST_WINDOWS, RATIO,
+    )  # fmt: skip
+
+
+CATALOG: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_run_info", "info", "", ("run", "world_size", "restart_count"),
+        "A training run the collector knows.", "always 1", "collector: RunSnapshot", ONE,
+    ),
+    Measure(
+        "rankscope_rank_info", "info", "", RANK_INFO,
+        "A rank in its present life, also after its end. The gpu is its UUID, empty without one.",
+        "always 1", "agent: Hello; NVML", ONE,
+    ),
+    Measure(
+        "rankscope_rank_up", "gauge", "", RANK,
+        "1 while the rank's agent reports, 0 when it is silent or has ended.",
+        "1 if a report came within the time allowed, else 0", "collector: arrival of reports", RATIO,
+    ),
+    Measure(
+        "rankscope_rank_last_report_timestamp_seconds", "gauge", "seconds", RANK,
+        "When the rank's last report came, in seconds since 1970 by the collector's clock.",
+        "wall clock at arrival", "collector: arrival of reports", NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_steps_total", "counter", "", RANK,
+        "Training steps finished in this life of the rank.", "count of steps", _STEPS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_step_seconds_total", "counter", "seconds", RANK,
+        "Time spent in finished training steps.", "sum of step durations", _STEPS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_step_phase_seconds_total", "counter", "seconds", (*RANK, "phase"),
+        "Time spent in each phase of finished training steps; the phases of a step sum to the step.",
+        "sum of phase durations", _STEPS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_step_median_seconds", "gauge", "seconds", RANK,
+        "Median duration of the last steps that detection looks at.",
+        "median(step)", "collector: step window", NOT_NEGATIVE,
+    ),
+    _window_seconds("window", "as a whole", "|W|"),
+    _window_seconds("compute", "in which compute kernels ran", "|K|"),
+    _window_seconds("communication", "in which communication kernels ran", "|M|"),
+    _window_seconds("overlap", "in which communication was hidden behind compute", "|K and M|"),
+    _window_seconds("exposed_communication", "in which only communication ran", "|M minus K|"),
+    _window_seconds("copy", "in which only copies ran", "|X minus (K or M)|"),
+    _window_seconds("idle", "in which the device did nothing", "|W| - |K or M or X|"),
+    _window_ratio("compute", "Part of the time in which compute kernels ran", "|K| / |W|"),
+    _window_ratio("communication", "Part of the time in which communication kernels ran", "|M| / |W|"),
+    _window_ratio("overlap", "Part of the communication that was hidden behind compute", "|K and M| / |M|"),
+    _window_ratio("exposed_communication", "Part of the time in which only communication ran", "|M minus K| / |W|"),
+    _window_ratio("idle", "Part of the time in which the device did nothing", "1 - |K or M or X| / |W|"),
+    Measure(
+        "rankscope_collectives_total", "counter", "", COLLECTIVE,
+        "Collective operations the rank took part in.", "count", _COLLECTIVES, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_collective_seconds_total", "counter", "seconds", COLLECTIVE,
+        "Time in collective operations, waiting for peers included.", "sum of d_r", _COLLECTIVES, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_collective_bytes_total", "counter", "bytes", COLLECTIVE,
+        "Size of the data of collective operations, as nccl-tests counts it.",
+        "sum of bytes", _COLLECTIVES, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_collective_wait_seconds_total", "counter", "seconds", COLLECTIVE,
+        "Time the rank waited in collectives for later members of the group, over those found on all members.",
+        "sum of (d_r - min over the group of d)", _COLLECTIVES, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_collective_transfer_seconds_total", "counter", "seconds", COLLECTIVE,
+        "Time the data movement itself took in collectives, over those found on all members.",
+        "sum of (min over the group of d)", _COLLECTIVES, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_collective_bus_bandwidth_bytes_per_second", "gauge", "bytes_per_second", COLLECTIVE,
+        "Bus bandwidth of the last matched collectives, as nccl-tests defines it.",
+        "bytes / transfer * f(op, group size)", _COLLECTIVES, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_straggler", "gauge", "", CAUSE,
+        "1 while detection holds the rank for a straggler of this cause; absent otherwise.",
+        "1 per open finding", _DETECTION, ONE,
+    ),
+    Measure(
+        "rankscope_rank_slowdown_ratio", "gauge", "ratio", RANK,
+        "Own time of the rank over that of the ranks that do the same work; 1 is equal, above is slower.",
+        "median(self) / median over the twins of median(self)", _DETECTION, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_run_slowdown_ratio", "gauge", "ratio", RUN,
+        "Step of the run over what it would be without its straggler; 1 is no loss.",
+        "step / ideal step", _DETECTION, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_lost_gpu_seconds_total", "counter", "seconds", CAUSE,
+        "GPU time the whole run lost because this rank was slow; a rank without a GPU counts as one GPU.",
+        "sum of (step - ideal step) * world_size", _DETECTION, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_utilization_ratio", "gauge", "ratio", DEVICE,
+        "Part of the last moments in which any kernel ran on the GPU.", "NVML utilization.gpu", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_memory_used_bytes", "gauge", "bytes", DEVICE,
+        "GPU memory in use, by all processes.", "NVML memory.used", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_memory_total_bytes", "gauge", "bytes", DEVICE,
+        "GPU memory there is.", "NVML memory.total", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_power_watts", "gauge", "watts", DEVICE,
+        "Power the GPU draws.", "NVML power usage", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_temperature_celsius", "gauge", "celsius", DEVICE,
+        "Temperature of the GPU.", "NVML temperature", _NVML, (-50, 150),
+    ),
+    Measure(
+        "rankscope_gpu_sm_clock_hertz", "gauge", "hertz", DEVICE,
+        "Clock of the GPU's multiprocessors.", "NVML SM clock", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_throttled", "gauge", "", DEVICE,
+        "1 while the GPU's clocks are held down by heat, power or a fault, 0 while they are not.",
+        "1 if NVML gives any such reason", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_process_cpu_seconds_total", "counter", "seconds", RANK,
+        "CPU time of the training process.", "user + system", _PROCESS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_process_resident_memory_bytes", "gauge", "bytes", RANK,
+        "Resident memory of the training process.", "RSS", _PROCESS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gc_pause_seconds_total", "counter", "seconds", RANK,
+        "Time the training process spent in Python's garbage collector.", "sum of pauses", _PROCESS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_agent_overhead_ratio", "gauge", "ratio", RANK,
+        "Part of the time that the agent itself costs the training process.", "own time / elapsed time",
+        "agent: its overhead meter", NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_agent_errors_total", "counter", "", (*RANK, "part"),
+        "Errors of the agent's own parts; training was not affected.", "count by part", _LOSSES, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_reports_dropped_total", "counter", "", RANK,
+        "Reports that fell out of the agent's full buffer.", "count", _LOSSES, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_report_gaps_total", "counter", "", RANK,
+        "Reports of this life of the rank that never came.", "numbers given up", _ADMISSION, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_steps_lost_total", "counter", "", (*RANK, "reason"),
+        "Step records that were lost on the way: overwritten in the agent's ring, dropped_in_reports, or late.",
+        "count by reason", "agent: Losses; collector: step window", NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_frames_refused_total", "counter", "", ("reason",),
+        "Frames the collector could not take for a message.", "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_frames_received_total", "counter", "", (),
+        "Frames that have come in, refused ones included.", "count", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_runs_evicted_total", "counter", "", (),
+        "Runs that had ended and were let go to make room.", "count", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_collector_errors_total", "counter", "", ("part",),
+        "Errors of the collector's own parts; the other runs were not affected.",
+        "count by part", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        SERIES_LEFT_OUT, "gauge", "", (),
+        "Series this page lacks because it would have more than it may.", "series - series_max, at least 0",
+        "collector: this page", NOT_NEGATIVE,
+    ),
+)  # fmt: skip

@@ -1,0 +1,59 @@
+"""configs/*.toml say what the code says.
+
+After a change of a setting: `python -m tests.contract.test_configs` from the repository's root writes them anew.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.config import AgentConfig
+from rankscope.collector.config import CollectorConfig
+from rankscope.measure.settings import Settings, document, find_settings, read
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FILES: list[tuple[str, type[Settings]]] = [("agent.toml", AgentConfig), ("collector.toml", CollectorConfig)]
+
+each_file = pytest.mark.parametrize(("name", "config_class"), FILES)
+
+
+@each_file
+def test_the_file_is_the_document_of_the_code(name: str, config_class: type[Settings]) -> None:
+    assert (CONFIGS / name).read_text() == document(config_class)
+
+
+@each_file
+def test_the_file_loads_to_the_defaults(name: str, config_class: type[Settings]) -> None:
+    assert read(config_class, file_text=(CONFIGS / name).read_text(), file_name=name) == config_class()
+
+
+@each_file
+def test_the_file_sets_every_key(name: str, config_class: type[Settings]) -> None:
+    config = read(config_class, file_text=(CONFIGS / name).read_text(), file_name=name)
+    assert dict(config.sources) == {key: f"from {name}" for key, _, _ in find_settings(config_class)}
+
+
+@each_file
+def test_every_example_can_be_used(name: str, config_class: type[Settings]) -> None:
+    for example in (CONFIGS / "examples").glob(f"*{name}"):
+        read(config_class, file_text=example.read_text(), file_name=example.name)
+
+
+@pytest.mark.parametrize("config_class", [config_class for _, config_class in FILES])
+def test_every_meaning_is_a_sentence_and_every_number_has_its_limits(config_class: type[Settings]) -> None:
+    for key, default, known in find_settings(config_class):
+        assert re.fullmatch(r"[A-Z].*\.", known.meaning), key
+        if isinstance(default, (int, float)) and not isinstance(default, bool):
+            assert known.smallest is not None, key
+            assert known.largest is not None, key
+
+
+def write_configs() -> None:
+    """Write configs/*.toml from the code."""
+    for name, config_class in FILES:
+        (CONFIGS / name).write_text(document(config_class))
+
+
+if __name__ == "__main__":
+    write_configs()

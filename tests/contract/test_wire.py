@@ -1,0 +1,218 @@
+"""Protocol 1 on the wire: frames written once, which every later release must go on reading.
+
+The frames stand in golden/wire as hex text, one file per kind of message. `python -m tests.contract.test_wire` from the
+repository's root writes those that are missing and touches no other. Until 0.1.0 is released a file may be deleted and
+written anew; after that never: a change that these tests notice needs a new protocol number.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.measure.codec import decode, encode
+from rankscope.measure.errors import DecodeError, DecodeReason
+from rankscope.measure.identity import BootId, RankIdentity, RunId
+from rankscope.measure.messages import (
+    MESSAGE_TYPES,
+    Ack,
+    ClockPing,
+    ClockPong,
+    Goodbye,
+    Hello,
+    HelloWanted,
+    Message,
+    Refused,
+    Report,
+    Welcome,
+)
+from rankscope.measure.records import (
+    Collectives,
+    DeviceSample,
+    GroupInfo,
+    HostSample,
+    Losses,
+    Totals,
+    WindowBreakdown,
+)
+from rankscope.measure.table import Table
+
+GOLDEN = Path(__file__).parent / "golden" / "wire"
+HEADER_BYTES = 7
+HEX_LINE_BYTES = 32
+"""How many bytes of a frame stand on a line of its file."""
+
+STEPS = Table.from_rows(
+    ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards", "phase:data", "phase:forward"),
+    [(41, 1_000, 300, 290, 1, 1, 100, 200), (42, 1_300, 310, None, 0, 2, 0, 310)],
+)
+COLLECTIVES = Collectives(
+    groups=("mesh_dp/0,2",),
+    ops=("all_reduce", "barrier"),
+    table=Table.from_rows(
+        ("step", "group", "op", "start_host_ns", "duration_ns", "sequence", "bytes"),
+        [(41, 0, 0, 1_100, 50, 7, 4096), (41, 0, 1, 1_200, 9, None, None)],
+    ),
+)
+BREAKDOWN = WindowBreakdown(
+    first_step=40, step_count=2, window_ns=600, compute_ns=400, communication_ns=150, overlap_ns=90,
+    exposed_communication_ns=60, copy_ns=40, idle_ns=100, operator_count=12,
+)  # fmt: skip
+HOST = HostSample(
+    host_ns=1_600, cpu_ns=5_000, resident_bytes=1 << 30, voluntary_switches=3, involuntary_switches=2,
+    major_faults=0, gc_pause_ns=70, gc_collections=4,
+)  # fmt: skip
+DEVICE = DeviceSample(
+    host_ns=1_601, uuid="GPU-0", model="H", utilization_ratio=0.5, memory_used_bytes=1, memory_total_bytes=2,
+    power_watts=250.5, temperature_celsius=61.0, sm_clock_hertz=1_980_000_000, throttle_reasons=("power_cap",),
+    absent={"xid": "no permission"},
+)  # fmt: skip
+TOTALS = Totals(
+    steps=43, step_ns=12_000, phases_ns={"data": 4_000}, batches=43, window_ns=600, compute_ns=400,
+    communication_ns=150, overlap_ns=90, exposed_communication_ns=60, copy_ns=40, idle_ns=100, windows=1,
+)  # fmt: skip
+LOSSES = Losses(
+    steps_overwritten=1, steps_dropped_in_reports=2, reports_dropped=3, windows_skipped={"events": 4},
+    errors={"sample": 5},
+)  # fmt: skip
+
+STATED: dict[str, Message] = {
+    "hello": Hello(
+        identity=RankIdentity(
+            run=RunId("job-7"), rank=2, local_rank=0, world_size=4, node="n1", restart_count=1,
+            boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]",
+        ),
+        first_sequence=5, host_ns=1_700, wall_ns=1_700_000_000_000_000_000, report_interval_ns=1_000_000,
+        agent_version="0.1.0", python_version="3.11.7", torch_version="2.13.0",
+    ),
+    "welcome": Welcome(admitted_through=4, metrics_url="http://n0:18491/metrics"),
+    "report": Report(
+        sequence=5, host_ns=1_650, steps=STEPS, collectives=COLLECTIVES, covered_steps=((40, 41), (44, 44)),
+        breakdowns=(BREAKDOWN,), host=HOST, devices=(DEVICE,), totals=TOTALS, losses=LOSSES,
+        groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
+        overhead_ratio=0.0025,
+    ),
+    "ack": Ack(through=5),
+    "hello_wanted": HelloWanted(),
+    "refused": Refused(reason="ranks_max", detail="raise ranks_max"),
+    "clock_ping": ClockPing(job_ns=-1),
+    "clock_pong": ClockPong(job_ns=-1, host_ns=1 << 62),
+    "goodbye": Goodbye(sequence=6, reason="failed", detail="ValueError", exit_code=1),
+}  # fmt: skip
+
+each_kind = pytest.mark.parametrize("name", STATED)
+each_struct = pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        *((name, ()) for name in STATED),
+        ("hello", ("identity",)),
+        *(("report", (field,)) for field in ("steps", "collectives", "host", "totals", "losses")),
+        ("report", ("collectives", "table")),
+        *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups")),
+    ],
+)  # fmt: skip
+
+
+def read_golden(name: str) -> bytes:
+    return bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
+
+
+def write_golden(folder: Path) -> list[str]:
+    """Write the frames that are missing in the folder; returns their names. Only a person calls this, see above."""
+    missing = [name for name in STATED if not (folder / f"{name}.hex").exists()]
+    for name in missing:
+        frame = encode(STATED[name])
+        lines = [frame[at : at + HEX_LINE_BYTES].hex(" ") for at in range(0, len(frame), HEX_LINE_BYTES)]
+        (folder / f"{name}.hex").write_text("\n".join(lines) + "\n")
+    return missing
+
+
+def find_part(body: list[Any], message: Message, path: tuple[str | int, ...]) -> tuple[list[Any], Any]:
+    """The part of a body at that path of fields and places, as it travels and as it is stated."""
+    part: Any = body
+    stated: Any = message
+    for place in path:
+        if isinstance(place, str):
+            part = part[list(stated.__struct_fields__).index(place)]
+            stated = getattr(stated, place)
+        else:
+            part, stated = part[place], stated[place]
+    return part, stated
+
+
+def replace_part(stated: Any, path: tuple[str | int, ...], part: Any) -> Any:
+    """The stated value with another part at that path."""
+    if not path:
+        return part
+    place = path[0]
+    if isinstance(place, str):
+        return msgspec.structs.replace(stated, **{place: replace_part(getattr(stated, place), path[1:], part)})
+    return (*stated[:place], replace_part(stated[place], path[1:], part), *stated[place + 1 :])
+
+
+def test_there_is_a_frame_of_every_kind() -> None:
+    assert {type(message) for message in STATED.values()} == set(MESSAGE_TYPES)
+    assert {file.stem for file in GOLDEN.glob("*.hex")} == set(STATED)
+
+
+def test_the_kinds_keep_their_bytes() -> None:
+    assert {name: read_golden(name)[:HEADER_BYTES].hex(" ", -4) for name in STATED} == {
+        "hello": "52534350 000101",
+        "welcome": "52534350 000102",
+        "report": "52534350 000103",
+        "ack": "52534350 000104",
+        "hello_wanted": "52534350 000105",
+        "refused": "52534350 000106",
+        "clock_ping": "52534350 000107",
+        "clock_pong": "52534350 000108",
+        "goodbye": "52534350 000109",
+    }
+
+
+@each_kind
+def test_a_frame_of_the_past_means_what_it_meant(name: str) -> None:
+    assert decode(read_golden(name)) == STATED[name]
+
+
+@each_kind
+def test_no_field_of_a_stated_value_has_its_default_so_that_each_is_seen(name: str) -> None:
+    for path in [(), *(path for other, path in struct_paths() if other == name)]:
+        _, stated = find_part(msgspec.msgpack.decode(read_golden(name)[HEADER_BYTES:]), STATED[name], path)
+        for field in msgspec.structs.fields(stated):
+            assert getattr(stated, field.name) != field.default, (path, field.name)
+
+
+@each_struct
+def test_a_field_of_tomorrow_is_skipped_wherever_it_stands(name: str, path: tuple[str | int, ...]) -> None:
+    frame = read_golden(name)
+    body = msgspec.msgpack.decode(frame[HEADER_BYTES:])
+    find_part(body, STATED[name], path)[0].append({"a field": ["of tomorrow"]})
+    assert decode(frame[:HEADER_BYTES] + msgspec.msgpack.encode(body)) == STATED[name]
+
+
+@each_struct
+def test_a_field_with_a_default_may_be_missing_at_the_end(name: str, path: tuple[str | int, ...]) -> None:
+    frame = read_golden(name)
+    body = msgspec.msgpack.decode(frame[HEADER_BYTES:])
+    part, stated = find_part(body, STATED[name], path)
+    last = [field for field in msgspec.structs.fields(stated) if field.name][-1:]
+    if not last or last[0].required:
+        return  # nothing of it may be missing
+    part.pop()
+    default = last[0].default_factory() if last[0].default is msgspec.NODEFAULT else last[0].default
+    expected = replace_part(STATED[name], path, msgspec.structs.replace(stated, **{last[0].name: default}))
+    assert decode(frame[:HEADER_BYTES] + msgspec.msgpack.encode(body)) == expected
+
+
+def test_a_frame_of_a_later_protocol_is_refused_with_both_numbers() -> None:
+    frame = read_golden("ack")
+    later = frame[:4] + (2).to_bytes(2, "big") + frame[6:]
+    with pytest.raises(DecodeError) as caught:
+        decode(later)
+    assert caught.value.reason is DecodeReason.PROTOCOL_TOO_NEW
+    assert "protocol 2, this side speaks 1 to 1; upgrade rankscope on this side" in str(caught.value)
+
+
+if __name__ == "__main__":
+    write_golden(GOLDEN)

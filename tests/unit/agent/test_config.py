@@ -1,0 +1,88 @@
+"""The agent's settings, their limits and where they are read from."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.config import AgentConfig, read_config
+from rankscope.measure.errors import SettingError
+from rankscope.measure.identity import LABEL_LENGTH_MAX
+from rankscope.measure.records import PHASES, STEP_COLUMNS
+from rankscope.measure.settings import find_settings
+from rankscope.measure.table import COLUMNS_MAX
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    assert read_config({}) == AgentConfig()
+
+
+def test_the_file_is_named_by_the_environment_which_wins_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("report_interval_s = 2\nwarmup_steps = 9\n")
+    config = read_config({"RANKSCOPE_CONFIG": str(file), "RANKSCOPE_WARMUP_STEPS": "7"})
+    assert (config.report_interval_s, config.warmup_steps) == (2.0, 7)
+    assert config.source("report_interval_s") == f"from {file}"
+
+
+def test_a_file_that_is_not_there_stops_with_its_name_and_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as caught:
+        read_config({"RANKSCOPE_CONFIG": str(tmp_path / "gone.toml")})
+    text = str(caught.value)
+    assert text.startswith(f"RANKSCOPE_CONFIG is '{tmp_path}/gone.toml', which cannot be read: ")
+    assert text.endswith(" Name a readable file or unset RANKSCOPE_CONFIG.")
+
+
+def test_a_file_that_is_no_text_stops_with_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingError, match="which cannot be read: 'utf-8' codec"):
+        read_config({"RANKSCOPE_CONFIG": str(file)})
+
+
+def test_the_switch_the_process_mark_and_the_collectors_settings_are_not_taken_for_keys() -> None:
+    environment = {"RANKSCOPE": "1", "RANKSCOPE_PID": "42", "RANKSCOPE_SERVE_LISTEN": "x", "RANKSCOPE_SERVE_ODD": "y"}
+    assert read_config(environment) == AgentConfig()
+
+
+def test_too_short_an_interval_is_refused_with_the_reason() -> None:
+    with pytest.raises(SettingError) as caught:
+        read_config({"RANKSCOPE_REPORT_INTERVAL_S": "0.01"})
+    assert str(caught.value) == (
+        "report_interval_s is 0.01 (from RANKSCOPE_REPORT_INTERVAL_S); the smallest allowed is 0.1. "
+        "Below that the agent would cost more than 1 % of a core."
+    )
+
+
+def test_the_collector_is_an_address_or_empty() -> None:
+    assert AgentConfig(collector="").collector == ""
+    assert AgentConfig(collector="tcp://head:18490").collector == "tcp://head:18490"
+    with pytest.raises(SettingError, match="it must be tcp://HOST:PORT"):
+        AgentConfig(collector="head:18490")
+
+
+def test_a_run_may_be_as_long_as_a_label() -> None:
+    assert len(AgentConfig(run="r" * LABEL_LENGTH_MAX).run) == LABEL_LENGTH_MAX
+    with pytest.raises(SettingError, match="it has 129 characters, the most allowed is 128"):
+        AgentConfig(run="r" * (LABEL_LENGTH_MAX + 1))
+
+
+def test_the_most_phases_allowed_fit_into_the_columns_of_a_table() -> None:
+    most = {key: known.largest for key, _, known in find_settings(AgentConfig)}["phases_max"]
+    assert most is not None
+    assert len(STEP_COLUMNS) + len(PHASES) + most <= COLUMNS_MAX
+
+
+def test_overrides_win_over_the_environment() -> None:
+    config = read_config({"RANKSCOPE_GPU": "0"}, {"gpu": True})
+    assert (config.gpu, config.source("gpu")) == (True, "from the command line")
+
+
+def test_reading_the_settings_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; from rankscope.agent.config import read_config; read_config({});"
+        "print(*sorted({'msgspec', 'numpy', 'tomllib', 'torch', 'zmq', 'difflib', 'textwrap'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []

@@ -1,0 +1,72 @@
+"""The collector's settings, the rules between them and where they are read from."""
+
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig, read_config
+from rankscope.measure.codec import FRAME_BYTES_MAX
+from rankscope.measure.errors import SettingError
+from rankscope.measure.settings import Value
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    assert read_config({}) == CollectorConfig()
+
+
+def test_by_default_only_this_machine_reaches_the_collector() -> None:
+    config = CollectorConfig()
+    assert (config.listen, config.http_listen) == ("tcp://127.0.0.1:18490", "127.0.0.1:18491")
+
+
+def test_the_file_of_the_command_line_wins_over_the_one_of_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("runs_max = 1")
+    (tmp_path / "b.toml").write_text("runs_max = 2")
+    environment = {"RANKSCOPE_SERVE_CONFIG": str(tmp_path / "a.toml")}
+    assert read_config(environment).runs_max == 1
+    assert read_config(environment, file_name=str(tmp_path / "b.toml")).runs_max == 2
+
+
+@pytest.mark.parametrize(("given", "named_by"), [(True, "--config"), (False, "RANKSCOPE_SERVE_CONFIG")])
+def test_a_file_that_is_not_there_says_who_named_it(tmp_path: Path, given: bool, named_by: str) -> None:
+    gone = str(tmp_path / "gone.toml")
+    with pytest.raises(SettingError) as caught:
+        read_config({} if given else {"RANKSCOPE_SERVE_CONFIG": gone}, file_name=gone if given else "")
+    text = str(caught.value)
+    assert text.startswith(f"{named_by} is '{gone}', which cannot be read: ")
+    assert text.endswith(f" Name a readable file or leave {named_by} out.")
+
+
+def test_the_agents_variables_are_no_business_of_the_collector() -> None:
+    assert read_config({"RANKSCOPE_COLLECTOR": "x", "RANKSCOPE": "1"}) == CollectorConfig()
+
+
+def test_overrides_win_over_the_environment() -> None:
+    config = read_config({"RANKSCOPE_SERVE_TICK_S": "2"}, overrides={"tick_s": "0.5"})
+    assert (config.tick_s, config.source("tick_s")) == (0.5, "from the command line")
+
+
+@pytest.mark.parametrize("listen", ["tcp://*:0", "tcp://0.0.0.0:*", "tcp://[::]:18490"])
+def test_it_may_listen_everywhere_and_on_any_free_port(listen: str) -> None:
+    assert CollectorConfig(listen=listen).listen == listen
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ({"listen": "127.0.0.1:18490"}, "it must be tcp://HOST:PORT"),
+        ({"http_listen": "http://127.0.0.1:18491"}, "it must be HOST:PORT"),
+        ({"message_bytes_max": FRAME_BYTES_MAX + 1}, "No larger frame can be decoded."),
+        ({"slowdown_close_ratio": 1.10}, "a finding that closes where it opens would flicker."),
+        ({"detect_steps_min": 33}, "a verdict cannot need more steps than it looks at."),
+        ({"detect_steps": 64, "steps_kept": 63}, "a verdict cannot look at steps that are not kept."),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_with_the_reason(overrides: dict[str, Value], problem: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        read_config({}, overrides=overrides)
+    assert problem in str(caught.value)
+
+
+def test_the_largest_message_is_the_largest_frame() -> None:
+    assert CollectorConfig().message_bytes_max == FRAME_BYTES_MAX
