@@ -64,7 +64,7 @@ _COLLECTOR: Final = "collector: about itself (CollectorCounts)"
 def _window_seconds(part: str, what: str, formula: str) -> Measure:
     return Measure(
         f"rankscope_device_{part}_seconds_total", "counter", "seconds", RANK,
-        f"Time in profiled windows {what}. Only windows count: divide by rankscope_device_window_seconds_total.",
+        f"Time in profiled windows {what}. For a ratio divide by rankscope_device_window_seconds_total.",
         formula, _WINDOWS, NOT_NEGATIVE,
     )  # fmt: skip
 
@@ -114,7 +114,11 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "Median duration of the last steps that detection looks at.",
         "median(step)", "collector: step window", NOT_NEGATIVE,
     ),
-    _window_seconds("window", "as a whole", "|W|"),
+    Measure(
+        "rankscope_device_window_seconds_total", "counter", "seconds", RANK,
+        "Length of the profiled windows: the steps whose device time is known in detail.",
+        "|W|", _WINDOWS, NOT_NEGATIVE,
+    ),
     _window_seconds("compute", "in which compute kernels ran", "|K|"),
     _window_seconds("communication", "in which communication kernels ran", "|M|"),
     _window_seconds("overlap", "in which communication was hidden behind compute", "|K and M|"),

@@ -125,7 +125,7 @@ class Receiver:
         try:
             self._router.send_multipart([peer, encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            _count(self.unsent, _SEND_FAILURES.get(error.errno, "other"))
+            _count(self.unsent, _SEND_FAILURES.get(error.errno or 0, "other"))
 
     def close(self) -> None:
         """Stop listening and drop what has not been read or sent. A second call does nothing."""
@@ -137,8 +137,8 @@ class Receiver:
             self._router.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
-            cure = _CURES.get(error.errno, "Check the address.")
-            problem = os.strerror(error.errno)
+            number = error.errno or 0
+            problem, cure = os.strerror(number), _CURES.get(number, "Check the address.")
             raise UnavailableError(f"the collector cannot listen at {endpoint}: {problem}. {cure}") from error
         self._endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
 

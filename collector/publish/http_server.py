@@ -1,0 +1,352 @@
+"""What the collector knows, over HTTP: read-only, a thread a request, from the latest snapshot.
+
+    GET /metrics                 the Prometheus page, in the text format that the client prefers
+    GET /healthz, /readyz        200, or 503 with the reason
+    GET /api/v1/runs             the runs, a line each
+    GET /api/v1/runs/RUN         everything about one run; RUN is percent-encoded
+    GET /                        this list
+
+Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), a time limit for each
+read and write, the standard library's limits for the request line and the headers, and `requests_max` at a time.
+Errors are JSON: {"error": "what, and what to do"}.
+"""
+
+import contextlib
+import gzip
+import logging
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import CollectorRegistry
+
+from rankscope.collector.publish.prometheus import SnapshotExporter
+from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.settings import find_address_problem
+
+LOG = logging.getLogger("rankscope.collector")
+
+REQUEST_TIMEOUT_S: Final = 10.0
+REQUESTS_MAX: Final = 32
+CONNECTIONS_WAITING_MAX: Final = 64
+STOP_POLL_S: Final = 0.1
+"""How long `close` may have to wait for the accepting thread."""
+
+GZIP_LEVEL: Final = 1
+"""57 MB of metrics: level 1 takes 0.34 s, level 9 2.8 s for a fifth less."""
+
+TEXT: Final = "text/plain; charset=utf-8"
+JSON: Final = "application/json"
+ALLOWED: Final = {"Allow": "GET, HEAD"}
+RUNS_PATH: Final = "/api/v1/runs"
+
+INDEX: Final = f"""rankscope collector
+/metrics              for Prometheus
+/healthz              200 while the collector works
+/readyz               200 while it takes reports
+{RUNS_PATH}          the runs it knows, as JSON
+{RUNS_PATH}/RUN      everything about one of them
+"""
+
+_GZIP_OFFER: Final = re.compile(r"(?:^|,)\s*gzip\s*(?:;\s*q=(?P<quality>[\d.]+)\s*)?(?:,|$)", re.IGNORECASE)
+
+
+class Response(NamedTuple):
+    """An answer, before it becomes bytes."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: Mapping[str, str] = {}
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in the list of runs. `steps` is that of the rank that has most in its present life, None before any
+    report; `open_findings` is how many there are.
+    """
+
+    run: str
+    world_size: int
+    ranks_up: int
+    steps: int | None
+    open_findings: int
+
+
+class Routes:
+    """From a path to an answer. No socket; any thread.
+
+    `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not.
+    """
+
+    def __init__(
+        self,
+        read_snapshot: Callable[[], Snapshot],
+        *,
+        is_healthy: Callable[[], str | None],
+        is_ready: Callable[[], str | None],
+    ) -> None:
+        self._read_snapshot = read_snapshot
+        self._registry = CollectorRegistry()
+        self._registry.register(SnapshotExporter(read_snapshot))
+        self._pages: Mapping[str, Callable[[], Response]] = {
+            "/": lambda: Response(HTTPStatus.OK, TEXT, INDEX.encode()),
+            "/healthz": lambda: _report_state(is_healthy()),
+            "/readyz": lambda: _report_state(is_ready()),
+            RUNS_PATH: self._list_runs,
+        }
+
+    def answer(self, target: str, *, accept: str = "", accept_encoding: str = "") -> Response:
+        """The answer to a GET of `target`, a path with or without a query. The other two are the request's headers."""
+        path = target.partition("?")[0]
+        page = self._pages.get(path)
+        if page is not None:
+            response = page()
+        elif path == "/metrics":
+            response = self._render_metrics(accept)
+        elif path.startswith(f"{RUNS_PATH}/"):
+            response = self._show_run(unquote(path.removeprefix(f"{RUNS_PATH}/")))
+        else:
+            response = refuse(HTTPStatus.NOT_FOUND, f"there is no {path[:80]}; / lists what there is")
+        return _compress(response) if _accepts_gzip(accept_encoding) else response
+
+    def _render_metrics(self, accept: str) -> Response:
+        encode, content_type = choose_encoder(accept)
+        return Response(HTTPStatus.OK, content_type, encode(self._registry))
+
+    def _list_runs(self) -> Response:
+        runs = [_summarise(run) for run in self._read_snapshot().runs]
+        return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"runs": runs}))
+
+    def _show_run(self, name: str) -> Response:
+        for run in self._read_snapshot().runs:
+            if run.run == name:
+                return Response(HTTPStatus.OK, JSON, msgspec.json.encode(run))
+        return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known here; {RUNS_PATH} lists those that are")
+
+
+class HttpServer:
+    """Listens at `address`, `HOST:PORT`, and answers from threads of its own; port 0 takes a free one.
+
+    Raises SettingError for what is no address, UnavailableError when it cannot be listened at. For the rest see Routes.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        read_snapshot: Callable[[], Snapshot],
+        *,
+        is_healthy: Callable[[], str | None],
+        is_ready: Callable[[], str | None],
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        requests_max: int = REQUESTS_MAX,
+    ) -> None:
+        problem = find_address_problem(address, listening=True)
+        if problem is not None:
+            raise SettingError(f"the collector's HTTP address is {address!r}; {problem}.")
+        host, _, port = address.rpartition(":")
+        routes = Routes(read_snapshot, is_healthy=is_healthy, is_ready=is_ready)
+        try:
+            self._server = _Server(host, int(port.replace("*", "0")), routes, request_timeout_s, requests_max)
+        except OSError as error:
+            raise UnavailableError(
+                f"the collector's HTTP server cannot listen at {address}: {error.strerror}. Stop what listens there, "
+                "or give another address of this machine."
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(STOP_POLL_S,), name="rankscope-http", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it answers, `http://HOST:PORT` with the real port; the machine's name when it listens everywhere."""
+        return self._server.url
+
+    @property
+    def requests_turned_away(self) -> int:
+        """Requests answered with 503 because as many as there may be were being answered."""
+        return self._server.requests_turned_away
+
+    @property
+    def errors_contained(self) -> int:
+        """Requests answered with 500: mistakes of ours."""
+        return self._server.errors_contained
+
+    def close(self) -> None:
+        """Free the port and end the accepting thread; what is being answered is not waited for. Twice does no harm."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def refuse(status: HTTPStatus, error: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as JSON."""
+    return Response(status, JSON, msgspec.json.encode({"error": error}), headers or {})
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = CONNECTIONS_WAITING_MAX
+    allow_reuse_port = False  # two collectors on one port would each get half of the scrapes
+
+    def __init__(self, host: str, port: int, routes: Routes, request_timeout_s: float, requests_max: int) -> None:
+        self.routes = routes
+        self.request_timeout_s = request_timeout_s
+        self.requests_turned_away = 0
+        self.errors_contained = 0
+        self._requests_max = requests_max
+        self._counting = threading.Lock()
+        self._slots = threading.BoundedSemaphore(requests_max)
+        self._host = host
+        self.address_family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+        super().__init__(("" if host == "*" else host.strip("[]"), port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """See HttpServer.url."""
+        host = socket.gethostname() if self._host in {"*", "0.0.0.0", "[::]"} else self._host  # noqa: S104 - compared
+        return f"http://{host}:{self.server_address[1]}"
+
+    def server_bind(self) -> None:
+        """Bind, without the library's look-up of this machine's full name, which can take as long as DNS does."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self._host, self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give the connection to a thread, if there may be one more."""
+        if not self._slots.acquire(blocking=False):
+            self.requests_turned_away += 1
+            self._turn_away(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, in the connection's own thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's signature
+        """A broken connection is the client's to know. (The library would print a traceback.)"""
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, OSError):
+            self.contain("a request", error)
+
+    def contain(self, what: str, error: BaseException) -> None:
+        """Count and log a mistake of ours."""
+        with self._counting:
+            self.errors_contained += 1
+        LOG.error("%s could not be answered", what, exc_info=error)
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        response = refuse(
+            HTTPStatus.SERVICE_UNAVAILABLE, f"{self._requests_max} requests are being answered; try later"
+        )
+        head = (
+            f"HTTP/1.0 503 Service Unavailable\r\nContent-Type: {JSON}\r\nContent-Length: {len(response.body)}\r\n\r\n"
+        )
+        # This is the thread that accepts: it waits for nobody.
+        connection.settimeout(0)
+        with contextlib.suppress(OSError):
+            connection.sendall(head.encode() + response.body)
+            connection.recv(65536)  # closing with unread bytes would reset the connection under the answer
+        self.shutdown_request(connection)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "rankscope"
+    sys_version = ""
+    default_request_version = "HTTP/1.0"  # with the library's "HTTP/0.9" garbage would get an answer without a status
+
+    def setup(self) -> None:
+        """Give every read and write its time limit."""
+        super().setup()
+        self.connection.settimeout(self.server.request_timeout_s)
+
+    def do_GET(self) -> None:
+        """Answer a GET, or a HEAD, which leaves the body out."""
+        self._send(self._find_answer())
+
+    def do_HEAD(self) -> None:
+        """See do_GET."""
+        self.do_GET()
+
+    def send_error(
+        self,
+        code: int,
+        message: str | None = None,
+        explain: str | None = None,  # noqa: ARG002 - the library's signature
+    ) -> None:
+        """What the library finds wrong with a request, as JSON; a method that it finds no `do_` for is not allowed."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            error = f"{(self.command or '')[:80]} is not allowed; GET and HEAD are"
+            self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ALLOWED))
+        else:
+            self._send(refuse(HTTPStatus(code), (message or HTTPStatus(code).phrase)[:200]))
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
+        """Say nothing: a scrape every few seconds is not news."""
+
+    def _find_answer(self) -> Response:
+        headers = self.headers
+        try:
+            return self.server.routes.answer(
+                self.path, accept=headers.get("Accept", ""), accept_encoding=headers.get("Accept-Encoding", "")
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, it may cost this request only
+            self.server.contain(self.path[:80], error)
+            return refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a mistake of the collector; its log tells more")
+
+    def _send(self, response: Response) -> None:
+        self.send_response(response.status)
+        self.send_header("Content-Type", response.content_type)
+        self.send_header("Content-Length", str(len(response.body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in response.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(response.body)
+
+
+def _report_state(problem: str | None) -> Response:
+    if problem is None:
+        return Response(HTTPStatus.OK, TEXT, b"ok\n")
+    return refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
+
+
+def _summarise(run: RunSnapshot) -> RunSummary:
+    return RunSummary(
+        run=run.run,
+        world_size=run.world_size,
+        ranks_up=sum(rank.up for rank in run.ranks),
+        steps=max((rank.totals.steps for rank in run.ranks if rank.reports_admitted), default=None),
+        open_findings=len(run.open_findings),
+    )
+
+
+def _accepts_gzip(accept_encoding: str) -> bool:
+    offer = _GZIP_OFFER.search(accept_encoding)
+    return offer is not None and (offer["quality"] or "1").strip("0.") != ""
+
+
+def _compress(response: Response) -> Response:
+    body = gzip.compress(response.body, GZIP_LEVEL, mtime=0)
+    return response._replace(body=body, headers={**response.headers, "Content-Encoding": "gzip"})

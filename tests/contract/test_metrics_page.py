@@ -1,0 +1,245 @@
+"""The page of metrics as a contract: the golden page, the catalogue and promtool agree.
+
+After a change that is wanted: `python tests/contract/test_metrics_page.py > tests/contract/golden/metrics.txt`, and
+read the difference as an operator whose dashboards it breaks.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_classic
+from prometheus_client.registry import CollectorRegistry
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.publish.prometheus import READERS, SnapshotExporter
+from rankscope.collector.state.snapshot import (
+    CollectiveTotals,
+    CollectorCounts,
+    LostSeconds,
+    RankSnapshot,
+    RunSnapshot,
+    Snapshot,
+)
+from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, Measure
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+
+GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
+LABELS = {
+    "run", "rank", "node", "gpu", "group", "op", "phase", "cause", "reason", "part",
+    "world_size", "restart_count", "local_rank", "gpu_model", "pid", "agent_version", "torch_version",
+}  # fmt: skip
+"""Every label there may be; the second line is of the two info measures only."""
+
+MS = 1_000_000
+"""ns per ms"""
+
+
+def full_rank(rank: int) -> RankSnapshot:
+    """A rank of which everything is known. Rank 0 is slow; rank 1 has double the times where the two may differ."""
+    times = rank + 1
+    return RankSnapshot(
+        identity=RankIdentity(
+            run="bert", rank=rank, local_rank=rank, world_size=3, node="node-a", restart_count=1,
+            boot_id=f"boot-of-{rank}", pid=4000 + rank,
+        ),
+        up=True,
+        torch_version="2.8.0",
+        agent_version="0.1.0",
+        last_report_wall_s=1_800_000_000.5,
+        last_step=99,
+        reports_admitted=40,
+        report_gaps=2 * rank,
+        records_late=3 * rank,
+        step_ns_median=250.0 * MS,
+        slowdown_ratio=1.5 - rank / 2,
+        breakdown=window_of(times),
+        totals=totals_of(times),
+        losses=Losses(
+            steps_overwritten=5, steps_dropped_in_reports=6 * rank, reports_dropped=rank, errors={"nvml": 1, "steps": 0}
+        ),
+        collectives=collectives_of(times),
+        host=HostSample(host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS),
+        devices=(device_of(rank),),
+        overhead_ratio=0.0025,
+    )  # fmt: skip
+
+
+def window_of(times: int) -> WindowBreakdown:
+    """A window of 100 ms: 60 compute, 20 communication of which half is hidden, 5 copies, 25 idle."""
+    return WindowBreakdown(
+        first_step=90, step_count=4, window_ns=times * 100 * MS, compute_ns=times * 60 * MS,
+        communication_ns=times * 20 * MS, overlap_ns=times * 10 * MS, exposed_communication_ns=times * 10 * MS,
+        copy_ns=times * 5 * MS, idle_ns=times * 25 * MS,
+    )  # fmt: skip
+
+
+def totals_of(times: int) -> Totals:
+    """100 steps of 250 ms, and three windows of the kind above."""
+    return Totals(
+        steps=100,
+        step_ns=25_000 * MS,
+        phases_ns={
+            "data": 1_000 * MS, "forward": 9_000 * MS, "backward": 12_000 * MS,
+            "optimizer": 2_500 * MS, "other": 500 * MS,
+        },
+        batches=100,
+        windows=3,
+        window_ns=times * 300 * MS,
+        compute_ns=times * 180 * MS,
+        communication_ns=times * 60 * MS,
+        overlap_ns=times * 30 * MS,
+        exposed_communication_ns=times * 30 * MS,
+        copy_ns=times * 15 * MS,
+        idle_ns=times * 75 * MS,
+    )  # fmt: skip
+
+
+def collectives_of(times: int) -> tuple[CollectiveTotals, ...]:
+    """One kind of which all is known, and one of which only the calls and their time are."""
+    return (
+        CollectiveTotals(
+            group="default_pg", op="all_reduce", count=200, duration_ns=times * 2_000 * MS, bytes=200 * 2**20,
+            matched=200, wait_ns=(times - 1) * 2_000 * MS, transfer_ns=2_000 * MS, bus_bandwidth_bytes_per_s=1.5e11,
+        ),
+        CollectiveTotals(group="mesh_tp/0-1", op="broadcast", count=3, duration_ns=6 * MS),
+    )  # fmt: skip
+
+
+def device_of(rank: int) -> DeviceSample:
+    """A GPU; that of rank 0 is held down by heat."""
+    return DeviceSample(
+        host_ns=1, uuid=f"GPU-{rank}", model="NVIDIA H200", utilization_ratio=0.93 if rank == 0 else 0.0,
+        memory_used_bytes=64 * 2**30, memory_total_bytes=140 * 2**30, power_watts=655.5, temperature_celsius=71.0,
+        sm_clock_hertz=1_755_000_000, throttle_reasons=("hw_thermal_slowdown",) if rank == 0 else (),
+    )  # fmt: skip
+
+
+def unmeasured_rank() -> RankSnapshot:
+    """A rank that has said Hello and nothing else."""
+    identity = RankIdentity(
+        run="bert", rank=2, local_rank=0, world_size=3, node="node-b", restart_count=1, boot_id="boot-of-2", pid=4002
+    )  # fmt: skip
+    return RankSnapshot(identity=identity, up=True, torch_version="2.8.0", agent_version="0.1.0")
+
+
+def full_snapshot() -> Snapshot:
+    """The snapshot behind the golden page."""
+    finding = Finding(
+        kind="straggler", rank=0, since_step=60, slowdown_ratio=1.5, cause="gpu_thermal_throttle", sentence="Rank 0 ..."
+    )  # fmt: skip
+    run = RunSnapshot(
+        run="bert",
+        world_size=3,
+        restart_count=1,
+        ranks=(full_rank(0), full_rank(1), unmeasured_rank()),
+        open_findings=(finding,),
+        findings=(finding,),
+        lost=(LostSeconds(0, "gpu_thermal_throttle", 12.5), LostSeconds(0, "unattributed", 0.5)),
+        run_slowdown_ratio=1.2,
+    )
+    counts = CollectorCounts(
+        frames_received=83, frames_refused={"bad_magic": 2, "protocol_too_new": 1}, contained_errors={"job_state": 0}
+    )  # fmt: skip
+    return Snapshot(wall_s=1_800_000_001.0, version="0.1.0", runs=(run,), counts=counts)
+
+
+def registry() -> CollectorRegistry:
+    """A registry that holds the exporter of the full snapshot."""
+    registry = CollectorRegistry()
+    registry.register(SnapshotExporter(full_snapshot))
+    return registry
+
+
+def page() -> str:
+    """The page in the classic text format."""
+    return generate_latest(registry()).decode()
+
+
+def samples(families: list[Metric]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample by its name and labels. Fails when one stands there twice."""
+    every = [sample for family in families for sample in family.samples]
+    by_labels = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in every}
+    assert len(by_labels) == len(every)
+    return by_labels
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_the_golden_page() -> None:
+    assert page() == GOLDEN.read_text()
+
+
+def test_the_golden_page_shows_every_measure_of_the_catalogue() -> None:
+    shown = {name for name, _ in samples(list(parse_classic(GOLDEN.read_text())))}
+    assert shown == {measure.name for measure in CATALOG}
+
+
+def test_both_text_formats_say_the_same() -> None:
+    classic = list(parse_classic(page()))
+    text = openmetrics.generate_latest(registry()).decode()  # type: ignore[no-untyped-call]
+    modern = list(parse_openmetrics(text))  # type: ignore[no-untyped-call]
+    assert samples(classic) == samples(modern)
+
+
+def test_promtool_has_no_complaint() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.fail("promtool is not on PATH; it checks the page. Install it: apt-get install -y prometheus")
+    checked = subprocess.run([promtool, "check", "metrics"], input=page(), capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_a_rank_with_nothing_measured_shows_only_what_the_collector_knows_itself() -> None:
+    of_rank_2 = {name for name, labels in samples(list(parse_classic(page()))) if ("rank", "2") in labels}
+    assert of_rank_2 == {"rankscope_rank_info", "rankscope_rank_up", "rankscope_report_gaps_total"}
+
+
+def test_every_value_is_within_its_measure_s_valid_range() -> None:
+    ranges = {measure.name: measure.valid_range for measure in CATALOG}
+    for (name, labels), value in samples(list(parse_classic(page()))).items():
+        smallest, largest = ranges[name]
+        assert smallest is None or value >= smallest, (name, labels)
+        assert largest is None or value <= largest, (name, labels)
+
+
+# -- the catalogue ----------------------------------------------------------------------------------------------------
+
+
+def test_the_exporter_reads_exactly_what_is_in_the_catalogue() -> None:
+    assert set(READERS) | {SERIES_LEFT_OUT} == {measure.name for measure in CATALOG}
+    assert len({measure.name for measure in CATALOG}) == len(CATALOG)
+
+
+def test_no_two_families_have_one_name_in_openmetrics() -> None:
+    # There a family is named without the ending: a counter `x_total` and a gauge `x` make the page unreadable.
+    names = [re.sub("_(total|info)$", "", measure.name) for measure in CATALOG]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("measure", CATALOG, ids=lambda measure: measure.name)
+def test_a_name_tells_the_kind_and_the_unit(measure: Measure) -> None:
+    ending = {"counter": "_total", "info": "_info", "gauge": ""}[measure.kind]
+    assert re.fullmatch(rf"rankscope_[a-z_]+{ending}", measure.name)
+    assert measure.kind == "counter" or not measure.name.endswith("_total")
+    assert measure.name.removesuffix(ending).endswith(measure.unit)
+
+
+@pytest.mark.parametrize("measure", CATALOG, ids=lambda measure: measure.name)
+def test_labels_are_of_the_known_ones_and_never_the_scraper_s(measure: Measure) -> None:
+    assert set(measure.labels) <= LABELS
+    assert len(set(measure.labels)) == len(measure.labels)
+    assert LABELS.isdisjoint({"job", "instance", "pod"})
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

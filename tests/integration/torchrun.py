@@ -1,0 +1,131 @@
+"""Training jobs as a user starts them, with a deadline, and the proof that nothing of them is left."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DEADLINE_S = 120.0
+"""How long a job may take. On two busy cores the imports of two ranks alone have taken 20 s."""
+
+LEAVING_S = 10.0
+"""How long after the launcher's end its helpers, such as multiprocessing's resource tracker, may take to see it."""
+
+MARK = "JOB_OF_A_TEST"
+"""A variable that every process of a job inherits, with a value of its own: so its processes are found wherever they
+have gone (torchrun gives each rank a session of its own, orphans lose their parent), and nobody else's."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended. `left` describes the processes of it that were still there; it should be empty."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    left: tuple[str, ...]
+
+
+class Job:
+    """A running job. Made by `started`."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], stderr_path: str) -> None:
+        self._mark = secrets.token_hex(8)
+        self._stdout: IO[bytes] = tempfile.TemporaryFile()
+        self._stderr: IO[bytes] = tempfile.TemporaryFile() if not stderr_path else Path(stderr_path).open("r+b")
+        self._stderr_is_kept = not stderr_path
+        self.launcher = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            cwd=SCRIPTS,
+            env=_environment(environment, self._mark),
+            start_new_session=True,
+        )
+
+    def wait(self, deadline_s: float = DEADLINE_S) -> Ended:
+        """Wait for the launcher's end and for everything it started. Fails, with what was said, after the deadline."""
+        try:
+            exit_code = self.launcher.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not over after {deadline_s} s; stderr: {self._read(self._stderr)}") from None
+        _, left = psutil.wait_procs(self.find_members(), LEAVING_S)
+        described = tuple(f"{member.pid} {member.status()} {' '.join(member.cmdline())}" for member in left)
+        stderr = self._read(self._stderr) if self._stderr_is_kept else ""
+        return Ended(exit_code, self._read(self._stdout), stderr, described)
+
+    def find_members(self) -> list[psutil.Process]:
+        """Every living process of the job."""
+        members = {child.pid: child for child in _find_children(self.launcher.pid)}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self._mark:
+                    members[process.pid] = process
+        return list(members.values())
+
+    def end(self) -> None:
+        """Kill what is left, and let go of its output."""
+        for member in self.find_members():
+            with contextlib.suppress(psutil.Error):
+                member.send_signal(signal.SIGKILL)
+        self.launcher.wait()
+        self._stdout.close()
+        self._stderr.close()
+
+    @staticmethod
+    def _read(stream: IO[bytes]) -> str:
+        stream.seek(0)
+        return stream.read().decode(errors="replace")
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, stderr_path: str = ""
+) -> Iterator[Job]:
+    """Start a command in the folder of the scripts; whatever happens, nothing of it outlives the block."""
+    job = Job(command, environment or {}, stderr_path)
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, stderr_path: str = ""
+) -> Ended:
+    """Start a command and wait for its end."""
+    with started(command, environment, stderr_path=stderr_path) as job:
+        return job.wait()
+
+
+def torchrun(ranks: int, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    """`torchrun` on this machine, on a port that is free; two jobs do not meet."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
+    return [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options, *arguments]
+
+
+def python(*arguments: str) -> list[str]:
+    """This very interpreter, and no launcher."""
+    return [sys.executable, *arguments]
+
+
+def _environment(given: Mapping[str, str], mark: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", MARK: mark, **given}
+
+
+def _find_children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,235 @@
+"""From a snapshot to metric families: what is shown, what is absent, and what a stranger's names may do."""
+
+import math
+
+import msgspec
+import pytest
+from prometheus_client import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_classic
+from prometheus_client.registry import CollectorRegistry
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.publish.prometheus import SnapshotExporter
+from rankscope.collector.state.snapshot import CollectiveTotals, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import DeviceSample, HostSample, Totals, WindowBreakdown
+
+S = 1_000_000_000
+"""ns per s"""
+
+
+def rank_of(rank: int = 0, run: str = "a", node: str = "n0", **known: object) -> RankSnapshot:
+    """A rank that is up and has sent one report."""
+    identity = RankIdentity(
+        run=run, rank=rank, local_rank=rank, world_size=2, node=node, restart_count=0, boot_id=f"boot-of-{rank}", pid=7
+    )  # fmt: skip
+    fields: dict[str, object] = {"up": True, "reports_admitted": 1} | known
+    return RankSnapshot(identity=identity, **fields)  # type: ignore[arg-type]
+
+
+def run_of(*ranks: RankSnapshot, run: str = "a", **known: object) -> RunSnapshot:
+    """A run of two ranks."""
+    return RunSnapshot(run=run, world_size=2, restart_count=0, ranks=ranks, **known)  # type: ignore[arg-type]
+
+
+def snapshot_of(*runs: RunSnapshot) -> Snapshot:
+    """A snapshot of these runs."""
+    return Snapshot(wall_s=0.0, version="0", runs=runs)
+
+
+def exporter_of(*runs: RunSnapshot, series_max: int = 1000) -> SnapshotExporter:
+    """An exporter of these runs."""
+    return SnapshotExporter(lambda: snapshot_of(*runs), series_max=series_max)
+
+
+def families_of(*runs: RunSnapshot) -> dict[str, Metric]:
+    """The families by name; a counter's is without `_total`, an info's without `_info`."""
+    return {family.name: family for family in exporter_of(*runs).collect()}
+
+
+def values(family: Metric) -> dict[tuple[str, ...], float]:
+    """The values of a family by the values of its labels."""
+    return {tuple(sample.labels.values()): sample.value for sample in family.samples}
+
+
+# -- unknown and zero -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "family"),
+    [
+        (rank_of(reports_admitted=0), "rankscope_steps"),
+        (rank_of(reports_admitted=0), "rankscope_reports_dropped"),
+        (rank_of(reports_admitted=0), "rankscope_steps_lost"),
+        (rank_of(totals=Totals(steps=5, windows=0)), "rankscope_device_idle_seconds"),
+        (rank_of(step_ns_median=None), "rankscope_step_median_seconds"),
+        (rank_of(step_ns_median=math.nan), "rankscope_step_median_seconds"),
+        (rank_of(overhead_ratio=math.inf), "rankscope_agent_overhead_ratio"),
+        (rank_of(breakdown=None), "rankscope_idle_ratio"),
+        (rank_of(host=HostSample(host_ns=0)), "rankscope_process_cpu_seconds"),
+        (rank_of(host=None), "rankscope_process_resident_memory_bytes"),
+        (rank_of(devices=(DeviceSample(host_ns=0, uuid="G"),)), "rankscope_gpu_throttled"),
+        (rank_of(devices=(DeviceSample(host_ns=0, uuid="G"),)), "rankscope_gpu_power_watts"),
+        (
+            rank_of(collectives=(CollectiveTotals(group="g", op="o", count=1, duration_ns=1),)),
+            "rankscope_collective_bytes",
+        ),
+        (rank_of(slowdown_ratio=None), "rankscope_run_slowdown_ratio"),
+    ],
+)
+def test_what_is_unknown_is_absent(rank: RankSnapshot, family: str) -> None:
+    assert family not in families_of(run_of(rank))
+
+
+@pytest.mark.parametrize(
+    ("rank", "family"),
+    [
+        (rank_of(), "rankscope_steps"),
+        (rank_of(), "rankscope_reports_dropped"),
+        (rank_of(reports_admitted=0), "rankscope_report_gaps"),
+        (rank_of(totals=Totals(windows=1)), "rankscope_device_copy_seconds"),
+        (rank_of(devices=(DeviceSample(host_ns=0, uuid="G", throttle_reasons=()),)), "rankscope_gpu_throttled"),
+        (rank_of(host=HostSample(host_ns=0, gc_pause_ns=0)), "rankscope_gc_pause_seconds"),
+    ],
+)
+def test_a_measured_zero_is_shown(rank: RankSnapshot, family: str) -> None:
+    assert set(values(families_of(run_of(rank))[family]).values()) == {0}
+
+
+def test_without_communication_there_is_no_overlap_ratio_but_the_others_are_there() -> None:
+    window = WindowBreakdown(
+        first_step=0, step_count=1, window_ns=8, compute_ns=6, communication_ns=0, overlap_ns=0,
+        exposed_communication_ns=0, copy_ns=0, idle_ns=2,
+    )  # fmt: skip
+    families = families_of(run_of(rank_of(breakdown=window)))
+    assert "rankscope_overlap_ratio" not in families
+    assert values(families["rankscope_communication_ratio"]) == {("a", "0"): 0}
+    assert values(families["rankscope_compute_ratio"]) == {("a", "0"): 6 / 8}
+    assert values(families["rankscope_idle_ratio"]) == {("a", "0"): 2 / 8}
+
+
+def test_times_are_seconds() -> None:
+    rank = rank_of(totals=Totals(steps=4, step_ns=10 * S, phases_ns={"data": 3 * S}), step_ns_median=S / 2)
+    families = families_of(run_of(rank))
+    assert values(families["rankscope_step_seconds"]) == {("a", "0"): 10}
+    assert values(families["rankscope_step_phase_seconds"]) == {("a", "0", "data"): 3}
+    assert values(families["rankscope_step_median_seconds"]) == {("a", "0"): 0.5}
+
+
+# -- ranks that are gone ----------------------------------------------------------------------------------------------
+
+
+def finding_of(rank: int, cause: str = "host_cpu") -> Finding:
+    """An open finding."""
+    return Finding(kind="straggler", rank=rank, since_step=1, slowdown_ratio=2.0, cause=cause, sentence="")
+
+
+@pytest.mark.parametrize("ended", ["finished", "killed", "silent", "replaced"])
+def test_of_a_rank_that_has_ended_only_its_info_and_up_0_stay(ended: str) -> None:
+    gone = rank_of(1, up=False, ended=ended, totals=Totals(steps=9), slowdown_ratio=2.0, last_report_wall_s=1.0)
+    run = run_of(rank_of(0), gone, open_findings=(finding_of(1),), lost=(LostSeconds(1, "host_cpu", 5.0),))
+    families = families_of(run)
+    of_rank_1 = {name for name, family in families.items() for labels in values(family) if labels[:2] == ("a", "1")}
+    assert of_rank_1 == {"rankscope_rank", "rankscope_rank_up"}
+    assert values(families["rankscope_rank_up"]) == {("a", "0"): 1, ("a", "1"): 0}
+
+
+def test_a_run_without_live_ranks_keeps_its_info_and_no_verdict() -> None:
+    gone = rank_of(0, up=False, ended="finished")
+    families = families_of(run_of(gone, run_slowdown_ratio=1.5))
+    assert values(families["rankscope_run"]) == {("a", "2", "0"): 1}
+    assert "rankscope_run_slowdown_ratio" not in families
+
+
+def test_a_rank_that_has_not_ended_but_is_not_up_keeps_its_counters() -> None:
+    families = families_of(run_of(rank_of(up=False, totals=Totals(steps=9))))
+    assert values(families["rankscope_steps"]) == {("a", "0"): 9}
+    assert values(families["rankscope_rank_up"]) == {("a", "0"): 0}
+
+
+def test_the_same_rank_number_in_another_run_is_another_rank() -> None:
+    other = run_of(rank_of(0, run="b", up=False, ended="finished"), run="b", lost=(LostSeconds(0, "host_cpu", 7.0),))
+    families = families_of(run_of(rank_of(0), lost=(LostSeconds(0, "host_cpu", 5.0),)), other)
+    assert values(families["rankscope_lost_gpu_seconds"]) == {("a", "0", "host_cpu"): 5}
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_straggler_is_shown_once_for_each_cause_while_it_is_open() -> None:
+    closed = finding_of(1, "data_loading")
+    twice = (finding_of(0), finding_of(0), finding_of(0, "unattributed"))
+    run = run_of(rank_of(0), rank_of(1), open_findings=twice, findings=(closed, *twice))
+    assert values(families_of(run)["rankscope_straggler"]) == {("a", "0", "host_cpu"): 1, ("a", "0", "unattributed"): 1}
+
+
+# -- names of strangers -----------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    'quote " here',
+    "back\\slash",
+    "line\nbreak",
+    'all \\"\n\\n of it',
+    "jürgen 訓練 🚂",
+    "} 1\nrankscope_steps_total 9",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_any_name_survives_both_text_formats(name: str) -> None:
+    registry = CollectorRegistry()
+    registry.register(exporter_of(run_of(rank_of(run=name, node=name, totals=Totals(phases_ns={name: S})), run=name)))
+    modern = openmetrics.generate_latest(registry).decode()  # type: ignore[no-untyped-call]
+    for text, parse in ((generate_latest(registry).decode(), parse_classic), (modern, parse_openmetrics)):
+        families = {family.name: family for family in parse(text)}
+        assert families["rankscope_rank_up"].samples[0].labels == {"run": name, "rank": "0"}
+        phases = next(family for key, family in families.items() if key.startswith("rankscope_step_phase_seconds"))
+        assert [sample.labels["phase"] for sample in phases.samples] == [name]
+        assert len(families["rankscope_rank_up"].samples) == 1
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_series_are_counted() -> None:
+    registry = CollectorRegistry()
+    exporter = exporter_of(run_of(rank_of(0), rank_of(1)))
+    registry.register(exporter)
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    assert exporter.series_count == len(lines)
+
+
+def test_beyond_series_max_the_last_ones_are_left_out_and_counted() -> None:
+    run = run_of(rank_of(0), rank_of(1))
+    whole = exporter_of(run).series_count - 1  # without the one that tells how many are left out
+    families = {family.name: family for family in exporter_of(run, series_max=4).collect()}
+    # 1 run info, 2 rank infos, 1 of the 2 rank_up
+    assert list(families) == ["rankscope_run", "rankscope_rank", "rankscope_rank_up", "rankscope_series_left_out"]
+    assert len(families["rankscope_rank_up"].samples) == 1
+    assert values(families["rankscope_series_left_out"]) == {(): whole - 4}
+
+
+def test_registering_needs_no_snapshot() -> None:
+    def read_snapshot() -> Snapshot:
+        raise AssertionError("not to be read yet")
+
+    CollectorRegistry(auto_describe=True).register(SnapshotExporter(read_snapshot))
+
+
+def test_each_page_reads_the_snapshot_once_and_anew() -> None:
+    snapshots = iter([snapshot_of(run_of(rank_of(up=True))), snapshot_of(run_of(rank_of(up=False)))])
+    exporter = SnapshotExporter(lambda: next(snapshots))
+    first, second = (
+        next(family for family in exporter.collect() if family.name == "rankscope_rank_up") for _ in range(2)
+    )  # fmt: skip
+    assert (values(first), values(second)) == ({("a", "0"): 1}, {("a", "0"): 0})
+
+
+def test_a_series_that_comes_twice_is_shown_once() -> None:
+    twice = (DeviceSample(host_ns=0, uuid="G", power_watts=1.0), DeviceSample(host_ns=0, uuid="G", power_watts=2.0))
+    rank = msgspec.structs.replace(rank_of(), devices=twice)
+    assert values(families_of(run_of(rank))["rankscope_gpu_power_watts"]) == {("a", "0", "n0", "G"): 2}
