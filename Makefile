@@ -6,7 +6,7 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 FAST_TESTS := tests/unit tests/properties tests/contract
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
@@ -35,13 +35,13 @@ check: $(STAMP) ## format, lint, types and the import contracts
 	$(BIN)/lint-imports
 
 test-fast: $(STAMP) ## unit, property and contract tests, and the examples in docstrings
-	$(PYTEST) -n $(WORKERS) $(FAST_TESTS) --doctest-modules measure
+	$(PYTEST) $(FAST_TESTS) --doctest-modules measure
 
 test-integration: $(STAMP) ## real sockets and real torchrun
-	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/integration
+	$(PYTEST) tests/integration
 
 coverage: $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/
-	$(PYTEST) -n $(WORKERS) --cov $(FAST_TESTS) --doctest-modules measure
+	$(PYTEST) $(FAST_TESTS) --doctest-modules measure --cov
 
 format: $(STAMP) ## format the code and mend what can be mended by itself
 	$(BIN)/ruff format .

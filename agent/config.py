@@ -196,7 +196,7 @@ def read_config(environment: Mapping[str, str], overrides: Mapping[str, Value] |
 
 def _read_file(name: str) -> str:
     try:
-        with open(name, encoding="utf-8") as file:  # noqa: PTH123 - importing pathlib would take longer than all the rest
+        with open(name, encoding="utf-8") as file:  # pathlib would take longer to import than all the rest
             return file.read()
     except (OSError, ValueError) as error:
         variable = AgentConfig.FILE_VARIABLE

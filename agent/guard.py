@@ -1,5 +1,6 @@
 """The boundary between our mistakes and somebody's training: errors are counted, said once, and switch their part off."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import TextIO
@@ -9,6 +10,7 @@ class Guard:
     """Counts the exceptions of each part of the agent, and switches a part off that has used up its budget.
 
     A hook asks `is_off(part)`, runs, and hands an exception to `record(part, error)`; it never lets one through.
+    `on_off` is told the part, on the thread that made the error, and must not raise.
     """
 
     def __init__(self, error_budget: int, on_off: Callable[[str], None] | None = None) -> None:
@@ -31,7 +33,7 @@ class Guard:
         count = self._errors.get(part, 0) + 1
         self._errors[part] = count
         if count == 1:
-            say(f"{part} failed ({type(error).__name__}: {error}); training is not affected, this is counted")
+            say(f"{part} failed ({describe(error)}); training is not affected, this is counted")
         if count >= self._error_budget and part not in self._off:
             self._off.add(part)
             say(f"{part} is switched off after {count} errors")
@@ -39,9 +41,21 @@ class Guard:
                 self._on_off(part)
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
-    """One line on stderr for the person who runs the job. Never raises: the stream may be closed or the disk full."""
+def describe(error: BaseException) -> str:
+    """The error's type and text, the type alone when the text cannot be made. Never raises.
+
+    >>> describe(ValueError("no such rank"))
+    'ValueError: no such rank'
+    """
     try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - __str__ is anybody's code
+        return type(error).__name__
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """One line on stderr for the person who runs the job. Never raises: the stream may be closed, the disk full, or
+    sys.stderr an object of the script's own.
+    """
+    with contextlib.suppress(Exception):
         print(f"rankscope: {text}", file=stream or sys.stderr, flush=True)
-    except (OSError, ValueError):
-        return

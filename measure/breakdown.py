@@ -1,4 +1,4 @@
-"""The activities of one rank -> compute, overlap, exposed communication, copy, idle (definitions.md section 1)."""
+"""The activities of one rank -> compute, overlap, exposed communication, copy, idle (docs/definitions.md section 1)."""
 
 import numpy as np
 

@@ -5,7 +5,7 @@ carries labels. The labels `job`, `instance` and `pod` belong to whoever scrapes
 
 The median step is `rankscope_step_median_seconds` and not `rankscope_step_seconds`: OpenMetrics, which Prometheus asks
 for first, names the counter `rankscope_step_seconds_total` without its `_total`, and two families of one name make the
-whole page unreadable.
+whole page invalid.
 
 A measure that is unknown is absent from the page, never 0. A rank that has ended keeps its `rank_info` and `rank_up`.
 """
@@ -53,7 +53,7 @@ _STEPS: Final = "agent: steps by the host clock (Totals)"
 _LAST_WINDOWS: Final = "agent: short profiled windows, the last ones (WindowBreakdown)"
 _WINDOWS: Final = "agent: short profiled windows, added up (Totals)"
 _COLLECTIVES: Final = "collector: collectives of all ranks, matched (CollectiveTotals)"
-_DETECTION: Final = "collector: detection (definitions.md section 4)"
+_DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 _NVML: Final = "agent: NVML (DeviceSample)"
 _PROCESS: Final = "agent: the training process (HostSample)"
 _LOSSES: Final = "agent: its own count (Losses)"

@@ -65,5 +65,5 @@ def _check_report(report: Report) -> None:
     collectives.table.check()
     for name, labels in (("group", collectives.groups), ("op", collectives.ops)):
         index = collectives.table.column(name)
-        if index.size and not (0 <= int(index.min()) and int(index.max()) < len(labels)):
+        if index.size and (int(index.min()) < 0 or int(index.max()) >= len(labels)):
             raise DecodeError(DecodeReason.BAD_TABLE, f"a collective's {name} is outside its list of {len(labels)}")

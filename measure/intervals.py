@@ -47,7 +47,7 @@ def intersect(left: Intervals, right: Intervals) -> Intervals:
     # At one moment ends come before starts, so that touching intervals share nothing.
     order = np.lexsort((change, edges))
     depth = np.cumsum(change[order])
-    opens = np.flatnonzero(depth == 2)
+    opens = np.flatnonzero(depth == 2)  # noqa: PLR2004 - one of each set
     return np.stack([edges[order][opens], edges[order][opens + 1]], axis=1)
 
 

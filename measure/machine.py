@@ -1,4 +1,4 @@
-"""Which machine this is. Beside the system clock the one thing of the outside world that both programs must agree on."""
+"""Which machine this is: beside the system clock the one thing of the outside world both programs must agree on."""
 
 import os
 

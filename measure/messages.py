@@ -16,10 +16,9 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rankscope.measure.records import Collectives, DeviceSample, GroupInfo, HostSample, Losses, Totals, WindowBreakdown
 from rankscope.measure.identity import Count, RankIdentity
+from rankscope.measure.records import Collectives, DeviceSample, GroupInfo, HostSample, Losses, Totals, WindowBreakdown
 from rankscope.measure.table import Table
-
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]

@@ -59,7 +59,7 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How one rank spent a window of whole steps: definitions.md section 1. The parts sum to the window exactly:
+    """How one rank spent a window of whole steps: docs/definitions.md section 1. The parts sum to the window exactly:
 
     (compute - overlap) + overlap + exposed_communication + copy + idle = window
 
@@ -157,7 +157,15 @@ def steps_to_table(records: Sequence[StepRecord]) -> Table:
     """Step records as a table; each phase is a column `phase:NAME`."""
     phases = list(PHASES) + sorted({name for record in records for name in record.phases_ns} - set(PHASES))
     rows = [
-        [r.step, r.start_host_ns, r.duration_ns, r.cpu_ns, r.batches, r.backwards, *(r.phases_ns.get(p, 0) for p in phases)]
+        [
+            r.step,
+            r.start_host_ns,
+            r.duration_ns,
+            r.cpu_ns,
+            r.batches,
+            r.backwards,
+            *(r.phases_ns.get(p, 0) for p in phases),
+        ]
         for r in records
     ]
     return Table.from_rows((*STEP_COLUMNS, *(PHASE_PREFIX + name for name in phases)), rows)
@@ -175,7 +183,5 @@ def collectives_to_table(records: Sequence[CollectiveRecord]) -> Collectives:
     """Collective records as a table."""
     groups = {name: index for index, name in enumerate(sorted({r.group for r in records}))}
     ops = {name: index for index, name in enumerate(sorted({r.op for r in records}))}
-    rows = [
-        (r.step, groups[r.group], ops[r.op], r.start_host_ns, r.duration_ns, r.sequence, r.bytes) for r in records
-    ]
+    rows = [(r.step, groups[r.group], ops[r.op], r.start_host_ns, r.duration_ns, r.sequence, r.bytes) for r in records]
     return Collectives(tuple(groups), tuple(ops), Table.from_rows(COLLECTIVE_COLUMNS, rows))

@@ -41,7 +41,9 @@ class Table(msgspec.Struct, frozen=True, array_like=True):
     def check(self) -> None:
         """Raise DecodeError unless the sizes agree."""
         if len(self.names) > COLUMNS_MAX or len(set(self.names)) != len(self.names):
-            raise DecodeError(DecodeReason.BAD_TABLE, f"{len(self.names)} columns, the limit is {COLUMNS_MAX}, each once")
+            raise DecodeError(
+                DecodeReason.BAD_TABLE, f"{len(self.names)} columns, the limit is {COLUMNS_MAX}, each once"
+            )
         if self.row_count and not self.names:
             # Nothing else bounds the rows of no columns, and `column` makes an array of that many.
             raise DecodeError(DecodeReason.BAD_TABLE, f"{self.row_count} rows were announced, and no column")

@@ -4,7 +4,9 @@ Windows begin and end at step boundaries, on step numbers that every rank comput
 same steps, so nobody waits for a neighbour's window, and the windows hold the same collectives everywhere.
 """
 
+import threading
 from collections.abc import Callable
+from threading import get_ident
 from time import monotonic_ns, thread_time_ns, time_ns
 from typing import Any, NamedTuple, Protocol
 
@@ -20,10 +22,15 @@ LIGHT_FIRST_INTERVAL_STEPS = 8
 STRETCH_MARGIN = 1.25
 """A new power of two is chosen when the old one is off by this much, so that a step time near a limit does not make
 two ranks disagree for long. While they do, the longer interval's windows are a subset of the shorter's."""
+USER_PROFILER_WAIT_S = 2.0
+"""How long the user's profiler, beginning on another thread, may be held up until a step boundary has ended ours."""
 
 
 class Profiler(Protocol):
-    """What windows need of a profiler; `torch_profiler.TorchProfiler` is the real one."""
+    """What windows need of a profiler; `torch_profiler.TorchProfiler` is the real one.
+
+    One session at a time, ended on the thread that began it: anything else is a RuntimeError and changes nothing.
+    """
 
     def is_busy(self) -> bool:
         """Whether anybody's profiler is on in this thread."""
@@ -42,7 +49,8 @@ class RawWindow(NamedTuple):
     """A finished window as the training thread hands it over.
 
     `wall_minus_host_ns` takes Kineto's wall-clock times to the host clock, `enqueued_before` and `enqueued_after` are
-    the last sequence numbers of each process group at its begin and end.
+    the last sequence numbers of each process group at its begin and end, `training_cost_ns` the CPU time that
+    beginning and ending it took the training thread.
     """
 
     full: bool
@@ -51,6 +59,7 @@ class RawWindow(NamedTuple):
     wall_minus_host_ns: int
     enqueued_before: dict[int, int]
     enqueued_after: dict[int, int]
+    training_cost_ns: int
 
 
 class WindowPlan:
@@ -75,10 +84,12 @@ class WindowPlan:
         self.light_interval_steps = LIGHT_FIRST_INTERVAL_STEPS
         self.full_interval_steps = FULL_FIRST_INTERVAL_STEPS
 
-    def learn(self, step_ns: int, *, full_cost_ns: int = 0, light_cost_ns: int = 0) -> None:
-        """Set the intervals from the present step time and what windows have cost (all threads of this process)."""
-        self._full_cost_ns = max(full_cost_ns, self._full_cost_ns * 3 // 4)
-        self._light_cost_ns = max(light_cost_ns, self._light_cost_ns * 3 // 4)
+    def learn(self, step_ns: int, *, full_cost_ns: int | None = None, light_cost_ns: int | None = None) -> None:
+        """Set the intervals from the present step time and, after a window, what it has cost all threads together."""
+        if full_cost_ns is not None:
+            self._full_cost_ns = max(full_cost_ns, self._full_cost_ns * 3 // 4)
+        if light_cost_ns is not None:
+            self._light_cost_ns = max(light_cost_ns, self._light_cost_ns * 3 // 4)
         share = self._overhead_ratio_max / 2
         light_ns = max(self._collective_window_ns, round(self._light_cost_ns / share))
         full_ns = max(self._full_window_interval_ns, round(self._full_cost_ns / share))
@@ -133,6 +144,7 @@ class KinetoWindows:
         light: bool,
         full: bool,
         full_window_steps: int,
+        user_profiler_wait_s: float = USER_PROFILER_WAIT_S,
     ) -> None:
         self._profiler = profiler
         self._plan = plan
@@ -142,13 +154,18 @@ class KinetoWindows:
         self._light_wanted = light
         self._full_wanted = full
         self._full_window_steps = full_window_steps
+        self._user_profiler_wait_s = user_profiler_wait_s
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
+        self._thread = get_ident()
         self._steps: list[StepRecord] = []
         self._enqueued_before: dict[int, int] = {}
+        self._begin_cost_ns = 0
         self._user_profilers = 0
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._beginning = threading.RLock()  # a signal handler of the script may begin a profiler right inside
         self.skipped: dict[str, int] = {}
         self.spent_ns = 0
-        self.training_cost_ns = {False: 0, True: 0}
 
     def on_record(self, record: StepRecord) -> None:
         """A step has ended; called before `on_boundary`."""
@@ -158,29 +175,43 @@ class KinetoWindows:
     def on_boundary(self, step: int) -> None:
         """A step begins."""
         if self._guard.is_off(PART):
-            return
+            self.close()
+        else:
+            self._run(self._advance, step)
+
+    def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
+        """The user's profiler is about to begin, or has ended, on any thread. Returns when ours is off."""
+        with self._beginning:  # a window of ours that is just beginning must be seen
+            self._user_profilers = max(0, self._user_profilers + (1 if begins else -1))
+            ours_is_on = begins and self._running is not None
+        if ours_is_on and get_ident() == self._thread:
+            self._throw_away()
+        elif ours_is_on and not self._is_idle.wait(self._user_profiler_wait_s):
+            # Once theirs has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13). So
+            # it stays on, and as the profiler is busy for good there are no more windows.
+            self._running = None
+            self._count_skip("user_profiler")
+
+    def close(self) -> None:
+        """End the running window, if this is its thread, and hand it over. Never raises.
+
+        For moments that no window may span: an evaluation, a fork (the child would go on recording, into memory that
+        nobody frees) and the end of the process (which would crash).
+        """
+        if self._running is not None and get_ident() == self._thread:
+            self._run(self._finish)
+
+    def _run(self, action: Callable[..., None], *arguments: int) -> None:
         begin_ns = thread_time_ns()
         try:
-            self._advance(step)
+            action(*arguments)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
-            self._running = None
             self._guard.record(PART, error)
         self.spent_ns += thread_time_ns() - begin_ns
 
-    def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
-        """The user's profiler is about to begin, or has ended."""
-        self._user_profilers = max(0, self._user_profilers + (1 if begins else -1))
-        if begins and self._running is not None:
-            self._running = None
-            self._count_skip("user_profiler")
-            self._profiler.stop()
-
-    def close(self) -> None:
-        """End the running window and hand it over."""
-        if self._running is not None:
-            self._finish()
-
     def _advance(self, step: int) -> None:
+        if self._running is not None and self._user_profilers:
+            self._throw_away()
         full_ends = self._running is True and len(self._steps) >= self._full_window_steps
         begins_full = self._full_wanted and self._running is not True and self._plan.begins_full(step)
         rolls = self._running is False and self._plan.begins_light(step)
@@ -192,27 +223,39 @@ class KinetoWindows:
     def _begin(self, *, full: bool) -> None:
         if not full and not self._light_wanted:
             return
-        if self._user_profilers or self._profiler.is_busy():
-            self._count_skip("user_profiler")
-            return
         begin_ns = thread_time_ns()
-        self._steps = []
-        self._enqueued_before = self._read_enqueued()
-        self._profiler.start(full=full)
-        self._running = full
-        self.training_cost_ns[full] = thread_time_ns() - begin_ns
+        enqueued = self._read_enqueued()
+        with self._beginning:
+            if self._user_profilers or self._profiler.is_busy():
+                self._count_skip("user_profiler")
+                return
+            self._profiler.start(full=full)
+            self._running, self._thread, self._steps = full, get_ident(), []
+            self._is_idle.clear()
+        self._enqueued_before = enqueued
+        self._begin_cost_ns = thread_time_ns() - begin_ns
 
     def _finish(self) -> None:
         begin_ns = thread_time_ns()
-        full, self._running = bool(self._running), None
-        result = self._profiler.stop()
+        full = bool(self._running)
+        result = self._stop()
         offset_ns = time_ns() - monotonic_ns()
-        window = RawWindow(
-            full, tuple(self._steps), result, offset_ns, self._enqueued_before, self._read_enqueued()
-        )
+        enqueued = self._read_enqueued()
+        cost_ns = self._begin_cost_ns + thread_time_ns() - begin_ns
+        window = RawWindow(full, tuple(self._steps), result, offset_ns, self._enqueued_before, enqueued, cost_ns)
         if not self._on_window(window):
             self._count_skip("backlog")
-        self.training_cost_ns[full] += thread_time_ns() - begin_ns
+
+    def _throw_away(self) -> None:
+        self._count_skip("user_profiler")
+        self._stop()
+
+    def _stop(self) -> Any:
+        self._running = None
+        try:
+            return self._profiler.stop()
+        finally:
+            self._is_idle.set()
 
     def _count_skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1

@@ -5,6 +5,7 @@ missing. Start and stop must be called on the same thread, the training thread, 
 """
 
 import os
+from threading import get_ident
 from typing import Any
 
 from rankscope.measure.errors import UnavailableError
@@ -14,7 +15,10 @@ KINETO_QUIET = ("KINETO_LOG_LEVEL", "99")
 
 
 class TorchProfiler:
-    """One profiler session at a time, of ours."""
+    """One profiler session at a time, of ours.
+
+    Stricter than torch, where a stop without a session gives an empty result and a warning on stderr.
+    """
 
     def __init__(self, autograd: Any, c_profiler: Any) -> None:
         self._autograd = autograd
@@ -25,6 +29,7 @@ class TorchProfiler:
         self._c_profiler = c_profiler
         self._with_shapes = self._configure(record_shapes=True)
         self._plain = self._configure(record_shapes=False)
+        self._thread: int | None = None
 
     @classmethod
     def find(cls) -> "TorchProfiler":
@@ -44,15 +49,27 @@ class TorchProfiler:
         return bool(self._autograd._profiler_enabled())
 
     def start(self, *, full: bool) -> None:
-        """Record user ranges with shapes (5 to 11 events a step), or every operator (thousands), without shapes."""
+        """Record user ranges with shapes (5 to 11 events a step), or every operator (thousands), without shapes.
+
+        Raises RuntimeError when a session of ours or anybody's is on.
+        """
+        if self._thread is not None or self.is_busy():
+            raise RuntimeError("a profiler is on already; there can be one at a time")
         configuration = self._plain if full else self._with_shapes
         self._autograd._prepare_profiler(configuration, self._activities)
         self._autograd._enable_profiler(
             configuration, self._activities, self._all_scopes if full else self._user_scopes
         )
+        self._thread = get_ident()
 
     def stop(self) -> Any:
-        """End the session; the result's `trace_activities()` may be read from another thread."""
+        """End the session; the result's `trace_activities()` may be read from another thread.
+
+        Raises RuntimeError when there is none, or another thread began it.
+        """
+        if self._thread != get_ident():
+            raise RuntimeError("no profiler session was begun on this thread")
+        self._thread = None
         return self._autograd._disable_profiler()
 
     def _configure(self, *, record_shapes: bool) -> Any:

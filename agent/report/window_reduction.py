@@ -41,7 +41,7 @@ class Activity(NamedTuple):
 
 
 class ReducedWindow(NamedTuple):
-    """What a window tells. `covered_steps` are the first and last step all of whose collectives are in it."""
+    """What a window tells. `covered_steps` are the first and last step all of whose collectives are in it, if any."""
 
     collectives: list[CollectiveRecord]
     breakdowns: list[WindowBreakdown]
@@ -69,6 +69,7 @@ class WindowReduction:
         self._yield_gil = yield_gil or (lambda: time.sleep(0))
         self._group_of_thread: dict[int, int] = {}
         self._torch_name_of_group: dict[int, str] = {}
+        self._known_groups: dict[str, GroupInfo] = {}
         self.events_cut = 0
         self.collectives_unplaced = 0
 
@@ -81,8 +82,10 @@ class WindowReduction:
             (found for found in activities if found.name.startswith(COMMUNICATION_PREFIXES)),
             key=lambda found: found.start_host_ns,
         )
-        collectives = self._place(window, communication)
         breakdowns = _break_down_steps(window.steps, activities, communication) if window.full else []
+        collectives = self._place(window, communication)
+        if collectives is None:
+            return ReducedWindow([], breakdowns, None)
         return ReducedWindow(collectives, breakdowns, (window.steps[0].step, window.steps[-1].step))
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -99,21 +102,26 @@ class WindowReduction:
 
     # -- groups and sequences -----------------------------------------------------------------------------------------
 
-    def _place(self, window: RawWindow, communication: list[Activity]) -> list[CollectiveRecord]:
+    def _place(self, window: RawWindow, communication: list[Activity]) -> list[CollectiveRecord] | None:
+        """The collectives that began within the window's steps; None when some cannot be given their group, since then
+        the steps have not been seen whole.
+        """
         enqueued = count_enqueued(window.enqueued_before, window.enqueued_after)
         counted = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
         self._learn_threads(counted, enqueued)
-        labels = self._labels(enqueued)
+        groups = self._find_groups(enqueued)
+        strangers = [found for found in counted if self._group_of_thread.get(found.thread) not in groups]
+        if strangers:
+            self.collectives_unplaced += len(counted)
+            return None
         records = []
         for number, (first, last) in enqueued.items():
-            mine = [found for found in counted if self._group_of_thread.get(found.thread) == number]
+            mine = [found for found in counted if self._group_of_thread[found.thread] == number]
             complete = len(mine) == last - first + 1
-            group = labels.get(number)
             for index, found in enumerate(mine):
-                record = _to_record(window.steps, found, group, first + index if complete else None)
+                record = _to_record(window.steps, found, groups[number], first + index if complete else None)
                 if record is not None:
                     records.append(record)
-        self.collectives_unplaced += len(counted) - len(records)
         return records
 
     def _learn_threads(self, counted: list[Activity], enqueued: Mapping[int, tuple[int, int]]) -> None:
@@ -123,22 +131,28 @@ class WindowReduction:
         if len(enqueued) == 1:
             self._group_of_thread.update((found.thread, next(iter(enqueued))) for found in counted)
             return
-        entries, names = self._source.read_entries()
-        self._torch_name_of_group.update((number, name) for number, (name, _) in names.items())
+        entries = self._read_entries()
         wanted = [e for e in entries if e.group_number in enqueued and _within(e.sequence, enqueued[e.group_number])]
         if [entry.op for entry in wanted] == [_op(found) for found in counted]:
             pairs = zip(counted, wanted, strict=True)
             self._group_of_thread.update((found.thread, entry.group_number) for found, entry in pairs)
 
-    def _labels(self, enqueued: Mapping[int, tuple[int, int]]) -> dict[int, GroupInfo]:
-        groups = self._source.read_groups()
-        if len(groups) == 1 and len(enqueued) == 1:
-            return {number: next(iter(groups.values())) for number in enqueued}
+    def _find_groups(self, enqueued: Mapping[int, tuple[int, int]]) -> dict[int, GroupInfo]:
+        """The process group behind each of torch's group numbers. Remembered: the last windows are reduced when the
+        script has destroyed its groups already.
+        """
+        self._known_groups.update(self._source.read_groups())
+        if len(self._known_groups) == 1 and len(enqueued) == 1:
+            self._torch_name_of_group.setdefault(next(iter(enqueued)), next(iter(self._known_groups)))
         if any(number not in self._torch_name_of_group for number in enqueued):
-            _, names = self._source.read_entries()
-            self._torch_name_of_group.update((number, name) for number, (name, _) in names.items())
-        found = {number: groups.get(self._torch_name_of_group.get(number, "")) for number in enqueued}
+            self._read_entries()
+        found = {number: self._known_groups.get(self._torch_name_of_group.get(number, "")) for number in enqueued}
         return {number: group for number, group in found.items() if group is not None}
+
+    def _read_entries(self) -> list[FlightEntry]:
+        entries, names = self._source.read_entries()
+        self._torch_name_of_group.update((number, name) for number, (name, _) in names.items())
+        return entries
 
 
 def _within(sequence: int, bounds: tuple[int, int]) -> bool:
@@ -161,11 +175,9 @@ def _read_activity(activity: Any, window: RawWindow) -> Activity | None:
 
 
 def _to_record(
-    steps: tuple[StepRecord, ...], found: Activity, group: GroupInfo | None, sequence: int | None
+    steps: tuple[StepRecord, ...], found: Activity, group: GroupInfo, sequence: int | None
 ) -> CollectiveRecord | None:
-    """The record, in the step in which the operation began; None outside all steps or for an unknown group."""
-    if group is None:
-        return None
+    """The record, in the step in which the operation began; None outside all steps, as in an evaluation."""
     step = next((s for s in steps if s.start_host_ns <= found.start_host_ns < s.end_host_ns), None)
     if step is None:
         return None

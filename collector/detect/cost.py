@@ -1,4 +1,4 @@
-"""What a straggler costs: the step as it was against the step as it would have been (definitions.md section 4)."""
+"""What a straggler costs: the step as it was against the step as it would have been (docs/definitions.md section 4)."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""The ratios of one window of one rank (definitions.md section 1). None where there is nothing to divide by."""
+"""The ratios of one window of one rank (docs/definitions.md section 1). None where there is nothing to divide by."""
 
 from rankscope.measure.records import WindowBreakdown
 

@@ -1,4 +1,4 @@
-"""Why: where the straggler's excess over its peers lies, and which of the causes of definitions.md section 5 fits.
+"""Why: where the straggler's excess over its peers lies, and which of the causes of docs/definitions.md section 5 fits.
 
 Every rule asks whether its part explains at least half of the excess. Data, garbage collection and the device are
 asked first because they are the most specific; what is left lies with the host. `unattributed` when nothing fits.

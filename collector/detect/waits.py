@@ -1,4 +1,4 @@
-"""Waiting told from transfer, for the collectives of one step on all ranks (definitions.md section 3).
+"""Waiting told from transfer, for the collectives of one step on all ranks (docs/definitions.md section 3).
 
 All members leave a synchronising collective together, so the member with the shortest duration came last: what it
 took is the transfer, and what the others took longer they waited. This needs no common clock.

@@ -270,8 +270,6 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    server_version = "rankscope"
-    sys_version = ""
     default_request_version = "HTTP/1.0"  # with the library's "HTTP/0.9" garbage would get an answer without a status
 
     def setup(self) -> None:
@@ -299,6 +297,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ALLOWED))
         else:
             self._send(refuse(HTTPStatus(code), (message or HTTPStatus(code).phrase)[:200]))
+
+    def version_string(self) -> str:
+        """The header Server, without the library's and the interpreter's version."""
+        return "rankscope"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
         """Say nothing: a scrape every few seconds is not news."""

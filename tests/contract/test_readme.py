@@ -1,0 +1,40 @@
+"""The README says what the code does."""
+
+import re
+from pathlib import Path
+
+from rankscope.agent.config import AgentConfig
+from rankscope.collector.cli import main
+from rankscope.collector.config import CollectorConfig
+from rankscope.measure.settings import find_settings
+from tests.contract.metrics_table import README, read_table, render_table
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_exported_metric_stands_in_the_readme_as_in_the_catalog() -> None:
+    assert read_table() == render_table()
+
+
+def test_every_file_the_readme_names_exists() -> None:
+    text = README.read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:agent|collector|measure|tests|docs|configs|deploy)/[\w./-]+)`", text))
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_every_setting_the_readme_names_exists() -> None:
+    keys = {f"RANKSCOPE_{key.upper()}" for key, _, _ in find_settings(AgentConfig)}
+    keys |= {f"RANKSCOPE_SERVE_{key.upper()}" for key, _, _ in find_settings(CollectorConfig)}
+    keys |= {"RANKSCOPE_CONFIG", "RANKSCOPE_SERVE_CONFIG"}
+    named = set(re.findall(r"\bRANKSCOPE_[A-Z_]+\b", README.read_text(encoding="utf-8")))
+    assert named - keys == set()
+
+
+def test_every_command_the_readme_shows_is_one() -> None:
+    shown = set(re.findall(r"^rankscope (\w+)", README.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for command in shown:
+        try:
+            main([command, "--help"])
+        except SystemExit as end:
+            assert end.code == 0

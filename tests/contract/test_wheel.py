@@ -1,0 +1,103 @@
+"""What is in the wheel, which setuptools builds from a list of packages and not from what lies in the folders."""
+
+import email
+import shutil
+import subprocess
+import sys
+import zipfile
+from configparser import ConfigParser
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from rankscope.measure import __version__
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("agent", "collector", "measure")
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+
+pytestmark = pytest.mark.xdist_group("wheel")  # one worker builds it, once
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel of a copy of the tree, so that building leaves nothing behind here."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
+    tree.mkdir()
+    for name in BUILT_FROM:
+        shutil.copy(ROOT / name, tree)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tree / package, ignore=LEFT_OUT)
+    # Without build isolation, which would fetch setuptools anew: the tests have it installed.
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return zipfile.ZipFile(built)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return email.message_from_bytes(wheel.read(name))
+
+
+def find_shipped() -> set[str]:
+    """What of the tree must be in the wheel, by its name there."""
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*")]
+    return {
+        f"rankscope/{path.relative_to(ROOT).as_posix()}"
+        for path in files
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+
+
+def test_the_wheel_holds_every_file_of_the_three_packages_and_no_other(wheel: zipfile.ZipFile) -> None:
+    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert inside == find_shipped()
+
+
+def test_the_files_in_the_wheel_are_those_of_the_tree(wheel: zipfile.ZipFile) -> None:
+    changed = [name for name in find_shipped() if wheel.read(name) != (ROOT / name.partition("/")[2]).read_bytes()]
+    assert changed == []
+
+
+def test_each_package_says_that_it_is_typed(wheel: zipfile.ZipFile) -> None:
+    assert {f"rankscope/{package}/py.typed" for package in PACKAGES} <= set(wheel.namelist())
+
+
+def test_rankscope_itself_stays_a_namespace(wheel: zipfile.ZipFile) -> None:
+    assert "rankscope/__init__.py" not in wheel.namelist()
+
+
+def test_the_wheel_asks_for_no_torch(metadata: Message) -> None:
+    asked = metadata.get_all("Requires-Dist", [])
+    assert asked
+    assert [requirement for requirement in asked if "torch" in requirement.lower()] == []
+
+
+def test_the_wheel_says_its_name_its_licence_and_its_python(metadata: Message, wheel: zipfile.ZipFile) -> None:
+    assert (metadata["Name"], metadata["License-Expression"], metadata["Requires-Python"]) == (
+        "rankscope",
+        "Apache-2.0",
+        ">=3.10",
+    )
+    assert [name for name in wheel.namelist() if name.endswith("/licenses/LICENSE")]
+
+
+def test_the_release_has_one_number(metadata: Message) -> None:
+    assert metadata["Version"] == __version__
+
+
+def test_the_wheel_brings_the_command_and_the_hook_of_torch(wheel: zipfile.ZipFile) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
+    entries = ConfigParser()
+    entries.read_string(wheel.read(name).decode())
+    assert {section: dict(entries[section]) for section in entries.sections()} == {
+        "console_scripts": {"rankscope": "rankscope.collector.cli:main"},
+        "torch.backends": {"rankscope": "rankscope.agent.launch:autoload"},
+    }

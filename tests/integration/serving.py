@@ -1,0 +1,201 @@
+"""A collector as an operator starts it, in a process of its own, and how a test asks it and waits for it.
+
+The API has no events, so a test that waits for something asks again after a short pause until it is so, or fails with
+what it saw last. Nothing here waits for a time to pass.
+"""
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import psutil
+
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+
+START_S_MAX = 60.0
+"""How long a collector may take to say where it listens. On two busy cores it has taken 6 s."""
+END_S_MAX = 30.0
+DEADLINE_S = 120.0
+"""How long a test waits for what a job must do. On two busy cores the imports of two ranks alone have taken 20 s."""
+LOOK_AGAIN_S = 0.05
+HTTP_TIMEOUT_S = 10.0
+FIXED_PORTS = range(20_000, 30_000)
+"""Below the ports that Linux gives to whoever asks for any: nobody gets one of these by chance."""
+
+T = TypeVar("T")
+
+
+class Served:
+    """A running `rankscope serve`. Made by `serving`."""
+
+    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        command = [sys.executable, "-m", "rankscope.collector", "serve", "--announce", *arguments]
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._stderr, env={**os.environ, **environment}
+        )
+        self.pid = self._child.pid
+        try:
+            announced = json.loads(self._read_line())
+        except BaseException:
+            self.close()
+            raise
+        self.endpoint: str = announced["endpoint"]
+        self.metrics_url: str = announced["metrics_url"]
+        self.url = self.metrics_url.removesuffix("/metrics")
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Where it listens for ranks, and for HTTP."""
+        return int(self.endpoint.rpartition(":")[2]), int(self.url.rpartition(":")[2])
+
+    def read_run(self, name: str) -> RunSnapshot | None:
+        """What the API says of a run; None while the collector does not know it."""
+        try:
+            return msgspec.json.decode(read_url(f"{self.url}/api/v1/runs/{quote(name, safe='')}"), type=RunSnapshot)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def wait_for_run(
+        self, name: str, predicate: Callable[[RunSnapshot], bool], deadline_s: float = DEADLINE_S
+    ) -> RunSnapshot:
+        """The first picture of the run for which `predicate` holds. Fails after the deadline with the last one."""
+        seen: list[RunSnapshot] = []
+
+        def look() -> RunSnapshot | None:
+            run = self.read_run(name)
+            seen[:] = [run] if run is not None else []
+            return run if run is not None and predicate(run) else None
+
+        return wait_for(look, lambda: f"run {name!r} is not as awaited: {seen}", deadline_s)
+
+    def read_metrics(self) -> str:
+        """The page at /metrics."""
+        return read_url(self.metrics_url).decode()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._child.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL; when it returns the process is gone."""
+        self.end(signal.SIGKILL)
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal and wait for the end; the exit code."""
+        self.signal(number)
+        return self._child.wait(END_S_MAX)
+
+    def read_stderr(self) -> str:
+        """What it has said on stderr."""
+        return os.pread(self._stderr.fileno(), 1 << 20, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        """Make sure that it is gone."""
+        if self._child.poll() is None:
+            self._child.kill()
+        self._child.wait()
+        if self._child.stdout is not None:
+            self._child.stdout.close()
+        self._stderr.close()
+
+    def _read_line(self) -> bytes:
+        stdout = self._child.stdout
+        assert stdout is not None
+        readable, _, _ = select.select([stdout], [], [], START_S_MAX)
+        line = stdout.readline() if readable else b""
+        assert line, f"no collector after at most {START_S_MAX} s; stderr: {self.read_stderr()}"
+        return line
+
+
+@contextlib.contextmanager
+def serving(
+    *arguments: str,
+    listen: str = "tcp://127.0.0.1:0",
+    http_listen: str = "127.0.0.1:0",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Served]:
+    """Start a collector, on free ports and with a quick tick unless told otherwise; it does not outlive the block."""
+    addresses = ("--listen", listen, "--http-listen", http_listen)
+    served = Served((*addresses, "--tick-s", "0.1", "--clock-ping-s", "0.5", *arguments), environment or {})
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+def wait_for(look: Callable[[], T | None], describe: Callable[[], str], deadline_s: float = DEADLINE_S) -> T:
+    """What `look` gives once it gives something. Fails with what `describe` says after the deadline."""
+    pause = threading.Event()
+    end_s = time.monotonic() + deadline_s
+    while (found := look()) is None:
+        assert time.monotonic() < end_s, f"not within {deadline_s} s: {describe()}"
+        pause.wait(LOOK_AGAIN_S)
+    return found
+
+
+def wait_for_end_of(pid: int, deadline_s: float = DEADLINE_S) -> None:
+    """Wait until a process is gone that is no child of this one. Fails after the deadline."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        _, left = psutil.wait_procs([process], deadline_s)
+        assert not left, f"still there after {deadline_s} s: {process.status()} {process.cmdline()}"
+
+
+def read_url(url: str) -> bytes:
+    """The body of a page."""
+    with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
+        body: bytes = answer.read()
+    return body
+
+
+def find_fixed_port() -> int:
+    """A free port that stays free when whoever has it ends."""
+    chance = random.SystemRandom()
+    while True:
+        port = chance.choice(FIXED_PORTS)
+        if can_listen(port):
+            return port
+
+
+def can_listen(port: int) -> bool:
+    """Whether nobody listens at this port of loopback. Connections that have ended do not count, as for any server."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def have_stepped(run: RunSnapshot, steps: int) -> bool:
+    """Whether every rank of the run has reported that many steps."""
+    return len(run.ranks) == run.world_size and all(rank.totals.steps >= steps for rank in run.ranks)
+
+
+def have_ended(run: RunSnapshot) -> bool:
+    """Whether the collector knows of every rank how it ended."""
+    return len(run.ranks) == run.world_size and all(rank.ended is not None for rank in run.ranks)
+
+
+def find_rank(run: RunSnapshot, number: int) -> RankSnapshot:
+    """One rank of a run."""
+    return next(rank for rank in run.ranks if rank.identity.rank == number)

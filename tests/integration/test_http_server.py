@@ -1,0 +1,399 @@
+"""The HTTP server, with real sockets: what it answers, and what it withstands."""
+
+import gzip
+import http.client
+import json
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import pytest
+
+from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import Totals
+
+DEADLINE_S = 20.0
+"""Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
+
+SHORT_TIMEOUT_S = 1.0
+"""For tests in which it has to pass; an honest request must never need so long, also on busy cores."""
+
+NAME = "bert/large 100% ü"
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        """The text of a JSON error."""
+        assert self.headers["Content-Type"] == "application/json"
+        return str(json.loads(self.body)["error"])
+
+
+class World:
+    """What the server is given, for the test to change."""
+
+    def __init__(self) -> None:
+        self.snapshot = Snapshot(wall_s=0.0, version="0", runs=(run_of(NAME),))
+        self.illness: str | None = None
+        self.unready: str | None = None
+        self.read: Callable[[], Snapshot] = lambda: self.snapshot
+
+    def read_snapshot(self) -> Snapshot:
+        """What `read` gives at this moment."""
+        return self.read()
+
+    @contextmanager
+    def serve(self, address: str = "127.0.0.1:0", **bounds: float) -> Iterator[HttpServer]:
+        """A server of this world."""
+        server = HttpServer(
+            address, self.read_snapshot, is_healthy=lambda: self.illness, is_ready=lambda: self.unready,
+            **bounds,  # type: ignore[arg-type]
+        )  # fmt: skip
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+@pytest.fixture
+def world() -> World:
+    """A world with one run."""
+    return World()
+
+
+@pytest.fixture
+def server(world: World) -> Iterator[HttpServer]:
+    """A server at a free port."""
+    with world.serve() as server:
+        yield server
+
+
+def run_of(name: str) -> RunSnapshot:
+    """A run of two ranks, one of them up, with 12 and 9 steps."""
+    ranks = tuple(
+        RankSnapshot(
+            identity=RankIdentity(
+                run=name, rank=rank, local_rank=rank, world_size=2, node="n", restart_count=0,
+                boot_id=f"boot-of-{rank}", pid=7,
+            ),
+            up=rank == 0, ended=None if rank == 0 else "finished", reports_admitted=1,
+            totals=Totals(steps=12 - 3 * rank),
+        )
+        for rank in (0, 1)
+    )  # fmt: skip
+    return RunSnapshot(run=name, world_size=2, restart_count=0, ranks=ranks)
+
+
+def ask(server: HttpServer, path: str, method: str = "GET", **headers: str) -> Answer:
+    """One request. An underscore in a header's name stands for a hyphen."""
+    where = urlsplit(server.url)
+    with closing(http.client.HTTPConnection(where.hostname or "", where.port, timeout=DEADLINE_S)) as connection:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return Answer(answer.status, dict(answer.getheaders()), answer.read())
+
+
+def ask_until_answered(server: HttpServer) -> None:
+    """Ask again while there is no place; fails when there is none in time."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while ask(server, "/healthz").status == 503:
+        assert time.monotonic() < deadline_s
+
+
+def connect(server: HttpServer) -> socket.socket:
+    """A bare connection."""
+    where = urlsplit(server.url)
+    return socket.create_connection((where.hostname, where.port), timeout=DEADLINE_S)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything until the server closes. It may reset a connection on which it has left bytes unread."""
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_the_classic_text_for_whoever_asks_for_nothing(server: HttpServer) -> None:
+    answer = ask(server, "/metrics")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert b'\nrankscope_rank_up{rank="0",run="bert/large 100% \xc3\xbc"} 1.0\n' in answer.body
+
+
+def test_metrics_are_openmetrics_for_whoever_prefers_it(server: HttpServer) -> None:
+    answer = ask(server, "/metrics", Accept="application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.body.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize("offer", ["gzip", "deflate, gzip;q=0.5", "GZIP"])
+def test_an_answer_is_compressed_when_that_is_accepted(server: HttpServer, offer: str) -> None:
+    answer = ask(server, "/metrics", Accept_Encoding=offer)
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert int(answer.headers["Content-Length"]) == len(answer.body)
+    assert gzip.decompress(answer.body) == ask(server, "/metrics").body
+
+
+@pytest.mark.parametrize("offer", ["", "identity", "gzip;q=0", "deflate, gzip; q=0.00", "x-gzip", "gzippy"])
+def test_an_answer_is_plain_otherwise(server: HttpServer, offer: str) -> None:
+    answer = ask(server, "/metrics", Accept_Encoding=offer)
+    assert "Content-Encoding" not in answer.headers
+    assert answer.body.startswith(b"# HELP")
+
+
+def test_metrics_follow_the_snapshot(server: HttpServer, world: World) -> None:
+    world.snapshot = Snapshot(wall_s=0.0, version="0", runs=(run_of("other"),))
+    assert b'run="other"' in ask(server, "/metrics?from=somewhere").body
+
+
+# -- health -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_all_is_well(server: HttpServer, path: str) -> None:
+    answer = ask(server, path)
+    assert (answer.status, answer.body) == (200, b"ok\n")
+
+
+def test_an_ill_collector_says_why(server: HttpServer, world: World) -> None:
+    world.illness = "the last tick was 12.0 s ago"
+    answer = ask(server, "/healthz")
+    assert (answer.status, answer.error) == (503, "the last tick was 12.0 s ago")
+    assert ask(server, "/readyz").status == 200
+
+
+def test_a_collector_that_is_not_ready_says_why(server: HttpServer, world: World) -> None:
+    world.unready = "stopping"
+    answer = ask(server, "/readyz")
+    assert (answer.status, answer.error) == (503, "stopping")
+    assert ask(server, "/healthz").status == 200
+
+
+# -- the runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_runs_are_listed(server: HttpServer) -> None:
+    answer = ask(server, "/api/v1/runs")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert json.loads(answer.body) == {
+        "runs": [{"run": NAME, "world_size": 2, "ranks_up": 1, "steps": 12, "open_findings": 0}]
+    }
+
+
+def test_a_run_is_found_by_its_encoded_name_and_comes_whole(server: HttpServer, world: World) -> None:
+    answer = ask(server, f"/api/v1/runs/{quote(NAME, safe='')}")
+    assert answer.status == 200
+    assert msgspec.json.decode(answer.body, type=RunSnapshot) == world.snapshot.runs[0]
+
+
+def test_a_run_that_is_not_known_is_404(server: HttpServer) -> None:
+    answer = ask(server, "/api/v1/runs/%3Cscript%3E%FF")
+    assert answer.status == 404
+    assert answer.error == "no run '<script>\ufffd' is known here; /api/v1/runs lists those that are"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_the_index_names_every_path(server: HttpServer) -> None:
+    answer = ask(server, "/")
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    for path in ("/metrics", "/healthz", "/readyz", "/api/v1/runs", "/api/v1/runs/RUN"):
+        assert f"\n{path} " in answer.body.decode()
+
+
+@pytest.mark.parametrize("path", ["/metricsx", "/api/v1/runs/", "/api", "/../etc/passwd", "*"])
+def test_any_other_path_is_404(server: HttpServer, path: str) -> None:
+    answer = ask(server, path)
+    assert answer.status == 404
+    assert answer.error
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/runs", "/nowhere"])
+def test_head_is_get_without_the_body(server: HttpServer, path: str) -> None:
+    got, headed = ask(server, path), ask(server, path, "HEAD")
+    assert headed.body == b""
+    assert headed.status == got.status
+    assert {**headed.headers, "Date": ""} == {**got.headers, "Date": ""}
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"])
+def test_another_method_is_405_and_told_what_is_allowed(server: HttpServer, method: str) -> None:
+    answer = ask(server, "/metrics", method)
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+    assert answer.error == f"{method} is not allowed; GET and HEAD are"
+
+
+# -- rough clients ----------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_never_asks_is_dropped_and_holds_up_nobody(world: World) -> None:
+    with (
+        world.serve(request_timeout_s=SHORT_TIMEOUT_S) as server,
+        connect(server) as silent,
+        connect(server) as halfway,
+    ):
+        halfway.sendall(b"GET /metrics HTT")
+        assert ask(server, "/metrics").status == 200
+        assert read_all(silent) == b""
+        assert read_all(halfway) == b""
+
+
+def test_a_client_that_stops_reading_is_dropped(world: World) -> None:
+    world.snapshot = Snapshot(wall_s=0.0, version="0", runs=tuple(run_of("x" * 100 + str(n)) for n in range(5000)))
+    with world.serve(request_timeout_s=SHORT_TIMEOUT_S, requests_max=1) as server, connect(server) as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert stuck.recv(1)  # the answer is on its way; the rest is not read
+        assert ask(server, "/healthz").status == 503
+        ask_until_answered(server)
+
+
+def test_after_the_first_request_of_a_connection_nothing_is_read(server: HttpServer) -> None:
+    with connect(server) as rough:
+        rough.sendall(
+            b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(256)) + b"GET /metrics HTTP/1.1\r\n\r\n"
+        )
+        answer = read_all(rough)
+    assert answer.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert answer.endswith(b"\r\n\r\nok\n")
+    assert ask(server, "/healthz").status == 200
+
+
+@pytest.mark.parametrize(
+    ("garbage", "status"),
+    [
+        (bytes(range(256)) + b"\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),  # the beginning of TLS
+        (b"GET\r\n\r\n", b"400"),
+        (b"GET / HTTP/3.0\r\n\r\n", b"505"),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nA: " + b"b" * 70_000 + b"\r\n\r\n", b"431"),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"414"),
+    ],
+    ids=["bytes", "tls", "no path", "version", "many headers", "long header", "long request line"],
+)
+def test_what_is_no_request_is_refused_in_json(server: HttpServer, garbage: bytes, status: bytes) -> None:
+    with connect(server) as rough:
+        rough.sendall(garbage)
+        head, _, body = read_all(rough).partition(b"\r\n\r\n")
+    assert head.split(b" ")[1] == status
+    assert json.loads(body)["error"]
+    assert ask(server, "/healthz").status == 200
+
+
+def test_one_request_too_many_is_turned_away(world: World) -> None:
+    with world.serve(requests_max=2) as server, connect(server), connect(server):
+        # Connections are accepted in order, so both are being waited for when the third one comes.
+        answer = ask(server, "/metrics")
+        assert (answer.status, answer.error) == (503, "2 requests are being answered; try later")
+        assert server.requests_turned_away == 1
+
+
+def test_a_place_is_free_again_when_its_client_goes(world: World) -> None:
+    with world.serve(requests_max=1) as server:
+        connect(server).close()
+        ask_until_answered(server)
+
+
+def test_a_mistake_of_ours_costs_one_request_and_is_counted(server: HttpServer, world: World) -> None:
+    def fail() -> Snapshot:
+        raise ZeroDivisionError
+
+    world.read = fail
+    answer = ask(server, "/api/v1/runs")
+    assert (answer.status, answer.error) == (500, "this is a mistake of the collector; its log tells more")
+    assert server.errors_contained == 1
+    assert ask(server, "/healthz").status == 200
+
+
+def test_requests_at_the_same_time_are_answered_at_the_same_time(world: World) -> None:
+    both_are_in = threading.Barrier(2, timeout=DEADLINE_S)
+
+    def read_together() -> Snapshot:
+        both_are_in.wait()
+        return world.snapshot
+
+    world.read = read_together
+    with world.serve() as server:
+        first = threading.Thread(target=ask, args=(server, "/api/v1/runs"))
+        first.start()
+        assert ask(server, "/api/v1/runs").status == 200
+        first.join(DEADLINE_S)
+
+
+def test_nothing_is_written_to_stderr(server: HttpServer, capfd: pytest.CaptureFixture[str]) -> None:
+    ask(server, "/metrics")
+    ask(server, "/nowhere")
+    with connect(server) as rough:
+        rough.sendall(b"\x00\r\n\r\n")
+        read_all(rough)
+    assert capfd.readouterr() == ("", "")
+
+
+# -- listening --------------------------------------------------------------------------------------------------------
+
+
+def test_the_url_has_the_real_port(server: HttpServer) -> None:
+    with urllib.request.urlopen(f"{server.url}/healthz", timeout=DEADLINE_S) as answer:  # noqa: S310 - our own
+        assert answer.read() == b"ok\n"
+
+
+def test_listening_everywhere_the_url_has_the_machine_s_name(world: World) -> None:
+    with world.serve("*:0") as server:
+        assert urlsplit(server.url).hostname == socket.gethostname().lower()
+        with closing(
+            http.client.HTTPConnection("127.0.0.1", urlsplit(server.url).port, timeout=DEADLINE_S)
+        ) as connection:
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+
+
+def test_a_taken_port_is_told_with_the_cure(server: HttpServer, world: World) -> None:
+    address = server.url.removeprefix("http://")
+    with pytest.raises(UnavailableError) as raised, world.serve(address):
+        pass
+    assert str(raised.value) == (
+        f"the collector's HTTP server cannot listen at {address}: Address already in use. Stop what listens there, or "
+        "give another address of this machine."
+    )
+
+
+def test_an_address_without_a_port_is_the_user_s_mistake(world: World) -> None:
+    with pytest.raises(SettingError, match="the collector's HTTP address is 'localhost'; it must be HOST:PORT"):
+        HttpServer("localhost", lambda: world.snapshot, is_healthy=lambda: None, is_ready=lambda: None)
+
+
+def test_close_frees_the_port_ends_the_thread_and_may_be_called_twice(world: World) -> None:
+    before = set(threading.enumerate())
+    with world.serve() as server:
+        address = server.url.removeprefix("http://")
+        assert {thread.name for thread in set(threading.enumerate()) - before} == {"rankscope-http"}
+        server.close()
+        server.close()
+        assert set(threading.enumerate()) <= before
+        with world.serve(address) as again:
+            assert ask(again, "/healthz").status == 200

@@ -1,0 +1,125 @@
+"""Laws of the step timer: whatever moments come, in whatever order, what it publishes adds up."""
+
+import itertools
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.agent.probe.steps import StepTimer
+from rankscope.measure.records import PHASES, StepRecord
+
+PHASES_MAX = 2
+BOUNDARY_TICKS = 3
+"""What starting or stopping a profiler window takes of the virtual clock."""
+
+
+class Script:
+    """A script that does anything, at any time, on a clock that never goes back."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.records: list[StepRecord] = []
+        self.boundaries: list[tuple[int, int]] = []
+        self.timer = StepTimer(
+            self.records.append,
+            self._on_boundary,
+            phases_max=PHASES_MAX,
+            read_clock_ns=lambda: self.now_ns,
+            read_cpu_ns=lambda: self.now_ns // 2,
+        )
+
+    def _on_boundary(self, step: int) -> None:
+        self.boundaries.append((step, self.now_ns))
+        self.now_ns += BOUNDARY_TICKS
+
+    def play(self, moments: list[tuple[int, str]]) -> "Script":
+        """Let each moment come the given number of ticks after the one before."""
+        for ticks, name in moments:
+            self.now_ns += ticks
+            MOMENTS[name](self.timer, self.now_ns)
+        return self
+
+
+MOMENTS: dict[str, Callable[[StepTimer, int], None]] = {
+    "data_begin": lambda timer, now_ns: timer.data_begin(now_ns),
+    "data_begin of an evaluation": lambda timer, now_ns: timer.data_begin(now_ns, training=False),
+    "data_end": lambda timer, now_ns: timer.data_end(now_ns),
+    "data_end without a batch": lambda timer, now_ns: timer.data_end(now_ns, got_batch=False),
+    "backward_begin": lambda timer, now_ns: timer.backward_begin(now_ns),
+    "backward_end": lambda timer, now_ns: timer.backward_end(now_ns),
+    "optimizer_begin 1": lambda timer, now_ns: timer.optimizer_begin(now_ns, 1),
+    "optimizer_begin 2": lambda timer, now_ns: timer.optimizer_begin(now_ns, 2),
+    "optimizer_end": lambda timer, now_ns: timer.optimizer_end(now_ns),
+    "phase_begin": lambda timer, now_ns: timer.phase_begin(now_ns, "checkpoint"),
+    "phase_begin of one more name": lambda timer, now_ns: timer.phase_begin(now_ns, f"phase {now_ns}"),
+    "phase_end": lambda timer, now_ns: timer.phase_end(now_ns),
+    "end_step": lambda timer, now_ns: timer.end_step(now_ns),
+}
+
+PLAUSIBLE = [
+    ["data_begin", "data_end"],
+    ["data_begin", "data_end without a batch"],
+    ["data_begin of an evaluation", "data_end"],
+    ["backward_begin", "backward_end"],
+    ["optimizer_begin 1", "optimizer_end"],
+    ["optimizer_begin 2", "optimizer_end"],
+    ["optimizer_begin 1", "backward_begin", "backward_end", "optimizer_end"],
+    ["phase_begin", "phase_end"],
+]
+
+ticks = st.integers(0, 50)
+any_moment = st.tuples(ticks, st.sampled_from(sorted(MOMENTS)))
+anything = st.lists(any_moment, max_size=80)
+pair = st.sampled_from(PLAUSIBLE).flatmap(lambda names: st.tuples(*(st.tuples(ticks, st.just(name)) for name in names)))
+loops = st.lists(pair, max_size=40).map(lambda pairs: list(itertools.chain.from_iterable(pairs)))
+scripts = st.one_of(anything, loops)
+
+
+def records_of(moments: list[tuple[int, str]]) -> list[StepRecord]:
+    script = Script().play(moments)
+    script.timer.finish()
+    return script.records
+
+
+@given(scripts)
+@settings(max_examples=400)
+def test_phases_of_every_step_sum_to_its_duration(moments: list[tuple[int, str]]) -> None:
+    for record in records_of(moments):
+        assert sum(record.phases_ns.values()) == record.duration_ns
+
+
+@given(scripts)
+def test_no_time_is_negative(moments: list[tuple[int, str]]) -> None:
+    for record in records_of(moments):
+        assert min(record.duration_ns, record.cpu_ns or 0, *record.phases_ns.values()) >= 0
+
+
+@given(scripts)
+@settings(max_examples=200)
+def test_steps_are_numbered_without_a_hole_and_do_not_overlap(moments: list[tuple[int, str]]) -> None:
+    records = records_of(moments)
+    assert [record.step for record in records] == list(range(len(records)))
+    for earlier, later in itertools.pairwise(records):
+        assert later.start_host_ns >= earlier.end_host_ns
+
+
+@given(scripts)
+def test_every_step_has_the_five_phases_and_no_more_of_the_users_own_than_allowed(
+    moments: list[tuple[int, str]],
+) -> None:
+    records = records_of(moments)
+    assert all(set(PHASES) <= set(record.phases_ns) for record in records)
+    assert len({name for record in records for name in record.phases_ns} - set(PHASES)) <= PHASES_MAX
+
+
+@given(scripts)
+@settings(max_examples=200)
+def test_a_boundary_is_announced_once_where_the_step_of_its_number_begins(moments: list[tuple[int, str]]) -> None:
+    script = Script().play(moments)
+    script.timer.finish()
+    starts_ns = {record.step: record.start_host_ns for record in script.records}
+    announced = [step for step, _ in script.boundaries]
+    assert announced == sorted(set(announced))
+    for step, now_ns in script.boundaries:
+        assert starts_ns.get(step, now_ns) == now_ns
