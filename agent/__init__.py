@@ -52,7 +52,7 @@ class phase:  # noqa: N801 - a context manager used like a keyword, as contextli
     def __init__(self, name: str) -> None:
         self._name = str(name)
 
-    def __enter__(self) -> "phase":
+    def __enter__(self) -> "phase":  # noqa: PYI034 - typing.Self is Python 3.11
         """Begin the phase."""
         from rankscope.agent import launch  # noqa: PLC0415
 

@@ -48,7 +48,12 @@ class EmbeddedCollector:
             command.append("--no-summary")
         # A session of its own: Ctrl-C in the terminal is for the ranks, whose last reports it still takes in.
         child = subprocess.Popen(  # noqa: S603 - our own program
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True, env=_environment()
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=_environment(),
         )
         try:
             announced = json.loads(_read_line(child.stdout, START_S_MAX))
@@ -78,7 +83,10 @@ def _read_line(stream: IO[str] | None, seconds: float) -> str:
     if stream is None or not select.select([stream], [], [], seconds)[0]:
         raise OSError(f"no answer in {seconds:.0f} s")
     with stream:
-        return stream.readline()
+        line = stream.readline()
+    if not line:
+        raise OSError("it ended without saying where it listens")
+    return line
 
 
 class Rendezvous:

@@ -1,4 +1,4 @@
-"""The boundary between our mistakes and somebody's training: errors are counted, said once, and switch their part off."""
+"""The boundary between our mistakes and somebody's training: errors are counted, said, and switch their part off."""
 
 import contextlib
 import sys

@@ -126,4 +126,3 @@ def _run_script(path: str) -> None:
     sys.modules["__main__"] = module
     sys.path[0] = os.path.dirname(os.path.abspath(path))
     exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this file is for
-

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.probe.collectives import GroupProgress, read_groups
-from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
+from rankscope.agent.probe.kineto_windows import PART as WINDOWS, KinetoWindows, RawWindow, WindowPlan
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.agent.report.delivery import Delivery
 from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
-from rankscope.agent.report.window_reduction import GroupSource, WindowReduction
+from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.sample.nvml import NvmlSampler, TrainingDevice
@@ -28,7 +28,7 @@ from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Message
-from rankscope.measure.records import CollectiveRecord, Losses, StepRecord, WindowBreakdown
+from rankscope.measure.records import Losses, StepRecord
 from rankscope.measure.units import s_to_ns
 
 PART = "agent_thread"
@@ -61,6 +61,7 @@ class Reporter:
         identity: RankIdentity,
         guard: Guard,
         probes: Probes,
+        *,
         clock: Clock,
         make_hello: Callable[[int], Hello],
     ) -> None:
@@ -71,7 +72,7 @@ class Reporter:
         self._clock = clock
         self._builder = ReportBuilder()
         self._buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max)
-        self._delivery = Delivery(self._buffer, random.Random(identity.boot_id))
+        self._delivery = Delivery(self._buffer, random.Random(identity.boot_id))  # noqa: S311 - spreads connects, no secret
         self._sender = Sender(self._delivery, clock, identity.boot_id, make_hello)
         source = GroupSource(lambda: read_groups(identity.world_size), probes.progress.read_entries)
         self._reduction = WindowReduction(source, events_max=config.window_events_max)
@@ -127,6 +128,8 @@ class Reporter:
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
                 self._guard.record(PART, error)
                 self._stopping.wait(IDLE_WAIT_S)
+        if not self._stopping.is_set():
+            self._goodbye = ("stopped", f"{PART} is switched off after too many errors", None)
         self._finish()
 
     def _finish(self) -> None:
@@ -157,14 +160,14 @@ class Reporter:
         now_ns = self._clock.monotonic_ns()
         if self._samples.due(now_ns):
             self._samples.run(now_ns)
-        collectives, breakdowns, covered = self._reduce_windows()
+        windows = [self._reduce(window) for window in self._probes.raw_windows.drain()]
         steps = self._probes.steps.drain()
         self._learn(steps)
         interval = Interval(
             steps=steps,
-            collectives=collectives,
-            covered_steps=covered,
-            breakdowns=breakdowns,
+            collectives=[record for window in windows for record in window.collectives],
+            covered_steps=[window.covered_steps for window in windows if window.covered_steps is not None],
+            breakdowns=[breakdown for window in windows for breakdown in window.breakdowns],
             host=self._samples.latest.get("host"),
             devices=self._samples.latest.get("gpu") or (),
             groups=read_groups(self._identity.world_size),
@@ -176,24 +179,20 @@ class Reporter:
     def _push(self, message: Message, *, step_count: int) -> None:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]
 
-    def _reduce_windows(self) -> tuple[list[CollectiveRecord], list[WindowBreakdown], list[tuple[int, int]]]:
-        collectives: list[CollectiveRecord] = []
-        breakdowns: list[WindowBreakdown] = []
-        covered: list[tuple[int, int]] = []
-        for window in self._probes.raw_windows.drain():
-            begin_ns = time.thread_time_ns()
-            reduced = self._reduction.reduce(window)
-            collectives += reduced.collectives
-            breakdowns += reduced.breakdowns
-            if reduced.covered_steps is not None:
-                covered.append(reduced.covered_steps)
+    def _reduce(self, window: RawWindow) -> ReducedWindow:
+        begin_ns = time.thread_time_ns()
+        try:
+            return self._reduction.reduce(window)
+        except Exception as error:  # noqa: BLE001 - what cannot be read of a window must not cost the steps
+            self._guard.record(WINDOWS, error)
+            return ReducedWindow([], [], None)
+        finally:
             self._learn_cost(window, time.thread_time_ns() - begin_ns)
-        return collectives, breakdowns, covered
 
     def _learn_cost(self, window: RawWindow, reduction_ns: int) -> None:
-        if self._probes.windows is None or not self._step_times_ns:
+        if not self._step_times_ns:
             return
-        cost_ns = reduction_ns + self._probes.windows.training_cost_ns[window.full]
+        cost_ns = reduction_ns + window.training_cost_ns
         step_ns = round(median(self._step_times_ns))
         if window.full:
             self._probes.plan.learn(step_ns, full_cost_ns=cost_ns)
@@ -210,7 +209,7 @@ class Reporter:
     def _losses(self) -> Losses:
         skipped = dict(self._probes.windows.skipped) if self._probes.windows is not None else {}
         for reason, count in (
-            ("events_cut", self._reduction.events_cut),
+            ("events_max", self._reduction.windows_too_large),
             ("collectives_unplaced", self._reduction.collectives_unplaced),
         ):
             if count:

@@ -19,16 +19,16 @@ from types import TracebackType
 
 from rankscope.agent.config import AgentConfig, read_config
 from rankscope.agent.embedded import EmbeddedCollector, Rendezvous
-from rankscope.agent.guard import Guard, say
+from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
 from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.steps import StepTimer
-from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
+from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS, TorchHooks, torch_version
 from rankscope.agent.probe.torch_profiler import TorchProfiler
-from rankscope.agent.sample.nvml import TrainingDevice
 from rankscope.agent.reporter import Probes, Reporter
+from rankscope.agent.sample.nvml import TrainingDevice
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import RankscopeError
@@ -48,7 +48,7 @@ class Session:
         self._pid = os.getpid()
         self._clock = SystemClock()
         self.identity = read_identity(os.environ, config.run)
-        self._guard = Guard(config.error_budget)
+        self._guard = Guard(config.error_budget, self._on_part_off)
         self._steps: Ring[StepRecord] = Ring(config.ring_steps_max)
         self._raw_windows: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
         self._progress = GroupProgress()
@@ -60,12 +60,16 @@ class Session:
             overhead_ratio_max=config.overhead_ratio_max,
         )
         self._windows = self._make_windows()
-        self._timer = StepTimer(self._on_record, self._on_boundary, phases_max=config.phases_max)
+        self._timer = StepTimer(self._on_record, self._on_boundary, self._end_window, phases_max=config.phases_max)
         self._hooks = TorchHooks(self._timer, self._guard, self._on_user_profiler)
         self._stopping = threading.Event()
         self._device = TrainingDevice()
-        probes = Probes(self._steps, self._raw_windows, self._windows, self._plan, self._hooks, self._progress, self._device)
-        self._reporter = Reporter(config, self.identity, self._guard, probes, self._clock, self._make_hello)
+        probes = Probes(
+            self._steps, self._raw_windows, self._windows, self._plan, self._hooks, self._progress, self._device
+        )
+        self._reporter = Reporter(
+            config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello
+        )
         self._embedded: EmbeddedCollector | None = None
         self._end: tuple[str, str, int | None] = ("finished", "", None)
         self._previous_excepthook = sys.excepthook
@@ -124,7 +128,7 @@ class Session:
         self._hooks.install()
         self.is_running = True
         atexit.register(self.stop)
-        os.register_at_fork(after_in_child=self._on_fork)
+        os.register_at_fork(before=self._end_window, after_in_child=self._on_fork)
         sys.excepthook = self._note_exception
         self._reporter.start()
         threading.Thread(target=self._connect, name="rankscope-connect", daemon=True).start()
@@ -144,10 +148,9 @@ class Session:
     def _finish_measuring(self) -> None:
         try:
             self._timer.finish()
-            if self._windows is not None:
-                self._windows.close()
         except Exception as error:  # noqa: BLE001 - the process is ending; what is left is still delivered
             self._guard.record("stop", error)
+        self._end_window()
 
     def _on_fork(self) -> None:
         """Threads and sockets did not come along into the child: it is not measured."""
@@ -155,12 +158,10 @@ class Session:
         with contextlib.suppress(Exception):
             self._hooks.remove()
 
-    def _note_exception(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _note_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == self._pid:
             interrupted = issubclass(kind, KeyboardInterrupt)
-            self._end = ("interrupted" if interrupted else "failed", f"{kind.__name__}: {error}"[:512], 1)
+            self._end = ("interrupted" if interrupted else "failed", describe(error)[:512], 1)
         self._previous_excepthook(kind, error, trace)
 
     # -- finding the collector ----------------------------------------------------------------------------------------
@@ -222,6 +223,15 @@ class Session:
     def _on_boundary(self, step: int) -> None:
         if self._windows is not None:
             self._windows.on_boundary(step)
+
+    def _end_window(self) -> None:
+        if self._windows is not None:
+            self._windows.close()
+
+    def _on_part_off(self, part: str) -> None:
+        """Without moments no boundary would ever end the window that is running."""
+        if part == STEP_HOOKS:
+            self._end_window()
 
     def _on_window(self, window: RawWindow) -> bool:
         if len(self._raw_windows) >= RAW_WINDOWS_MAX:

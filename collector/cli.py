@@ -67,7 +67,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=f"{known.meaning} [{default}]"
         )
-    parser.add_argument("--announce", action="store_true", help="print the addresses as one line of JSON once it listens")
+    parser.add_argument(
+        "--announce", action="store_true", help="print the addresses as one line of JSON once it listens"
+    )
     parser.add_argument("--embedded", action="store_true", help="end with the one run that it was started for")
     parser.add_argument("--parent-pid", type=int, default=None, help="with --embedded: the process it ends with")
     parser.add_argument("--no-summary", action="store_true", help="with --embedded: no summary at the end")
@@ -152,7 +154,9 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=demo)
     parser.add_argument("--ranks", type=int, default=4, help="how many ranks to train on [4]")
     parser.add_argument("--steps", type=int, default=160, help="how many steps to train [160]")
-    parser.add_argument("--fault", default="host", choices=("none", "compute", "data", "host"), help="what goes wrong [host]")
+    parser.add_argument(
+        "--fault", default="host", choices=("none", "compute", "data", "host"), help="what goes wrong [host]"
+    )
     parser.add_argument("--slow-rank", type=int, default=2, help="the rank that becomes slow [2]")
     parser.add_argument("--slow-from", type=int, default=60, metavar="STEP", help="its first slow step, from 0 [60]")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the result there")

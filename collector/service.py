@@ -25,7 +25,7 @@ from rankscope.collector.state.events import (
     Tick,
 )
 from rankscope.collector.state.job import JobState
-from rankscope.collector.state.snapshot import CollectorCounts, RunSnapshot, Snapshot
+from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
 from rankscope.measure.machine import read_machine_id
@@ -151,8 +151,10 @@ class Service:
         now_ns = self._clock.monotonic_ns()
         match verdict:
             case Admitted(identity):
-                event: JobEvent = GoodbyeAdmitted(identity.boot_id, message, now_ns) if isinstance(message, Goodbye) else (
-                    ReportAdmitted(identity.boot_id, message, now_ns, ns_to_s(self._clock.wall_ns()))
+                event: JobEvent = (
+                    GoodbyeAdmitted(identity.boot_id, message, now_ns)
+                    if isinstance(message, Goodbye)
+                    else (ReportAdmitted(identity.boot_id, message, now_ns, ns_to_s(self._clock.wall_ns())))
                 )
                 self._handle(identity.boot_id, event)
             case Duplicate(identity):

@@ -79,6 +79,4 @@ def count_enqueued(before: Mapping[int, int], after: Mapping[int, int]) -> dict[
     >>> count_enqueued({0: 10, 1: 4}, {0: 14, 1: 4, 2: 1})
     {0: (11, 14), 2: (1, 1)}
     """
-    return {
-        number: (before.get(number, 0) + 1, last) for number, last in after.items() if last > before.get(number, 0)
-    }
+    return {number: (before.get(number, 0) + 1, last) for number, last in after.items() if last > before.get(number, 0)}

@@ -217,7 +217,9 @@ class KinetoWindows:
         rolls = self._running is False and self._plan.begins_light(step)
         if self._running is not None and (full_ends or begins_full or rolls):
             self._finish()
-        if self._running is None and (begins_full or (self._light_wanted and self._plan.begins_light(step)) or full_ends):
+        if self._running is None and (
+            begins_full or (self._light_wanted and self._plan.begins_light(step)) or full_ends
+        ):
             self._begin(full=begins_full)
 
     def _begin(self, *, full: bool) -> None:

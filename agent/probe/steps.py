@@ -20,8 +20,8 @@ tells; while that is unknown, the end is held back until the next optimizer step
 confirms the end, a new one joins the two halves. Optimizer steps that follow without a batch or a backward between
 them (sharded and chained optimizers) are one burst.
 
-A batch fetched while gradients are off belongs to an evaluation: it ends the step, and the time until training goes on
-belongs to no step. A step that never saw an optimizer step (the end of the script) is no step.
+A batch fetched while gradients are off belongs to an evaluation: it ends the step, whatever the cycle, and the time
+until training goes on belongs to no step. A step that never saw an optimizer step (the end of the script) is no step.
 """
 
 from collections.abc import Callable
@@ -65,13 +65,15 @@ class StepTimer:
     """Turns moments into StepRecords. One thread calls it; its methods take the moment's time in host ns.
 
     `on_record` gets every finished step in order, numbered from 0. `on_boundary` is called with the number of the step
-    that begins, at the very moment it begins: there, and only there, profiler windows are started and stopped.
+    that begins, at the very moment it begins: there profiler windows are started and stopped. `on_pause` is called when
+    an evaluation begins: what was started at a boundary must not go on through it.
     """
 
     def __init__(
         self,
         on_record: Callable[[StepRecord], None],
         on_boundary: Callable[[int], None] = lambda _step: None,
+        on_pause: Callable[[], None] = lambda: None,
         *,
         phases_max: int = 16,
         read_clock_ns: Callable[[], int] = monotonic_ns,
@@ -79,6 +81,7 @@ class StepTimer:
     ) -> None:
         self._on_record = on_record
         self._on_boundary = on_boundary
+        self._on_pause = on_pause
         self._phases_max = phases_max
         self._read_clock_ns = read_clock_ns
         self._read_cpu_ns = read_cpu_ns
@@ -107,11 +110,14 @@ class StepTimer:
             return
         if not training and self._enter_evaluation(now_ns):
             return
+        resumes = self._evaluating and self._open is None
         self._evaluating = False
         self._charge(now_ns, OTHER)
         if training and self._may_end():
             self._cross(self._read_cpu_ns(), at_this_moment=True)
         self._ensure_open(now_ns)
+        if resumes:
+            self._announce()
 
     def data_end(self, now_ns: int, *, got_batch: bool = True) -> None:
         """The batch is there, or the loader has no more."""
@@ -194,9 +200,7 @@ class StepTimer:
 
     def finish(self) -> None:
         """Nothing comes any more: the last step ends at its last moment; one without an optimizer step is dropped."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._publish(held.step, held.end_ns, held.end_cpu_ns)
+        self._publish_held()
         if self._open is not None and self._stepped and not self._manual:
             self._publish(self._open, self._mark_ns, self._stepped_cpu_ns)
         self._open = None
@@ -215,12 +219,14 @@ class StepTimer:
             return False
         if self._open is not None and not self._stepped and (self._open.backwards or self._open.batches):
             return False
-        if self._may_end():
-            self._charge(now_ns, OTHER)
-            self._cross(self._read_cpu_ns(), at_this_moment=True)
+        self._charge(now_ns, OTHER)
+        self._publish_held()
+        if self._may_end() and self._open is not None:
+            self._publish(self._open, now_ns, self._read_cpu_ns())
         self._open = None
-        self._evaluating = True
-        self._mark_ns = now_ns
+        if not self._evaluating:
+            self._evaluating = True
+            self._on_pause()
         return True
 
     def _cross(self, end_cpu_ns: int, *, at_this_moment: bool) -> None:
@@ -253,6 +259,10 @@ class StepTimer:
             return
         self._publish(self._open, self._mark_ns, end_cpu_ns)
         self._begin(self._mark_ns, end_cpu_ns)
+        self._announce()
+
+    def _announce(self) -> None:
+        """A step begins at this moment; what others do at the boundary is charged to it."""
         self._on_boundary(self._next_step)
         self._charge(self._read_clock_ns(), OTHER)
 
@@ -264,6 +274,11 @@ class StepTimer:
     def _ensure_open(self, now_ns: int) -> None:
         if self._open is None:
             self._begin(now_ns, self._read_cpu_ns())
+
+    def _publish_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._publish(held.step, held.end_ns, held.end_cpu_ns)
 
     def _publish(self, step: _OpenStep, end_ns: int, end_cpu_ns: int) -> None:
         if step.optimizers:

@@ -30,7 +30,7 @@ class TorchHooks:
         self._timer = timer
         self._guard = guard
         self._on_user_profiler = on_user_profiler
-        self._thread = main_thread().ident
+        self._thread: int | None = main_thread().ident
         self._thread_is_sure = False
         self._undo: list[Callable[[], None]] = []
         self.moments = 0
@@ -53,7 +53,8 @@ class TorchHooks:
             raise
 
     def remove(self) -> None:
-        """Put torch back as it was."""
+        """Put torch back as it was. A hook that somebody has wrapped since stays in place and is silent."""
+        self._thread, self._thread_is_sure = None, True
         while self._undo:
             self._undo.pop()()
 
@@ -155,7 +156,8 @@ class TorchHooks:
                 try:
                     return original(profiler, *args)
                 finally:
-                    self._tell_user_profiler(begins=False)
+                    if profiler.enabled:  # one that is not was never prepared
+                        self._tell_user_profiler(begins=False)
 
             return __exit__
 

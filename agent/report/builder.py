@@ -6,6 +6,7 @@ import msgspec
 
 from rankscope.measure.messages import Goodbye, Report
 from rankscope.measure.records import (
+    CollectiveRecord,
     Collectives,
     DeviceSample,
     GroupInfo,
@@ -14,7 +15,6 @@ from rankscope.measure.records import (
     StepRecord,
     Totals,
     WindowBreakdown,
-    CollectiveRecord,
     collectives_to_table,
     steps_to_table,
 )

@@ -6,7 +6,8 @@ with the GIL let go in between.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,10 @@ class GroupSource:
 
 
 class WindowReduction:
-    """Reduces one rank's windows, one after the other, and remembers which thread works for which process group."""
+    """Reduces one rank's windows, one after the other, and remembers which thread works for which process group.
+
+    A window of more than `events_max` events is skipped and counted: a part of it would pass for idle time.
+    """
 
     def __init__(self, source: GroupSource, *, events_max: int, yield_gil: Callable[[], None] | None = None) -> None:
         self._source = source
@@ -70,14 +74,16 @@ class WindowReduction:
         self._group_of_thread: dict[int, int] = {}
         self._torch_name_of_group: dict[int, str] = {}
         self._known_groups: dict[str, GroupInfo] = {}
-        self.events_cut = 0
+        self.windows_too_large = 0
         self.collectives_unplaced = 0
 
     def reduce(self, window: RawWindow) -> ReducedWindow:
         """Everything the window tells about its steps."""
-        if not window.steps:
+        found = window.result.trace_activities() if window.steps else ()
+        self.windows_too_large += len(found) > self._events_max
+        if not window.steps or len(found) > self._events_max:
             return ReducedWindow([], [], None)
-        activities = list(self._read_activities(window))
+        activities = list(self._read_activities(window, found))
         communication = sorted(
             (found for found in activities if found.name.startswith(COMMUNICATION_PREFIXES)),
             key=lambda found: found.start_host_ns,
@@ -90,10 +96,8 @@ class WindowReduction:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _read_activities(self, window: RawWindow) -> Iterator[Activity]:
-        found = window.result.trace_activities()
-        self.events_cut += max(0, len(found) - self._events_max)
-        for index, activity in enumerate(found[: self._events_max]):
+    def _read_activities(self, window: RawWindow, found: Sequence[Any]) -> Iterator[Activity]:
+        for index, activity in enumerate(found):
             if index % BATCH_EVENTS == BATCH_EVENTS - 1:
                 self._yield_gil()
             read = _read_activity(activity, window)
@@ -114,14 +118,17 @@ class WindowReduction:
         if strangers:
             self.collectives_unplaced += len(counted)
             return None
+        starts_ns = [step.start_host_ns for step in window.steps]
         records = []
         for number, (first, last) in enqueued.items():
             mine = [found for found in counted if self._group_of_thread[found.thread] == number]
             complete = len(mine) == last - first + 1
             for index, found in enumerate(mine):
-                record = _to_record(window.steps, found, groups[number], first + index if complete else None)
-                if record is not None:
-                    records.append(record)
+                position = bisect_right(starts_ns, found.start_host_ns) - 1
+                # Outside all steps, as in an evaluation, it is nobody's.
+                if position >= 0 and found.start_host_ns < window.steps[position].end_host_ns:
+                    step, sequence = window.steps[position].step, first + index if complete else None
+                    records.append(_to_record(step, found, groups[number], sequence))
         return records
 
     def _learn_threads(self, counted: list[Activity], enqueued: Mapping[int, tuple[int, int]]) -> None:
@@ -133,9 +140,13 @@ class WindowReduction:
             return
         entries = self._read_entries()
         wanted = [e for e in entries if e.group_number in enqueued and _within(e.sequence, enqueued[e.group_number])]
-        if [entry.op for entry in wanted] == [_op(found) for found in counted]:
-            pairs = zip(counted, wanted, strict=True)
-            self._group_of_thread.update((found.thread, entry.group_number) for found, entry in pairs)
+        if [entry.op for entry in wanted] != [_op(found) for found in counted]:
+            return
+        pairs = {(found.thread, entry.group_number) for found, entry in zip(counted, wanted, strict=True)}
+        # Two groups' operations may begin in another order than they were enqueued in: then a thread has two groups.
+        learnt = dict(pairs)
+        if len(learnt) == len(pairs) and all(self._group_of_thread.get(t, g) == g for t, g in pairs):
+            self._group_of_thread.update(learnt)
 
     def _find_groups(self, enqueued: Mapping[int, tuple[int, int]]) -> dict[int, GroupInfo]:
         """The process group behind each of torch's group numbers. Remembered: the last windows are reduced when the
@@ -174,19 +185,13 @@ def _read_activity(activity: Any, window: RawWindow) -> Activity | None:
     return Activity(name, is_operator, start_host_ns, activity.duration(), activity.resource_id(), metadata)
 
 
-def _to_record(
-    steps: tuple[StepRecord, ...], found: Activity, group: GroupInfo, sequence: int | None
-) -> CollectiveRecord | None:
-    """The record, in the step in which the operation began; None outside all steps, as in an evaluation."""
-    step = next((s for s in steps if s.start_host_ns <= found.start_host_ns < s.end_host_ns), None)
-    if step is None:
-        return None
+def _to_record(step: int, found: Activity, group: GroupInfo, sequence: int | None) -> CollectiveRecord:
     op = _op(found)
     size_bytes = parse_bytes(found.metadata)
     if op == "all_gather" and size_bytes is not None:
         size_bytes *= len(group.ranks)  # nccl-tests counts the gathered size; the operator's input is one rank's part
     return CollectiveRecord(
-        step=step.step,
+        step=step,
         group=group.label,
         op=op,
         start_host_ns=found.start_host_ns,
@@ -219,9 +224,9 @@ def _break_down_steps(
     steps: tuple[StepRecord, ...], activities: list[Activity], communication: list[Activity]
 ) -> list[WindowBreakdown]:
     """On the CPU the operators on the threads that run the model are the compute, and the backend's ranges on its own
-    threads the communication. `c10d::` operators only enqueue.
+    threads the communication. `c10d::` operators only enqueue. Point-to-point ranges are on the thread that called.
     """
-    worker_threads = {found.thread for found in communication}
+    worker_threads = {found.thread for found in communication if _op(found) not in POINT_TO_POINT_OPS}
     operators = [
         found
         for found in activities

@@ -65,7 +65,7 @@ class SampleLoop(Generic[T]):
     sampler becomes rarer or is switched off. Neither may raise.
     """
 
-    def __init__(  # noqa: PLR0913 - called once, where the agent is assembled; the limits are named there
+    def __init__(
         self,
         samplers: Mapping[str, Callable[[], T]],
         clock: Clock,

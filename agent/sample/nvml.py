@@ -233,7 +233,7 @@ class NvmlSampler:
         for fields, read in nvml.readings:
             try:
                 values.update(zip(fields, read(device), strict=True))
-            except nvml.error_type as error:  # noqa: PERF203 - one unreadable value must not cost the others
+            except nvml.error_type as error:
                 reason = nvml.reason(error)
                 absent.update(dict.fromkeys(fields, reason))
                 if reason in LOST_REASONS or len(absent) == len(FIELDS):
@@ -256,7 +256,7 @@ class _Call:
             (getattr(module, name), arguments) for name, *arguments in spellings if hasattr(module, name)
         ]
 
-    def __call__(self, handle: Any) -> Any:  # noqa: ANN401 - pynvml has no types
+    def __call__(self, handle: Any) -> Any:
         while self._spellings:
             function, arguments = self._spellings[0]
             try:
@@ -314,7 +314,7 @@ class _Nvml:
         with contextlib.suppress(self.error_type):  # nothing is left to do about a driver that is gone already
             self._module.nvmlShutdown()
 
-    def _find_handle(self, uuid: str) -> Any:  # noqa: ANN401 - pynvml has no types
+    def _find_handle(self, uuid: str) -> Any:
         try:
             return self._module.nvmlDeviceGetHandleByUUID(uuid)
         except self._module.NVMLError_NotFound:
@@ -322,7 +322,7 @@ class _Nvml:
                 raise
             return None
 
-    def _read_model(self, handle: Any) -> str:  # noqa: ANN401 - pynvml has no types
+    def _read_model(self, handle: Any) -> str:
         try:
             return str(self._module.nvmlDeviceGetName(handle))
         except self.error_type:

@@ -8,7 +8,7 @@ Floats = npt.NDArray[np.float64]
 SIDE_MIN = 3
 """Fewest values on either side of a change: one or two outliers at an end are no change."""
 OUTLIER_QUANTILE = 0.05
-"""Values beyond this quantile at either end are pulled in to it, so that one stalled step does not look like a change."""
+"""Values beyond this quantile at either end are pulled in to it: one stalled step must not look like a change."""
 
 
 def find_change(series: Floats) -> int:

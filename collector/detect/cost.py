@@ -1,4 +1,4 @@
-"""What a straggler costs: the step as it was against the step as it would have been (docs/definitions.md section 4)."""
+"""What a straggler costs: the step as it was against what it would have been (docs/definitions.md section 4)."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ from rankscope.measure.units import ns_to_s
 
 
 class Cost(NamedTuple):
-    """`job_slowdown_ratio`: median step over ideal step. `lost_rank_seconds`: of the steps looked at, all ranks together
-    (on GPUs with one rank each: GPU-seconds). `lost_rank_hours_per_hour` at the present pace.
+    """`job_slowdown_ratio`: median step over ideal step. `lost_rank_seconds`: of the steps looked at, all ranks
+    together (on GPUs with one rank each: GPU-seconds). `lost_rank_hours_per_hour` at the present pace.
     """
 
     job_slowdown_ratio: float
@@ -27,9 +27,7 @@ def cost_of(slow: Slow, series: StepSeries, from_step: int) -> Cost:
     """
     columns = np.array([series.ranks.index(peer) for peer in slow.peers.ranks], dtype=np.int64)
     mine = series.self_ns[:, series.ranks.index(slow.rank)]
-    rows = np.flatnonzero(
-        (series.steps >= max(from_step, slow.since_step)) & ~np.isnan(series.self_ns).any(axis=1)
-    )
+    rows = np.flatnonzero((series.steps >= max(from_step, slow.since_step)) & ~np.isnan(series.self_ns).any(axis=1))
     if len(rows) == 0:
         return Cost(1.0, 0.0, 0.0)
     step_ns = np.nanmax(series.step_ns[rows], axis=1)

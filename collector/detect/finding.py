@@ -9,7 +9,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One verdict about one rank.
 
     `since_step` is the first step of the slowness; `slowdown_ratio` the rank's self time over its twins' (1 = equal);
-    `cause` one of docs/definitions.md section 5; `evidence` holds the numbers the sentence rests on, named with their unit;
+    `cause` one of docs/definitions.md section 5; `evidence` holds the numbers behind the sentence, with their unit;
     `job_slowdown_ratio` the step over the ideal step, `lost_rank_seconds` what it has cost so far, all ranks together.
     """
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 TWINS_MIN = 3
-"""With fewer twins than this a median over them says little: all ranks are compared instead, and the verdict says so."""
+"""With fewer twins a median over them says little: all ranks are compared instead, and the verdict says so."""
 
 
 class Peers(NamedTuple):

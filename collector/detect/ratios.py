@@ -36,7 +36,9 @@ def add_breakdowns(windows: tuple[WindowBreakdown, ...]) -> WindowBreakdown | No
     """Several windows of one rank as one: the sums, so that the parts still sum to the window. None of none."""
     if not windows:
         return None
-    names = ("window_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_communication_ns", "copy_ns", "idle_ns")
+    names = (
+        "window_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_communication_ns", "copy_ns", "idle_ns",
+    )  # fmt: skip
     counts = [window.operator_count for window in windows if window.operator_count is not None]
     return WindowBreakdown(
         first_step=windows[0].first_step,

@@ -57,7 +57,7 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
         cause = rule(slow, excess_ns, evidence, samples)
         if cause is not None:
             return Cause(cause[0], cause[1], evidence)
-    name, because = _host(slow, series, excess_ns, evidence, samples)
+    name, because = _host(slow, excess_ns, evidence, samples)
     return Cause(name, because, evidence)
 
 
@@ -91,7 +91,10 @@ def _data(_slow: Slow, excess_ns: float, evidence: dict[str, float], _samples: S
 
 
 def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
-    pauses = {rank: _pause_per_step(samples.gc_pauses.get(rank, ()), slow.since_step) for rank in (slow.rank, *slow.peers.ranks)}
+    pauses = {
+        rank: _pause_per_step(samples.gc_pauses.get(rank, ()), slow.since_step)
+        for rank in (slow.rank, *slow.peers.ranks)
+    }
     mine = pauses.pop(slow.rank)
     peers = [pause for pause in pauses.values() if pause is not None]
     if mine is None or not peers:
@@ -133,9 +136,7 @@ def _device(slow: Slow, _excess_ns: float, evidence: dict[str, float], samples: 
     return None
 
 
-def _host(
-    slow: Slow, series: StepSeries, excess_ns: float, evidence: dict[str, float], samples: Samples
-) -> tuple[str, str]:
+def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:
     compute = _window_medians(slow, samples, "compute_ns")
     operators = _window_medians(slow, samples, "operator_count")
     where = _where(evidence)

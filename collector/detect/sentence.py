@@ -1,4 +1,4 @@
-"""The verdict in one sentence: which rank, how much slower than whom, since when, why, on what evidence, at what cost."""
+"""The verdict in one sentence: which rank, how much slower than whom, since when, why, and what it costs."""
 
 from rankscope.collector.detect.cost import Cost
 from rankscope.collector.detect.root_cause import Cause
@@ -15,7 +15,8 @@ def write_sentence(slow: Slow, cause: Cause, cost: Cost, series: StepSeries, nod
         peers = "the other rank"
     work = "own work" if series.self_is_measured else "data, forward and optimizer time"
     text = (
-        f"Rank {slow.rank} ({node}) is {slow.slowdown_ratio:.2f} times as slow as {peers} since step {slow.since_step}: "
+        f"Rank {slow.rank} ({node}) is {slow.slowdown_ratio:.2f} times as slow as {peers} "
+        f"since step {slow.since_step}: "
         f"{format_duration(slow.self_ns)} of {work} a step against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {cause.because}."
     )

@@ -1,4 +1,4 @@
-"""Who is the straggler: whose own work takes persistently longer than that of its twins (docs/definitions.md section 4).
+"""Who is the straggler: whose own work takes persistently longer than its twins' (docs/definitions.md section 4).
 
 In synchronous training every rank's step takes the same time, because the others wait for the slow one. So ranks are
 compared by their *self time*: the step less the waiting that others caused (`waits.py`).

@@ -152,9 +152,7 @@ def _exposed(rows: _Rows, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> 
     begin = np.maximum(origin + start, latest)
     waiting = np.stack([begin, origin + end - transfer_ns], axis=1)[wait_ns > 0]
     covered = intervals.union(waiting)
-    lengths = np.bincount(
-        covered[:, 0] // stretch, weights=covered[:, 1] - covered[:, 0], minlength=rank_count
-    )
+    lengths = np.bincount(covered[:, 0] // stretch, weights=covered[:, 1] - covered[:, 0], minlength=rank_count)
     return lengths.astype(np.int64)
 
 

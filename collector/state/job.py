@@ -86,6 +86,7 @@ class JobState:
         )
         self._attempt: _Attempt | None = None
         self._rank_of_boot: dict[str, int] = {}
+        self._former_boots: frozenset[str] = frozenset()
         self._group_sizes: dict[str, int] = {}
         self._closed: list[Finding] = []
         self._lost: dict[tuple[int, str], float] = {}
@@ -131,20 +132,31 @@ class JobState:
         return rank if rank is not None and rank.identity.boot_id == boot_id else None
 
     def _join(self, event: RankJoined) -> None:
+        """A life says Hello. A life of an attempt that is over is not taken in again: it may be slow to die."""
         identity = event.hello.identity
-        self.last_change_job_ns = event.now_job_ns
         attempt = self._attempt
-        if attempt is None or identity.restart_count > attempt.restart_count:
-            window = StepWindow(self._config.steps_kept, identity.world_size)
-            self._close_all()
-            self._attempt = attempt = _Attempt(identity.restart_count, identity.world_size, window)
-            self._rank_of_boot.clear()
-        if identity.restart_count < attempt.restart_count or identity.rank >= attempt.world_size:
+        if identity.boot_id in self._former_boots:
             return
-        present = attempt.ranks.get(identity.rank)
-        if present is None or present.identity.boot_id != identity.boot_id:
+        if attempt is not None and identity.restart_count < attempt.restart_count:
+            return
+        present = attempt.ranks.get(identity.rank) if attempt is not None else None
+        if present is not None and present.identity.boot_id == identity.boot_id:
+            return
+        # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted.
+        if attempt is None or identity.restart_count > attempt.restart_count or present is not None:
+            attempt = self._begin_attempt(identity)
+        if identity.rank < attempt.world_size:
             attempt.ranks[identity.rank] = RankState(event.hello, event.now_job_ns)
             self._rank_of_boot[identity.boot_id] = identity.rank
+            self.last_change_job_ns = event.now_job_ns
+
+    def _begin_attempt(self, identity: RankIdentity) -> _Attempt:
+        self._close_all()
+        self._former_boots = frozenset(self._rank_of_boot)
+        self._rank_of_boot.clear()
+        window = StepWindow(self._config.steps_kept, identity.world_size)
+        self._attempt = _Attempt(identity.restart_count, identity.world_size, window)
+        return self._attempt
 
     def _handle_life(self, rank: RankState, event: JobEvent) -> None:
         match event:
@@ -231,11 +243,11 @@ class JobState:
                 known = _Open(self._describe(attempt, series, slow, 0.0), slow.since_step - 1)
                 attempt.open[slow.rank] = known
                 effects.append(OpenFinding(self.run, known.finding))
-            slow = slow._replace(since_step=known.finding.since_step)  # the first estimate stands
-            lost = cost_of(slow, series, known.charged_through + 1).lost_rank_seconds
+            settled = slow._replace(since_step=known.finding.since_step)  # the first estimate stands
+            lost = cost_of(settled, series, known.charged_through + 1).lost_rank_seconds
             known.charged_through = _last_known_step(series, known.charged_through)
             known.lost_rank_seconds += lost
-            known.finding = self._describe(attempt, series, slow, known.lost_rank_seconds)
+            known.finding = self._describe(attempt, series, settled, known.lost_rank_seconds)
             key = (slow.rank, known.finding.cause)
             self._lost[key] = self._lost.get(key, 0.0) + lost
         return effects
@@ -316,5 +328,3 @@ def _last_known_step(series: StepSeries, before: int) -> int:
     """The last step whose self time is known for all ranks."""
     known = series.steps[~np.isnan(series.self_ns).any(axis=1)]
     return int(known[-1]) if len(known) else before
-
-

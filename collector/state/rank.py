@@ -142,9 +142,7 @@ class RankState:
             breakdown=add_breakdowns(tuple(self.breakdowns)),
             totals=self.totals,
             losses=self.losses,
-            collectives=tuple(
-                _kind_totals(key, kind, group_sizes) for key, kind in sorted(self._kinds.items())
-            ),
+            collectives=tuple(_kind_totals(key, kind, group_sizes) for key, kind in sorted(self._kinds.items())),
             host=self.host,
             devices=self.devices,
             overhead_ratio=self.overhead_ratio,

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from rankscope.agent.config import AgentConfig
 from rankscope.collector.cli import main
 from rankscope.collector.config import CollectorConfig
@@ -34,7 +36,6 @@ def test_every_setting_the_readme_names_exists() -> None:
 def test_every_command_the_readme_shows_is_one() -> None:
     shown = set(re.findall(r"^rankscope (\w+)", README.read_text(encoding="utf-8"), flags=re.MULTILINE))
     for command in shown:
-        try:
+        with pytest.raises(SystemExit) as end:
             main([command, "--help"])
-        except SystemExit as end:
-            assert end.code == 0
+        assert end.value.code == 0

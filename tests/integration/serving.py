@@ -90,7 +90,7 @@ class Served:
         """The page at /metrics."""
         return read_url(self.metrics_url).decode()
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Send a signal."""
         self._child.send_signal(number)
 
@@ -100,7 +100,7 @@ class Served:
 
     def end(self, number: signal.Signals) -> int:
         """Send a signal and wait for the end; the exit code."""
-        self.signal(number)
+        self.send(number)
         return self._child.wait(END_S_MAX)
 
     def read_stderr(self) -> str:

@@ -80,7 +80,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 def _kill_with_reports_on_the_way(served: Served, tap: WireTap) -> RunSnapshot:
     """Kill a collector when each rank has sent it reports that it has not read, and so not acknowledged."""
     picture = served.wait_for_run(RUN, lambda run: have_stepped(run, 1))
-    served.signal(signal.SIGSTOP)
+    served.send(signal.SIGSTOP)
     before = {boot_id: tap.passed(boot_id) for boot_id in tap.ranks}
     tap.wait_until(lambda: all(tap.passed(boot_id) >= before[boot_id] + 3 for boot_id in before), DEADLINE_S)
     served.kill()

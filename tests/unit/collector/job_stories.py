@@ -22,8 +22,8 @@ TRANSFER_NS = 5 * MS
 GROUP = "default_pg"
 
 
-def boot_of(rank: int, restart_count: int = 0) -> str:
-    return f"boot-{restart_count}-{rank:04d}"
+def boot_of(rank: int, life: int = 0) -> str:
+    return f"boot-{life}-{rank:04d}"
 
 
 class Story:
@@ -33,6 +33,7 @@ class Story:
         self.job = JobState("story", config or CollectorConfig())
         self.ranks = ranks
         self.restart_count = 0
+        self.life = 0
         self.step = 0
         self.now_ns = 1_000 * S
         self.sequence = dict.fromkeys(range(ranks), 0)
@@ -49,7 +50,7 @@ class Story:
                     world_size=self.ranks,
                     node="node-a",
                     restart_count=self.restart_count,
-                    boot_id=boot_of(rank, self.restart_count),
+                    boot_id=boot_of(rank, self.life),
                     pid=1_000 + rank,
                 ),
                 first_sequence=1,
@@ -60,8 +61,10 @@ class Story:
             self.job.handle(RankJoined(hello, self.now_ns))
         return self
 
-    def restart(self) -> "Story":
-        self.restart_count += 1
+    def restart(self, *, counted: bool = True) -> "Story":
+        """Every rank begins a new life; torchrun counts it only where a rank has failed."""
+        self.restart_count += counted
+        self.life += 1
         self.step = 0
         return self.join()
 
@@ -92,12 +95,12 @@ class Story:
             breakdowns=breakdowns,
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
         )
-        self.job.handle(ReportAdmitted(boot_of(rank, self.restart_count), report, self.now_ns, 0.0))
+        self.job.handle(ReportAdmitted(boot_of(rank, self.life), report, self.now_ns, 0.0))
 
     def say_goodbye(self, rank: int, reason: str = "finished") -> "Story":
         self.sequence[rank] += 1
         goodbye = Goodbye(sequence=self.sequence[rank], reason=reason, exit_code=0)
-        self.job.handle(GoodbyeAdmitted(boot_of(rank, self.restart_count), goodbye, self.now_ns))
+        self.job.handle(GoodbyeAdmitted(boot_of(rank, self.life), goodbye, self.now_ns))
         return self
 
     def tick(self, seconds: float = 1.0) -> "Story":

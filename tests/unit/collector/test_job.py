@@ -82,9 +82,29 @@ def test_elastic_restart_begins_anew_with_step_zero() -> None:
 
 def test_report_of_the_life_before_the_restart_changes_nothing() -> None:
     story = Story(2).join().train(5).restart()
-    story.restart_count = 0
+    story.life = 0
     story.report(0, [], [])
     assert story.snapshot().ranks[0].reports_admitted == 0
+
+
+def test_restart_that_the_launcher_does_not_count_begins_anew_too() -> None:
+    snapshot = slow_data_story().restart(counted=False).train(40).snapshot()
+    assert (snapshot.restart_count, snapshot.open_findings, len(snapshot.ranks)) == (0, (), 4)
+    assert [rank.last_step for rank in snapshot.ranks] == [39] * 4
+
+
+def test_former_life_that_is_slow_to_die_does_not_come_back() -> None:
+    story = Story(2).join().train(5).restart(counted=False).train(3)
+    story.life = 0
+    story.join(1)
+    assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(0, 1), boot_of(1, 1)]
+
+
+def test_smaller_world_after_a_restart_is_the_world() -> None:
+    story = Story(4).join().train(5)
+    story.ranks = 2
+    snapshot = story.restart().train(3).snapshot()
+    assert (snapshot.world_size, len(snapshot.ranks)) == (2, 2)
 
 
 def test_rank_that_says_goodbye_has_ended_that_way() -> None:
