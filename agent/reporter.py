@@ -10,10 +10,13 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.probe.collectives import GroupProgress, read_groups
-from rankscope.agent.probe.kineto_windows import PART as WINDOWS, KinetoWindows, RawWindow, WindowPlan
+from rankscope.agent.probe.kineto_windows import PART as WINDOWS
+from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.report.builder import Interval, ReportBuilder
@@ -73,7 +76,9 @@ class Reporter:
         self._builder = ReportBuilder()
         self._buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max)
         self._delivery = Delivery(self._buffer, random.Random(identity.boot_id))  # noqa: S311 - spreads connects, no secret
-        self._sender = Sender(self._delivery, clock, identity.boot_id, make_hello)
+        self._make_hello = make_hello
+        self._groups_wanted = False
+        self._sender = Sender(self._delivery, clock, identity.boot_id, self._introduce)
         source = GroupSource(lambda: read_groups(identity.world_size), probes.progress.read_entries)
         self._reduction = WindowReduction(source, events_max=config.window_events_max)
         self._gc_meter = GcMeter()
@@ -154,6 +159,11 @@ class Reporter:
             self._refusal_said = True
             say(f"the collector refuses this rank ({refusal.reason}): {refusal.detail} Training goes on without it.")
 
+    def _introduce(self, first_sequence: int) -> Hello:
+        # Perhaps to a collector that has just been started, which has not seen the report with the process groups.
+        self._groups_wanted = True
+        return self._make_hello(first_sequence)
+
     # -- one report ---------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
@@ -174,7 +184,11 @@ class Reporter:
             losses=self._losses(),
             overhead_ratio=self._overhead_ratio(now_ns),
         )
-        self._push(self._builder.build(interval, now_ns), step_count=len(steps))
+        report = self._builder.build(interval, now_ns)
+        if self._groups_wanted:
+            report = msgspec.structs.replace(report, groups=tuple(interval.groups.values()))
+            self._groups_wanted = False
+        self._push(report, step_count=len(steps))
 
     def _push(self, message: Message, *, step_count: int) -> None:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]

@@ -23,9 +23,11 @@ from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
 from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
+from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.steps import StepTimer
-from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS, TorchHooks, torch_version
+from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS
+from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
 from rankscope.agent.probe.torch_profiler import TorchProfiler
 from rankscope.agent.reporter import Probes, Reporter
 from rankscope.agent.sample.nvml import TrainingDevice
@@ -59,9 +61,10 @@ class Session:
             full_window_steps=config.full_window_steps,
             overhead_ratio_max=config.overhead_ratio_max,
         )
+        self._ranges = OpenRanges()
         self._windows = self._make_windows()
         self._timer = StepTimer(self._on_record, self._on_boundary, self._end_window, phases_max=config.phases_max)
-        self._hooks = TorchHooks(self._timer, self._guard, self._on_user_profiler)
+        self._hooks = TorchHooks(self._timer, self._guard, self._ranges, self._on_user_profiler)
         self._stopping = threading.Event()
         self._device = TrainingDevice()
         probes = Probes(
@@ -115,6 +118,8 @@ class Session:
             return
         self.is_running = False
         self._hooks.remove()
+        if sys.excepthook == self._note_exception:
+            sys.excepthook = self._previous_excepthook
         self._finish_measuring()
         self._stopping.set()
         self._reporter.stop(*(self._end if reason is None else (reason, "", None)))
@@ -199,7 +204,7 @@ class Session:
         if not (self._config.collective_windows or self._config.full_windows):
             return None
         try:
-            profiler = TorchProfiler.find()
+            profiler = TorchProfiler.find(self._ranges)
         except RankscopeError as error:
             say(f"no profiler windows, so no collectives and no compute ratio: {error}")
             return None

@@ -28,6 +28,7 @@ from rankscope.collector.state.job import JobState
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
+from rankscope.measure.identity import RankIdentity
 from rankscope.measure.machine import read_machine_id
 from rankscope.measure.messages import (
     Ack,
@@ -62,7 +63,6 @@ class Service:
         )
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
         self._jobs: dict[str, JobState] = {}
-        self._run_of_boot: dict[str, str] = {}
         self._to_acknowledge: dict[bytes, int] = {}
         self._contained: dict[str, int] = {}
         self._runs_evicted = 0
@@ -129,8 +129,7 @@ class Service:
             case Report() | Goodbye():
                 self._admit_numbered(peer, message)
             case ClockPong():
-                now_ns, boot_id = self._clock.monotonic_ns(), peer.decode(errors="replace")
-                self._handle(boot_id, ClockSampled(boot_id, message.job_ns, message.host_ns, now_ns))
+                self._take_clock(peer, message)
             case _:
                 self._count_contained("unexpected_message")
 
@@ -139,8 +138,7 @@ class Service:
         if isinstance(answer, Welcome):
             identity = hello.identity
             self._jobs.setdefault(identity.run, JobState(identity.run, self._config))
-            self._run_of_boot[identity.boot_id] = identity.run
-            self._handle(identity.boot_id, RankJoined(hello, self._clock.monotonic_ns()))
+            self._handle(identity, RankJoined(hello, self._clock.monotonic_ns()))
             answer = Welcome(admitted_through=answer.admitted_through, metrics_url=self.metrics_url)
         else:
             LOG.warning("refused rank %d of run %r: %s", hello.identity.rank, hello.identity.run, answer.detail)
@@ -156,16 +154,22 @@ class Service:
                     if isinstance(message, Goodbye)
                     else (ReportAdmitted(identity.boot_id, message, now_ns, ns_to_s(self._clock.wall_ns())))
                 )
-                self._handle(identity.boot_id, event)
+                self._handle(identity, event)
             case Duplicate(identity):
-                self._handle(identity.boot_id, DuplicateSeen(identity.boot_id))
+                self._handle(identity, DuplicateSeen(identity.boot_id))
         if isinstance(verdict, UnknownPeer) or (isinstance(verdict, Jump) and verdict.hello_wanted):
             self._receiver.send(peer, HelloWanted())
         if not isinstance(verdict, UnknownPeer):
             self._to_acknowledge[peer] = verdict.through
 
-    def _handle(self, boot_id: str, event: JobEvent) -> None:
-        job = self._jobs.get(self._run_of_boot.get(boot_id, ""))
+    def _take_clock(self, peer: bytes, pong: ClockPong) -> None:
+        identity = self._admission.identity(peer)
+        if identity is not None:
+            now_ns = self._clock.monotonic_ns()
+            self._handle(identity, ClockSampled(identity.boot_id, pong.job_ns, pong.host_ns, now_ns))
+
+    def _handle(self, identity: RankIdentity, event: JobEvent) -> None:
+        job = self._jobs.get(identity.run)
         if job is not None:
             self._contain(job, event)
 
@@ -201,7 +205,6 @@ class Service:
     def _forget(self, job: JobState) -> None:
         del self._jobs[job.run]
         self._admission.forget(job.run)
-        self._run_of_boot = {boot: run for boot, run in self._run_of_boot.items() if run != job.run}
         self._runs_evicted += 1
 
     def _carry_out(self, effect: JobEffect) -> None:

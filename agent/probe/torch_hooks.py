@@ -13,6 +13,7 @@ from time import monotonic_ns
 from typing import Any
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.steps import StepTimer
 
 PART = "step_hooks"
@@ -26,9 +27,12 @@ class TorchHooks:
     Only moments of one thread count: the main one, or the one that is first seen to step an optimizer.
     """
 
-    def __init__(self, timer: StepTimer, guard: Guard, on_user_profiler: Callable[[bool], None]) -> None:
+    def __init__(
+        self, timer: StepTimer, guard: Guard, ranges: OpenRanges, on_user_profiler: Callable[[bool], None]
+    ) -> None:
         self._timer = timer
         self._guard = guard
+        self._ranges = ranges
         self._on_user_profiler = on_user_profiler
         self._thread: int | None = main_thread().ident
         self._thread_is_sure = False
@@ -48,6 +52,7 @@ class TorchHooks:
             if scaler is not None:
                 self._replace(scaler, "step", self._wrap_scaler_step)
             self._watch_user_profiler(torch)
+            self._watch_ranges(torch)
         except BaseException:
             self.remove()
             raise
@@ -167,8 +172,30 @@ class TorchHooks:
     def _tell_user_profiler(self, *, begins: bool) -> None:
         try:
             self._on_user_profiler(begins)
+            (self._ranges.session_begins if begins else self._ranges.session_has_ended)()
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
+
+    def _watch_ranges(self, torch: Any) -> None:
+        ranges = self._ranges
+
+        def wrap_enter(original: Hook) -> Hook:
+            @functools.wraps(original)
+            def __enter__(opened: Any) -> Any:  # noqa: N807
+                return ranges.enter(original, opened)
+
+            return __enter__
+
+        def wrap_exit(original: Hook) -> Hook:
+            @functools.wraps(original)
+            def __exit__(opened: Any, *error: Any) -> Any:  # noqa: N807
+                return ranges.leave(original, opened, *error)
+
+            return __exit__
+
+        record_function = torch.autograd.profiler.record_function
+        self._replace(record_function, "__enter__", wrap_enter)
+        self._replace(record_function, "__exit__", wrap_exit)
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Hook], Hook]) -> None:
         original = getattr(owner, name)

@@ -8,6 +8,7 @@ import os
 from threading import get_ident
 from typing import Any
 
+from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.measure.errors import UnavailableError
 
 # Two lines per window go to the job's stderr otherwise; levels 0 to 5 do not silence them. A user's own choice stays.
@@ -20,8 +21,9 @@ class TorchProfiler:
     Stricter than torch, where a stop without a session gives an empty result and a warning on stderr.
     """
 
-    def __init__(self, autograd: Any, c_profiler: Any) -> None:
+    def __init__(self, autograd: Any, c_profiler: Any, ranges: OpenRanges) -> None:
         self._autograd = autograd
+        self._ranges = ranges
         self._activities = {c_profiler.ProfilerActivity.CPU}
         scope = c_profiler.RecordScope
         self._user_scopes = {scope.USER_SCOPE}
@@ -32,15 +34,17 @@ class TorchProfiler:
         self._thread: int | None = None
 
     @classmethod
-    def find(cls) -> "TorchProfiler":
-        """The profiler of the user's torch. Raises UnavailableError naming what this torch lacks."""
+    def find(cls, ranges: OpenRanges) -> "TorchProfiler":
+        """The profiler of the user's torch; `ranges` is told of its sessions. Raises UnavailableError naming what this
+        torch lacks.
+        """
         os.environ.setdefault(*KINETO_QUIET)
         try:
             from torch._C import _autograd, _profiler  # noqa: PLC0415
 
             for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler", "_profiler_enabled"):
                 getattr(_autograd, name)
-            return cls(_autograd, _profiler)
+            return cls(_autograd, _profiler, ranges)
         except (ImportError, AttributeError, TypeError) as error:
             raise UnavailableError(f"this torch has no profiler that windows could use: {error}") from error
 
@@ -57,6 +61,7 @@ class TorchProfiler:
             raise RuntimeError("a profiler is on already; there can be one at a time")
         configuration = self._plain if full else self._with_shapes
         self._autograd._prepare_profiler(configuration, self._activities)
+        self._ranges.session_begins()
         self._autograd._enable_profiler(
             configuration, self._activities, self._all_scopes if full else self._user_scopes
         )
@@ -70,7 +75,10 @@ class TorchProfiler:
         if self._thread != get_ident():
             raise RuntimeError("no profiler session was begun on this thread")
         self._thread = None
-        return self._autograd._disable_profiler()
+        try:
+            return self._autograd._disable_profiler()
+        finally:
+            self._ranges.session_has_ended()
 
     def _configure(self, *, record_shapes: bool) -> Any:
         # Positional: state, record_shapes, profile_memory, with_stack, with_flops, with_modules, experimental, trace_id

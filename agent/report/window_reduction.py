@@ -124,11 +124,9 @@ class WindowReduction:
             mine = [found for found in counted if self._group_of_thread[found.thread] == number]
             complete = len(mine) == last - first + 1
             for index, found in enumerate(mine):
-                position = bisect_right(starts_ns, found.start_host_ns) - 1
-                # Outside all steps, as in an evaluation, it is nobody's.
-                if position >= 0 and found.start_host_ns < window.steps[position].end_host_ns:
-                    step, sequence = window.steps[position].step, first + index if complete else None
-                    records.append(_to_record(step, found, groups[number], sequence))
+                step = _step_at(window.steps, starts_ns, found.start_host_ns)
+                if step is not None:
+                    records.append(_to_record(step, found, groups[number], first + index if complete else None))
         return records
 
     def _learn_threads(self, counted: list[Activity], enqueued: Mapping[int, tuple[int, int]]) -> None:
@@ -168,6 +166,12 @@ class WindowReduction:
 
 def _within(sequence: int, bounds: tuple[int, int]) -> bool:
     return bounds[0] <= sequence <= bounds[1]
+
+
+def _step_at(steps: Sequence[StepRecord], starts_ns: Sequence[int], host_ns: int) -> int | None:
+    """The step in which a moment lies; None outside all steps, as in an evaluation."""
+    position = bisect_right(starts_ns, host_ns) - 1
+    return steps[position].step if position >= 0 and host_ns < steps[position].end_host_ns else None
 
 
 def _op(activity: Activity) -> str:

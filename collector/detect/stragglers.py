@@ -1,4 +1,4 @@
-"""Who is the straggler: whose own work takes persistently longer than its twins' (docs/definitions.md section 4).
+"""Who is the straggler: whose own work takes persistently longer than that of its twins (definitions.md section 4).
 
 In synchronous training every rank's step takes the same time, because the others wait for the slow one. So ranks are
 compared by their *self time*: the step less the waiting that others caused (`waits.py`).
@@ -11,14 +11,16 @@ A rank is slow when, over the stretch of steps since the last change of level in
     median x / sigma         >= robust_z_min              it stands out of the noise, where sigma is the largest of
                                                             - the spread between the twins: 1.4826 MAD of their medians
                                                             - the error of the rank's own median over time
+                                                            - the same error as the twins' noise would have it
                                                             - SIGMA_FLOOR
-    share of steps above half the effect's minimum >= persistence_ratio
+    share of slow steps      >= persistence_ratio         a slow step is nearer to the median than to no effect
 
-It stays called slow until the median of its last steps is below `slowdown_close_ratio` (hysteresis).
+and when it has not recovered. It has once the median of its last `steps_min` steps is below `slowdown_close_ratio`;
+until then it stays called slow (hysteresis).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,16 +29,11 @@ import numpy.typing as npt
 
 from rankscope.collector.detect.change_point import find_change
 from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.noise import MAD_TO_SIGMA, Floats, Noise, measure_noise
 from rankscope.collector.detect.peers import Peers
 
-Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
-MAD_TO_SIGMA = 1.4826
-"""A normal distribution's standard deviation over its median absolute deviation."""
-MEDIAN_ERROR = 1.2533
-"""sqrt(pi / 2): the standard error of a median over that of a mean, for normal noise."""
-CORRELATION_MAX = 0.9
-"""Beyond it a short series says nothing about its own correlation."""
 SIGMA_FLOOR = 0.01
 """1 %: what identical ranks differ by for reasons nobody can act on."""
 
@@ -91,20 +88,50 @@ def find_stragglers(
     known = int(np.count_nonzero(~np.isnan(series.self_ns).any(axis=1)))
     if known < thresholds.steps_min:
         return Abstain(f"{known} steps are known of all {len(series.ranks)} ranks, {thresholds.steps_min} are needed")
-    excess = {rank: log_excess(series, rank, peers[rank]) for rank in series.ranks}
+    excess = find_excess(series, peers)
     found = [_judge(series, rank, peers[rank], excess, thresholds) for rank in series.ranks]
     return tuple(sorted((slow for slow in found if slow is not None), key=lambda slow: -slow.slowdown_ratio))
 
 
+def find_excess(series: StepSeries, peers: Mapping[int, Peers]) -> dict[int, Floats]:
+    """`log_excess` of every rank in `peers`.
+
+    Ranks that are compared with each other share one sorting: 1,024 ranks in 0.1 s, not in 10 s.
+    """
+    groups: dict[frozenset[int], list[int]] = {}
+    for rank, its_peers in peers.items():
+        groups.setdefault(frozenset((rank, *its_peers.ranks)), []).append(rank)
+    return {
+        rank: excess for group, ranks in groups.items() for rank, excess in _compare(series, sorted(group), ranks).items()
+    }
+
+
 def log_excess(series: StepSeries, rank: int, peers: Peers) -> Floats:
     """log(self time / median of the peers' self times) for each step, shape (n,); NaN where not known."""
-    columns = [series.ranks.index(peer) for peer in peers.ranks]
-    others = series.self_ns[:, columns]
-    complete = ~np.isnan(others).any(axis=1)
-    excess = np.full(len(series.steps), np.nan)
-    mine = np.maximum(series.self_ns[complete, series.ranks.index(rank)], 1.0)
-    excess[complete] = np.log(mine / np.maximum(np.median(others[complete], axis=1), 1.0))
-    return excess
+    return find_excess(series, {rank: peers})[rank]
+
+
+def _compare(series: StepSeries, group: Sequence[int], ranks: Sequence[int]) -> dict[int, Floats]:
+    """The excess of these members of a group over the group's other members."""
+    times = series.self_ns[:, [series.ranks.index(member) for member in group]]
+    complete = ~np.isnan(times).any(axis=1)
+    excess = np.full(times.shape, np.nan)
+    known = np.maximum(times[complete], 1.0)
+    excess[complete] = np.log(known / _median_of_others(known))
+    return {rank: excess[:, group.index(rank)] for rank in ranks}
+
+
+def _median_of_others(values: Floats) -> Floats:
+    """For each value the median of the others in its row; shape (n, m) both, m >= 2."""
+    order = np.argsort(values, axis=1)
+    place = np.argsort(order, axis=1)
+    ordered = np.take_along_axis(values, order, axis=1)
+
+    def nth_other(nth: int) -> Floats:
+        return np.where(place <= nth, ordered[:, [nth + 1]], ordered[:, [nth]])
+
+    others = values.shape[1] - 1
+    return (nth_other((others - 1) // 2) + nth_other(others // 2)) / 2
 
 
 def slowdown_ratio(excess: Floats, steps: int) -> float | None:
@@ -125,21 +152,18 @@ def _judge(
     series: StepSeries, rank: int, peers: Peers, excess: Mapping[int, Floats], thresholds: Thresholds
 ) -> Slow | None:
     known = np.flatnonzero(~np.isnan(excess[rank]))
-    if len(known) < thresholds.steps_min:
+    if len(known) < thresholds.steps_min or has_recovered(excess[rank], thresholds):
         return None
     since = _stretch_since_change(excess[rank][known], thresholds)
     rows = known[since:]
     stretch = excess[rank][rows]
     level = float(np.median(stretch))
-    half = math.log(1 + (thresholds.slowdown_ratio_min - 1) / 2)
-    persistence = float(np.mean(stretch > half))
-    robust_z = level / _sigma(rows, stretch, peers, excess)
-    is_slow = (
-        level >= math.log(thresholds.slowdown_ratio_min)
-        and robust_z >= thresholds.robust_z_min
-        and persistence >= thresholds.persistence_ratio
-    )
-    if not is_slow:
+    if level < math.log(thresholds.slowdown_ratio_min):
+        return None
+    noise = measure_noise(excess[rank][known], since)
+    robust_z = level / _sigma(noise, known, since, peers, excess)
+    persistence = _persistence(stretch, level, noise, thresholds)
+    if robust_z < thresholds.robust_z_min or persistence < thresholds.persistence_ratio:
         return None
     peer_columns = np.array([series.ranks.index(peer) for peer in peers.ranks], dtype=np.int64)
     return Slow(
@@ -165,30 +189,29 @@ def _stretch_since_change(excess: Floats, thresholds: Thresholds) -> int:
     if change == 0 or len(after) < thresholds.steps_min:
         return 0
     shift = abs(float(np.median(after)) - float(np.median(before)))
-    return change if shift > _chance_shift(before, after) else 0
+    noise = measure_noise(excess, change)
+    by_chance = 3 * math.hypot(noise.median_error(len(before)), noise.median_error(len(after)))
+    return change if shift > max(by_chance, SIGMA_FLOOR) else 0
 
 
-def _chance_shift(before: Floats, after: Floats) -> float:
-    """How far the two sides' medians may lie apart by chance: three standard errors, at least the floor."""
-    error = sum(_median_error(side) ** 2 for side in (before, after))
-    return max(3 * math.sqrt(error), SIGMA_FLOOR)
+def _persistence(stretch: Floats, level: float, noise: Noise, thresholds: Thresholds) -> float:
+    """The share of slow steps: those nearer to the level than to no effect, and above half of the smallest effect.
 
-
-def _median_error(values: Floats) -> float:
-    """The standard error of the median of a series. Neighbouring steps are alike (the same batch sizes, the same
-    other load on the machine), so n values count as n (1 - r) / (1 + r), r their correlation with the next ones.
+    Noise carries steps far below a level that it is nearly as large as: down to one deviation that is no objection.
     """
-    centred = values - np.median(values)
-    deviation = MAD_TO_SIGMA * float(np.median(np.abs(centred)))
-    bounded = np.clip(centred, -3 * deviation, 3 * deviation)
-    power = float(np.sum(bounded**2))
-    correlation = float(np.sum(bounded[1:] * bounded[:-1])) / power if power > 0 else 0.0
-    correlation = min(max(correlation, 0.0), CORRELATION_MAX)
-    independent = max(1.0, len(values) * (1 - correlation) / (1 + correlation))
-    return MEDIAN_ERROR * deviation / math.sqrt(independent)
+    half_minimum = math.log(1 + (thresholds.slowdown_ratio_min - 1) / 2)
+    slow_from = max(half_minimum, min(level / 2, level - noise.deviation))
+    return float(np.mean(stretch > slow_from))
 
 
-def _sigma(rows: npt.NDArray[np.int64], stretch: Floats, peers: Peers, excess: Mapping[int, Floats]) -> float:
-    levels = np.array([np.nanmedian(excess[peer][rows]) for peer in peers.ranks])
+def _sigma(noise: Noise, known: Ints, since: int, peers: Peers, excess: Mapping[int, Floats]) -> float:
+    """By how much the level of the stretch `known[since:]` may be off: see the head of this file.
+
+    The twins' noise counts because one rank's own can look small by chance, and several ranks' hardly.
+    """
+    series = [excess[peer][known] for peer in peers.ranks]
+    levels = np.array([np.median(values[since:]) for values in series])
     between = MAD_TO_SIGMA * float(np.median(np.abs(levels - np.median(levels))))
-    return max(between, _median_error(stretch), SIGMA_FLOOR)
+    count = len(known) - since
+    over_time = float(np.median([measure_noise(values, since).median_error(count) for values in series]))
+    return max(between, noise.median_error(count), over_time, SIGMA_FLOOR)

@@ -82,9 +82,9 @@ class _Rows(NamedTuple):
 def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> StepWaits:
     """Match the collectives of all ranks in one step and split each into waiting and transfer.
 
-    Matched by (group, op, sequence); without a sequence by (group, op, how manieth). Point-to-point operations and
-    those of a group whose size is unknown have no waiting; one that some member did not report makes the exposed
-    waiting of those who did None.
+    Matched by (group, op, sequence); without a sequence by (group, op, how manieth). Point-to-point operations
+    have no waiting; one that some member did not report, or whose group's size is not known yet, makes the exposed
+    waiting of its members None.
     """
     names: dict[tuple[str, str], int] = {}
     rows = _stack(by_rank, names)
@@ -92,8 +92,8 @@ def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str
     expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in names])
     synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in names]) > 0
     holds_up = (_of_kind(rows, [op in ROOTED_OPS for _, op in names]) > 0) | synchronises
-    complete = holds_up & (expected > 1) & (found == expected)
-    unknown = {int(rank) for rank in rows.rank[holds_up & (expected > 1) & (found != expected)]}
+    complete = holds_up & (found == expected)
+    unknown = {int(rank) for rank in rows.rank[holds_up & (found != expected)]}
     wait_ns = np.where(complete, rows.duration_ns - shortest_ns, 0)
     exposed_ns = _exposed(rows, wait_ns, shortest_ns, max(by_rank, default=0) + 1)
     exposed = {rank: None if rank in unknown else int(exposed_ns[rank]) for rank in by_rank}

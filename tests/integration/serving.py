@@ -40,7 +40,43 @@ FIXED_PORTS = range(20_000, 30_000)
 T = TypeVar("T")
 
 
-class Served:
+class Api:
+    """What a collector says over HTTP at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def read_run(self, name: str) -> RunSnapshot | None:
+        """A run as the API gives it; None while the collector does not know it."""
+        try:
+            return msgspec.json.decode(read_url(f"{self.url}/api/v1/runs/{quote(name, safe='')}"), type=RunSnapshot)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def read_run_names(self) -> list[str]:
+        """The runs the collector knows."""
+        return [run["run"] for run in json.loads(read_url(f"{self.url}/api/v1/runs"))["runs"]]
+
+    def read_metrics(self) -> str:
+        """The page at /metrics."""
+        return read_url(f"{self.url}/metrics").decode()
+
+    def wait_for_run(
+        self, name: str, predicate: Callable[[RunSnapshot], bool], deadline_s: float = DEADLINE_S
+    ) -> RunSnapshot:
+        """The first picture of the run for which `predicate` holds. Fails after the deadline with the last one."""
+        seen: list[RunSnapshot | None] = [None]
+
+        def look() -> RunSnapshot | None:
+            run = seen[0] = self.read_run(name)
+            return run if run is not None and predicate(run) else None
+
+        return wait_for(look, lambda: f"run {name!r} is not as awaited: {seen[0]}", deadline_s)
+
+
+class Served(Api):
     """A running `rankscope serve`. Made by `serving`."""
 
     def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
@@ -55,40 +91,13 @@ class Served:
         except BaseException:
             self.close()
             raise
+        super().__init__(announced["metrics_url"].removesuffix("/metrics"))
         self.endpoint: str = announced["endpoint"]
-        self.metrics_url: str = announced["metrics_url"]
-        self.url = self.metrics_url.removesuffix("/metrics")
 
     @property
     def ports(self) -> tuple[int, int]:
         """Where it listens for ranks, and for HTTP."""
         return int(self.endpoint.rpartition(":")[2]), int(self.url.rpartition(":")[2])
-
-    def read_run(self, name: str) -> RunSnapshot | None:
-        """What the API says of a run; None while the collector does not know it."""
-        try:
-            return msgspec.json.decode(read_url(f"{self.url}/api/v1/runs/{quote(name, safe='')}"), type=RunSnapshot)
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return None
-            raise
-
-    def wait_for_run(
-        self, name: str, predicate: Callable[[RunSnapshot], bool], deadline_s: float = DEADLINE_S
-    ) -> RunSnapshot:
-        """The first picture of the run for which `predicate` holds. Fails after the deadline with the last one."""
-        seen: list[RunSnapshot] = []
-
-        def look() -> RunSnapshot | None:
-            run = self.read_run(name)
-            seen[:] = [run] if run is not None else []
-            return run if run is not None and predicate(run) else None
-
-        return wait_for(look, lambda: f"run {name!r} is not as awaited: {seen}", deadline_s)
-
-    def read_metrics(self) -> str:
-        """The page at /metrics."""
-        return read_url(self.metrics_url).decode()
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""

@@ -94,11 +94,13 @@ def test_step_without_collectives_has_no_waiting() -> None:
     assert split(calls(), calls()) == StepWaits({0: 0, 1: 0}, [])
 
 
-def test_group_of_unknown_size_has_no_waiting() -> None:
-    assert split_waits({0: calls(("all_reduce", 1, 0, 9)), 1: calls(("all_reduce", 1, 0, 5))}, {}).exposed_wait_ns == {
-        0: 0,
-        1: 0,
-    }
+def test_group_of_unknown_size_leaves_the_waiting_unknown() -> None:
+    waits = split_waits({0: calls(("all_reduce", 1, 0, 9)), 1: calls(("all_reduce", 1, 0, 5))}, {})
+    assert waits.exposed_wait_ns == {0: None, 1: None}
+
+
+def test_group_of_one_has_nobody_to_wait_for() -> None:
+    assert split_waits({0: calls(("all_reduce", 1, 0, 9))}, {"world": 1}).exposed_wait_ns == {0: 0}
 
 
 def test_sizes_are_summed_only_when_all_are_known() -> None:

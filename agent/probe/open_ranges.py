@@ -1,0 +1,51 @@
+"""Ranges (record_function) that are still open when the profiler session they were entered in ends.
+
+torch 2.13 keeps in an open range a pointer into that session's memory, and leaving the range writes through it whenever
+a session is on, also when that is another one and the memory has been given back: the heap is corrupted (valgrind:
+invalid write in onFunctionExit). Windows come back to back and begin inside ranges, such as the one that torch puts
+around every optimizer step or the user's own around an epoch. While no session is on leaving writes nothing. So a range
+that would be left in another session than it was entered in is left a little later: when that session has ended.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+NO_SESSION = 0
+_ENTERED_IN = "_rankscope_session"
+
+
+class OpenRanges:
+    """Knows in which session each range was entered, the user's sessions included. `__enter__` and `__exit__` of
+    record_function are called through `enter` and `leave`.
+    """
+
+    def __init__(self) -> None:
+        self._session = NO_SESSION
+        self._sessions_begun = 0
+        self._left_late: deque[Callable[[], Any]] = deque()
+
+    def session_begins(self) -> None:
+        """A profiler session, anybody's, is about to be on."""
+        self._sessions_begun += 1
+        self._session = self._sessions_begun
+
+    def session_has_ended(self) -> None:
+        """No session is on any more: what waited for this is left now."""
+        self._session = NO_SESSION
+        while self._left_late:
+            self._left_late.popleft()()
+
+    def enter(self, original: Callable[..., Any], opened: Any) -> Any:
+        """Enter a range."""
+        setattr(opened, _ENTERED_IN, self._session)
+        return original(opened)
+
+    def leave(self, original: Callable[..., Any], opened: Any, *error: Any) -> Any:
+        """Leave a range, now or when it does no harm. One entered before this object was there counts as another
+        session's.
+        """
+        if self._session in (NO_SESSION, getattr(opened, _ENTERED_IN, None)):
+            return original(opened, *error)
+        self._left_late.append(lambda: original(opened, None, None, None))
+        return None

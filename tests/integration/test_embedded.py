@@ -1,0 +1,198 @@
+"""With no collector configured rank 0 starts one, for its own run only, and it ends with the run however that ends."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankscope.collector.state.snapshot import RunSnapshot
+from tests.integration.serving import (
+    Api, can_listen, find_rank, have_stepped, wait_for, wait_for_end_of,
+)
+from tests.integration.torchrun import DEADLINE_S, Ended, Job, started, torchrun
+
+pytestmark = pytest.mark.xdist_group("embedded")
+
+WATCHING = re.compile(r"^rankscope: watching run '(.+)': (http://\S+)/metrics$", re.MULTILINE)
+LINGER_S = 1.0
+
+
+class Embedded:
+    """A job of two ranks that nobody gave a collector."""
+
+    def __init__(self, job: Job, stderr: Path) -> None:
+        self.job = job
+        self._stderr = stderr
+
+    def read_stderr(self) -> str:
+        """What the whole job has said on stderr so far."""
+        return self._stderr.read_text(errors="replace")
+
+    def wait_for_collector(self, life: int = 0) -> tuple[str, Api]:
+        """The run and its collector as rank 0 names them, once it does; `life` counts the elastic restarts."""
+
+        def look() -> tuple[str, str] | None:
+            found = WATCHING.findall(self.read_stderr())
+            return found[life] if len(found) > life else None
+
+        run, url = wait_for(look, self.read_stderr)
+        return run, Api(url)
+
+    def wait_for_steps(self, life: int = 0) -> RunSnapshot:
+        """The run once both ranks have trained some steps."""
+        run, api = self.wait_for_collector(life)
+        return api.wait_for_run(run, lambda run: have_stepped(run, 5))
+
+    def find_collectors(self) -> list[psutil.Process]:
+        """The collectors among the job's processes."""
+        return self._find("--embedded")
+
+    def find_ranks(self) -> list[psutil.Process]:
+        """The ranks, whether the launcher lives or not."""
+        return [process for process in self._find("paced.py") if process.pid != self.job.launcher.pid]
+
+    def _find(self, word: str) -> list[psutil.Process]:
+        found = []
+        for process in self.job.find_members():
+            with contextlib.suppress(psutil.Error):
+                if word in process.cmdline():
+                    found.append(process)
+        return found
+
+
+@contextlib.contextmanager
+def embedded(
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, restarts: int = 0
+) -> Iterator[Embedded]:
+    """Start a job without touching its launch line."""
+    stderr = folder / "stderr"
+    stderr.touch()
+    settings = {
+        "RANKSCOPE": "1",
+        "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
+        "RANKSCOPE_SERVE_TICK_S": "0.1",
+        "RANKSCOPE_SERVE_LINGER_S": str(LINGER_S),
+        **(environment or {}),
+    }
+    command = torchrun(2, "paced.py", *arguments, options=["--max-restarts", str(restarts)])
+    with started(command, settings, stderr_path=str(stderr)) as job:
+        yield Embedded(job, stderr)
+
+
+@dataclass
+class Watched:
+    """What was seen of a job that ran to its end beside another one."""
+
+    run: str
+    url: str
+    known_runs: list[str]
+    picture: RunSnapshot
+    metrics: str
+    ended: Ended
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Watched]:
+    """Two jobs at the same time, looked at while both train."""
+    folders = [tmp_path_factory.mktemp("embedded") for _ in range(2)]
+    stop = folders[0] / "stop"
+    with contextlib.ExitStack() as ends:
+        jobs = [ends.enter_context(embedded(folder, "--stop", str(stop))) for folder in folders]
+        pictures = [job.wait_for_steps() for job in jobs]
+        collectors = [job.wait_for_collector() for job in jobs]
+        known = [(api.read_run_names(), api.read_metrics()) for _, api in collectors]
+        stop.touch()
+        return [
+            Watched(run, api.url, *seen[:1], picture, seen[1], job.job.wait(), job.read_stderr())
+            for job, (run, api), seen, picture in zip(jobs, collectors, known, pictures, strict=True)
+        ]
+
+
+def test_rank_0_says_where_the_metrics_are_and_they_are_there(pair: list[Watched]) -> None:
+    for job in pair:
+        assert len(WATCHING.findall(job.stderr)) == 1
+        for rank in (0, 1):
+            assert f'rankscope_rank_up{{rank="{rank}",run="{job.run}"}} 1.0' in job.metrics
+
+
+def test_the_other_rank_finds_the_collector_through_the_store(pair: list[Watched]) -> None:
+    for job in pair:
+        assert [rank.identity.rank for rank in job.picture.ranks] == [0, 1]
+        assert all(rank.reports_admitted > 0 for rank in job.picture.ranks)
+
+
+def test_two_jobs_on_one_machine_do_not_meet(pair: list[Watched]) -> None:
+    first, second = pair
+    assert first.url != second.url
+    assert first.run != second.run
+    assert [job.known_runs for job in pair] == [[first.run], [second.run]]
+
+
+def test_the_end_is_a_summary_with_a_verdict(pair: list[Watched]) -> None:
+    for job in pair:
+        said = [line.removeprefix("rankscope: ") for line in job.stderr.splitlines() if line.startswith("rankscope: ")]
+        steps = re.findall(r"rank \d has trained (\d+) steps", job.ended.stdout)
+        assert said[1].startswith(f"run {job.run}: 2 ranks, {steps[0]} steps, median step ")
+        assert said[1].endswith(" reports, 0 lost")
+        assert said[2] == "ended: finished: ranks 0, 1"
+        assert said[3].startswith("verdict: ")
+        assert len(said) == 4
+
+
+def test_nothing_is_left_of_a_job_that_has_ended(pair: list[Watched]) -> None:
+    for job in pair:
+        assert (job.ended.exit_code, job.ended.left) == (0, ())
+        assert can_listen(int(job.url.rpartition(":")[2]))
+
+
+def test_a_collector_ends_when_its_rank_0_was_killed_and_the_next_life_has_one_of_its_own(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    with embedded(tmp_path, "--stop", str(stop), restarts=1) as job:
+        run = job.wait_for_steps()
+        (first,) = job.find_collectors()
+        os.kill(find_rank(run, 0).identity.pid, signal.SIGKILL)
+        wait_for_end_of(first.pid, LINGER_S + 20)
+        again = job.wait_for_steps(life=1)
+        (second,) = job.find_collectors()
+        stop.touch()
+        ended = job.job.wait()
+        ports = [int(url.rpartition(":")[2]) for _, url in WATCHING.findall(job.read_stderr())]
+    assert again.restart_count == run.restart_count + 1
+    assert second.pid != first.pid
+    assert (ended.exit_code, ended.left) == (0, ())
+    assert [can_listen(port) for port in ports] == [True, True]
+
+
+def test_nothing_of_ours_is_left_when_the_launcher_is_killed_and_its_ranks_after_it(tmp_path: Path) -> None:
+    with embedded(tmp_path) as job:
+        job.wait_for_steps()
+        _, api = job.wait_for_collector()
+        (collector,) = job.find_collectors()
+        job.job.launcher.kill()
+        for rank in job.find_ranks():  # torchrun's to end, and it does not
+            rank.kill()
+        ended = job.job.wait()
+        wait_for_end_of(collector.pid, LINGER_S + 20)
+    assert ended.left == ()
+    assert can_listen(int(api.url.rpartition(":")[2]))
+
+
+def test_a_collector_that_cannot_start_does_not_disturb_training(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with embedded(tmp_path, "--steps", "10", environment={"RANKSCOPE_EMBEDDED_METRICS_PORT": port}) as job:
+            ended = job.job.wait(DEADLINE_S)
+            stderr = job.read_stderr()
+    assert (ended.exit_code, ended.left) == (0, ())
+    assert sorted(ended.stdout.split("\n")) == ["", *(f"rank {rank} has trained 10 steps" for rank in (0, 1))]
+    assert "rankscope: the embedded collector did not start" in stderr
+    assert port in stderr
+    assert "training goes on without it" in stderr

@@ -1,0 +1,149 @@
+"""However a job ends, the collector says how each rank ended, and nothing of the job is left."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankscope.collector.state.snapshot import RankSnapshot
+from tests.integration.serving import Served, can_listen, find_rank, have_ended, have_stepped, serving
+from tests.integration.torchrun import Ended, Job, started, torchrun
+
+pytestmark = pytest.mark.xdist_group("endings")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """The standing collector of all these jobs."""
+    with serving() as served:
+        yield served
+
+
+class Watched:
+    """A job of two ranks that reports to a standing collector."""
+
+    def __init__(self, served: Served, job: Job, run: str, folder: Path) -> None:
+        self._served = served
+        self._run = run
+        self._folder = folder
+        self.job = job
+
+    def wait_for_steps(self) -> None:
+        """Wait until both ranks have trained some steps."""
+        self._served.wait_for_run(self._run, lambda run: have_stepped(run, 5))
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank."""
+        run = self._served.wait_for_run(self._run, lambda run: len(run.ranks) == run.world_size)
+        return find_rank(run, rank).identity.pid
+
+    def end(self) -> tuple[Ended, RankSnapshot, RankSnapshot]:
+        """Wait for the end; how the launcher ended and how each rank did. Nothing may be left."""
+        ports = {port for member in self.job.find_members() for port in _find_ports(member)}
+        ended = self.job.wait()
+        run = self._served.wait_for_run(self._run, have_ended)
+        assert ended.left == ()
+        assert [path for path in self._folder.rglob("*") if path.is_socket()] == []
+        assert [port for port in ports if not can_listen(port)] == []
+        return ended, find_rank(run, 0), find_rank(run, 1)
+
+
+@contextlib.contextmanager
+def watched(served: Served, run: str, folder: Path, *arguments: str) -> Iterator[Watched]:
+    """Start a job whose temporary files are in `folder`."""
+    environment = {
+        "RANKSCOPE_COLLECTOR": served.endpoint,
+        "RANKSCOPE_RUN": run,
+        "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
+        "TMPDIR": str(folder),
+    }
+    with started(torchrun(2, "-m", "rankscope.agent", "paced.py", *arguments), environment) as job:
+        yield Watched(served, job, run, folder)
+
+
+def _find_ports(member: psutil.Process) -> list[int]:
+    with contextlib.suppress(psutil.Error):
+        return [at.laddr.port for at in member.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
+    return []
+
+
+def failed_by_its_neighbour(rank: RankSnapshot) -> bool:
+    """Whether it ended as the neighbour of a rank that is gone does: the launcher's SIGTERM, unless its collective
+    failed before that came.
+    """
+    return (rank.ended, rank.exit_code) == ("killed", None) or (
+        (rank.ended, rank.exit_code) == ("failed", 1) and "Error" in rank.ended_detail
+    )
+
+
+def test_a_script_that_runs_to_its_end_has_finished(served: Served, tmp_path: Path) -> None:
+    with watched(served, "normal", tmp_path, "--steps", "10") as watch:
+        ended, first, second = watch.end()
+    assert ended.exit_code == 0
+    assert [(rank.ended, rank.ended_detail, rank.exit_code) for rank in (first, second)] == [("finished", "", None)] * 2
+    assert [rank.totals.steps for rank in (first, second)] == [10, 10]
+
+
+def test_an_uncaught_exception_is_told_with_its_type(served: Served, tmp_path: Path) -> None:
+    with watched(served, "raise", tmp_path, "--end", "raise") as watch:
+        ended, first, second = watch.end()
+    assert ended.exit_code == 1
+    assert "ValueError: the loss is not a number" in ended.stderr
+    assert (second.ended, second.exit_code) == ("failed", 1)
+    assert second.ended_detail == "ValueError: the loss is not a number"
+    assert second.totals.steps in (19, 20)
+    assert failed_by_its_neighbour(first), first
+
+
+def test_os_exit_looks_like_a_kill_to_whoever_is_told_nothing(served: Served, tmp_path: Path) -> None:
+    with watched(served, "exit", tmp_path, "--end", "exit") as watch:
+        ended, first, second = watch.end()
+    assert ended.exit_code == 1
+    assert re.search(r"exitcode\s*: 7 ", ended.stderr)
+    assert (second.ended, second.exit_code) == ("killed", None)
+    assert failed_by_its_neighbour(first), first
+
+
+def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, tmp_path: Path) -> None:
+    with watched(served, "sigkill", tmp_path) as watch:
+        watch.wait_for_steps()
+        os.kill(watch.pid(1), signal.SIGKILL)
+        ended, first, second = watch.end()
+    assert ended.exit_code == 1
+    assert (second.ended, second.exit_code) == ("killed", None)
+    assert failed_by_its_neighbour(first), first
+
+
+def test_sigterm_to_the_launcher_ends_every_rank(served: Served, tmp_path: Path) -> None:
+    with watched(served, "sigterm", tmp_path) as watch:
+        watch.wait_for_steps()
+        watch.job.launcher.send_signal(signal.SIGTERM)
+        ended, first, second = watch.end()
+    assert ended.exit_code != 0
+    assert [rank.ended for rank in (first, second)] == ["killed"] * 2
+
+
+def test_ctrl_c_interrupts_every_rank(served: Served, tmp_path: Path) -> None:
+    with watched(served, "sigint", tmp_path) as watch:
+        watch.wait_for_steps()
+        os.killpg(watch.job.launcher.pid, signal.SIGINT)
+        ended, first, second = watch.end()
+    assert ended.exit_code != 0
+    assert [rank.ended for rank in (first, second)] == ["interrupted"] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_collector_that_is_asked_to_end_does_so_and_frees_its_ports(number: signal.Signals) -> None:
+    with serving() as served, contextlib.ExitStack() as connections:
+        for port in served.ports:
+            assert not can_listen(port)
+            connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert served.end(number) == 0
+        assert [port for port in served.ports if not can_listen(port)] == []
+        assert "Traceback" not in served.read_stderr()

@@ -1,0 +1,123 @@
+"""ReportBuilder: numbers, totals that only grow, groups when they have changed, and the goodbye."""
+
+import msgspec
+
+from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.measure.codec import decode, encode
+from rankscope.measure.messages import Report
+from rankscope.measure.records import (
+    CollectiveRecord,
+    Collectives,
+    GroupInfo,
+    HostSample,
+    Losses,
+    StepRecord,
+    Totals,
+    WindowBreakdown,
+)
+
+WORLD = GroupInfo(label="default_pg", description="default_pg", ranks=(0, 1), backend="gloo")
+PIPE = GroupInfo(label="pp/0", description="pp", ranks=(0,), backend="gloo")
+
+
+def step(number: int, **phases_ns: int) -> StepRecord:
+    duration_ns = sum(phases_ns.values())
+    return StepRecord(step=number, start_host_ns=0, duration_ns=duration_ns, phases_ns=phases_ns, batches=2)
+
+
+def breakdown(times: int = 1) -> WindowBreakdown:
+    """100 ticks: 60 of compute, 20 of communication of which half is hidden, 5 of copies, 25 idle."""
+    return WindowBreakdown(
+        first_step=1,
+        step_count=1,
+        window_ns=100 * times,
+        compute_ns=60 * times,
+        communication_ns=20 * times,
+        overlap_ns=10 * times,
+        exposed_communication_ns=10 * times,
+        copy_ns=5 * times,
+        idle_ns=25 * times,
+    )
+
+
+def test_reports_are_numbered_from_one_and_the_goodbye_takes_the_next_number() -> None:
+    builder = ReportBuilder()
+    numbers = [builder.build(Interval(), 0).sequence for _ in range(3)]
+    assert numbers == [1, 2, 3]
+    assert builder.build_goodbye("finished", "", None).sequence == 4
+
+
+def test_an_interval_in_which_nothing_happened_is_a_report_all_the_same() -> None:
+    report = ReportBuilder().build(Interval(), now_host_ns=77)
+    assert (report.host_ns, report.steps.row_count, report.collectives) == (77, 0, Collectives())
+    assert (report.host, report.devices, report.overhead_ratio) == (None, (), None)
+
+
+def test_totals_count_every_step_of_this_life_and_not_only_those_of_the_interval() -> None:
+    builder = ReportBuilder()
+    builder.build(Interval(steps=[step(0, data=5, forward=10), step(1, data=1, forward=10)]), 0)
+    report = builder.build(Interval(steps=[step(2, data=4, checkpoint=100)]), 0)
+    assert report.steps.column("step").tolist() == [2]
+    assert report.totals == Totals(
+        steps=3,
+        step_ns=15 + 11 + 104,
+        phases_ns={"data": 10, "forward": 20, "checkpoint": 100},
+        batches=3 * 2,
+    )
+    assert report.totals == builder.totals
+
+
+def test_totals_add_up_the_breakdowns_of_all_windows() -> None:
+    builder = ReportBuilder()
+    builder.build(Interval(breakdowns=[breakdown()]), 0)
+    totals = builder.build(Interval(breakdowns=[breakdown(), breakdown(times=2)]), 0).totals
+    assert (totals.windows, totals.window_ns, totals.compute_ns) == (3, 400, 240)
+    assert (totals.communication_ns, totals.overlap_ns, totals.exposed_communication_ns) == (80, 40, 40)
+    assert (totals.copy_ns, totals.idle_ns) == (20, 100)
+
+
+def test_totals_that_went_out_do_not_change_afterwards() -> None:
+    builder = ReportBuilder()
+    first = builder.build(Interval(steps=[step(0, data=5)]), 0)
+    builder.build(Interval(steps=[step(1, data=5)]), 0)
+    assert (first.totals.steps, first.totals.phases_ns) == (1, {"data": 5})
+
+
+def test_groups_are_in_a_report_only_when_they_have_changed() -> None:
+    builder = ReportBuilder()
+    sent = [
+        builder.build(Interval(groups=groups), 0).groups
+        for groups in ({}, {}, {"0": WORLD}, {"0": WORLD}, {"9": PIPE, "0": WORLD}, {"0": WORLD, "9": PIPE}, {})
+    ]
+    assert sent == [(), None, (WORLD,), None, (WORLD, PIPE), None, ()]
+
+
+def test_everything_of_the_interval_is_in_the_report() -> None:
+    collective = CollectiveRecord(step=3, group="default_pg", op="all_reduce", start_host_ns=9, duration_ns=4)
+    report = ReportBuilder().build(
+        Interval(
+            collectives=[collective],
+            covered_steps=[(3, 9)],
+            breakdowns=[breakdown()],
+            host=HostSample(host_ns=5),
+            losses=Losses(steps_overwritten=7),
+            overhead_ratio=0.25,
+        ),
+        now_host_ns=100,
+    )
+    assert (report.collectives.groups, report.collectives.ops) == (("default_pg",), ("all_reduce",))
+    assert (report.covered_steps, report.breakdowns, report.host) == (((3, 9),), (breakdown(),), HostSample(host_ns=5))
+    assert (report.losses.steps_overwritten, report.overhead_ratio) == (7, 0.25)
+
+
+def test_a_report_comes_out_of_the_wire_as_it_went_in() -> None:
+    steps = [step(0, data=5, forward=1, backward=1, optimizer=1, other=0)]
+    report = ReportBuilder().build(Interval(steps=steps, groups={"0": WORLD}), 0)
+    back = decode(encode(report))
+    assert isinstance(back, Report)
+    assert msgspec.msgpack.encode(back) == msgspec.msgpack.encode(report)
+
+
+def test_a_goodbye_says_how_it_ended_and_cuts_a_long_story() -> None:
+    goodbye = ReportBuilder().build_goodbye("failed", "ValueError: " + "x" * 5000, 1)
+    assert (goodbye.reason, goodbye.exit_code, len(goodbye.detail)) == ("failed", 1, 1024)

@@ -1,0 +1,148 @@
+"""What torch.distributed tells about process groups and their progress, read from its own structures."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rankscope.agent.probe.collectives import FlightEntry, GroupProgress, count_enqueued, read_groups
+
+STATUS = {
+    "0": {"last_enqueued_collective": 7, "last_started_collective": -1, "last_completed_collective": 6},
+    "1": {"last_enqueued_collective": 3, "last_started_collective": -1, "last_completed_collective": 3},
+}
+
+
+def entry(
+    record_id: int, group: tuple[int, str, str], sequence: int, name: str, **changes: object
+) -> dict[str, object]:
+    """An entry as torch 2.13's flight recorder writes it for gloo."""
+    number, torch_name, description = group
+    return {
+        "collective_seq_id": sequence, "input_dtypes": ["Float"], "input_sizes": [[1000]], "is_p2p": False,
+        "op_id": record_id, "output_dtypes": ["Float"], "output_sizes": [[1000]], "p2p_seq_id": 0, "pg_id": number,
+        "process_group": [torch_name, description], "profiling_name": name, "record_id": record_id, "retired": True,
+        "state": "scheduled", "time_created_ns": 1_000_000 + record_id, "time_discovered_completed_ns": 0,
+        "time_discovered_started_ns": 0, "timeout_ms": 1_800_000,
+    } | changes  # fmt: skip
+
+
+class Recorder:
+    """A flight recorder that gives what it is told, and remembers what it was asked for."""
+
+    def __init__(self, dump: dict[str, Any]) -> None:
+        self.dump = dump
+        self.asked_for_collectives: list[bool] = []
+
+    def __call__(self, *, includeCollectives: bool) -> str:  # noqa: N803 - torch's own name
+        self.asked_for_collectives.append(includeCollectives)
+        left_out = () if includeCollectives else ("entries",)
+        return json.dumps({name: value for name, value in self.dump.items() if name not in left_out})
+
+
+def progress_with(monkeypatch: pytest.MonkeyPatch, dump: dict[str, Any]) -> tuple[GroupProgress, Recorder]:
+    recorder = Recorder(dump)
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", recorder, raising=False)
+    return GroupProgress(), recorder
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+def test_progress_is_the_last_sequence_enqueued_in_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, recorder = progress_with(monkeypatch, {"pg_status": STATUS, "entries": []})
+    assert progress.read_enqueued() == {0: 7, 1: 3}
+    assert recorder.asked_for_collectives == [False], "the entries cost 15 us each and are not needed"
+
+
+def test_before_the_first_collective_there_is_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, _ = progress_with(monkeypatch, {"version": "2.10"})
+    assert (progress.read_enqueued(), progress.read_entries()) == ({}, ([], {}))
+
+
+def test_entries_come_oldest_first_with_the_operation_and_the_names_of_their_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, tensor = (0, "0", "default_pg"), (1, "1", "mesh_tp")
+    dump = {"entries": [entry(9, tensor, 4, "gloo:all_gather"), entry(8, data, 5, "gloo:all_reduce")]}
+    progress, _ = progress_with(monkeypatch, dump)
+    assert progress.read_entries() == (
+        [FlightEntry(0, 5, "all_reduce", 1_000_008), FlightEntry(1, 4, "all_gather", 1_000_009)],
+        {0: ("0", "default_pg"), 1: ("1", "mesh_tp")},
+    )
+
+
+def test_point_to_point_entries_are_no_collectives_but_name_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = {"entries": [entry(1, (3, "pipe", "pp"), 0, "nccl:send 0->1", is_p2p=True)]}
+    progress, _ = progress_with(monkeypatch, dump)
+    assert progress.read_entries() == ([], {3: ("pipe", "pp")})
+
+
+def test_a_torch_without_a_flight_recorder_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(c10d, "_dump_fr_trace_json")
+    progress = GroupProgress()
+    assert not progress.is_available
+    assert (progress.read_enqueued(), progress.read_entries()) == ({}, ([], {}))
+
+
+def test_the_real_recorder_can_be_read_before_anything_was_recorded() -> None:
+    progress = GroupProgress()
+    assert progress.is_available
+    assert progress.read_enqueued() == {}
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world_of_four() -> Iterator[None]:
+    """Rank 0 of four, with torch's process group that communicates with nobody."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+def test_before_init_process_group_there_are_no_groups() -> None:
+    assert read_groups(4) == {}
+
+
+def test_a_process_without_torch_has_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d")
+    assert read_groups(1) == {}
+
+
+@pytest.mark.usefixtures("world_of_four")
+def test_the_whole_world_is_a_group_of_everybody() -> None:
+    (group,) = read_groups(4).values()
+    assert (group.label, group.ranks, group.backend) == ("default_pg", (0, 1, 2, 3), "fake")
+
+
+@pytest.mark.usefixtures("world_of_four")
+def test_a_group_is_named_by_its_description_and_members_and_only_its_members_know_it() -> None:
+    dist.new_group([2, 0], group_desc="mesh_dp")
+    dist.new_group([1, 3], group_desc="mesh_dp")  # rank 0 is no member of this one
+    assert sorted(group.label for group in read_groups(4).values()) == ["default_pg", "mesh_dp/0,2"]
+
+
+# -- the difference ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({}, {}, {}),
+        ({0: 10}, {0: 14}, {0: (11, 14)}),
+        ({0: 10, 1: 4}, {0: 10, 1: 5}, {1: (5, 5)}),
+        ({0: 10}, {0: 10, 2: 3}, {2: (1, 3)}),  # a group made in between counts from 1
+        ({0: 10, 1: 4}, {0: 11}, {0: (11, 11)}),  # one destroyed in between has nothing to tell
+    ],
+)
+def test_what_was_enqueued_in_between_is_counted_by_group(
+    before: dict[int, int], after: dict[int, int], expected: dict[int, tuple[int, int]]
+) -> None:
+    assert count_enqueued(before, after) == expected

@@ -1,0 +1,97 @@
+"""The pure parts of the embedded collector: what its child inherits, how its answer is read, where ranks would meet."""
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import IO
+
+import pytest
+
+from rankscope.agent.embedded import Rendezvous, _environment, _read_line
+from rankscope.agent.identity import read_identity
+
+LONG_S = 60.0
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
+
+# -- the child's environment ------------------------------------------------------------------------------------------
+
+
+def test_the_child_is_no_rank_and_starts_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD"):
+        monkeypatch.setenv(name, "1")
+    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD"} & set(_environment()) == set()
+
+
+def test_the_child_keeps_what_it_needs_to_run_and_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKSCOPE_SERVE_TICK_S", "0.5")
+    inherited = _environment()
+    assert (inherited["PATH"], inherited["RANKSCOPE_SERVE_TICK_S"]) == (os.environ["PATH"], "0.5")
+
+
+# -- its answer -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[IO[str], IO[str]]]:
+    """A child's stdout as the parent reads it, and the child's end of it."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as parent, os.fdopen(writing, "w") as child:
+        yield parent, child
+
+
+def test_the_line_that_the_child_has_said_is_read(pipe: tuple[IO[str], IO[str]]) -> None:
+    parent, child = pipe
+    print('{"endpoint": "tcp://127.0.0.1:5"}', file=child, flush=True)
+    assert _read_line(parent, LONG_S) == '{"endpoint": "tcp://127.0.0.1:5"}\n'
+    assert parent.closed, "nothing else is read from it"
+
+
+def test_a_line_that_comes_later_is_waited_for(pipe: tuple[IO[str], IO[str]]) -> None:
+    parent, child = pipe
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.append(_read_line(parent, LONG_S)))
+    reader.start()
+    print("here", file=child, flush=True)
+    reader.join(LONG_S)
+    assert lines == ["here\n"]
+
+
+def test_a_child_that_says_nothing_is_given_up_after_the_time_allowed(pipe: tuple[IO[str], IO[str]]) -> None:
+    parent, _ = pipe
+    with pytest.raises(OSError, match="no answer in 0 s"):
+        _read_line(parent, 0.0)
+
+
+def test_a_child_that_ends_without_a_word_is_not_waited_for(pipe: tuple[IO[str], IO[str]]) -> None:
+    parent, child = pipe
+    child.close()
+    with pytest.raises(OSError, match="ended without saying where it listens"):
+        _read_line(parent, LONG_S)
+
+
+def test_a_child_without_a_pipe_has_no_answer() -> None:
+    with pytest.raises(OSError, match="no answer"):
+        _read_line(None, 0.0)
+
+
+# -- the meeting place ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left_out", "expected"), [([], True), (["MASTER_ADDR"], False), (["MASTER_PORT"], False), (list(TORCHRUN), False)]
+)
+def test_ranks_can_meet_where_the_launcher_says_there_is_a_store(left_out: list[str], expected: bool) -> None:
+    environment = {name: value for name, value in TORCHRUN.items() if name not in left_out}
+    rendezvous = Rendezvous(read_identity(environment, run="r"), environment, threading.Event())
+    assert rendezvous.is_possible is expected
+
+
+def test_a_port_that_is_no_number_is_no_meeting_place() -> None:
+    environment = {**TORCHRUN, "MASTER_PORT": "auto"}
+    assert not Rendezvous(read_identity(environment, run="r"), environment, threading.Event()).is_possible
+
+
+def test_a_process_that_ends_before_there_is_a_store_stops_looking() -> None:
+    stopping = threading.Event()
+    stopping.set()
+    assert Rendezvous(read_identity(TORCHRUN, run="r"), TORCHRUN, stopping).find() is None

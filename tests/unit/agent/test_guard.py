@@ -1,0 +1,91 @@
+"""Guard: counting, saying and switching off, and nothing let through on the way."""
+
+import io
+
+import pytest
+
+from rankscope.agent.guard import Guard, describe, say
+
+
+class Unprintable(Exception):
+    """An error of somebody's code whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class BrokenStream(io.StringIO):
+    """A stderr of the script's own that cannot be written to."""
+
+    def write(self, _text: str) -> int:
+        raise AttributeError("not a file at all")
+
+
+def test_errors_are_counted_by_part() -> None:
+    guard = Guard(error_budget=10)
+    for part in ("hooks", "windows", "hooks"):
+        guard.record(part, ValueError("x"))
+    assert guard.errors == {"hooks": 2, "windows": 1}
+
+
+def test_a_part_is_off_once_its_budget_is_used_up_and_the_others_are_not() -> None:
+    guard = Guard(error_budget=3)
+    for _ in range(3):
+        assert not guard.is_off("hooks")
+        guard.record("hooks", ValueError("x"))
+    guard.record("windows", ValueError("x"))
+    assert (guard.is_off("hooks"), guard.is_off("windows")) == (True, False)
+
+
+def test_errors_of_a_part_that_is_off_are_still_counted() -> None:
+    guard = Guard(error_budget=1)
+    guard.record("hooks", ValueError("x"))
+    guard.record("hooks", ValueError("x"))
+    assert guard.errors == {"hooks": 2}
+
+
+def test_only_the_first_error_and_the_end_of_a_part_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    guard = Guard(error_budget=3)
+    for number in range(1, 6):
+        guard.record("hooks", ValueError(f"number {number}"))
+    assert capsys.readouterr().err.splitlines() == [
+        "rankscope: hooks failed (ValueError: number 1); training is not affected, this is counted",
+        "rankscope: hooks is switched off after 3 errors",
+    ]
+
+
+def test_whoever_wants_to_know_is_told_once_that_a_part_is_off() -> None:
+    told: list[str] = []
+    guard = Guard(error_budget=2, on_off=told.append)
+    for _ in range(4):
+        guard.record("hooks", ValueError("x"))
+    assert told == ["hooks"]
+
+
+def test_counts_that_were_handed_out_do_not_change_afterwards() -> None:
+    guard = Guard(error_budget=10)
+    guard.record("hooks", ValueError("x"))
+    before = guard.errors
+    guard.record("hooks", ValueError("x"))
+    assert before == {"hooks": 1}
+
+
+def test_an_error_whose_text_cannot_be_made_is_counted_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    guard = Guard(error_budget=10)
+    guard.record("hooks", Unprintable())
+    assert guard.errors == {"hooks": 1}
+    assert "hooks failed (Unprintable)" in capsys.readouterr().err
+    assert describe(ValueError("no such rank")) == "ValueError: no such rank"
+
+
+def test_a_line_goes_out_at_once_under_our_name() -> None:
+    stream = io.StringIO()
+    say("watching", stream)
+    assert stream.getvalue() == "rankscope: watching\n"
+
+
+def test_a_stream_that_is_closed_or_broken_does_no_harm() -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (closed, BrokenStream()):
+        say("nobody hears this", stream)

@@ -1,0 +1,73 @@
+"""Who this process is, from the environment that a launcher gives."""
+
+import os
+import socket
+
+import pytest
+
+from rankscope.agent.identity import read_identity
+from rankscope.measure.identity import LABEL_LENGTH_MAX
+
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node-0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "llama-7b",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+def test_torchrun_says_who_a_rank_is() -> None:
+    identity = read_identity(TORCHRUN, run="")
+    assert (identity.rank, identity.local_rank, identity.world_size) == (5, 1, 8)
+    assert (identity.run, identity.restart_count) == ("llama-7b", 2)
+    assert (identity.pid, identity.node) == (os.getpid(), socket.gethostname()[:LABEL_LENGTH_MAX])
+
+
+def test_a_process_that_nobody_launched_is_rank_0_of_1() -> None:
+    identity = read_identity({}, run="")
+    assert (identity.rank, identity.local_rank, identity.world_size, identity.restart_count) == (0, 0, 1, 0)
+    assert identity.run == f"{socket.gethostname()}:{os.getpid()}"
+
+
+@pytest.mark.parametrize(
+    ("run", "left_out", "expected"),
+    [
+        ("mine", [], "mine"),
+        ("", [], "llama-7b"),
+        ("", ["TORCHELASTIC_RUN_ID"], "node-0:29500"),
+        ("", ["TORCHELASTIC_RUN_ID", "MASTER_ADDR"], f"{socket.gethostname()}:29500"),
+    ],
+)
+def test_the_nearest_name_of_the_run_wins(run: str, left_out: list[str], expected: str) -> None:
+    environment = {name: value for name, value in TORCHRUN.items() if name not in left_out}
+    assert read_identity(environment, run).run == expected
+
+
+def test_the_launchers_own_default_is_no_name() -> None:
+    environment = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}
+    assert read_identity(environment, run="").run == "node-0:29500"
+
+
+def test_a_name_that_is_too_long_is_cut() -> None:
+    assert read_identity({}, run="r" * 1000).run == "r" * LABEL_LENGTH_MAX
+
+
+@pytest.mark.parametrize("text", ["", "-1", "two", "1.5", " 3"])
+def test_a_number_that_is_none_counts_as_not_given(text: str) -> None:
+    environment = {**TORCHRUN, "RANK": text, "WORLD_SIZE": text}
+    identity = read_identity(environment, run="")
+    assert (identity.rank, identity.world_size) == (0, 1)
+
+
+def test_a_world_of_nobody_has_one_rank() -> None:
+    assert read_identity({"WORLD_SIZE": "0"}, run="").world_size == 1
+
+
+def test_two_lives_of_one_process_are_told_apart() -> None:
+    first, second = read_identity(TORCHRUN, run=""), read_identity(TORCHRUN, run="")
+    assert first.boot_id != second.boot_id
+    assert first.machine_id == second.machine_id
