@@ -194,6 +194,14 @@ def read_config(environment: Mapping[str, str], overrides: Mapping[str, Value] |
     )
 
 
+def read_launch_config(environment: Mapping[str, str], given: Mapping[str, str]) -> AgentConfig:
+    """The configuration with what the launch line gave on top; `config` in there names the file. Raises SettingError."""
+    overrides = dict(given)
+    file_name = overrides.pop("config", None)
+    layered = environment if file_name is None else {**environment, AgentConfig.FILE_VARIABLE: file_name}
+    return read_config(layered, overrides)
+
+
 def _read_file(name: str) -> str:
     try:
         with open(name, encoding="utf-8") as file:  # pathlib would take longer to import than all the rest

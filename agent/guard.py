@@ -57,5 +57,8 @@ def say(text: str, stream: TextIO | None = None) -> None:
     """One line on stderr for the person who runs the job. Never raises: the stream may be closed, the disk full, or
     sys.stderr an object of the script's own.
     """
+    stream = stream or sys.stderr
+    if stream is None:  # closed from the start; print would take stdout in its place
+        return
     with contextlib.suppress(Exception):
-        print(f"rankscope: {text}", file=stream or sys.stderr, flush=True)
+        print(f"rankscope: {text}", file=stream, flush=True)

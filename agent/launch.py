@@ -1,20 +1,25 @@
 """How the agent gets into a training process: `-m rankscope.agent SCRIPT`, or `RANKSCOPE=1` and torch's own autoload.
 
 In both ways the session starts at the end of the script's `import torch`, never before: a script that sets the
-environment first (devices, threads) finds it obeyed. The script runs in this very process as `__main__`.
+environment first (devices, threads) finds it obeyed, by torch and by numpy, which reads it when it is imported: hence
+the imports inside functions. The script runs in this very process as `__main__`.
 """
 
-import importlib.metadata
+import importlib.machinery
 import io
 import os
 import runpy
 import sys
 import types
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rankscope.agent.guard import say
-from rankscope.agent.session import Session
+from rankscope.agent.config import read_launch_config
+from rankscope.agent.guard import describe, say
 from rankscope.measure.errors import RankscopeError, SettingError
+
+if TYPE_CHECKING:
+    from rankscope.agent.session import Session
 
 USAGE = """usage: torchrun [...] -m rankscope.agent [--config FILE] [--collector tcp://HOST:PORT] [--run NAME]
                                            SCRIPT.py | -m MODULE  [arguments of the script]
@@ -25,7 +30,7 @@ Without --collector (or RANKSCOPE_COLLECTOR) rank 0 starts a collector beside it
 PID_VARIABLE = "RANKSCOPE_PID"
 """Set to the process that is measured, so that its children (data loader workers, tools) are not."""
 
-session: Session | None = None
+session: "Session | None" = None
 _requested = False
 _given: dict[str, str] = {}
 
@@ -36,9 +41,9 @@ def main() -> None:
     script, is_module, arguments = _parse(sys.argv[1:])
     try:
         # What is wrong with the configuration is the user's to mend, before hours of training.
-        Session.check_configuration(_given)
+        read_launch_config(os.environ, _given)
     except SettingError as error:
-        print(f"rankscope: {error}", file=sys.stderr)
+        say(str(error))
         raise SystemExit(2) from None
     _requested = True
     if not _autoload_will_come():
@@ -46,13 +51,17 @@ def main() -> None:
     sys.argv = [script, *arguments]
     try:
         if is_module:
-            sys.path.insert(0, os.getcwd())
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
             _run_script(script)
     except SystemExit as error:
         if session is not None:
             session.note_exit(error.code)
+        raise
+    except BaseException as error:
+        # sys.excepthook would come too, unless the script has put its own in its place.
+        if session is not None:
+            session.note_error(error)
         raise
 
 
@@ -62,7 +71,7 @@ def autoload() -> None:
         if _requested or (os.environ.get("RANKSCOPE", "") not in ("", "0") and "RANK" in os.environ):
             start_session()
     except Exception as error:  # noqa: BLE001
-        say(f"not started ({type(error).__name__}: {error}); training goes on without it")
+        say(f"not started ({describe(error)}); training goes on without it")
 
 
 def start_session() -> bool:
@@ -74,12 +83,14 @@ def start_session() -> bool:
     if owner and owner != str(os.getpid()):
         return False
     try:
+        from rankscope.agent.session import Session  # noqa: PLC0415
+
         os.environ[PID_VARIABLE] = str(os.getpid())
         session = Session.start(_given)
     except RankscopeError as error:
         say(f"not started: {error} Training goes on without it.")
     except Exception as error:  # noqa: BLE001 - our bug must not become the user's
-        say(f"not started ({type(error).__name__}: {error}); training goes on without it")
+        say(f"not started ({describe(error)}); training goes on without it")
     return session is not None and session.is_running
 
 
@@ -106,23 +117,28 @@ def _parse(arguments: Sequence[str]) -> tuple[str, bool, list[str]]:
 
 def _autoload_will_come() -> bool:
     """Whether `import torch` will call us by itself; the user may have switched that off."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - 0.1 s that only a launch of ours has to pay
+
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         return False
-    return any(entry.name == "rankscope" for entry in importlib.metadata.entry_points(group="torch.backends"))
+    return any(entry.name == "rankscope" for entry in entry_points(group="torch.backends"))
 
 
 def _run_script(path: str) -> None:
     """Run a file as `__main__`, as `python FILE` does: in a module that stays until the process ends, so that pickles,
     threads and exit handlers of the script find what they were made from.
     """
+    absolute = os.path.abspath(path)
     try:
-        with io.open_code(os.path.abspath(path)) as source:
-            code = compile(source.read(), path, "exec", dont_inherit=True)
+        with io.open_code(absolute) as source:
+            code = compile(source.read(), absolute, "exec", dont_inherit=True)
     except OSError as error:
-        print(f"rankscope: cannot open the script {path!r}: {error.strerror}", file=sys.stderr)
+        say(f"cannot open the script {path!r}: {error.strerror}")
         raise SystemExit(2) from None
     module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=path, __cached__=None, __builtins__=__builtins__)
+    loader = importlib.machinery.SourceFileLoader("__main__", absolute)
+    module.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader, __builtins__=__builtins__)
     sys.modules["__main__"] = module
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    if not getattr(sys.flags, "safe_path", False):  # with it (Python 3.11) a script's folder is not searched
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
     exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this file is for

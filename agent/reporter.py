@@ -6,7 +6,7 @@ While no collector has been found reports are made all the same and wait in the 
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -31,10 +31,11 @@ from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Message
-from rankscope.measure.records import Losses, StepRecord
+from rankscope.measure.records import GroupInfo, Losses, StepRecord
 from rankscope.measure.units import s_to_ns
 
 PART = "agent_thread"
+GROUPS = "groups"
 MOMENT_COST_NS = 1_500
 """What one hooked moment costs the training thread, hook and clock and state machine, for the agent's own meter:
 tests/benchmarks/results/moments.md."""
@@ -77,6 +78,7 @@ class Reporter:
         self._buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max)
         self._delivery = Delivery(self._buffer, random.Random(identity.boot_id))  # noqa: S311 - spreads connects, no secret
         self._make_hello = make_hello
+        self._groups: Mapping[str, GroupInfo] = {}
         self._groups_wanted = False
         self._sender = Sender(self._delivery, clock, identity.boot_id, self._introduce)
         source = GroupSource(lambda: read_groups(identity.world_size), probes.progress.read_entries)
@@ -180,7 +182,7 @@ class Reporter:
             breakdowns=[breakdown for window in windows for breakdown in window.breakdowns],
             host=self._samples.latest.get("host"),
             devices=self._samples.latest.get("gpu") or (),
-            groups=read_groups(self._identity.world_size),
+            groups=self._read_groups(),
             losses=self._losses(),
             overhead_ratio=self._overhead_ratio(now_ns),
         )
@@ -189,6 +191,14 @@ class Reporter:
             report = msgspec.structs.replace(report, groups=tuple(interval.groups.values()))
             self._groups_wanted = False
         self._push(report, step_count=len(steps))
+
+    def _read_groups(self) -> Mapping[str, GroupInfo]:
+        if not self._guard.is_off(GROUPS):
+            try:
+                self._groups = read_groups(self._identity.world_size)
+            except Exception as error:  # noqa: BLE001 - what torch keeps private must not cost the steps
+                self._guard.record(GROUPS, error)
+        return self._groups
 
     def _push(self, message: Message, *, step_count: int) -> None:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from rankscope.agent.config import AgentConfig, read_config
+from rankscope.agent.config import AgentConfig, read_launch_config
 from rankscope.agent.embedded import EmbeddedCollector, Rendezvous
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
@@ -64,7 +64,7 @@ class Session:
         self._ranges = OpenRanges()
         self._windows = self._make_windows()
         self._timer = StepTimer(self._on_record, self._on_boundary, self._end_window, phases_max=config.phases_max)
-        self._hooks = TorchHooks(self._timer, self._guard, self._ranges, self._on_user_profiler)
+        self._hooks = TorchHooks(self._timer, self._guard, self._on_user_profiler, self._ranges)
         self._stopping = threading.Event()
         self._device = TrainingDevice()
         probes = Probes(
@@ -81,17 +81,12 @@ class Session:
     @classmethod
     def start(cls, given: Mapping[str, str]) -> "Session | None":
         """Begin to measure this process; None when it is configured not to. Raises what keeps it from working."""
-        config = _read_config(given)
+        config = read_launch_config(os.environ, given)
         if not config.enabled:
             return None
         session = cls(config)
         session._begin()
         return session
-
-    @staticmethod
-    def check_configuration(given: Mapping[str, str]) -> None:
-        """Raise SettingError when the configuration cannot be used."""
-        _read_config(given)
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
 
@@ -111,6 +106,12 @@ class Session:
         """The script ended by SystemExit; None and 0 mean success, text means 1, as for the interpreter."""
         status = code if isinstance(code, int) else int(code is not None)
         self._end = ("failed" if status else "finished", "SystemExit" if status else "", status)
+
+    def note_error(self, error: BaseException) -> None:
+        """The script ended by an exception that nobody caught."""
+        if os.getpid() == self._pid:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._end = ("interrupted" if interrupted else "failed", describe(error)[:512], 1)
 
     def stop(self, reason: str | None = None) -> None:
         """Deliver what is left and end. Does nothing in a forked child and the second time."""
@@ -164,9 +165,7 @@ class Session:
             self._hooks.remove()
 
     def _note_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() == self._pid:
-            interrupted = issubclass(kind, KeyboardInterrupt)
-            self._end = ("interrupted" if interrupted else "failed", describe(error)[:512], 1)
+        self.note_error(error)
         self._previous_excepthook(kind, error, trace)
 
     # -- finding the collector ----------------------------------------------------------------------------------------
@@ -255,12 +254,3 @@ class Session:
             action()
         except Exception as error:  # noqa: BLE001
             self._guard.record("user_calls", error)
-
-
-def _read_config(given: Mapping[str, str]) -> AgentConfig:
-    """The configuration with what the command line gave on top; `config` there names the file."""
-    environment = dict(os.environ)
-    overrides = dict(given)
-    if "config" in overrides:
-        environment[AgentConfig.FILE_VARIABLE] = overrides.pop("config")
-    return read_config(environment, overrides)

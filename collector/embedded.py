@@ -1,6 +1,7 @@
 """How long a collector lives that rank 0 has started for its own run."""
 
 import os
+from collections.abc import Callable
 
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.clock import Clock
@@ -13,8 +14,11 @@ FAREWELL_S = 0.3
 class Lifetime:
     """Over once every rank of the run has ended, or some time after the process is gone that started it."""
 
-    def __init__(self, parent_pid: int, linger_s: float, clock: Clock) -> None:
+    def __init__(
+        self, parent_pid: int, linger_s: float, clock: Clock, read_parent_pid: Callable[[], int] = os.getppid
+    ) -> None:
         self._parent_pid = parent_pid
+        self._read_parent_pid = read_parent_pid
         self._linger_ns = s_to_ns(linger_s)
         self._clock = clock
         self._ended_ns: int | None = None
@@ -25,7 +29,7 @@ class Lifetime:
         now_ns = self._clock.monotonic_ns()
         if self._ended_ns is None and snapshot.runs and all(_has_ended(run) for run in snapshot.runs):
             self._ended_ns = now_ns
-        if self._orphan_ns is None and os.getppid() != self._parent_pid:
+        if self._orphan_ns is None and self._read_parent_pid() != self._parent_pid:
             self._orphan_ns = now_ns
         farewell_over = self._ended_ns is not None and now_ns - self._ended_ns >= s_to_ns(FAREWELL_S)
         lingered = self._orphan_ns is not None and now_ns - self._orphan_ns >= self._linger_ns

@@ -5,6 +5,7 @@ measurable as a whole on a 10 ms step of a two-rank job. Module hooks are not us
 module call and makes torch.compile warn.
 """
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -28,11 +29,15 @@ class TorchHooks:
     """
 
     def __init__(
-        self, timer: StepTimer, guard: Guard, ranges: OpenRanges, on_user_profiler: Callable[[bool], None]
+        self,
+        timer: StepTimer,
+        guard: Guard,
+        on_user_profiler: Callable[[bool], None],
+        ranges: OpenRanges | None = None,
     ) -> None:
         self._timer = timer
         self._guard = guard
-        self._ranges = ranges
+        self._ranges = ranges or OpenRanges()
         self._on_user_profiler = on_user_profiler
         self._thread: int | None = main_thread().ident
         self._thread_is_sure = False
@@ -45,6 +50,7 @@ class TorchHooks:
         import torch.utils.data.dataloader as loader  # noqa: PLC0415
 
         try:
+            _hide_from_compiler(TorchHooks._moment, callees_too=True)
             self._hook_optimizers()
             self._replace(torch.autograd, "backward", self._wrap_backward)
             self._replace(loader._BaseDataLoaderIter, "__next__", self._wrap_next)
@@ -91,10 +97,8 @@ class TorchHooks:
         def after(_optimizer: object, _args: object, _kwargs: object) -> None:
             self._moment(self._timer.optimizer_end)
 
-        # torch.compile(optimizer.step) would warn the user about the clock that the hooks read, unless told to leave
-        # them alone. This attribute is what torch._dynamo.disable sets, and needs no import of it.
         for hook in (before, after):
-            setattr(hook, "_torchdynamo_disable", True)  # noqa: B010 - a function has no such attribute for mypy
+            _hide_from_compiler(hook)
         self._undo.append(optimizers.register_optimizer_step_pre_hook(before).remove)
         self._undo.append(optimizers.register_optimizer_step_post_hook(after).remove)
 
@@ -200,6 +204,7 @@ class TorchHooks:
     def _replace(self, owner: Any, name: str, wrap: Callable[[Hook], Hook]) -> None:
         original = getattr(owner, name)
         replacement = wrap(original)
+        _hide_from_compiler(replacement)
         setattr(owner, name, replacement)
 
         def put_back() -> None:
@@ -208,6 +213,22 @@ class TorchHooks:
                 setattr(owner, name, original)
 
         self._undo.append(put_back)
+
+
+def _hide_from_compiler(function: Any, *, callees_too: bool = False) -> None:
+    """Keep torch.compile from tracing a function of ours when a compiled training step calls it: it would warn the user
+    about the thread and the clock that are asked for, and compile a dozen frames of ours.
+
+    These are what torch.compiler.disable uses, without the seconds that importing torch._dynamo takes. A torch that has
+    them not warns once, and works.
+    """
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        function._torchdynamo_disable = True
+        from torch._C._dynamo import eval_frame  # noqa: PLC0415
+
+        action = eval_frame._FrameAction
+        then = action.SKIP if callees_too else action.DEFAULT
+        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(action.SKIP, then))
 
 
 def torch_version() -> str:

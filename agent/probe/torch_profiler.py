@@ -21,9 +21,9 @@ class TorchProfiler:
     Stricter than torch, where a stop without a session gives an empty result and a warning on stderr.
     """
 
-    def __init__(self, autograd: Any, c_profiler: Any, ranges: OpenRanges) -> None:
+    def __init__(self, autograd: Any, c_profiler: Any, ranges: OpenRanges | None = None) -> None:
         self._autograd = autograd
-        self._ranges = ranges
+        self._ranges = ranges or OpenRanges()
         self._activities = {c_profiler.ProfilerActivity.CPU}
         scope = c_profiler.RecordScope
         self._user_scopes = {scope.USER_SCOPE}
@@ -34,7 +34,7 @@ class TorchProfiler:
         self._thread: int | None = None
 
     @classmethod
-    def find(cls, ranges: OpenRanges) -> "TorchProfiler":
+    def find(cls, ranges: OpenRanges | None = None) -> "TorchProfiler":
         """The profiler of the user's torch; `ranges` is told of its sessions. Raises UnavailableError naming what this
         torch lacks.
         """

@@ -63,6 +63,8 @@ def run_demo(options: DemoOptions, out: TextIO) -> int:
     if importlib.util.find_spec("torch") is None:
         text = "the demo trains a model and needs PyTorch: pip install torch, or `make demo` in a checkout"
         raise UnavailableError(text)
+    if options.json_path is not None:
+        _check_writable(options.json_path)
     with _collector() as (endpoint, url), _job(options, endpoint) as job:
         samples = _watch(job, url, out)
         run = _wait_for_ends(url)
@@ -175,9 +177,21 @@ def count_samples(url: str) -> int:
     return sum(len(family.samples) for family in text_string_to_metric_families(text))
 
 
+def _check_writable(path: Path) -> None:
+    """Before a minute of training is spent. A file that is there stays as it is."""
+    with _naming(path):
+        path.open("ab").close()
+
+
 def _write_json(result: DemoResult, path: Path) -> None:
-    try:
+    with _naming(path):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         text = f"cannot write {path} (from --json): {error.strerror}; name a path that can be written"
         raise UnavailableError(text) from error

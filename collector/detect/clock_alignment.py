@@ -1,9 +1,9 @@
 """A rank's host clock -> the collector's clock, from pings, with an error bound.
 
 A ping leaves at `sent` and its answer, carrying the rank's clock, arrives at `received`. The rank read its clock some
-time in between, so its offset to ours is known to within half the round trip, whatever the network did. The sample with
-the shortest round trip is the best of those kept; clocks drift apart by up to 100 us a second (a poor quartz), so an
-older sample's bound grows.
+time in between, so its offset to ours is known to within half the round trip, whatever the network did. Clocks drift
+apart by up to 100 us a second (a poor quartz), from that unknown time on, so the bound grows with the time since the
+ping was sent. The sample with the smallest bound is the best of those kept.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ DRIFT_PER_S_NS = 100_000
 
 
 class Alignment(NamedTuple):
-    """`host - job = offset_ns`, right to within `error_ns` either way."""
+    """`host - job = offset_ns`, right to within `error_ns` either way (and the whole nanosecond that clocks tell)."""
 
     offset_ns: int
     error_ns: int
@@ -43,8 +43,8 @@ class ClockAlignment:
         """
         best: Alignment | None = None
         for sent_ns, host_ns, received_ns in self._samples:
-            age_ns = max(0, now_job_ns - received_ns)
-            error_ns = (received_ns - sent_ns + 1) // 2 + age_ns * DRIFT_PER_S_NS // NS_PER_S
+            apart_ns = max(now_job_ns - sent_ns, received_ns - now_job_ns)
+            error_ns = (received_ns - sent_ns + 1) // 2 + apart_ns * DRIFT_PER_S_NS // NS_PER_S
             if best is None or error_ns <= best.error_ns:
                 best = Alignment(host_ns - (sent_ns + received_ns) // 2, error_ns)
         return best

@@ -26,14 +26,16 @@ def cost_of(slow: Slow, series: StepSeries, from_step: int) -> Cost:
     stragglers do not pay for the same step twice.
     """
     columns = np.array([series.ranks.index(peer) for peer in slow.peers.ranks], dtype=np.int64)
-    mine = series.self_ns[:, series.ranks.index(slow.rank)]
-    rows = np.flatnonzero((series.steps >= max(from_step, slow.since_step)) & ~np.isnan(series.self_ns).any(axis=1))
+    column = series.ranks.index(slow.rank)
+    known = ~np.isnan(series.self_ns).any(axis=1) & ~np.isnan(series.step_ns).all(axis=1)
+    rows = np.flatnonzero((series.steps >= max(from_step, slow.since_step)) & known)
     if len(rows) == 0:
         return Cost(1.0, 0.0, 0.0)
-    step_ns = np.nanmax(series.step_ns[rows], axis=1)
+    step_ns = np.maximum(np.nanmax(series.step_ns[rows], axis=1), 1.0)
+    self_ns = series.self_ns[rows, column]
     peers_ns = np.median(series.self_ns[np.ix_(rows, columns)], axis=1)
-    slowest = mine[rows] >= series.self_ns[rows].max(axis=1)
-    lost_ns = np.where(slowest, np.clip(mine[rows] - peers_ns, 0.0, step_ns - np.minimum(peers_ns, step_ns)), 0.0)
+    is_slowest = series.self_ns[rows].argmax(axis=1) == column
+    lost_ns = np.where(is_slowest, np.clip(self_ns - peers_ns, 0.0, step_ns - np.minimum(peers_ns, step_ns)), 0.0)
     ideal_ns = np.maximum(step_ns - lost_ns, 1.0)
     ratio = float(np.median(step_ns) / np.median(ideal_ns))
     share = float(lost_ns.sum() / step_ns.sum())

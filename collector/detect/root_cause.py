@@ -51,7 +51,7 @@ class Cause(NamedTuple):
 
 def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
     """The cause of one straggler."""
-    excess_ns = slow.self_ns - slow.peers_self_ns
+    excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
     for rule in (_data, _garbage, _device):
         cause = rule(slow, excess_ns, evidence, samples)
@@ -62,7 +62,7 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
 
 
 def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
-    """By how much each phase of the rank is longer than its peers', `phase_excess_ns.NAME`, and its CPU time."""
+    """By how much each phase of the rank is longer than its peers', `NAME_excess_ns`, and its CPU time."""
     rows = series.steps >= slow.since_step
     found = {
         f"{name}_excess_ns": _excess(values[rows], slow, series) for name, values in sorted(series.phases_ns.items())
@@ -114,54 +114,73 @@ def _pause_per_step(pauses: Sequence[GcPauses], since_step: int) -> float | None
     return (inside[-1].pause_ns - inside[0].pause_ns) / (inside[-1].steps - inside[0].steps)
 
 
-def _device(slow: Slow, _excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
-    """The GPU itself: what it says of its clock."""
+def _device(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """The GPU itself. Its clock must be so far below its peers' that half of the excess can come from that; where
+    clocks are not known it must give a reason to throttle that most of its peers' GPUs do not give.
+    """
+    peers = [device for peer in slow.peers.ranks for device in samples.devices.get(peer, ())]
     for device in samples.devices.get(slow.rank, ()):
+        ratio = _clock_ratio(device, peers)
         reasons = device.throttle_reasons or ()
-        for word, name in (("thermal", "gpu_thermal_throttle"), ("power", "gpu_power_cap")):
-            found = [reason for reason in reasons if word in reason]
-            if found:
-                return name, f"its GPU throttles ({', '.join(found)})"
-        peers_hertz = [
-            other.sm_clock_hertz
-            for peer in slow.peers.ranks
-            for other in samples.devices.get(peer, ())
-            if other.sm_clock_hertz
-        ]
-        if device.sm_clock_hertz and peers_hertz:
-            ratio = device.sm_clock_hertz / float(np.median(peers_hertz))
+        if ratio is None:
+            cause = _name_throttle([reason for reason in reasons if not _is_common(reason, peers)])
+        else:
             evidence["sm_clock_ratio"] = ratio
-            if ratio < CLOCK_RATIO:
-                return "gpu_slow_clock", f"its GPU runs at {100 * ratio:.0f} % of its peers' clock"
+            if ratio >= CLOCK_RATIO or slow.self_ns * (1 - ratio) < EXPLAINS * excess_ns:
+                continue
+            text = f"its GPU runs at {100 * ratio:.0f} % of its peers' clock"
+            cause = _name_throttle(reasons) or ("gpu_slow_clock", text)
+        if cause is not None:
+            return cause
+    return None
+
+
+def _clock_ratio(device: DeviceSample, peers: Sequence[DeviceSample]) -> float | None:
+    """Its SM clock over the median of its peers'; None where they are not known."""
+    peers_hertz = [peer.sm_clock_hertz for peer in peers if peer.sm_clock_hertz]
+    if not device.sm_clock_hertz or not peers_hertz:
+        return None
+    return device.sm_clock_hertz / float(np.median(peers_hertz))
+
+
+def _is_common(reason: str, peers: Sequence[DeviceSample]) -> bool:
+    """Whether at least half of the peers' GPUs give that reason too: GPUs at their power cap are in good health."""
+    told = [peer.throttle_reasons for peer in peers if peer.throttle_reasons is not None]
+    return bool(told) and 2 * sum(reason in reasons for reasons in told) >= len(told)
+
+
+def _name_throttle(reasons: Sequence[str]) -> Verdict:
+    for word, name in (("thermal", "gpu_thermal_throttle"), ("power", "gpu_power_cap")):
+        found = [reason for reason in reasons if word in reason]
+        if found:
+            return name, f"its GPU throttles ({', '.join(found)})"
     return None
 
 
 def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:
+    where = _where(evidence, excess_ns)
     compute = _window_medians(slow, samples, "compute_ns")
     operators = _window_medians(slow, samples, "operator_count")
-    where = _where(evidence)
     if compute is not None and operators is not None:
         evidence["compute_excess_ns"] = compute[0] - compute[1]
         evidence["operator_ratio"] = operators[0] / max(1.0, operators[1])
         if compute[0] - compute[1] >= EXPLAINS * excess_ns and evidence["operator_ratio"] >= MORE_WORK_RATIO:
             return "more_work", f"it runs {operators[0]:.0f} operators a step where they run {operators[1]:.0f}{where}"
-    if samples.devices.get(slow.rank):
+    if samples.devices.get(slow.rank) or "cpu_excess_ns" not in evidence:
         # On a GPU a slow host shows as an idle device, which only device windows tell.
         return "unattributed", f"no test of a cause passes{where}"
-    if evidence.get("cpu_excess_ns", 0.0) >= EXPLAINS * excess_ns:
+    if evidence["cpu_excess_ns"] >= EXPLAINS * excess_ns:
         return "host_cpu", f"its training thread computes longer{where}"
-    if where and "cpu_excess_ns" in evidence:
-        return "host_cpu", f"its training thread is blocked or waits for a core{where}"
-    return "unattributed", "no test of a cause passes"
+    return "host_cpu", f"its training thread is blocked or waits for a core{where}"
 
 
-def _where(evidence: Mapping[str, float]) -> str:
+def _where(evidence: Mapping[str, float], excess_ns: float) -> str:
+    """The phase that holds at least half of the excess, as the end of a sentence; empty when none does."""
     phases = {name.removesuffix("_excess_ns"): value for name, value in evidence.items() if name.endswith("_excess_ns")}
-    phases = {name: value for name, value in phases.items() if name not in ("cpu", "gc", "compute") and value > 0}
-    if not phases:
-        return ""
-    name = max(phases, key=lambda phase: phases[phase])
-    return f", {format_duration(phases[name])} of it in {name}"
+    part_ns, phase = max(
+        ((value, name) for name, value in phases.items() if name not in {"cpu", "gc"}), default=(0.0, "")
+    )
+    return f", {format_duration(part_ns)} of it in {phase}" if part_ns >= EXPLAINS * excess_ns else ""
 
 
 def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, float] | None:
@@ -171,7 +190,7 @@ def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, fl
         return [
             float(getattr(window, field)) / window.step_count
             for window in samples.breakdowns.get(rank, ())
-            if window.first_step >= slow.since_step and getattr(window, field) is not None
+            if window.first_step >= slow.since_step and window.step_count > 0 and getattr(window, field) is not None
         ]
 
     mine = per_step(slow.rank)

@@ -1,4 +1,4 @@
-"""Who is the straggler: whose own work takes persistently longer than that of its twins (definitions.md section 4).
+"""Who is the straggler: whose own work takes persistently longer than its twins' (docs/definitions.md section 4).
 
 In synchronous training every rank's step takes the same time, because the others wait for the slow one. So ranks are
 compared by their *self time*: the step less the waiting that others caused (`waits.py`).
@@ -66,10 +66,15 @@ class StepSeries(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A rank that passes every test, with the numbers it passed them by. Times are medians since `since_step`."""
+    """A rank that passes every test, with the numbers it passed them by. Times are medians since `since_step`.
+
+    `change_is_seen`: whether the steps before it are known too, so that `since_step` is where the level changed and not
+    merely where the known steps begin.
+    """
 
     rank: int
     since_step: int
+    change_is_seen: bool
     slowdown_ratio: float
     robust_z: float
     persistence: float
@@ -102,7 +107,9 @@ def find_excess(series: StepSeries, peers: Mapping[int, Peers]) -> dict[int, Flo
     for rank, its_peers in peers.items():
         groups.setdefault(frozenset((rank, *its_peers.ranks)), []).append(rank)
     return {
-        rank: excess for group, ranks in groups.items() for rank, excess in _compare(series, sorted(group), ranks).items()
+        rank: excess
+        for group, ranks in groups.items()
+        for rank, excess in _compare(series, sorted(group), ranks).items()
     }
 
 
@@ -169,6 +176,7 @@ def _judge(
     return Slow(
         rank=rank,
         since_step=int(series.steps[rows[0]]),
+        change_is_seen=since > 0,
         slowdown_ratio=math.exp(level),
         robust_z=robust_z,
         persistence=persistence,

@@ -1,16 +1,30 @@
 """Whether the process of a rank on this very machine still lives: it may have ended without a word."""
 
+import os
 from pathlib import Path
 
+PROC = Path("/proc")
 
-def is_gone(pid: int) -> bool:
+
+def is_gone(pid: int, proc: Path = PROC) -> bool:
     """Whether no such process runs any more; one that has ended and waits for its parent to notice is gone too.
 
     Only meaningful for a process of this machine and process namespace.
     """
     try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        status = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return True
+        return not _is_known(pid)
     # The name, in brackets, may hold anything; the state follows its last bracket.
-    return status.rpartition(")")[2].split()[0] in ("Z", "X")
+    return status.rpartition(")")[2].split()[0] in {"Z", "X"}
+
+
+def _is_known(pid: int) -> bool:
+    """Whether the kernel knows the process. /proc may hide those of other users (its mount option `hidepid`)."""
+    try:
+        os.kill(pid, 0)  # signal 0 does nothing
+    except PermissionError:
+        pass  # it is another user's
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

@@ -1,5 +1,6 @@
 """A run in a few lines when it is over: how it went, how each rank ended, and the verdict in one sentence."""
 
+from rankscope.collector.detect.finding import Finding
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.units import format_duration
 
@@ -8,8 +9,9 @@ HEALTHY = "No rank was slower than the others."
 
 def verdict(run: RunSnapshot) -> str:
     """One sentence: the costliest finding of the run's life, else that there was none, else why nobody can say."""
-    if run.findings:
-        return max(run.findings, key=lambda finding: finding.lost_rank_seconds or 0.0).sentence
+    costliest = _costliest(run)
+    if costliest is not None:
+        return costliest.sentence
     return HEALTHY if run.abstained is None else f"No verdict: {run.abstained}."
 
 
@@ -27,9 +29,13 @@ def summarise(run: RunSnapshot) -> str:
         f"run {run.run}: {run.world_size} ranks, {steps} steps{median}; {reports} reports, {lost} lost",
         "ended: " + "; ".join(f"{reason}: {_ranks(ranks)}" for reason, ranks in sorted(ends.items())),
     ]
-    lines += [f"finding: {finding.sentence}" for finding in run.findings[:-1]]
+    lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not _costliest(run)]
     lines.append(f"verdict: {verdict(run)}")
     return "\n".join(lines)
+
+
+def _costliest(run: RunSnapshot) -> Finding | None:
+    return max(run.findings, key=lambda finding: finding.lost_rank_seconds or 0.0, default=None)
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -20,9 +20,9 @@ from rankscope.collector.detect.stragglers import (
     Slow,
     StepSeries,
     Thresholds,
+    find_excess,
     find_stragglers,
     has_recovered,
-    log_excess,
     slowdown_ratio,
 )
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding
@@ -223,7 +223,7 @@ class JobState:
             attempt.abstained = verdict.reason
             return []
         attempt.abstained = None
-        excess = {rank: log_excess(series, rank, peers[rank]) for rank in ranks}
+        excess = find_excess(series, peers)
         for rank in ranks:
             ratio = slowdown_ratio(excess[rank], self._config.detect_steps)
             if ratio is not None:
@@ -243,7 +243,8 @@ class JobState:
                 known = _Open(self._describe(attempt, series, slow, 0.0), slow.since_step - 1)
                 attempt.open[slow.rank] = known
                 effects.append(OpenFinding(self.run, known.finding))
-            settled = slow._replace(since_step=known.finding.since_step)  # the first estimate stands
+            # The more steps on either side, the surer the change; once it has left the window, what was found stands.
+            settled = slow if slow.change_is_seen else slow._replace(since_step=known.finding.since_step)
             lost = cost_of(settled, series, known.charged_through + 1).lost_rank_seconds
             known.charged_through = _last_known_step(series, known.charged_through)
             known.lost_rank_seconds += lost

@@ -33,7 +33,7 @@ class _KindTotals:
 
     def __init__(self) -> None:
         self.count = self.duration_ns = self.matched = self.wait_ns = self.transfer_ns = 0
-        self.size_bytes: int | None = 0
+        self.size_bytes: int | None = None
         self.last: KindWaits | None = None
 
     def add(self, kind: KindWaits) -> None:
@@ -163,7 +163,7 @@ def _kind_totals(key: tuple[str, str], kind: _KindTotals, group_sizes: dict[str,
         op=op,
         count=kind.count,
         duration_ns=kind.duration_ns,
-        bytes=kind.size_bytes or None,
+        bytes=kind.size_bytes,
         matched=kind.matched,
         wait_ns=kind.wait_ns if kind.matched else None,
         transfer_ns=kind.transfer_ns if kind.matched else None,

@@ -13,9 +13,11 @@ class Loop:
         self.now_ns = 1_000
         self.records: list[StepRecord] = []
         self.boundaries: list[int] = []
+        self.pauses_ns: list[int] = []
         self.timer = StepTimer(
             self.records.append,
             self.boundaries.append,
+            lambda: self.pauses_ns.append(self.now_ns),
             phases_max=phases_max,
             read_clock_ns=lambda: self.now_ns,
             read_cpu_ns=lambda: self.now_ns // 2,
@@ -171,6 +173,22 @@ def test_evaluation_between_steps_belongs_to_no_step() -> None:
     records = plain_step(plain_step(loop)).finish()
     assert [record.duration_ns for record in records] == [352, 352, 352, 345]
     assert records[2].start_host_ns - records[1].end_host_ns == 5 * 1_010 + 1
+
+
+def test_evaluation_ends_a_cycle_of_optimizers_that_might_have_gone_on() -> None:
+    loop = Loop().data(10).backward(200).optimizer(30, name=1)
+    loop.data(10, training=False).wait(1_000)
+    records = loop.data(10).backward(200).optimizer(30, name=2).finish()
+    assert [record.duration_ns for record in records] == [240, 240]
+
+
+def test_evaluation_is_announced_once_and_the_step_after_it_has_its_boundary() -> None:
+    loop = plain_step(plain_step(Loop()))
+    evaluation_ns = loop.now_ns
+    loop.data(10, training=False).data(10, training=False).data(1, training=False, got_batch=False)
+    plain_step(plain_step(loop)).finish()
+    assert loop.pauses_ns == [evaluation_ns]
+    assert loop.boundaries == [2, 3]  # the first step's end was not yet certain, so that 1 was not announced
 
 
 def test_fetch_that_ends_the_epoch_is_no_batch_and_no_step() -> None:

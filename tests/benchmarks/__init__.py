@@ -1,0 +1,1 @@
+"""What rankscope costs, measured: each module is a command that writes a file in results/."""

@@ -1,0 +1,59 @@
+"""The head of every result: on what, with what and by which command it was measured."""
+
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from rankscope.measure import __version__
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
+GIT_S_MAX = 30.0
+
+
+def describe_run(module: str) -> str:
+    """A Markdown table about this machine and this call of `python -m MODULE`. Call it before measuring: the load
+    average in it is meant to be that of the others.
+    """
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
+    rows = {
+        "machine": f"{read_cpu_model()}, {len(os.sched_getaffinity(0))} cores; load average at the start {load}",
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "rankscope": f"{__version__}, commit {read_commit()}",
+        "command": f"`{shlex.join(['python', '-m', module, *sys.argv[1:]])}`",
+        "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
+
+
+def read_cpu_model() -> str:
+    """The processor's name, from /proc/cpuinfo where there is one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def read_commit() -> str:
+    """The commit that was measured, and whether the files differ from it."""
+    commit = _ask_git("rev-parse", "--short=12", "HEAD")
+    if not commit:
+        return "unknown"
+    changed = _ask_git("status", "--porcelain", "--", "agent", "collector", "measure", "tests/benchmarks")
+    return f"{commit} with local changes" if changed else commit
+
+
+def _ask_git(*arguments: str) -> str:
+    try:
+        answer = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=GIT_S_MAX, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.strip()

@@ -1,0 +1,102 @@
+"""The job of the overhead benchmark: an ordinary DistributedDataParallel script, which notes when each step ends.
+
+It is the same in all arms and knows nothing of rankscope. A small transformer learns random tokens, so that a step has
+what a real one has: a data loader, a few hundred to a few thousand operators, and an all-reduce of every gradient.
+"""
+
+import argparse
+import faulthandler
+import json
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+TOKENS = 256
+HEADS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model and its batch. `step_ms` is about what a step takes on two cores, and sets how many there are in a run."""
+
+    step_ms: int
+    width: int
+    layers: int
+    context: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"width {self.width}, {self.layers} layers, batch {self.batch} x {self.context} tokens"
+
+
+SIZES = {
+    "short": Size(step_ms=10, width=48, layers=1, context=32, batch=4),
+    "long": Size(step_ms=150, width=192, layers=4, context=96, batch=4),
+}
+
+
+class Transformer(nn.Module):
+    """A causal transformer over tokens."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(TOKENS, size.width)
+        layer = nn.TransformerEncoderLayer(
+            size.width, HEADS, 4 * size.width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False)
+        self.head = nn.Linear(size.width, TOKENS)
+        self.mask: Tensor
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(size.context))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token, shape (batch, context, TOKENS)."""
+        logits: Tensor = self.head(self.blocks(self.embed(tokens), mask=self.mask, is_causal=True))
+        return logits
+
+
+def train(size: Size, steps: int) -> list[int]:
+    """When each step ended, in ns, by a clock that all arms read at the same place."""
+    torch.manual_seed(0)
+    tokens = torch.randint(TOKENS, (steps * size.batch, size.context + 1))
+    batches = DataLoader(TensorDataset(tokens), batch_size=size.batch)
+    model = DistributedDataParallel(Transformer(size))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    ends_ns = array("q", bytes(8 * steps))
+    for step, (rows,) in enumerate(batches):
+        loss = nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ends_ns[step] = perf_counter_ns()
+    return list(ends_ns)
+
+
+def main() -> None:
+    """Train on this rank; rank 0 writes the durations of the steps after the warm-up."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", choices=sorted(SIZES), required=True)
+    parser.add_argument("--warmup", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--limit-s", type=float, required=True, help="the process ends itself after that time")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    faulthandler.dump_traceback_later(options.limit_s, exit=True)
+    dist.init_process_group("gloo")
+    ends_ns = train(SIZES[options.size], options.warmup + options.steps)[options.warmup - 1 :]
+    if dist.get_rank() == 0:
+        steps_ns = [after - before for before, after in zip(ends_ns[:-1], ends_ns[1:], strict=True)]
+        options.out.write_text(json.dumps(steps_ns))
+    dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""A module that the package's script imports relatively."""
+
+ANSWER = 42

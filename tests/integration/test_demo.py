@@ -1,0 +1,126 @@
+"""`rankscope demo`: a real job of four ranks with one fault, and the verdict that must come out of it."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.torchrun import Ended, python, run
+
+pytestmark = pytest.mark.xdist_group("demo")
+
+STEPS, SLOW_FROM = 96, 40
+SINCE_OFF_MAX = 10
+"""How far from the truth the first slow step may be told."""
+
+SLOW_RANKS = {"none": 2, "compute": 1, "data": 0, "host": 3}
+OF_HOST_OR_COMPUTE = {"host_cpu", "more_work", "gpu_compute"}
+CAUSES = {"compute": OF_HOST_OR_COMPUTE, "data": {"data_loading"}, "host": OF_HOST_OR_COMPUTE}
+RATIOS = (
+    "compute_ratio", "communication_ratio", "overlap_ratio", "exposed_communication_ratio", "idle_ratio",
+)  # fmt: skip
+
+
+@dataclass
+class Shown:
+    """What one demo printed and wrote."""
+
+    fault: str
+    ended: Ended
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=SLOW_RANKS)
+def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    """The demo with each fault."""
+    fault: str = request.param
+    path = tmp_path_factory.mktemp("demo") / "result.json"
+    options = {
+        "--ranks": 4, "--steps": STEPS, "--fault": fault, "--slow-rank": SLOW_RANKS[fault], "--slow-from": SLOW_FROM,
+        "--json": path,
+    }  # fmt: skip
+    ended = demo(*(str(word) for option in options.items() for word in option))
+    assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+    return Shown(fault, ended, json.loads(path.read_text()))
+
+
+def demo(*arguments: str) -> Ended:
+    return run(python("-m", "rankscope.collector", "demo", *arguments))
+
+
+def test_the_result_has_these_keys_and_no_others(shown: Shown) -> None:
+    result = shown.result
+    assert list(result) == ["run", "world_size", "steps", "ranks", "findings", "metrics_sample_count"]
+    for rank in result["ranks"]:
+        assert list(rank) == ["rank", "steps", "step_ns_median", "phases_ns", "self_ns_median", *RATIOS]
+    for finding in result["findings"]:
+        assert list(finding) == ["kind", "rank", "since_step", "slowdown_ratio", "cause", "sentence"]
+
+
+def test_every_rank_has_its_numbers(shown: Shown) -> None:
+    assert (shown.result["world_size"], shown.result["steps"]) == (4, STEPS)
+    assert [(rank["rank"], rank["steps"]) for rank in shown.result["ranks"]] == [(rank, STEPS) for rank in range(4)]
+    for rank in shown.result["ranks"]:
+        assert set(rank["phases_ns"]) == {"data", "forward", "backward", "optimizer", "other"}
+        assert all(time_ns > 0 for time_ns in rank["phases_ns"].values())
+        assert 0 < rank["self_ns_median"] <= rank["step_ns_median"]
+        assert all(0 <= rank[name] <= 1 for name in RATIOS)
+        assert rank["exposed_communication_ratio"] <= rank["communication_ratio"]
+        parts = rank["compute_ratio"] + rank["exposed_communication_ratio"] + rank["idle_ratio"]
+        assert parts == pytest.approx(1)  # on a CPU there are no copies
+
+
+def test_its_own_metrics_were_scraped(shown: Shown) -> None:
+    assert shown.result["metrics_sample_count"] > 100
+
+
+def test_the_slow_rank_is_found_and_nobody_else(shown: Shown) -> None:
+    findings = shown.result["findings"]
+    if shown.fault == "none":
+        assert findings == []
+        return
+    assert [(found["kind"], found["rank"]) for found in findings] == [("straggler", SLOW_RANKS[shown.fault])]
+    assert abs(findings[0]["since_step"] - SLOW_FROM) <= SINCE_OFF_MAX
+    assert findings[0]["slowdown_ratio"] >= 1.1
+    assert findings[0]["cause"] in CAUSES[shown.fault]
+
+
+def test_it_shows_a_table_while_it_runs_and_ends_with_summary_and_verdict(shown: Shown) -> None:
+    stdout, result = shown.ended.stdout, shown.result
+    assert len(re.findall(r"^ rank +steps +step ms ", stdout, re.MULTILINE)) > 3
+    summary, ended, verdict, samples = stdout.rstrip().splitlines()[-4:]
+    assert summary.startswith(f"run demo: 4 ranks, {STEPS} steps, median step ")
+    assert summary.endswith(" reports, 0 lost")
+    assert ended == "ended: finished: ranks 0, 1, 2, 3"
+    sentence = result["findings"][0]["sentence"] if result["findings"] else "No rank was slower than the others."
+    assert verdict == f"verdict: {sentence}"
+    assert samples == f"{result['metrics_sample_count']} samples at /metrics"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--ranks", "0"), "rankscope: --ranks is 0; it must be from 1 to 64\n"),
+        (("--steps", "0"), "rankscope: --steps is 0; it must be from 1 to 1000000\n"),
+        (("--ranks", "2", "--slow-rank", "2"), "rankscope: --slow-rank is 2; it must be from 0 to 1\n"),
+        (("--slow-from", "-1"), "rankscope: --slow-from is -1; it must be from 0 to 1000000\n"),
+        (("--steps", "many"), "argument --steps: invalid int value: 'many'\n"),
+        (("--fault", "disk"), "argument --fault: invalid choice: 'disk'"),
+    ],
+)
+def test_what_it_cannot_do_is_said_and_exits_2(arguments: tuple[str, ...], message: str) -> None:
+    ended = demo(*arguments)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_result_that_cannot_be_written_is_said_before_training(tmp_path: Path) -> None:
+    path = tmp_path / "no such folder" / "result.json"
+    ended = demo("--json", str(path))
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    reason = f"cannot write {path} (from --json): No such file or directory"
+    assert ended.stderr == f"rankscope: {reason}; name a path that can be written\n"

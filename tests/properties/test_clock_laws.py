@@ -1,0 +1,84 @@
+"""The law of clock alignment: whatever the network and a poor quartz do, the true offset is within the error bound.
+
+The rank's clock is simulated exactly, as a fraction; its readings are whole nanoseconds, which costs one.
+"""
+
+from fractions import Fraction
+from math import floor
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.collector.detect.clock_alignment import DRIFT_PER_S_NS, ClockAlignment
+from rankscope.measure.units import NS_PER_S, JobNs
+
+READING_NS = 1
+
+
+class Ping(NamedTuple):
+    """How long after the last answer it was sent, and how long it took there and back."""
+
+    pause_ns: int
+    there_ns: int
+    back_ns: int
+
+
+class Quartz(NamedTuple):
+    """A rank's clock against ours."""
+
+    offset_ns: int
+    drift_per_s_ns: int
+
+    def tell(self, job_ns: int) -> Fraction:
+        return job_ns + self.offset_ns + Fraction(job_ns * self.drift_per_s_ns, NS_PER_S)
+
+
+delays = st.one_of(st.integers(0, 1_000), st.integers(0, 5 * NS_PER_S))
+pings = st.lists(st.builds(Ping, st.integers(0, 3_600 * NS_PER_S), delays, delays), min_size=1, max_size=20)
+quartzes = st.builds(Quartz, st.integers(-(10**18), 10**18), st.integers(-DRIFT_PER_S_NS, DRIFT_PER_S_NS))
+moments = st.integers(-100 * NS_PER_S, 10_000 * NS_PER_S)
+"""When somebody asks, from the last answer on; a moment before it is a fair question too."""
+
+
+def ping_all(quartz: Quartz, exchange: list[Ping]) -> tuple[ClockAlignment, int]:
+    """The alignment after these pings, and when the last answer came."""
+    alignment, now_ns = ClockAlignment(), 0
+    for ping in exchange:
+        sent_ns = now_ns + ping.pause_ns
+        read_ns = sent_ns + ping.there_ns
+        now_ns = read_ns + ping.back_ns
+        alignment.add(sent_ns, floor(quartz.tell(read_ns)), now_ns)
+    return alignment, now_ns
+
+
+@given(quartzes, pings, moments)
+def test_true_offset_is_within_the_error_bound(quartz: Quartz, exchange: list[Ping], after_ns: int) -> None:
+    alignment, last_ns = ping_all(quartz, exchange)
+    now_ns = last_ns + after_ns
+    found = alignment.at(JobNs(now_ns))
+    assert found is not None
+    true_offset_ns = quartz.tell(now_ns) - now_ns
+    assert abs(found.offset_ns - true_offset_ns) <= found.error_ns + READING_NS
+
+
+@given(quartzes, pings, moments)
+def test_moment_on_the_ranks_clock_is_found_on_ours(quartz: Quartz, exchange: list[Ping], after_ns: int) -> None:
+    alignment, last_ns = ping_all(quartz, exchange)
+    now_ns = last_ns + after_ns
+    found, job_ns = alignment.at(JobNs(now_ns)), alignment.to_job_time(floor(quartz.tell(now_ns)), JobNs(now_ns))
+    assert found is not None
+    assert job_ns is not None
+    assert abs(job_ns - now_ns) <= found.error_ns + 2 * READING_NS
+
+
+@given(quartzes, pings, st.integers(0, 10_000 * NS_PER_S))
+def test_another_ping_never_makes_the_bound_worse(quartz: Quartz, exchange: list[Ping], after_ns: int) -> None:
+    alignment, last_ns = ping_all(quartz, exchange[:15])
+    now_ns = last_ns + after_ns
+    before = alignment.at(JobNs(now_ns))
+    alignment.add(last_ns, floor(quartz.tell(last_ns)), last_ns)
+    after = alignment.at(JobNs(now_ns))
+    assert before is not None
+    assert after is not None
+    assert after.error_ns <= before.error_ns

@@ -1,0 +1,65 @@
+"""Steps of a few ranks written down by hand, in ms."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rankscope.collector.detect.peers import Peers
+from rankscope.collector.detect.stragglers import Floats, Slow, StepSeries
+
+MS = 1_000_000
+UNKNOWN = float("nan")
+
+Rows = Sequence[Sequence[float]]
+"""One row a step, one column a rank, in ms; UNKNOWN where not known."""
+
+
+def to_ns(rows: Rows) -> Floats:
+    return np.array(rows, dtype=np.float64) * MS
+
+
+def series_of(
+    self_ms: Rows,
+    *,
+    step_ms: Rows | None = None,
+    cpu_ms: Rows | None = None,
+    phases_ms: Mapping[str, Rows] | None = None,
+    first_step: int = 0,
+    self_is_measured: bool = True,
+) -> StepSeries:
+    """Each step takes as long as its longest self time, unless told otherwise; CPU time and phases are unknown."""
+    self_ns = to_ns(self_ms)
+    longest_ns = np.repeat(self_ns.max(axis=1, keepdims=True), self_ns.shape[1], axis=1)
+    return StepSeries(
+        steps=np.arange(first_step, first_step + len(self_ms)),
+        ranks=tuple(range(self_ns.shape[1])),
+        step_ns=longest_ns if step_ms is None else to_ns(step_ms),
+        self_ns=self_ns,
+        cpu_ns=np.full_like(self_ns, np.nan) if cpu_ms is None else to_ns(cpu_ms),
+        phases_ns={name: to_ns(rows) for name, rows in (phases_ms or {}).items()},
+        self_is_measured=self_is_measured,
+    )
+
+
+def slow_of(
+    rank: int,
+    peers: tuple[int, ...],
+    *,
+    self_ms: float,
+    peers_ms: float,
+    since_step: int = 0,
+    are_twins: bool = True,
+    change_is_seen: bool = True,
+) -> Slow:
+    return Slow(
+        rank=rank,
+        since_step=since_step,
+        change_is_seen=change_is_seen,
+        slowdown_ratio=self_ms / peers_ms,
+        robust_z=20.0,
+        persistence=1.0,
+        self_ns=self_ms * MS,
+        peers_self_ns=peers_ms * MS,
+        steps_looked_at=32,
+        peers=Peers(peers, are_twins),
+    )

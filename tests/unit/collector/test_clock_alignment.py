@@ -1,0 +1,77 @@
+"""A rank's clock on ours, ping by ping. Times in ns; drift is counted as 1 ns per 10,000 ns (100 us a second)."""
+
+import pytest
+
+from rankscope.collector.detect.clock_alignment import SAMPLES_MAX, Alignment, ClockAlignment
+from rankscope.measure.units import JobNs
+
+
+def alignment_of(*samples: tuple[int, int, int]) -> ClockAlignment:
+    """From (sent, host, received)."""
+    alignment = ClockAlignment()
+    for sample in samples:
+        alignment.add(*sample)
+    return alignment
+
+
+def test_before_the_first_answer_nothing_is_known() -> None:
+    assert ClockAlignment().at(JobNs(5)) is None
+    assert ClockAlignment().to_job_time(7, JobNs(5)) is None
+
+
+def test_rank_read_its_clock_half_way_give_or_take_half_the_round_trip() -> None:
+    assert alignment_of((1_000, 9_000, 1_400)).at(JobNs(1_400)) == Alignment(9_000 - 1_200, 200)
+
+
+def test_half_of_an_odd_round_trip_is_rounded_up() -> None:
+    assert alignment_of((0, 100, 5)).at(JobNs(5)) == Alignment(98, 3)
+
+
+def test_error_grows_with_the_time_since_the_ping_was_sent() -> None:
+    alignment = alignment_of((0, 0, 100))
+    # 50 for half the round trip; in 1,000,000 ns the clocks drift apart by 100.
+    assert [found.error_ns for now in (100, 1_000_000) if (found := alignment.at(JobNs(now)))] == [50, 50 + 100]
+
+
+def test_error_grows_backwards_too() -> None:
+    found = alignment_of((1_000_000, 0, 1_000_100)).at(JobNs(100))
+    assert found is not None
+    assert found.error_ns == 50 + 100
+
+
+def test_drift_during_a_long_round_trip_counts() -> None:
+    # The rank may have read its clock when the ping left, and drifted for the whole second that the answer took.
+    found = alignment_of((0, 0, 1_000_000_000)).at(JobNs(1_000_000_000))
+    assert found == Alignment(-500_000_000, 500_000_000 + 100_000)
+
+
+def test_shortest_round_trip_wins_until_drift_has_made_it_the_worse_one() -> None:
+    # At 1,000: 50 against 200. At 2,000,000: 50 + 200 against 200 + 0 of a ping sent just before.
+    alignment = alignment_of((0, 7_050, 100))
+    alignment.add(600, 7_800, 1_000)
+    assert alignment.at(JobNs(1_000)) == Alignment(7_000, 50)
+    alignment.add(1_999_600, 2_006_900, 2_000_000)
+    assert alignment.at(JobNs(2_000_000)) == Alignment(7_100, 200)
+
+
+def test_of_two_equally_good_samples_the_later_one_counts() -> None:
+    alignment = alignment_of((0, 500, 100), (0, 600, 100))
+    assert alignment.at(JobNs(100)) == Alignment(550, 50)
+
+
+def test_answer_from_before_the_question_is_none() -> None:
+    assert alignment_of((1_000, 5, 999)).at(JobNs(1_000)) is None
+    assert alignment_of((1_000, 5_000, 1_000)).at(JobNs(1_000)) == Alignment(4_000, 0)
+
+
+def test_only_the_last_samples_are_kept() -> None:
+    alignment = alignment_of((0, 500, 0), *[(0, 600, 1_000)] * (SAMPLES_MAX - 1))
+    assert alignment.at(JobNs(1_000)) == Alignment(500, 0)
+    alignment.add(0, 600, 1_000)
+    assert alignment.at(JobNs(1_000)) == Alignment(100, 500)
+
+
+@pytest.mark.parametrize("offset_ns", [0, 10**18, -(10**18)])
+def test_moment_of_the_ranks_clock_is_moved_by_the_offset(offset_ns: int) -> None:
+    alignment = alignment_of((1_000, 1_200 + offset_ns, 1_400))
+    assert alignment.to_job_time(9_000 + offset_ns, JobNs(1_400)) == 9_000

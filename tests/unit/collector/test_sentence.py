@@ -1,0 +1,48 @@
+"""The verdict in words."""
+
+import pytest
+
+from rankscope.collector.detect.cost import Cost
+from rankscope.collector.detect.root_cause import Cause
+from rankscope.collector.detect.sentence import write_sentence
+from tests.unit.collector.step_series import series_of, slow_of
+
+NO_COST = Cost(1.0, 0.0, 0.0)
+LATE_DATA = Cause("data_loading", "it waits 40.0 ms a step longer for its data loader", {})
+SLOW = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, since_step=1_040)
+SERIES = series_of([[35.0, 35.0, 75.0, 35.0]])
+
+
+def test_sentence_says_who_how_much_since_when_why_and_at_what_cost() -> None:
+    assert write_sentence(SLOW, LATE_DATA, Cost(75 / 35, 12.0, 40 / 75 * 4), SERIES, "node-a") == (
+        "Rank 2 (node-a) is 2.14 times as slow as its 3 twins since step 1040: 75.0 ms of own work a step against "
+        "35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The whole job takes 2.14 "
+        "times as long as it would; each hour costs 2.1 rank-hours."
+    )
+
+
+@pytest.mark.parametrize(("ratio", "is_said"), [(1.0099, False), (1.01, True)])
+def test_cost_below_one_per_cent_is_not_worth_saying(ratio: float, is_said: bool) -> None:
+    text = write_sentence(SLOW, LATE_DATA, Cost(ratio, 1.0, 0.04), SERIES, "node-a")
+    assert text.endswith("each hour costs 0.0 rank-hours.") == is_said
+    assert text.endswith("for its data loader.") != is_said
+
+
+@pytest.mark.parametrize(
+    ("peers", "are_twins", "whom"),
+    [
+        ((0, 1, 3), True, "as slow as its 3 twins since"),
+        ((0, 1, 3), False, "as slow as the other 3 ranks since"),
+        ((0,), True, "as slow as the other rank since"),
+        ((0,), False, "as slow as the other rank since"),
+    ],
+)
+def test_sentence_says_whom_the_rank_was_compared_with(peers: tuple[int, ...], are_twins: bool, whom: str) -> None:
+    slow = slow_of(2, peers, self_ms=75.0, peers_ms=35.0, are_twins=are_twins)
+    assert whom in write_sentence(slow, LATE_DATA, NO_COST, SERIES, "node-a")
+
+
+def test_sentence_says_so_when_phases_stood_in_for_the_self_time() -> None:
+    stood_in = series_of([[35.0, 75.0]], self_is_measured=False)
+    text = write_sentence(SLOW, LATE_DATA, NO_COST, stood_in, "node-a")
+    assert "75.0 ms of data, forward and optimizer time a step against 35.0 ms" in text

@@ -1,0 +1,331 @@
+"""The steps of all ranks side by side, however they arrive. Times in ns, small enough to add up in one's head."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.waits import KindWaits
+from rankscope.collector.state.window import PHASES_MAX, STAND_IN_STEPS, StepWindow, median_of_last, medians
+from rankscope.measure.records import CollectiveRecord, StepRecord, collectives_to_table, steps_to_table
+
+STEP_NS = 100
+GROUP = "default_pg"
+NAN = float("nan")
+
+
+def step_of(
+    step: int, duration_ns: int = STEP_NS, cpu_ns: int | None = None, phases_ns: Mapping[str, int] | None = None
+) -> StepRecord:
+    return StepRecord(step=step, start_host_ns=0, duration_ns=duration_ns, phases_ns=phases_ns or {}, cpu_ns=cpu_ns)
+
+
+def add(window: StepWindow, rank: int, *records: StepRecord) -> int:
+    return window.add_steps(rank, steps_to_table(records))
+
+
+def window_of(ranks: int, steps: int = 0, kept: int = 8) -> StepWindow:
+    """A window in which all ranks have made so many steps."""
+    window = StepWindow(kept, ranks)
+    window.learn_group(GROUP, ranks)
+    for rank in range(ranks):
+        add(window, rank, *map(step_of, range(steps)))
+    return window
+
+
+def reduce_all(window: StepWindow, rank: int, duration_ns: int, *steps: int, size: int | None = 64) -> None:
+    """An all-reduce of that rank in each of these steps."""
+    records = [
+        CollectiveRecord(
+            step=step, group=GROUP, op="all_reduce", start_host_ns=0, duration_ns=duration_ns, sequence=step, bytes=size
+        )
+        for step in steps
+    ]
+    window.add_collectives(rank, collectives_to_table(records))
+
+
+def self_times(window: StepWindow, *ranks: int) -> list[list[float | None]]:
+    """Row by row, None where not known."""
+    rows = window.series(ranks, skip_steps=0).self_ns.tolist()
+    return [[None if np.isnan(value) else value for value in row] for row in rows]
+
+
+def steps_in(window: StepWindow) -> list[int]:
+    return [int(step) for step in window.series((0,), skip_steps=0).steps]
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_steps_stand_in_order_however_they_came() -> None:
+    window = window_of(2)
+    add(window, 1, step_of(3, 31), step_of(1, 11))
+    add(window, 0, step_of(2, 20), step_of(3, 30))
+    add(window, 0, step_of(1, 10))
+    add(window, 1, step_of(2, 21))
+    series = window.series((0, 1), skip_steps=0)
+    assert series.steps.tolist() == [1, 2, 3]
+    assert series.step_ns.tolist() == [[10, 11], [20, 21], [30, 31]]
+
+
+def test_step_that_comes_twice_is_there_once() -> None:
+    window = window_of(1)
+    add(window, 0, step_of(0, 10), step_of(0, 12))
+    assert window.series((0,), skip_steps=0).step_ns.tolist() == [[12]]
+
+
+def test_step_that_a_rank_has_not_reported_is_not_known_of_it() -> None:
+    window = window_of(2)
+    add(window, 0, step_of(0), step_of(5))
+    add(window, 1, step_of(5))
+    series = window.series((0, 1), skip_steps=0)
+    assert series.steps.tolist() == [0, 5]
+    assert np.isnan(series.step_ns).tolist() == [[False, True], [False, False]]
+
+
+def test_step_older_than_the_window_is_late_and_counted() -> None:
+    window = window_of(1, kept=8)
+    assert add(window, 0, step_of(20)) == 0
+    assert add(window, 0, step_of(12), step_of(13), step_of(-1)) == 2
+    assert steps_in(window) == [13, 20]
+
+
+def test_new_step_takes_the_place_of_the_oldest_with_nothing_left_of_it() -> None:
+    window = window_of(2, kept=4)
+    window.cover(0, 0, 0)
+    add(window, 0, step_of(0, cpu_ns=7, phases_ns={"mine": 3}))
+    add(window, 1, step_of(4))
+    series = window.series((0,), skip_steps=0)
+    assert series.steps.tolist() == [4]
+    assert np.isnan([series.step_ns, series.cpu_ns, series.phases_ns["mine"]]).all()
+
+
+def test_first_steps_of_the_run_are_left_out() -> None:
+    assert window_of(1, steps=6).series((0,), skip_steps=3).steps.tolist() == [3, 4, 5]
+
+
+def test_columns_are_the_ranks_asked_for() -> None:
+    window = window_of(3)
+    for rank in range(3):
+        add(window, rank, step_of(0, 10 + rank))
+    series = window.series((2, 0), skip_steps=0)
+    assert (series.ranks, series.step_ns.tolist()) == ((2, 0), [[12, 10]])
+
+
+def test_cpu_time_that_was_not_measured_is_not_known() -> None:
+    window = window_of(2)
+    add(window, 0, step_of(0, cpu_ns=None))
+    add(window, 1, step_of(0, cpu_ns=0))
+    assert np.isnan(window.series((0, 1), skip_steps=0).cpu_ns).tolist() == [[True, False]]
+
+
+def test_empty_window_has_an_empty_series() -> None:
+    series = window_of(2).series((0, 1), skip_steps=0)
+    assert (series.steps.tolist(), series.step_ns.shape) == ([], (0, 2))
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_is_known_once_every_rank_has_told_of_the_step() -> None:
+    window = window_of(2, steps=1)
+    reduce_all(window, 0, 50, 0)
+    assert window.cover(0, 0, 0) == []
+    assert self_times(window, 0, 1) == [[None, None]]
+    reduce_all(window, 1, 20, 0)
+    window.cover(1, 0, 0)
+    assert self_times(window, 0, 1) == [[70, 100]]
+
+
+def test_ranks_may_cover_the_same_steps_in_different_chunks() -> None:
+    window = window_of(2, steps=4)
+    for rank, duration_ns in ((0, 50), (1, 20)):
+        reduce_all(window, rank, duration_ns, 0, 1, 2, 3)
+    resolved = [len(window.cover(*chunk)) for chunk in ((0, 0, 3), (1, 2, 2), (1, 0, 1), (1, 2, 3))]
+    # Each step resolved gives one kind of collective for each of the two ranks.
+    assert resolved == [0, 2, 4, 2]
+    assert self_times(window, 0, 1) == [[70, 100]] * 4
+
+
+def test_steps_that_only_some_have_told_of_stay_unknown() -> None:
+    window = window_of(2, steps=4)
+    window.cover(0, 0, 2)
+    window.cover(1, 1, 3)
+    assert self_times(window, 0, 1) == [[None, None], [100, 100], [100, 100], [None, None]]
+
+
+def test_step_told_of_twice_is_counted_once() -> None:
+    window = window_of(2, steps=1)
+    for rank in (0, 1):
+        reduce_all(window, rank, 20, 0)
+    window.cover(0, 0, 0)
+    assert len(window.cover(1, 0, 0)) == 2
+    for rank in (0, 1):
+        reduce_all(window, rank, 90, 0)
+        assert window.cover(rank, 0, 0) == []
+    assert self_times(window, 0, 1) == [[100, 100]]
+
+
+def test_what_the_collectives_came_to_is_returned() -> None:
+    window = window_of(2, steps=1)
+    reduce_all(window, 0, 50, 0)
+    reduce_all(window, 1, 20, 0)
+    window.cover(0, 0, 0)
+    assert window.cover(1, 0, 0) == [
+        KindWaits(0, GROUP, "all_reduce", 1, 50, 64, 1, 30, 20, 64),
+        KindWaits(1, GROUP, "all_reduce", 1, 20, 64, 1, 0, 20, 64),
+    ]
+
+
+def test_collective_that_a_member_has_not_told_of_leaves_the_waiting_unknown() -> None:
+    window = window_of(2, steps=1)
+    reduce_all(window, 0, 50, 0)
+    window.cover(0, 0, 0)
+    window.cover(1, 0, 0)
+    assert self_times(window, 0, 1) == [[None, 100]]
+
+
+def test_steps_that_the_window_does_not_hold_are_not_covered() -> None:
+    window = window_of(2, kept=4)
+    for rank in (0, 1):
+        add(window, rank, step_of(8), step_of(10))
+        reduce_all(window, rank, 20, 5, 6)
+        assert window.cover(rank, 0, 2**60) == []
+    # 5 and 6 have left the window; 7 and 9 were never reported; 11 and later may still come.
+    assert (window.cover(0, 11, 11), window.cover(1, 11, 11)) == ([], [])
+    assert self_times(window, 0, 1) == [[100, 100], [100, 100]]
+
+
+def test_collectives_of_a_step_that_left_the_window_are_forgotten() -> None:
+    window = window_of(2, steps=1, kept=4)
+    reduce_all(window, 0, 50, 0)
+    add(window, 0, step_of(4))
+    reduce_all(window, 1, 20, 0, 4)
+    reduce_all(window, 0, 30, 4)
+    window.cover(0, 0, 4)
+    assert [kind.duration_ns for kind in window.cover(1, 0, 4)] == [30, 20]
+
+
+# -- twins ------------------------------------------------------------------------------------------------------------
+
+
+def resolve(window: StepWindow, step: int, sizes: Mapping[int, int | None]) -> None:
+    for rank, size in sizes.items():
+        reduce_all(window, rank, 20, step, size=size)
+    for rank in range(len(sizes)):
+        window.cover(rank, step, step)
+
+
+def test_ranks_that_communicate_the_same_have_the_same_signature() -> None:
+    window = window_of(4, steps=1)
+    resolve(window, 0, {0: 64, 1: 64, 2: 4096, 3: 4096})
+    found = window.signatures
+    assert found[0] == found[1] != found[2] == found[3]
+    assert found[0].calls == (("all_reduce", 4, 64),)
+
+
+def test_order_of_the_calls_makes_no_other_signature() -> None:
+    window = window_of(2, steps=1)
+    for rank, order in ((0, ("barrier", "all_reduce")), (1, ("all_reduce", "barrier"))):
+        records = [
+            CollectiveRecord(step=0, group=GROUP, op=op, start_host_ns=start_ns, duration_ns=1, sequence=1, bytes=0)
+            for start_ns, op in enumerate(order)
+        ]
+        window.add_collectives(rank, collectives_to_table(records))
+        window.cover(rank, 0, 0)
+    assert window.signatures[0] == window.signatures[1]
+
+
+@pytest.mark.parametrize("unsized", [{0: None, 1: None}, {0: 64, 1: None}])
+def test_signature_is_learnt_only_where_all_sizes_are_known(unsized: Mapping[int, int | None]) -> None:
+    window = window_of(2, steps=3)
+    resolve(window, 0, unsized)
+    assert window.signatures == {}
+    resolve(window, 1, {0: 64, 1: 64})
+    known = window.signatures
+    assert set(known) == {0, 1}
+    resolve(window, 2, unsized)
+    assert window.signatures == known
+
+
+def test_step_without_collectives_says_nothing_about_twins() -> None:
+    window = window_of(2, steps=2)
+    resolve(window, 0, {0: 64, 1: 64})
+    known = window.signatures
+    for rank in (0, 1):
+        window.cover(rank, 1, 1)
+    assert window.signatures == known
+
+
+# -- phases that stand in ---------------------------------------------------------------------------------------------
+
+PHASES_NS = {"data": 1, "forward": 2, "backward": 40, "optimizer": 3, "other": 4, "mine": 50}
+
+
+def made(steps: int) -> StepWindow:
+    """A window of one rank after so many steps, none of them profiled."""
+    window = window_of(1, kept=4)
+    add(window, 0, *(step_of(step, phases_ns=PHASES_NS) for step in range(steps)))
+    return window
+
+
+def test_phases_stand_in_when_no_window_has_come_for_long() -> None:
+    series = made(STAND_IN_STEPS + 1).series((0,), skip_steps=0)
+    assert not series.self_is_measured
+    assert series.self_ns.tolist() == [[1 + 2 + 3 + 4]] * 4
+
+
+def test_phases_do_not_stand_in_early() -> None:
+    series = made(STAND_IN_STEPS).series((0,), skip_steps=0)
+    assert series.self_is_measured
+    assert np.isnan(series.self_ns).all()
+
+
+def test_phases_do_not_stand_in_once_a_window_has_come() -> None:
+    window = made(STAND_IN_STEPS + 1)
+    window.cover(0, STAND_IN_STEPS, STAND_IN_STEPS)
+    series = window.series((0,), skip_steps=0)
+    assert series.self_is_measured
+    assert series.self_ns[-1].tolist() == [STEP_NS]
+    assert np.isnan(series.self_ns[:-1]).all()
+
+
+def test_phase_that_a_rank_lacks_leaves_its_stand_in_unknown() -> None:
+    window = window_of(2, kept=4)
+    add(window, 0, step_of(STAND_IN_STEPS, phases_ns=PHASES_NS))
+    assert np.isnan(window.series((0, 1), skip_steps=0).self_ns).tolist() == [[False, True]]
+
+
+def test_without_phases_nothing_stands_in() -> None:
+    window = StepWindow(4, 1)
+    window.learn_group(GROUP, 1)
+    table = steps_to_table([step_of(STAND_IN_STEPS)])
+    columns = tuple(name for name in table.names if not name.startswith("phase:"))
+    window.add_steps(0, type(table)(columns, 1, table.data[: 8 * len(columns)]))
+    assert np.isnan(window.series((0,), skip_steps=0).self_ns).all()
+
+
+def test_phases_beyond_the_limit_are_left_out() -> None:
+    window = window_of(1)
+    add(window, 0, step_of(0, phases_ns={f"p{number:02}": number for number in range(PHASES_MAX)}))
+    found = window.series((0,), skip_steps=0).phases_ns
+    # The five of every step are there before the user's own.
+    assert len(found) == PHASES_MAX
+    assert f"p{PHASES_MAX - 6}" in found
+    assert f"p{PHASES_MAX - 5}" not in found
+
+
+# -- medians ----------------------------------------------------------------------------------------------------------
+
+
+def test_median_is_over_the_last_known_values() -> None:
+    values = np.array([900.0, 1.0, NAN, 2.0, 9.0, NAN])
+    assert median_of_last(values, 3) == 2.0
+    assert median_of_last(values, 1) == 9.0
+    assert median_of_last(np.array([NAN, NAN]), 3) is None
+
+
+def test_medians_of_what_was_never_measured_are_left_out() -> None:
+    values = {"data": np.array([[1.0, 4.0], [3.0, 8.0]]), "mine": np.array([[1.0, NAN], [1.0, NAN]])}
+    assert medians(values, 1, 2) == {"data": 6.0}
+    assert medians(values, 0, 2) == {"data": 2.0, "mine": 1.0}
