@@ -195,7 +195,7 @@ def read_config(environment: Mapping[str, str], overrides: Mapping[str, Value] |
 
 
 def read_launch_config(environment: Mapping[str, str], given: Mapping[str, str]) -> AgentConfig:
-    """The configuration with what the launch line gave on top; `config` in there names the file. Raises SettingError."""
+    """As `read_config`, with what the launch line gave on top of the environment; `config` in there names the file."""
     overrides = dict(given)
     file_name = overrides.pop("config", None)
     layered = environment if file_name is None else {**environment, AgentConfig.FILE_VARIABLE: file_name}

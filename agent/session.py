@@ -38,6 +38,7 @@ from rankscope.measure.messages import Hello
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import s_to_ns
 
+DEVICE = "device"
 RAW_WINDOWS_MAX = 4
 """Windows waiting for the agent thread. A window of 50 steps holds up to about 1 MB until it has been read."""
 
@@ -220,9 +221,16 @@ class Session:
 
     def _on_record(self, record: StepRecord) -> None:
         self._steps.append(record)
-        self._device.observe()
+        self._observe_device()
         if self._windows is not None:
             self._windows.on_record(record)
+
+    def _observe_device(self) -> None:
+        if not self._guard.is_off(DEVICE):
+            try:
+                self._device.observe()
+            except Exception as error:  # noqa: BLE001 - not to know the GPU must not cost the steps
+                self._guard.record(DEVICE, error)
 
     def _on_boundary(self, step: int) -> None:
         if self._windows is not None:

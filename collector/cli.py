@@ -123,6 +123,9 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 def status(options: argparse.Namespace) -> int:
     """Print every run that a collector knows."""
     url = options.url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        text = f"--url is {options.url!r}; an HTTP address begins with http:// or https://"
+        raise SettingError(text)
     names = [run["run"] for run in json.loads(_get(f"{url}/api/v1/runs"))["runs"]]
     bodies = [_get(f"{url}/api/v1/runs/{quote(name, safe='')}") for name in names]
     if options.json:
@@ -136,11 +139,8 @@ def status(options: argparse.Namespace) -> int:
 
 
 def _get(url: str) -> bytes:
-    if not url.startswith(("http://", "https://")):
-        text = f"--url is {url!r}; an HTTP address begins with http:// or https://"
-        raise SettingError(text)
     try:
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310 - the scheme is checked above
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310 - `status` checks the scheme
             return bytes(answer.read())
     except (urllib.error.URLError, OSError, ValueError) as error:
         text = f"no collector answers at {url}: {error}. `rankscope serve` starts one; --url says where it is."

@@ -63,7 +63,7 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
 
 def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
     """By how much each phase of the rank is longer than its peers', `NAME_excess_ns`, and its CPU time."""
-    rows = series.steps >= slow.since_step
+    rows = series.steps >= slow.level_from_step
     found = {
         f"{name}_excess_ns": _excess(values[rows], slow, series) for name, values in sorted(series.phases_ns.items())
     }
@@ -92,7 +92,7 @@ def _data(_slow: Slow, excess_ns: float, evidence: dict[str, float], _samples: S
 
 def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     pauses = {
-        rank: _pause_per_step(samples.gc_pauses.get(rank, ()), slow.since_step)
+        rank: _pause_per_step(samples.gc_pauses.get(rank, ()), slow.level_from_step)
         for rank in (slow.rank, *slow.peers.ranks)
     }
     mine = pauses.pop(slow.rank)
@@ -106,9 +106,9 @@ def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: 
     return "garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)} a step longer"
 
 
-def _pause_per_step(pauses: Sequence[GcPauses], since_step: int) -> float | None:
-    """The pauses in ns a step since that step; None without two samples in that time."""
-    inside = [sample for sample in pauses if sample.steps >= since_step]
+def _pause_per_step(pauses: Sequence[GcPauses], from_step: int) -> float | None:
+    """The pauses in ns a step from that step on; None without two samples in that time."""
+    inside = [sample for sample in pauses if sample.steps >= from_step]
     if len(inside) < 2 or inside[-1].steps == inside[0].steps:  # noqa: PLR2004 - a difference takes two
         return None
     return (inside[-1].pause_ns - inside[0].pause_ns) / (inside[-1].steps - inside[0].steps)
@@ -184,13 +184,15 @@ def _where(evidence: Mapping[str, float], excess_ns: float) -> str:
 
 
 def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, float] | None:
-    """Median of a breakdown's field per step since the slowness began: the rank's and its peers'."""
+    """Median of a breakdown's field per step at the present level: the rank's and its peers'."""
 
     def per_step(rank: int) -> list[float]:
         return [
             float(getattr(window, field)) / window.step_count
             for window in samples.breakdowns.get(rank, ())
-            if window.first_step >= slow.since_step and window.step_count > 0 and getattr(window, field) is not None
+            if window.first_step >= slow.level_from_step
+            and window.step_count > 0
+            and getattr(window, field) is not None
         ]
 
     mine = per_step(slow.rank)

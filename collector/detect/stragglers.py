@@ -66,14 +66,16 @@ class StepSeries(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A rank that passes every test, with the numbers it passed them by. Times are medians since `since_step`.
+    """A rank that passes every test, with the numbers it passed them by. They are medians since `level_from_step`.
 
-    `change_is_seen`: whether the steps before it are known too, so that `since_step` is where the level changed and not
-    merely where the known steps begin.
+    `since_step` is the first slow step, `level_from_step` the first of the present level: they differ when a slow rank
+    has become slower or less slow. `change_is_seen`: whether the steps before `since_step` are known too, so that it is
+    where the slowness began and not merely where the known steps begin.
     """
 
     rank: int
     since_step: int
+    level_from_step: int
     change_is_seen: bool
     slowdown_ratio: float
     robust_z: float
@@ -99,7 +101,7 @@ def find_stragglers(
 
 
 def find_excess(series: StepSeries, peers: Mapping[int, Peers]) -> dict[int, Floats]:
-    """`log_excess` of every rank in `peers`.
+    """`log_excess` of every rank in `peers`, which for one without peers is not known.
 
     Ranks that are compared with each other share one sorting: 1,024 ranks in 0.1 s, not in 10 s.
     """
@@ -123,8 +125,9 @@ def _compare(series: StepSeries, group: Sequence[int], ranks: Sequence[int]) -> 
     times = series.self_ns[:, [series.ranks.index(member) for member in group]]
     complete = ~np.isnan(times).any(axis=1)
     excess = np.full(times.shape, np.nan)
-    known = np.maximum(times[complete], 1.0)
-    excess[complete] = np.log(known / _median_of_others(known))
+    if len(group) > 1:
+        known = np.maximum(times[complete], 1.0)
+        excess[complete] = np.log(known / _median_of_others(known))
     return {rank: excess[:, group.index(rank)] for rank in ranks}
 
 
@@ -172,11 +175,13 @@ def _judge(
     persistence = _persistence(stretch, level, noise, thresholds)
     if robust_z < thresholds.robust_z_min or persistence < thresholds.persistence_ratio:
         return None
+    began = _begin_of_slowness(excess[rank][known], since, thresholds)
     peer_columns = np.array([series.ranks.index(peer) for peer in peers.ranks], dtype=np.int64)
     return Slow(
         rank=rank,
-        since_step=int(series.steps[rows[0]]),
-        change_is_seen=since > 0,
+        since_step=int(series.steps[known[began]]),
+        level_from_step=int(series.steps[rows[0]]),
+        change_is_seen=began > 0,
         slowdown_ratio=math.exp(level),
         robust_z=robust_z,
         persistence=persistence,
@@ -200,6 +205,19 @@ def _stretch_since_change(excess: Floats, thresholds: Thresholds) -> int:
     noise = measure_noise(excess, change)
     by_chance = 3 * math.hypot(noise.median_error(len(before)), noise.median_error(len(after)))
     return change if shift > max(by_chance, SIGMA_FLOOR) else 0
+
+
+def _begin_of_slowness(excess: Floats, since: int, thresholds: Thresholds) -> int:
+    """The first slow value: goes back from change to change as long as the rank was already slow before."""
+    while since > 0:
+        before = excess[:since]
+        earlier = _stretch_since_change(before, thresholds)
+        level = float(np.median(before[earlier:]))
+        error = max(measure_noise(before, earlier).median_error(since - earlier), SIGMA_FLOOR)
+        if level < max(math.log(thresholds.slowdown_ratio_min), thresholds.robust_z_min * error):
+            break
+        since = earlier
+    return since
 
 
 def _persistence(stretch: Floats, level: float, noise: Noise, thresholds: Thresholds) -> float:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.stragglers import Floats, StepSeries
+from rankscope.collector.detect.noise import Floats
+from rankscope.collector.detect.stragglers import StepSeries
 from rankscope.collector.detect.waits import KindWaits, RankCollectives, split_waits
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Column, Table

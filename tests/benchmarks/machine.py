@@ -1,11 +1,10 @@
 """The head of every result: on what, with what and by which command it was measured."""
 
-import datetime
+import datetime as dt
 import os
 import platform
-import shlex
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -17,17 +16,18 @@ RESULTS = Path(__file__).parent / "results"
 GIT_S_MAX = 30.0
 
 
-def describe_run(module: str) -> str:
-    """A Markdown table about this machine and this call of `python -m MODULE`. Call it before measuring: the load
-    average in it is meant to be that of the others.
+def describe_run(command: str) -> str:
+    """A Markdown table about this machine and the command. To be called before measuring: the load average in it is
+    meant to be that of the others.
     """
     load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
     rows = {
         "machine": f"{read_cpu_model()}, {len(os.sched_getaffinity(0))} cores; load average at the start {load}",
-        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": f"Python {platform.python_version()}, torch {torch.__version__}",
         "rankscope": f"{__version__}, commit {read_commit()}",
-        "command": f"`{shlex.join(['python', '-m', module, *sys.argv[1:]])}`",
-        "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
+        "command": f"`{command}`",
+        "date": f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d %H:%M} UTC",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
 
@@ -52,8 +52,13 @@ def read_commit() -> str:
 
 
 def _ask_git(*arguments: str) -> str:
+    git = shutil.which("git")
+    if git is None:
+        return ""
     try:
-        answer = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=GIT_S_MAX, check=True)
+        answer = subprocess.run(
+            [git, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=GIT_S_MAX, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return answer.stdout.strip()

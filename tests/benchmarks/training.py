@@ -6,11 +6,13 @@ what a real one has: a data loader, a few hundred to a few thousand operators, a
 
 import argparse
 import faulthandler
+import itertools
 import json
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time_ns
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ HEADS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A model and its batch. `step_ms` is about what a step takes on two cores, and sets how many there are in a run."""
+    """A model and its batch. `step_ms`, about what a step takes on two cores, sets how many there are in a run."""
 
     step_ms: int
     width: int
@@ -38,7 +40,7 @@ class Size:
 
 SIZES = {
     "short": Size(step_ms=10, width=48, layers=1, context=32, batch=4),
-    "long": Size(step_ms=150, width=192, layers=4, context=96, batch=4),
+    "long": Size(step_ms=150, width=192, layers=4, context=80, batch=4),
 }
 
 
@@ -62,25 +64,32 @@ class Transformer(nn.Module):
         return logits
 
 
-def train(size: Size, steps: int) -> list[int]:
-    """When each step ended, in ns, by a clock that all arms read at the same place."""
+class Ended(NamedTuple):
+    """When each step ended, and the CPU time that the process had got by then, all its threads together."""
+
+    at_ns: list[int]
+    cpu_ns: list[int]
+
+
+def train(size: Size, steps: int) -> Ended:
+    """Train, and read both clocks at the end of each step, in all arms at the same place."""
     torch.manual_seed(0)
     tokens = torch.randint(TOKENS, (steps * size.batch, size.context + 1))
     batches = DataLoader(TensorDataset(tokens), batch_size=size.batch)
     model = DistributedDataParallel(Transformer(size))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    ends_ns = array("q", bytes(8 * steps))
+    at_ns, cpu_ns = array("q", bytes(8 * steps)), array("q", bytes(8 * steps))
     for step, (rows,) in enumerate(batches):
         loss = nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        ends_ns[step] = perf_counter_ns()
-    return list(ends_ns)
+        at_ns[step], cpu_ns[step] = perf_counter_ns(), process_time_ns()
+    return Ended(list(at_ns), list(cpu_ns))
 
 
 def main() -> None:
-    """Train on this rank; rank 0 writes the durations of the steps after the warm-up."""
+    """Train on this rank; rank 0 writes what the steps after the warm-up took."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", choices=sorted(SIZES), required=True)
     parser.add_argument("--warmup", type=int, required=True)
@@ -90,10 +99,11 @@ def main() -> None:
     options = parser.parse_args()
     faulthandler.dump_traceback_later(options.limit_s, exit=True)
     dist.init_process_group("gloo")
-    ends_ns = train(SIZES[options.size], options.warmup + options.steps)[options.warmup - 1 :]
+    ended = train(SIZES[options.size], options.warmup + options.steps)
     if dist.get_rank() == 0:
-        steps_ns = [after - before for before, after in zip(ends_ns[:-1], ends_ns[1:], strict=True)]
-        options.out.write_text(json.dumps(steps_ns))
+        at_ns, cpu_ns = (times[options.warmup - 1 :] for times in ended)
+        steps_ns = [after - before for before, after in itertools.pairwise(at_ns)]
+        options.out.write_text(json.dumps({"steps_ns": steps_ns, "cpu_ns": cpu_ns[-1] - cpu_ns[0]}))
     dist.destroy_process_group()
     faulthandler.cancel_dump_traceback_later()
 

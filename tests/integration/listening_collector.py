@@ -44,6 +44,12 @@ class Life:
         return [record for report in self.reports for record in _to_collectives(report)]
 
     @property
+    def covered_steps(self) -> set[int]:
+        """The steps whose collectives have all been reported."""
+        spans = [span for report in self.reports for span in report.covered_steps]
+        return {step for first, last in spans for step in range(first, last + 1)}
+
+    @property
     def breakdowns(self) -> list[WindowBreakdown]:
         """Every breakdown of a full window reported."""
         return [window for report in self.reports for window in report.breakdowns]

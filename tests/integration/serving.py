@@ -75,15 +75,23 @@ class Api:
 
         return wait_for(look, lambda: f"run {name!r} is not as awaited: {seen[0]}", deadline_s)
 
+    def wait_for_steps(self, name: str, steps: int) -> RunSnapshot:
+        """The first picture of the run in which every rank has reported that many steps."""
+        return self.wait_for_run(name, lambda run: have_stepped(run, steps))
+
 
 class Served(Api):
     """A running `rankscope serve`. Made by `serving`."""
 
     def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         command = [sys.executable, "-m", "rankscope.collector", "serve", "--announce", *arguments]
         self._child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._stderr, env={**os.environ, **environment}
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**os.environ, **environment},
         )
         self.pid = self._child.pid
         try:

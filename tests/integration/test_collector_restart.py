@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,12 @@ from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.messages import Goodbye, Report
 from rankscope.measure.records import Losses
 from tests.integration.serving import (
-    DEADLINE_S, Served, find_fixed_port, find_rank, have_ended, have_stepped, serving,
+    DEADLINE_S,
+    Served,
+    find_fixed_port,
+    find_rank,
+    have_ended,
+    serving,
 )
 from tests.integration.torchrun import Ended, started, torchrun
 from tests.integration.wire_tap import Key, WireTap, tapping
@@ -67,7 +71,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         command = torchrun(2, "-m", "rankscope.agent", "paced.py", "--stop", str(stop), "--slow-rank", str(SLOW_RANK))
         job = ends.enter_context(started(command, {**SETTINGS, "RANKSCOPE_COLLECTOR": tap.endpoint}))
         for steps in (15, 30):
-            served.wait_for_run(RUN, lambda run: have_stepped(run, steps))  # noqa: B023 - called before the next round
+            served.wait_for_steps(RUN, steps)
             pictures.append(_kill_with_reports_on_the_way(served, tap))
             served = ends.enter_context(serving(listen=f"tcp://127.0.0.1:{port}"))
         served.wait_for_run(RUN, lambda run: bool(run.open_findings))
@@ -79,7 +83,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 def _kill_with_reports_on_the_way(served: Served, tap: WireTap) -> RunSnapshot:
     """Kill a collector when each rank has sent it reports that it has not read, and so not acknowledged."""
-    picture = served.wait_for_run(RUN, lambda run: have_stepped(run, 1))
+    picture = served.wait_for_steps(RUN, 1)
     served.send(signal.SIGSTOP)
     before = {boot_id: tap.passed(boot_id) for boot_id in tap.ranks}
     tap.wait_until(lambda: all(tap.passed(boot_id) >= before[boot_id] + 3 for boot_id in before), DEADLINE_S)
@@ -128,7 +132,11 @@ def test_each_collector_begins_where_the_one_before_had_acknowledged(story: Stor
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_last_collector_counts_what_the_witness_counts(story: Story, rank: int) -> None:
     seen, settled = find_rank(story.pictures[-1], rank), story.settled(rank)[-1]
-    assert (seen.first_sequence, seen.last_sequence, seen.reports_admitted) == (min(settled), max(settled), len(settled))
+    assert (seen.first_sequence, seen.last_sequence, seen.reports_admitted) == (
+        min(settled),
+        max(settled),
+        len(settled),
+    )
     assert seen.ended == "finished"
 
 

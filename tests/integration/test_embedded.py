@@ -14,7 +14,11 @@ import pytest
 
 from rankscope.collector.state.snapshot import RunSnapshot
 from tests.integration.serving import (
-    Api, can_listen, find_rank, have_stepped, wait_for, wait_for_end_of,
+    Api,
+    can_listen,
+    find_rank,
+    wait_for,
+    wait_for_end_of,
 )
 from tests.integration.torchrun import DEADLINE_S, Ended, Job, started, torchrun
 
@@ -51,7 +55,7 @@ class Embedded:
     def wait_for_steps(self, life: int = 0) -> RunSnapshot:
         """The run once both ranks have trained some steps."""
         run, api = self.wait_for_collector(life)
-        return api.wait_for_run(run, lambda run: have_stepped(run, 5))
+        return api.wait_for_steps(run, 5)
 
     def find_collectors(self) -> list[psutil.Process]:
         """The collectors among the job's processes."""
@@ -93,13 +97,17 @@ def embedded(
 class Watched:
     """What was seen of a job that ran to its end beside another one."""
 
-    run: str
     url: str
     known_runs: list[str]
     picture: RunSnapshot
     metrics: str
     ended: Ended
     stderr: str
+
+    @property
+    def run(self) -> str:
+        """Its name, as rank 0 says it."""
+        return str(WATCHING.findall(self.stderr)[0][0])
 
 
 @pytest.fixture(scope="module")
@@ -110,13 +118,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Watched]:
     with contextlib.ExitStack() as ends:
         jobs = [ends.enter_context(embedded(folder, "--stop", str(stop))) for folder in folders]
         pictures = [job.wait_for_steps() for job in jobs]
-        collectors = [job.wait_for_collector() for job in jobs]
-        known = [(api.read_run_names(), api.read_metrics()) for _, api in collectors]
+        apis = [job.wait_for_collector()[1] for job in jobs]
+        names, pages = [api.read_run_names() for api in apis], [api.read_metrics() for api in apis]
         stop.touch()
-        return [
-            Watched(run, api.url, *seen[:1], picture, seen[1], job.job.wait(), job.read_stderr())
-            for job, (run, api), seen, picture in zip(jobs, collectors, known, pictures, strict=True)
-        ]
+        ended = [job.job.wait() for job in jobs]
+        said = [job.read_stderr() for job in jobs]
+    seen = zip([api.url for api in apis], names, pictures, pages, ended, said, strict=True)
+    return [Watched(*each) for each in seen]
 
 
 def test_rank_0_says_where_the_metrics_are_and_they_are_there(pair: list[Watched]) -> None:

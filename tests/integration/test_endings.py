@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rankscope.collector.state.snapshot import RankSnapshot
-from tests.integration.serving import Served, can_listen, find_rank, have_ended, have_stepped, serving
+from tests.integration.serving import Served, can_listen, find_rank, have_ended, serving
 from tests.integration.torchrun import Ended, Job, started, torchrun
 
 pytestmark = pytest.mark.xdist_group("endings")
@@ -36,7 +36,7 @@ class Watched:
 
     def wait_for_steps(self) -> None:
         """Wait until both ranks have trained some steps."""
-        self._served.wait_for_run(self._run, lambda run: have_stepped(run, 5))
+        self._served.wait_for_steps(self._run, 5)
 
     def pid(self, rank: int) -> int:
         """The process of a rank."""

@@ -358,7 +358,7 @@ def test_nothing_is_written_to_stderr(server: HttpServer, capfd: pytest.CaptureF
 
 
 def test_the_url_has_the_real_port(server: HttpServer) -> None:
-    with urllib.request.urlopen(f"{server.url}/healthz", timeout=DEADLINE_S) as answer:  # noqa: S310 - our own
+    with urllib.request.urlopen(f"{server.url}/healthz", timeout=DEADLINE_S) as answer:
         assert answer.read() == b"ok\n"
 
 

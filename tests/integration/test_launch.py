@@ -1,147 +1,169 @@
 """How the agent gets into a real job, and that the job does not notice."""
 
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
-from tests.integration.listening_collector import Life, ListeningCollector, listening
-from tests.integration.torchrun import SCRIPTS, Ended, python, run, torchrun
+from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
+from tests.integration.listening_collector import ListeningCollector, listening
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Ended, python, run, started, torchrun
 
-AGENT = ("-m", "rankscope.agent")
-QUICK = {
-    "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
-    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.1",
-    "RANKSCOPE_FULL_WINDOW_INTERVAL_S": "1",
-    "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.9",
-}
+WEIGHTS_BYTES = 2 * (64 * 64 + 64) * 4
+"""Two layers of 64 x 64 weights and 64 biases, in float32: what small_ddp.py reduces each step."""
 
 
-def watch(collector: ListeningCollector, *command: str, ranks: int = 2, **environment: str) -> Ended:
-    given = {**QUICK, "RANKSCOPE_COLLECTOR": collector.endpoint, **environment}
-    ended = run(torchrun(ranks, *command), given)
+def watch(collector: ListeningCollector, command: Sequence[str], **environment: str) -> Ended:
+    ended = run(command, {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, **environment})
     assert ended.left == ()
     return ended
 
 
-def losses(ended: Ended) -> list[str]:
-    return next(line for line in ended.stdout.splitlines() if line.startswith("losses")).split()[1:]
+def find_losses(ended: Ended) -> list[str]:
+    (line,) = re.findall(r"^losses (.*)$", ended.stdout, re.MULTILINE)
+    losses: list[str] = line.split()
+    return losses
 
 
-def check_steps(life: Life, steps: int, *, batches: int = 1) -> None:
-    records = life.steps
+def check_steps(records: Sequence[StepRecord], steps: int, *, micro_batches: int = 1) -> None:
     assert [record.step for record in records] == list(range(steps))
-    assert [record.batches for record in records] == [batches] * steps
-    assert [record.backwards for record in records] == [batches] * steps
+    assert {record.backwards for record in records} == {micro_batches}
+    assert {record.batches for record in records} == {micro_batches}
     assert all(sum(record.phases_ns.values()) == record.duration_ns for record in records)
 
 
-def test_losses_are_the_same_to_the_last_bit_and_every_step_is_seen() -> None:
+def check_collectives(records: Sequence[CollectiveRecord], covered: set[int]) -> None:
+    """One all-reduce of all weights in every covered step and nowhere else, in the only group."""
+    assert {(record.group, record.op) for record in records} == {("default_pg", "all_reduce")}
+    assert sorted(record.step for record in records) == sorted(covered)
+    assert {record.bytes for record in records} - {None} == {WEIGHTS_BYTES}
+
+
+def check_parts(window: WindowBreakdown) -> None:
+    communication_only_ns = window.exposed_communication_ns
+    assert window.compute_ns + communication_only_ns + window.copy_ns + window.idle_ns == window.window_ns
+    assert window.overlap_ns + communication_only_ns == window.communication_ns
+    assert min(window.compute_ns, window.communication_ns) > 0
+
+
+def test_losses_are_the_same_to_the_last_bit_while_everything_is_seen() -> None:
     plain = run(torchrun(2, "small_ddp.py"))
     with listening() as collector:
-        watched = watch(collector, *AGENT, "small_ddp.py")
-    assert plain.exit_code == watched.exit_code == 0
-    assert losses(plain) == losses(watched)
-    assert len(losses(watched)) == 30
-    assert len(collector.lives) == 2
-    for life in collector.lives:
-        check_steps(life, 30)
-        assert life.ending == ("finished", "", None)
-        check_windows(life)
-    first, second = ([window.first_step for window in life.breakdowns] for life in collector.lives)
-    assert first == second
-
-
-def check_windows(life: Life) -> None:
-    """Every all-reduce of the covered steps, numbered without a hole; parts that sum to their window."""
-    covered = [step for report in life.reports for span in report.covered_steps for step in range(span[0], span[1] + 1)]
-    assert covered == list(range(covered[0], 30))
-    reduces = [record for record in life.collectives if record.op == "all_reduce"]
-    assert {record.step for record in reduces} == set(covered)
-    numbers = [record.sequence for record in life.collectives]
-    assert None not in numbers
-    first = min(number for number in numbers if number is not None)
-    assert sorted(number or 0 for number in numbers) == list(range(first, first + len(numbers)))
-    # Two layers of 64 x 64 weights and 64 biases, in float32.
-    assert {record.bytes for record in reduces} - {None} == {2 * (64 * 64 + 64) * 4}
-    assert life.breakdowns
-    for window in life.breakdowns:
-        exposed, overlap = window.exposed_communication_ns, window.overlap_ns
-        assert window.compute_ns + exposed + window.copy_ns + window.idle_ns == window.window_ns
-        assert overlap + exposed == window.communication_ns
-        assert window.compute_ns > 0
-        assert window.communication_ns > 0
-
-
-@pytest.mark.parametrize("workers", ["fork", "spawn", "forkserver"])
-def test_loader_workers_of_every_kind_work_and_are_not_measured(workers: str) -> None:
-    with listening() as collector:
-        ended = watch(collector, *AGENT, "small_ddp.py", "--steps", "12", "--workers", workers)
-    assert ended.exit_code == 0
-    assert [life.rank for life in collector.lives] == [0, 1]
-    for life in collector.lives:
-        check_steps(life, 12)
+        watched = watch(collector, torchrun(2, *AGENT, "small_ddp.py"))
+    assert (plain.exit_code, watched.exit_code) == (0, 0)
+    assert find_losses(watched) == find_losses(plain)
+    assert len(find_losses(watched)) == 4 * 10
+    first, second = collector.lives
+    sequence_less_step = set()
+    for life in (first, second):
+        assert (life.ending, life.losses.errors) == (("finished", "", None), {})
+        check_steps(life.steps, 40)
+        check_collectives(life.collectives, life.covered_steps)
+        sequence_less_step |= {(record.sequence or 0) - record.step for record in life.collectives}
+        for window in life.breakdowns:
+            check_parts(window)
+    # One all-reduce a step: were a number missing or a rank out of step, the difference would not stay the same.
+    assert len(sequence_less_step) == 1
+    # Full windows are two steps long and begin with step 4 and, 32 later, with step 36.
+    assert [window.first_step for window in first.breakdowns] == [4, 5, 36, 37]
+    assert [window.first_step for window in second.breakdowns] == [4, 5, 36, 37]
 
 
 def test_without_touching_the_launch_line_accumulation_and_evaluation_are_told_apart() -> None:
+    options = ("--epochs", "3", "--steps", "4", "--accumulate", "3", "--evaluate")
     with listening() as collector:
-        options = ("--steps", "12", "--accumulate", "3", "--evaluate-every", "4")
-        ended = watch(collector, "small_ddp.py", *options, RANKSCOPE="1")
+        ended = watch(collector, torchrun(2, "small_ddp.py", *options), RANKSCOPE="1")
     assert ended.exit_code == 0
+    assert [life.rank for life in collector.lives] == [0, 1]
     for life in collector.lives:
-        check_steps(life, 12, batches=3)
-        # no_sync: one all-reduce a step, after the last of its three backwards.
-        counts = {record.step: 0 for record in life.collectives}
-        for record in life.collectives:
-            counts[record.step] += record.op == "all_reduce"
-        assert set(counts.values()) == {1}
+        check_steps(life.steps, 12, micro_batches=3)
+        # no_sync: one all-reduce a step, after the last of its three backwards; an evaluation has none.
+        check_collectives(life.collectives, life.covered_steps)
 
 
-def test_script_finds_itself_run_as_python_runs_it() -> None:
+def test_loader_workers_of_every_kind_work_and_are_not_measured() -> None:
+    options = ("--steps", "4", "--workers", "fork", "spawn", "forkserver")
     with listening() as collector:
-        ended = watch(collector, *AGENT, "introspect.py", "3", "--collector", "mine", ranks=1)
-    script = SCRIPTS / "introspect.py"
-    assert f"name __main__ file {script} argv ['introspect.py', '3', '--collector', 'mine'] path True" in ended.stdout
-    assert "early False threads 2" in ended.stdout
-    assert "pickled True" in ended.stdout
-    assert "exitcode  : 3" in ended.stderr
-    assert [life.ending for life in collector.lives] == [("failed", "SystemExit", 3)]
+        ended = watch(collector, python(*AGENT, "small_ddp.py", *options), **ALONE)
+    assert (ended.exit_code, len(find_losses(ended))) == (0, 3 * 4)
+    (life,) = collector.lives
+    check_steps(life.steps, 3 * 4)
 
 
-def test_module_is_run_with_its_package_also_where_torch_does_not_load_us() -> None:
+def test_script_finds_itself_run_as_python_runs_it(tmp_path: Path) -> None:
+    link = tmp_path / "linked.py"
+    link.symlink_to(SCRIPTS / "introspect.py")
+    for script in ("introspect.py", str(link)):
+        plain = run(python(script, "3", "--collector", "its own"))
+        with listening() as collector:
+            watched = watch(collector, python(*AGENT, script, "3", "--collector", "its own"))
+        assert (watched.exit_code, watched.stdout) == (plain.exit_code, plain.stdout)
+        assert plain.exit_code == 3
+        # Neither torch nor numpy was there before the script set its environment, and a neighbour was found.
+        assert "[] 2 42" in plain.stdout
+        assert [life.ending for life in collector.lives] == [("failed", "SystemExit", 3)]
+
+
+def test_module_finds_itself_run_as_python_runs_it_also_where_torch_does_not_load_us() -> None:
+    command = ("-m", "package_job.train", "--lr", "1")
+    plain = run(python(*command))
     with listening() as collector:
-        command = (*AGENT, "-m", "pkg.train", "--lr", "1")
-        ended = watch(collector, *command, ranks=1, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert "module __main__ pkg 42 ['--lr', '1'] pkg.train" in ended.stdout
+        watched = watch(collector, python(*AGENT, *command), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert plain.stdout.startswith("__main__ package_job package_job.train True 42")
+    assert (watched.exit_code, watched.stdout) == (0, plain.stdout)
     assert [len(life.steps) for life in collector.lives] == [3]
 
 
 def test_four_calls_work_without_a_launcher_and_a_forked_child_stands_down() -> None:
     with listening() as collector:
-        ended = run(python("own_calls.py"), {**QUICK, "RANKSCOPE_COLLECTOR": collector.endpoint})
-    assert (ended.exit_code, ended.left) == (0, ())
+        ended = watch(collector, python("own_calls.py"))
+    assert ended.exit_code == 0
     assert ended.stdout.splitlines() == ["started True True", "done"]
     (life,) = collector.lives
     assert [record.step for record in life.steps] == list(range(5))
     assert all(record.phases_ns["augment"] > 0 for record in life.steps)
+    assert all(sum(record.phases_ns.values()) == record.duration_ns for record in life.steps)
     assert life.ending == ("stopped", "", None)
 
 
 def test_switch_without_a_rank_does_nothing() -> None:
     with listening() as collector:
-        ended = run(python("introspect.py"), {"RANKSCOPE": "1", "RANKSCOPE_COLLECTOR": collector.endpoint})
+        ended = watch(collector, python("ends.py", "return"), RANKSCOPE="1")
     assert (ended.exit_code, ended.stderr, collector.lives) == (0, "", [])
 
 
 @pytest.mark.parametrize(
     ("how", "ending"),
     [
+        ("return", ("finished", "", None)),
         ("raise", ("failed", "ValueError: the loss is not a number", 1)),
-        ("interrupt", ("interrupted", "KeyboardInterrupt: ", 1)),
+        ("raise-hooked", ("failed", "ValueError: the loss is not a number", 1)),
+        ("exit-0", ("finished", "", 0)),
+        ("exit-2", ("failed", "SystemExit", 2)),
+        ("exit-text", ("failed", "SystemExit", 1)),
+        ("os-exit", None),
+        ("kill", None),
     ],
 )
-def test_uncaught_exception_is_the_end_that_is_told_and_names_the_users_line(
-    how: str, ending: tuple[str, str, int]
-) -> None:
+def test_end_of_a_script_that_never_trains_is_its_own_and_is_told(how: str, ending: object) -> None:
+    plain = run(python("ends.py", how))
     with listening() as collector:
-        ended = watch(collector, *AGENT, "small_ddp.py", "--steps", "3", "--exit", how, ranks=1)
-    assert ended.exit_code == 1
-    assert "small_ddp.py" in ended.stderr
-    assert [life.ending for life in collector.lives] == [ending]
+        watched = watch(collector, python(*AGENT, "ends.py", how), **ALONE)
+    assert (watched.exit_code, watched.stdout) == (plain.exit_code, plain.stdout)
+    # Whoever is gone in an instant may not even have introduced itself.
+    assert [life.ending for life in collector.lives if life.goodbye or ending] == ([ending] if ending else [])
+    # The traceback ends as python's own does, with the user's lines.
+    assert watched.stderr.splitlines()[-5:] == plain.stderr.splitlines()[-5:]
+
+
+def test_ctrl_c_is_an_interruption() -> None:
+    with listening() as collector:
+        environment = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint}
+        with started(python(*AGENT, "ends.py", "wait"), environment) as job:
+            collector.wait_until(lambda lives: any(life.reports for life in lives), 60.0)
+            job.launcher.send_signal(signal.SIGINT)
+            ended = job.wait()
+    assert (ended.exit_code, ended.left) == (-signal.SIGINT, ())
+    assert [life.ending for life in collector.lives] == [("interrupted", "KeyboardInterrupt: ", 1)]

@@ -76,10 +76,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_nvml(tmp_path_factory.mktemp("driver")).parent
 
 
-def _run(folder: Path, uuid: str, script: str, **environment: int) -> Any:  # noqa: ANN401 - whatever JSON the script prints
+def _run(folder: Path, uuid: str, script: str, **environment: int) -> Any:
     """What `script` answers in a new process that finds its NVML in `folder`."""
     variables = {name: str(value) for name, value in environment.items()}
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [sys.executable, "-c", PRELUDE + script, uuid],
         env={**os.environ, "LD_LIBRARY_PATH": str(folder), **variables},
         capture_output=True,

@@ -269,7 +269,7 @@ def test_drain_gives_up_at_its_deadline(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_drain_gives_up_at_once_when_no_collector_was_ever_there(rank: Rank, is_open: bool) -> None:  # noqa: FBT001
+def test_drain_gives_up_at_once_when_no_collector_was_ever_there(rank: Rank, is_open: bool) -> None:
     if is_open:
         rank.sender.open(f"tcp://127.0.0.1:{free_port()}")
     rank.push(1)
@@ -302,7 +302,7 @@ def test_a_refusal_is_kept_with_its_reason(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_wake_ends_an_exchange_that_waits(rank: Rank, is_open: bool) -> None:  # noqa: FBT001
+def test_wake_ends_an_exchange_that_waits(rank: Rank, is_open: bool) -> None:
     if is_open:
         rank.sender.open(f"tcp://127.0.0.1:{free_port()}")
     rank.clock.was_read.clear()
@@ -346,7 +346,7 @@ def test_what_is_no_answer_of_a_collector_is_ignored_and_counted(rank: Rank) -> 
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_without_a_collector_an_exchange_sleeps_through(rank: Rank, is_open: bool) -> None:  # noqa: FBT001
+def test_without_a_collector_an_exchange_sleeps_through(rank: Rank, is_open: bool) -> None:
     if is_open:
         rank.sender.open(f"tcp://127.0.0.1:{free_port()}")
     rank.push(10)

@@ -1,27 +1,30 @@
-"""The user's own torch.profiler beside the agent: its trace is whole, ours gives way and comes back."""
+"""The user's own torch.profiler beside the agent: its traces are whole, ours gives way and comes back."""
 
 from tests.integration.listening_collector import listening
-from tests.integration.test_launch import AGENT, QUICK, check_steps
-from tests.integration.torchrun import run, torchrun
+from tests.integration.torchrun import AGENT, OFTEN, Ended, run, torchrun
 
-SCRIPT = ("small_ddp.py", "--steps", "80", "--profile")
-
-
-def profiled(stdout: str) -> list[str]:
-    return sorted(line for line in stdout.splitlines() if line.startswith("profiled"))
+# What profiled.py does: the steps profiled from the start, two cycles of 6 waiting, 2 warming up and 4 active ones,
+# 60 during which another thread profiles, and 40 more.
+PROFILED = {*range(3), *range(3 + 6, 3 + 12), *range(3 + 18, 3 + 24)}
+STEPS = 3 + 24 + 60 + 40
 
 
-def test_users_profiler_sees_the_same_with_and_without_us() -> None:
-    plain = run(torchrun(2, *SCRIPT))
+def find_traces(ended: Ended) -> list[str]:
+    return sorted(line for line in ended.stdout.splitlines() if line.startswith("rank "))
+
+
+def test_users_traces_hold_the_same_events_with_and_without_us() -> None:
+    plain = run(torchrun(2, "profiled.py"))
     with listening() as collector:
-        watched = run(torchrun(2, *AGENT, *SCRIPT), {**QUICK, "RANKSCOPE_COLLECTOR": collector.endpoint})
-    assert (plain.exit_code, watched.exit_code) == (0, 0)
-    # Four active steps of a rank, two linear layers each.
-    assert profiled(plain.stdout) == profiled(watched.stdout) == [f"profiled {rank} 4 8" for rank in range(2)]
+        watched = run(torchrun(2, *AGENT, "profiled.py"), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
+    assert (plain.exit_code, watched.exit_code, watched.left) == (0, 0, ())
+    assert find_traces(watched) == find_traces(plain)
+    # Per step one all-reduce, and two layers with one product each.
+    (cycle,) = {line.partition(", ")[2] for line in find_traces(plain) if "scheduled" in line}
+    assert cycle == "4 marks, 4 all-reduces, 8 products"
     for life in collector.lives:
-        check_steps(life, 80)
+        assert [record.step for record in life.steps] == list(range(STEPS))
         assert life.losses.windows_skipped["user_profiler"] >= 1
-        covered = {step for report in life.reports for first, last in report.covered_steps for step in range(first, last + 1)}
-        # Off while the user's profiler warms up and records (steps 8 to 13), and back when it has ended.
-        assert not covered & set(range(9, 14))
-        assert max(covered) > 13
+        assert life.losses.errors == {}
+        assert not life.covered_steps & PROFILED
+        assert max(life.covered_steps) == STEPS - 1

@@ -26,6 +26,19 @@ MARK = "JOB_OF_A_TEST"
 have gone (torchrun gives each rank a session of its own, orphans lose their parent), and nobody else's."""
 
 
+AGENT = ("-m", "rankscope.agent")
+
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+"""What a launcher would say to the only rank of a job: for what one process shows, starting torchrun is time lost."""
+
+OFTEN = {
+    "RANKSCOPE_REPORT_INTERVAL_S": "0.1",
+    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.1",
+    "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.9",
+}
+"""Windows and reports so often that a job of a second has several."""
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a job ended. `left` describes the processes of it that were still there; it should be empty."""
@@ -41,8 +54,11 @@ class Job:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], stderr_path: str) -> None:
         self._mark = secrets.token_hex(8)
-        self._stdout: IO[bytes] = tempfile.TemporaryFile()
-        self._stderr: IO[bytes] = tempfile.TemporaryFile() if not stderr_path else Path(stderr_path).open("r+b")
+        self._files = contextlib.ExitStack()
+        self._stdout: IO[bytes] = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the ExitStack closes it
+        self._stderr: IO[bytes] = self._files.enter_context(
+            Path(stderr_path).open("r+b") if stderr_path else tempfile.TemporaryFile()  # noqa: SIM115 - as above
+        )
         self._stderr_is_kept = not stderr_path
         self.launcher = subprocess.Popen(
             command,
@@ -80,8 +96,7 @@ class Job:
             with contextlib.suppress(psutil.Error):
                 member.send_signal(signal.SIGKILL)
         self.launcher.wait()
-        self._stdout.close()
-        self._stderr.close()
+        self._files.close()
 
     @staticmethod
     def _read(stream: IO[bytes]) -> str:
@@ -101,9 +116,7 @@ def started(
         job.end()
 
 
-def run(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, stderr_path: str = ""
-) -> Ended:
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None, *, stderr_path: str = "") -> Ended:
     """Start a command and wait for its end."""
     with started(command, environment, stderr_path=stderr_path) as job:
         return job.wait()
@@ -126,6 +139,7 @@ def _environment(given: Mapping[str, str], mark: str) -> dict[str, str]:
 
 def _find_children(pid: int) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children(recursive=True)
+        children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+    return children

@@ -1,6 +1,6 @@
 """A witness on the wire between ranks and a collector: it passes every byte on and writes down what the bytes say.
 
-So that a report was delivered is not taken from the word of a collector that has been killed since, nor from the rank's.
+So that a report was delivered is not taken from the word of a collector that has been killed since, nor of the rank.
 ZMTP 3 on a connection without security, each way: 64 bytes of greeting, then frames
 
     flags: u8 (1: more follows, 2: the size has 8 bytes, 4: a command) | size: u8 or u64 | body

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 PAUSE_S = 0.02
 
@@ -70,7 +70,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step, stop = 0, torch.zeros(1)
     while step < options.steps and not stop.item():
-        for batch in DataLoader(torch.ones(64, 32), batch_size=8):
+        for (batch,) in DataLoader(TensorDataset(torch.ones(64, 32)), batch_size=8):
             model(batch).mean().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -1,16 +1,17 @@
-"""Breaks, after some steps, what the agent calls in torch: what a newer torch or another tool might do.
+"""Breaks, after some steps, what the agent asks of torch: what a newer torch or another tool might do to it.
 
-A hook of the agent asks torch whether gradients are on; windows ask torch's profiler; reports ask for process groups.
+Every optimizer step the agent looks which GPU there is, windows ask the profiler, reports ask for the process groups.
 """
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
-dist.init_process_group("gloo")
-model = torch.nn.Linear(16, 16)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch_as_it_was: Any = torch
+c10d_as_it_was: Any = c10d
 
 
 class Broken:
@@ -19,15 +20,19 @@ class Broken:
     def __getattr__(self, name: str) -> object:
         raise RuntimeError(f"no {name} here")
 
-    def __bool__(self) -> bool:
-        raise RuntimeError("neither true nor false")
+    def __call__(self, *_: object, **__: object) -> object:
+        raise RuntimeError("not today")
 
 
-for step, batch in enumerate(DataLoader(torch.randn(400, 16), batch_size=2)):
+dist.init_process_group("gloo")
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(400, 16)), batch_size=2)
+for step, (batch,) in enumerate(loader):
     if step == 20:
-        c10d._world = Broken()
-        torch._C._autograd._profiler_enabled = Broken()
-        torch._C._autograd._disable_profiler = Broken()
+        torch_as_it_was.cuda.is_initialized = Broken()
+        torch_as_it_was._C._autograd._profiler_enabled = Broken()
+        c10d_as_it_was._world = Broken()
     model(batch).sum().backward()
     optimizer.step()
-print("trained to the end", flush=True)
+print("trained to the end")

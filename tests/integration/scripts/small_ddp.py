@@ -1,93 +1,95 @@
-"""A small DistributedDataParallel job with everything that loops of users have: accumulation, evaluation, workers.
+"""A small DistributedDataParallel job with what users' loops have: dropout, accumulation, epochs, evaluation, workers,
+and ranges of their own around the epochs and the batches.
 
-Prints each loss with all its digits, so that two runs can be compared bit by bit.
+Rank 0 prints each loss with all its digits, so that two runs can be compared bit by bit.
 """
 
 import argparse
 import contextlib
-import itertools
-import sys
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.profiler import record_function
+from torch.utils.data import DataLoader, Dataset
+
+WIDTH = 64
+BATCH = 4
 
 
-class Readings(TensorDataset):
-    """Defined in __main__: workers of `spawn` and `forkserver` have to find it again."""
+class Readings(Dataset[torch.Tensor]):
+    """Defined in __main__: the workers of `spawn` and `forkserver` have to find it again."""
+
+    def __init__(self, batches: int, seed: int) -> None:
+        self.rows = torch.randn(batches * BATCH, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--workers", choices=("none", "fork", "spawn", "forkserver"), default="none")
-    parser.add_argument("--evaluate-every", type=int, default=0)
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--exit", default="")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps of an epoch")
+    parser.add_argument("--accumulate", type=int, default=1, help="backwards of a step")
+    parser.add_argument("--evaluate", action="store_true", help="after each epoch")
+    parser.add_argument("--workers", nargs="*", default=[], help="how the loader of each epoch starts its worker")
     return parser.parse_args()
 
 
-def profiler(wanted: bool) -> contextlib.AbstractContextManager[torch.profiler.profile | None]:
-    if not wanted:
-        return contextlib.nullcontext()
-    schedule = torch.profiler.schedule(wait=8, warmup=2, active=4, repeat=1)
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule)
+class Training:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.readings = Readings(options.steps * options.accumulate, seed=dist.get_rank())
+        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+        self.model = DistributedDataParallel(layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.losses: list[str] = []
+
+    def load(self, workers: str | None) -> "DataLoader[torch.Tensor]":
+        if workers is None:
+            return DataLoader(self.readings, batch_size=BATCH)
+        return DataLoader(self.readings, batch_size=BATCH, num_workers=1, multiprocessing_context=workers)
+
+    def train(self, workers: str | None) -> None:
+        for number, batch in enumerate(self.load(workers), start=1):
+            with record_function("a batch"):
+                self.learn(batch, steps=number % self.options.accumulate == 0)
+
+    def learn(self, batch: torch.Tensor, *, steps: bool) -> None:
+        with contextlib.nullcontext() if steps else self.model.no_sync():
+            loss = self.model(batch).square().mean()
+            loss.backward()
+        self.losses.append(loss.item().hex())
+        if steps:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def evaluate(self) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            for batch in self.load(None):
+                self.model(batch)
+        self.model.train()
 
 
 def main() -> None:
     options = read_options()
     torch.manual_seed(7)
     dist.init_process_group("gloo")
-    layers = [nn.Linear(64, 64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 64)]
-    model = DistributedDataParallel(nn.Sequential(*layers))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    random = torch.Generator().manual_seed(dist.get_rank())
-    readings = Readings(torch.randn(4 * options.steps * options.accumulate, 64, generator=random))
-    workers = {"num_workers": 2, "multiprocessing_context": options.workers} if options.workers != "none" else {}
-    losses = []
-    with profiler(options.profile) as profile:
-        for number, (batch,) in enumerate(DataLoader(readings, batch_size=4, **workers), start=1):
-            steps = number % options.accumulate == 0
-            with contextlib.nullcontext() if steps else model.no_sync():
-                loss = model(batch).square().mean() / options.accumulate
-                loss.backward()
-            losses.append(loss.item().hex())
-            if not steps:
-                continue
-            optimizer.step()
-            optimizer.zero_grad()
-            if profile is not None:
-                profile.step()
-            if options.evaluate_every and (number // options.accumulate) % options.evaluate_every == 0:
-                evaluate(model, readings)
+    training = Training(options)
+    for workers in options.workers or [None] * options.epochs:
+        with record_function("an epoch"):
+            training.train(workers)
+        if options.evaluate:
+            training.evaluate()
     if dist.get_rank() == 0:
-        print("losses", *losses)
-    if profile is not None:
-        names = [event.key for event in profile.events()]
-        marks = sum(name.startswith("ProfilerStep") for name in names)
-        print("profiled", dist.get_rank(), marks, names.count("aten::addmm"))
+        print(f"losses {' '.join(training.losses)}\n", end="")
     dist.destroy_process_group()
-    if options.exit:
-        end(options.exit)
-
-
-def evaluate(model: nn.Module, readings: Readings) -> None:
-    model.eval()
-    with torch.no_grad():
-        for (batch,) in itertools.islice(DataLoader(readings, batch_size=8), 3):
-            model.module(batch)
-    model.train()
-
-
-def end(how: str) -> None:
-    if how == "raise":
-        raise ValueError("the loss is not a number")
-    if how == "interrupt":
-        raise KeyboardInterrupt
-    sys.exit(int(how))
 
 
 if __name__ == "__main__":

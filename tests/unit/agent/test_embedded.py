@@ -19,7 +19,9 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0", "MASTER_POR
 def test_the_child_is_no_rank_and_starts_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD"):
         monkeypatch.setenv(name, "1")
-    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD"} & set(_environment()) == set()
+    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD"} & set(
+        _environment()
+    ) == set()
 
 
 def test_the_child_keeps_what_it_needs_to_run_and_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from rankscope.agent.guard import Guard, describe, say
 
 
-class Unprintable(Exception):
+class UnprintableError(Exception):
     """An error of somebody's code whose text cannot be made."""
 
     def __str__(self) -> str:
@@ -72,9 +72,9 @@ def test_counts_that_were_handed_out_do_not_change_afterwards() -> None:
 
 def test_an_error_whose_text_cannot_be_made_is_counted_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
     guard = Guard(error_budget=10)
-    guard.record("hooks", Unprintable())
+    guard.record("hooks", UnprintableError())
     assert guard.errors == {"hooks": 1}
-    assert "hooks failed (Unprintable)" in capsys.readouterr().err
+    assert "hooks failed (UnprintableError)" in capsys.readouterr().err
     assert describe(ValueError("no such rank")) == "ValueError: no such rank"
 
 

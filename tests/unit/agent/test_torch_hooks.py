@@ -77,7 +77,8 @@ class BrokenTimer(StepTimer):
 
     def __init__(self) -> None:
         super().__init__(lambda _record: None)
-        self.data_begin = self.backward_begin = self.optimizer_begin = self.optimizer_end = self._fail  # type: ignore[assignment]
+        for moment in ("data_begin", "backward_begin", "optimizer_begin", "optimizer_end"):
+            setattr(self, moment, self._fail)
 
     def _fail(self, *_: object, **__: object) -> None:
         raise KeyError("our own mistake")
@@ -108,7 +109,7 @@ def test_what_is_learnt_is_the_same_with_hooks_and_without(watched: Watched) -> 
 
 
 def test_a_scaler_that_skips_a_step_ends_the_step_all_the_same(watched: Watched) -> None:
-    loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=2.0)  # type: ignore[attr-defined]
+    loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=2.0)
     before = loop.weights()
     for (batch,) in loop.batches:
         scaler.scale(loop.loss(batch) * float("inf")).backward()
@@ -119,7 +120,7 @@ def test_a_scaler_that_skips_a_step_ends_the_step_all_the_same(watched: Watched)
 
 
 def test_a_scaler_that_steps_is_counted_once(watched: Watched) -> None:
-    loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=2.0)  # type: ignore[attr-defined]
+    loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=2.0)
     for (batch,) in loop.batches:
         scaler.scale(loop.loss(batch)).backward()
         scaler.step(loop.optimizer)
@@ -217,7 +218,7 @@ def test_our_own_errors_are_counted_and_not_raised_and_training_goes_on() -> Non
 
 def test_an_error_of_the_script_passes_through_unchanged(watched: Watched) -> None:
     with pytest.raises(RuntimeError, match="does not require grad"):
-        torch.zeros(1).backward()  # type: ignore[no-untyped-call]
+        torch.zeros(1).backward()
     assert watched.hooks.moments == 2
     Loop().train()
     assert len(watched.finish()) == BATCHES
@@ -290,7 +291,7 @@ def state_of_torch() -> list[Any]:
     return [
         torch.autograd.backward,
         loader_module._BaseDataLoaderIter.__dict__["__next__"],
-        torch.amp.GradScaler.__dict__["step"],  # type: ignore[attr-defined]
+        torch.amp.GradScaler.__dict__["step"],
         profile.__dict__["_prepare_trace"],
         profile.__dict__["__exit__"],
         torch.autograd.profiler.record_function.__dict__["__enter__"],
@@ -330,14 +331,14 @@ def test_a_hook_that_somebody_has_wrapped_stays_in_place_and_is_silent(monkeypat
     def theirs(*args: Any, **kwargs: Any) -> Any:
         return ours(*args, **kwargs)
 
-    torch.autograd.backward = theirs  # type: ignore[assignment]
+    torch.autograd.backward = theirs
     try:
         watched.hooks.remove()
         assert torch.autograd.backward is theirs
         Loop().train()
     finally:
         monkeypatch.undo()
-        torch.autograd.backward = original  # type: ignore[assignment]
+        torch.autograd.backward = original
     assert (watched.hooks.moments, watched.finish()) == (0, [])
 
 

@@ -1,4 +1,4 @@
-"""WindowPlan: on which steps windows begin, and how time and cost set their distance. Pure arithmetic on step numbers."""
+"""WindowPlan: on which steps windows begin, and how time and cost set their distance. Arithmetic on step numbers."""
 
 import pytest
 

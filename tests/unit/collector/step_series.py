@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from rankscope.collector.detect.noise import Floats
 from rankscope.collector.detect.peers import Peers
-from rankscope.collector.detect.stragglers import Floats, Slow, StepSeries
+from rankscope.collector.detect.stragglers import Slow, StepSeries
 
 MS = 1_000_000
 UNKNOWN = float("nan")
@@ -48,12 +49,14 @@ def slow_of(
     self_ms: float,
     peers_ms: float,
     since_step: int = 0,
+    level_from_step: int = 0,
     are_twins: bool = True,
     change_is_seen: bool = True,
 ) -> Slow:
     return Slow(
         rank=rank,
         since_step=since_step,
+        level_from_step=level_from_step,
         change_is_seen=change_is_seen,
         slowdown_ratio=self_ms / peers_ms,
         robust_z=20.0,

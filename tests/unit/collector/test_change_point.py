@@ -6,7 +6,9 @@ import pytest
 from rankscope.collector.detect.change_point import SIDE_MIN, find_change
 
 
-def series(*levels: tuple[int, float], spread: float = 0.0, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def series(
+    *levels: tuple[int, float], spread: float = 0.0, seed: int = 1
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """So many values at each level, with noise of a seeded generator on top."""
     steps = np.concatenate([np.full(count, level) for count, level in levels])
     return steps + np.random.default_rng(seed).normal(0.0, spread, len(steps))

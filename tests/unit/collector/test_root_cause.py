@@ -31,10 +31,10 @@ def cause_of(
     breakdowns: Mapping[int, Sequence[WindowBreakdown]] | None = None,
     gc_pauses: Mapping[int, Sequence[GcPauses]] | None = None,
     devices: Devices | None = None,
-    since_step: int = 0,
+    level_from_step: int = 0,
 ) -> Cause:
     series = series_of(alike(150.0, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0, since_step=since_step)
+    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
     return find_cause(slow, series, Samples(breakdowns or {}, gc_pauses or {}, devices or {}))
 
 
@@ -53,10 +53,10 @@ def test_data_is_the_cause_from_half_of_the_excess_on(data_ms: float, name: str)
     assert cause_of(phases_ms={"data": alike(data_ms, 10.0)}).name == name
 
 
-def test_only_steps_since_the_slowness_began_are_compared() -> None:
+def test_only_steps_of_the_present_level_are_compared() -> None:
     # Before step 6 the peers were the ones that waited for data.
     data_ms = [[90.0] * 3 + [10.0]] * 6 + [[10.0] * 3 + [60.0]] * 4
-    assert cause_of(phases_ms={"data": data_ms}, since_step=6).evidence == {"data_excess_ns": 50 * MS}
+    assert cause_of(phases_ms={"data": data_ms}, level_from_step=6).evidence == {"data_excess_ns": 50 * MS}
 
 
 def test_steps_that_are_not_known_of_all_are_left_out() -> None:
@@ -78,7 +78,7 @@ def pauses(ms_per_step: float, first_step: int = 0) -> tuple[GcPauses, ...]:
     )
 
 
-def pauses_of(slow_ms: float, *peers_ms: float) -> dict[int, Sequence[GcPauses]]:
+def pauses_of(slow_ms: float, *peers_ms: float) -> dict[int, tuple[GcPauses, ...]]:
     return {SLOW: pauses(slow_ms)} | {peer: pauses(ms) for peer, ms in enumerate(peers_ms)}
 
 
@@ -94,10 +94,10 @@ def test_pauses_are_the_cause_from_half_of_the_excess_on(pause_ms: float, name: 
     assert cause_of(gc_pauses=pauses_of(pause_ms, 2.0, 2.0)).name == name
 
 
-def test_pauses_before_the_slowness_do_not_count() -> None:
+def test_pauses_before_the_present_level_do_not_count() -> None:
     # Counted up: 0 at step 0, 900 ms at step 10, and nothing after it.
     early = (GcPauses(0, 0), GcPauses(10, 900 * MS), GcPauses(20, 900 * MS))
-    assert cause_of(gc_pauses={SLOW: early, 0: pauses(0.0)}, since_step=10).name == "unattributed"
+    assert cause_of(gc_pauses={SLOW: early, 0: pauses(0.0)}, level_from_step=10).name == "unattributed"
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,7 @@ def gpus(slow: tuple[DeviceSample, ...], peer: tuple[DeviceSample, ...]) -> Devi
         ),
     ],
 )
-def test_slow_clock_is_the_cause_by_the_reason_the_gpu_gives(
-    reasons: tuple[str, ...], name: str, because: str
-) -> None:
+def test_slow_clock_is_the_cause_by_the_reason_the_gpu_gives(reasons: tuple[str, ...], name: str, because: str) -> None:
     cause = cause_of(devices=gpus(gpu(1.2, *reasons), gpu(2.0, "sw_power_cap")))
     assert cause == Cause(name, because, {"sm_clock_ratio": 0.6})
 
@@ -241,8 +239,8 @@ def test_windows_of_several_steps_count_by_the_step() -> None:
 
 
 @pytest.mark.parametrize("early", [window(130.0, 150, first_step=4), window(130.0, 150, first_step=5, step_count=0)])
-def test_windows_from_before_the_slowness_or_of_no_step_do_not_count(early: WindowBreakdown) -> None:
-    cause = cause_of(breakdowns=windows(early, window(80.0, 100, first_step=5)), since_step=5)
+def test_windows_from_before_the_present_level_or_of_no_step_do_not_count(early: WindowBreakdown) -> None:
+    cause = cause_of(breakdowns=windows(early, window(80.0, 100, first_step=5)), level_from_step=5)
     assert cause == Cause(*NO_CAUSE, {})
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from rankscope.collector.detect.change_point import find_change
 from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.noise import Floats
 from rankscope.collector.detect.peers import Peers, find_peers
 from rankscope.collector.detect.stragglers import (
-    Floats,
     Slow,
     StepSeries,
     Thresholds,

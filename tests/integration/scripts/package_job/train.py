@@ -1,4 +1,4 @@
-"""Run with -m: says how it finds itself run, and trains three steps on one process."""
+"""Run with -m: says how it finds itself run, and trains three steps."""
 
 import sys
 
@@ -11,4 +11,5 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     model(torch.ones(2)).sum().backward()
     optimizer.step()
-print("module", __name__, __package__, ANSWER, sys.argv[1:], sys.modules["__main__"].__spec__.name)
+print(__name__, __package__, __spec__.name, sys.modules["__main__"].__file__ == __file__, ANSWER)
+print(sys.argv, sys.path)

@@ -1,0 +1,309 @@
+"""What the agent costs a training job: the same DDP script with and without it, side by side.
+
+    python -m tests.benchmarks.overhead [--pairs 10] [--seconds 15] [--out FILE]
+
+A round runs the script once in each arm, one after the other, the next round in the opposite order (A B C, C B A), so
+that a machine that becomes slower or faster by itself favours none of them. What is compared is always two runs of one
+round. A collector runs beside all arms, in the one without the agent with nothing to do: only the agent and what it
+sends differ. (In real use the collector mostly has a machine of its own; here its work counts against the agent.)
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankscope.collector.demo.run import read_run
+from rankscope.collector.state.snapshot import RunSnapshot
+from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.training import SIZES
+
+RANKS = 2
+PAIRS = 10
+SECONDS = 15.0
+WARMUP_S = 2.0
+"""Left out at the begin of each run: torch allocates and DDP rebuilds its buckets, and the agent takes a window of its
+own after a few steps."""
+START_S_MAX = 120.0
+"""For importing torch and meeting, on a busy machine."""
+SLOWER_MAX = 8.0
+"""A run may take this many times as long as the steps are meant to."""
+END_S_MAX = 60.0
+COLLECTOR_START_S_MAX = 60.0
+LAST_REPORT_S_MAX = 10.0
+LOOK_AGAIN_S = 0.25
+RESAMPLES = 10_000
+
+SCRIPT = Path(__file__).with_name("training.py")
+
+WITHOUT = "without the agent"
+ARMS: dict[str, dict[str, str] | None] = {
+    WITHOUT: None,
+    "all on": {},
+    "windows off": {"RANKSCOPE_COLLECTIVE_WINDOWS": "0", "RANKSCOPE_FULL_WINDOWS": "0"},
+}
+"""What is set for the agent in each arm, over its defaults; None: it is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of the script: rank 0's median and mean step, and the CPU time of its process over the steps.
+
+    `meter` is the larger of the two ranks' own `overhead_ratio`, `full_steps` how many steps full windows broke down,
+    warm-up included; both None without the agent.
+    """
+
+    median_ns: float
+    mean_ns: float
+    cpu_ns: float
+    meter: float | None = None
+    full_steps: int | None = None
+
+
+Round = dict[str, Run]
+
+
+class Ratios(NamedTuple):
+    """A quotient of two arms over all rounds; `low` and `high` bound the median with 95 % confidence."""
+
+    median: float
+    low: float
+    high: float
+    smallest: float
+    largest: float
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def collector() -> Iterator[tuple[str, str]]:
+    """A collector with its defaults; where agents reach it, and its HTTP address."""
+    command = [
+        sys.executable, "-m", "rankscope.collector", "serve", "--announce",
+        "--listen", "tcp://127.0.0.1:0", "--http-listen", "127.0.0.1:0",
+    ]  # fmt: skip
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=clean_environment(), text=True
+    )
+    try:
+        if child.stdout is None or not select.select([child.stdout], [], [], COLLECTOR_START_S_MAX)[0]:
+            raise TimeoutError(f"the collector did not say where it listens within {COLLECTOR_START_S_MAX:.0f} s")
+        announced = json.loads(child.stdout.readline())
+        yield announced["endpoint"], announced["metrics_url"].removesuffix("/metrics")
+    finally:
+        end(child)
+
+
+def clean_environment() -> dict[str, str]:
+    """This environment without anything that would set up an agent."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
+
+
+def end(child: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
+    """End a program of ours: asked, then made to."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is None:
+            child.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(END_S_MAX)
+
+
+def run_once(arm: str, size: str, seconds: float, run: str, addresses: tuple[str, str]) -> Run:
+    """One run in one arm. Raises RuntimeError with what the ranks said when they did not train to the end."""
+    endpoint, url = addresses
+    changes = ARMS[arm]
+    environment = clean_environment() | {"OMP_NUM_THREADS": "1"}
+    if changes is not None:
+        environment |= {"RANKSCOPE_COLLECTOR": endpoint, "RANKSCOPE_RUN": run, **changes}
+    measured = train(environment, size, seconds, with_agent=changes is not None)
+    steps_ns: list[int] = measured["steps_ns"]
+    snapshot = read_ended_run(url, run) if changes is not None else None
+    ranks = snapshot.ranks if snapshot is not None else ()
+    return Run(
+        median_ns=statistics.median(steps_ns),
+        mean_ns=statistics.fmean(steps_ns),
+        cpu_ns=measured["cpu_ns"] / len(steps_ns),
+        meter=max((rank.overhead_ratio for rank in ranks if rank.overhead_ratio is not None), default=None),
+        full_steps=max((rank.totals.windows for rank in ranks), default=None),
+    )
+
+
+def train(environment: dict[str, str], size: str, seconds: float, *, with_agent: bool) -> dict[str, Any]:
+    """What rank 0 of one job wrote. Both ranks and the launcher are bounded in time."""
+    step_ms = SIZES[size].step_ms
+    limit_s = START_S_MAX + SLOWER_MAX * (WARMUP_S + seconds)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+b") as said:
+        out = Path(folder) / "steps.json"
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
+            *(["-m", "rankscope.agent"] if with_agent else []), str(SCRIPT),
+            "--size", size, "--warmup", str(math.ceil(WARMUP_S * 1000 / step_ms)),
+            "--steps", str(math.ceil(seconds * 1000 / step_ms)), "--limit-s", str(limit_s), "--out", str(out),
+        ]  # fmt: skip
+        job = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(limit_s + END_S_MAX)
+        finally:
+            end(job)
+        if job.returncode != 0 or not out.exists():
+            said.seek(0)
+            raise RuntimeError(f"a run of {size} ended with {job.returncode}:\n{said.read().decode(errors='replace')}")
+        measured: dict[str, Any] = json.loads(out.read_text())
+        return measured
+
+
+def read_ended_run(url: str, run: str) -> RunSnapshot | None:
+    """What the collector knows of the run once all ranks have said goodbye; None when it never heard of it."""
+    deadline_s = time.monotonic() + LAST_REPORT_S_MAX
+    snapshot = None
+    while time.monotonic() < deadline_s and (snapshot is None or any(rank.up for rank in snapshot.ranks)):
+        time.sleep(LOOK_AGAIN_S)
+        with contextlib.suppress(urllib.error.URLError, TimeoutError):
+            snapshot = read_run(url, run)
+    return snapshot
+
+
+def measure(size: str, pairs: int, seconds: float, addresses: tuple[str, str]) -> list[Round]:
+    """All rounds of one size, said as they come."""
+    rounds: list[Round] = []
+    for number in range(pairs):
+        order = list(ARMS) if number % 2 == 0 else list(reversed(ARMS))
+        found = {arm: run_once(arm, size, seconds, f"{size}-{number}-{arm}", addresses) for arm in order}
+        rounds.append(found)
+        medians = ", ".join(f"{arm} {found[arm].median_ns / 1e6:.2f} ms" for arm in ARMS)
+        print(f"{size}, round {number + 1} of {pairs}: {medians}", flush=True)
+    return rounds
+
+
+# -- comparing --------------------------------------------------------------------------------------------------------
+
+
+def compare(ratios: Sequence[float]) -> Ratios:
+    """The median of the ratios with a bootstrap interval: the middle 95 % of the medians of resampled rounds.
+
+    >>> compare([1.0, 1.0, 1.0])
+    Ratios(median=1.0, low=1.0, high=1.0, smallest=1.0, largest=1.0)
+    """
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    return Ratios(
+        median=statistics.median(ratios),
+        low=medians[int(0.025 * RESAMPLES)],
+        high=medians[int(0.975 * RESAMPLES)],
+        smallest=min(ratios),
+        largest=max(ratios),
+    )
+
+
+def ratios_of(rounds: Sequence[Round], arm: str, what: str) -> list[float]:
+    """By round, the step time of the arm over that of the same round without the agent."""
+    return [getattr(found[arm], what) / getattr(found[WITHOUT], what) for found in rounds]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+EXPLANATION = f"""
+Each round runs the script of `tests/benchmarks/training.py` once in each arm, the order turned round every time; a
+ratio is that of two runs of one round, 1.01 means 1 % more than without the agent.
+
+- **median step**: what an ordinary step costs. Profiler windows fall on few steps, which a median does not see.
+- **mean step**: the whole time, windows included. A run is the begin of a job, where windows are closer together than
+  later (full ones after 32, 64, 128 ... steps, until they are 20 s apart): a long job pays less.
+- **CPU time**: what the process of rank 0 used for a step, all its threads together. Where cores are left over, as for
+  most jobs on GPUs, the agent's own thread takes nothing from training; here the two ranks have {{cores}} cores.
+
+{RANKS} ranks on gloo, `OMP_NUM_THREADS=1`, the first {WARMUP_S:g} s of steps left out. A collector runs on the same
+machine in every arm, so what it does for the ranks counts against the agent too. *95 %* is the middle of a bootstrap of
+the median over the rounds: where it holds 1, the difference was not measurable here.
+"""
+
+
+LEGEND = (
+    "Every round: the median step in ms and, in brackets, the mean and the CPU time of a step; the agent's own meter; "
+    "how many steps its full windows broke down."
+)
+WAYS = {"median step": "median_ns", "mean step": "mean_ns", "CPU time": "cpu_ns"}
+
+
+def render(head: str, pairs: int, seconds: float, results: dict[str, list[Round]]) -> str:
+    """The result file."""
+    parts = [
+        "# What the agent costs a training job",
+        head,
+        EXPLANATION.strip().format(cores=len(os.sched_getaffinity(0))),
+    ]
+    for size, rounds in results.items():
+        step_ms = statistics.median(found[WITHOUT].median_ns for found in rounds) / 1e6
+        parts += [
+            f"## Steps of {step_ms:.1f} ms",
+            f"{SIZES[size]}; {pairs} rounds, each run {seconds:g} s of steps if they took {SIZES[size].step_ms} ms.",
+            render_summary(rounds),
+            LEGEND,
+            render_rounds(rounds),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_summary(rounds: Sequence[Round]) -> str:
+    """One row for each arm with the agent and each way to compare."""
+    lines = ["| arm | ratio of | median | 95 % | smallest | largest |", "|---|---|---|---|---|---|"]
+    for arm in list(ARMS)[1:]:
+        for way, what in WAYS.items():
+            found = compare(ratios_of(rounds, arm, what))
+            numbers = (
+                f"{found.median:.4f} | {found.low:.4f} to {found.high:.4f} | {found.smallest:.4f} | {found.largest:.4f}"
+            )
+            lines.append(f"| {arm} | {way} | {numbers} |")
+    return "\n".join(lines)
+
+
+def render_rounds(rounds: Sequence[Round]) -> str:
+    """One row for each round."""
+    lines = ["| round | " + " | ".join(ARMS) + " |", "|---" * (1 + len(ARMS)) + "|"]
+    for number, found in enumerate(rounds, start=1):
+        lines.append(f"| {number} | " + " | ".join(render_run(found[arm]) for arm in ARMS) + " |")
+    return "\n".join(lines)
+
+
+def render_run(run: Run) -> str:
+    """One run as a cell."""
+    text = f"{run.median_ns / 1e6:.3f} ({run.mean_ns / 1e6:.3f}, {run.cpu_ns / 1e6:.3f})"
+    if run.meter is not None:
+        text += f", meter {100 * run.meter:.2f} %"
+    return text if not run.full_steps else f"{text}, {run.full_steps} full"
+
+
+def main() -> None:
+    """Measure both sizes and write the result."""
+    parser = argparse.ArgumentParser(description="What the agent costs a training job.")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"rounds of each size [{PAIRS}]")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"nominal time of a run's steps [{SECONDS}]")
+    parser.add_argument("--out", type=Path, default=RESULTS / "overhead.md", help="the file to write")
+    options = parser.parse_args()
+    head = describe_run(f"python -m tests.benchmarks.overhead --pairs {options.pairs} --seconds {options.seconds:g}")
+    with collector() as addresses:
+        results = {size: measure(size, options.pairs, options.seconds, addresses) for size in SIZES}
+    text = render(head, options.pairs, options.seconds, results)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""A module beside a script that imports it."""
+
+ANSWER = 42

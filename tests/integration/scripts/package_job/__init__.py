@@ -1,0 +1,1 @@
+"""A package whose training is run with -m."""

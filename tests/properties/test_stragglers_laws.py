@@ -1,0 +1,130 @@
+"""The laws of the search for stragglers: what must not matter does not, and nothing that is missing breaks it."""
+
+import math
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.noise import Floats
+from rankscope.collector.detect.peers import Peers, find_peers
+from rankscope.collector.detect.stragglers import (
+    Slow,
+    StepSeries,
+    Thresholds,
+    find_excess,
+    find_stragglers,
+    has_recovered,
+)
+
+THRESHOLDS = Thresholds()
+
+
+class Job(NamedTuple):
+    """The self times of some ranks, and with whom each is compared."""
+
+    ranks: tuple[int, ...]
+    self_ns: Floats
+    signatures: dict[int, int]
+
+    @property
+    def series(self) -> StepSeries:
+        steps = np.arange(len(self.self_ns))
+        return StepSeries(steps, self.ranks, self.self_ns, self.self_ns, self.self_ns, {}, self_is_measured=True)
+
+    @property
+    def peers(self) -> dict[int, Peers]:
+        return {rank: find_peers(rank, self.signatures, self.ranks) for rank in self.ranks}
+
+    def judge(self) -> tuple[Slow, ...] | Abstain:
+        return find_stragglers(self.series, self.peers, THRESHOLDS)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, *, missing_ratio_max: float = 0.0) -> Job:
+    """A few ranks with some noise. Some are slow from some step on; some do other work than the rest."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    steps, count = draw(st.integers(0, 80)), draw(st.integers(1, 7))
+    spread = draw(st.sampled_from([0.0, 0.02, 0.1, 0.5]))
+    self_ns = 1e8 * np.exp(random.normal(0.0, spread, (steps, count)))
+    for rank in draw(st.sets(st.integers(0, count - 1), max_size=2)):
+        self_ns[draw(st.integers(0, steps)) :, rank] *= draw(st.sampled_from([0.5, 1.05, 1.3, 2.0, 10.0]))
+    self_ns[random.random(self_ns.shape) < draw(st.floats(0.0, missing_ratio_max))] = np.nan
+    kinds_of_work = draw(st.integers(0, 2))
+    signatures = {rank: int(random.integers(kinds_of_work)) for rank in range(count)} if kinds_of_work else {}
+    return Job(tuple(range(count)), self_ns, signatures)
+
+
+def found(job: Job) -> tuple[Slow, ...]:
+    verdict = job.judge()
+    return () if isinstance(verdict, Abstain) else verdict
+
+
+@given(jobs(), st.randoms(use_true_random=False))
+def test_order_of_the_ranks_does_not_matter(job: Job, random: Random) -> None:
+    order = list(job.ranks)
+    random.shuffle(order)
+    moved = Job(tuple(order), job.self_ns[:, order], job.signatures)
+    numbers = [
+        {slow.rank: (slow.since_step, slow.slowdown_ratio, slow.robust_z, slow.self_ns) for slow in found(each)}
+        for each in (job, moved)
+    ]
+    assert numbers[0] == numbers[1]
+
+
+@given(jobs(), st.integers(-6, 30))
+def test_unit_of_time_does_not_matter(job: Job, power: int) -> None:
+    # Powers of two, so that the scaled numbers are exactly what they were.
+    scaled = job._replace(self_ns=job.self_ns * 2.0**power)
+    unscaled = [
+        slow._replace(self_ns=slow.self_ns / 2.0**power, peers_self_ns=slow.peers_self_ns / 2.0**power)
+        for slow in found(scaled)
+    ]
+    assert unscaled == list(found(job))
+
+
+@given(jobs(missing_ratio_max=1.0))
+def test_verdict_is_given_or_abstained_from_whatever_is_missing(job: Job) -> None:
+    for slow in found(job):
+        numbers = (slow.slowdown_ratio, slow.robust_z, slow.persistence, slow.self_ns, slow.peers_self_ns)
+        assert all(math.isfinite(number) for number in numbers)
+        assert slow.rank not in slow.peers.ranks
+
+
+@given(jobs(missing_ratio_max=0.5))
+def test_whoever_is_named_passes_every_test_that_is_promised(job: Job) -> None:
+    excess = find_excess(job.series, job.peers)
+    for slow in found(job):
+        assert slow.slowdown_ratio >= THRESHOLDS.slowdown_ratio_min * (1 - 1e-12)
+        assert slow.robust_z >= THRESHOLDS.robust_z_min
+        assert slow.persistence >= THRESHOLDS.persistence_ratio
+        assert slow.steps_looked_at >= THRESHOLDS.steps_min
+        assert not has_recovered(excess[slow.rank], THRESHOLDS)
+
+
+@given(jobs(missing_ratio_max=0.2))
+def test_slower_ranks_come_first_and_each_once(job: Job) -> None:
+    ratios = [slow.slowdown_ratio for slow in found(job)]
+    assert ratios == sorted(ratios, reverse=True)
+    assert len({slow.rank for slow in found(job)}) == len(ratios)
+
+
+@given(jobs(missing_ratio_max=0.3))
+def test_excess_is_the_logarithm_over_the_median_of_the_peers(job: Job) -> None:
+    for rank, excess in find_excess(job.series, job.peers).items():
+        for row, value in zip(job.self_ns, excess, strict=True):
+            peers = row[list(job.peers[rank].ranks)]
+            if not len(peers) or np.isnan(row[rank]) or np.isnan(peers).any():
+                assert math.isnan(value)
+            else:
+                assert math.isclose(value, math.log(row[rank] / np.median(peers)), abs_tol=1e-12)
+
+
+@given(jobs())
+def test_self_times_that_make_no_sense_break_nothing(job: Job) -> None:
+    # Waiting may come out longer than the step it was in.
+    for nonsense in (0.0, -1e8):
+        found(job._replace(self_ns=np.where(job.self_ns > 1e8, nonsense, job.self_ns)))

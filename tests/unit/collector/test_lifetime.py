@@ -1,0 +1,124 @@
+"""When a collector ends that rank 0 has started. The clock and the parent are the test's."""
+
+import os
+
+from rankscope.collector.embedded import FAREWELL_S, Lifetime
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.units import HostNs, WallNs
+
+PARENT, INIT = 4_000, 1
+LINGER_S = 5.0
+MS = 1_000_000
+FAREWELL_MS = round(FAREWELL_S * 1_000)
+LINGER_MS = round(LINGER_S * 1_000)
+
+
+class World:
+    """A driven clock, a parent that may go, and the lifetime in between."""
+
+    def __init__(self, linger_s: float = LINGER_S) -> None:
+        self.now_ms = 70_000
+        self.parent = PARENT
+        self._lifetime = Lifetime(PARENT, linger_s, self, lambda: self.parent)
+
+    def monotonic_ns(self) -> HostNs:
+        return HostNs(self.now_ms * MS)
+
+    def wall_ns(self) -> WallNs:
+        return WallNs(0)
+
+    def after(self, milliseconds: int, *runs: RunSnapshot) -> bool:
+        """Whether it is over at the tick that comes so much later."""
+        self.now_ms += milliseconds
+        return self._lifetime.is_over(Snapshot(wall_s=0.0, version="0", runs=runs))
+
+
+def run_of(*ends: str | None, world_size: int | None = None) -> RunSnapshot:
+    """A run whose ranks have ended so; None: up."""
+    size = world_size or len(ends)
+    ranks = tuple(
+        RankSnapshot(
+            identity=RankIdentity(
+                run="a", rank=rank, local_rank=rank, world_size=size, node="n0", restart_count=0, boot_id="boot-of-it",
+                pid=7,
+            ),
+            up=ended is None,
+            ended=ended,
+        )
+        for rank, ended in enumerate(ends)
+    )  # fmt: skip
+    return RunSnapshot(run="a", world_size=size, restart_count=0, ranks=ranks)
+
+
+RUNNING, OVER = run_of("finished", None), run_of("finished", "killed")
+
+
+def test_while_the_run_and_the_parent_live_it_lives() -> None:
+    world = World()
+    assert not any(world.after(3_600_000, *runs) for runs in [(), (RUNNING,), (RUNNING,)])
+
+
+def test_it_ends_a_farewell_after_the_last_rank() -> None:
+    world = World()
+    assert not world.after(0, OVER)
+    assert not world.after(FAREWELL_MS - 1, OVER)
+    assert world.after(1, OVER)
+
+
+def test_farewell_is_counted_from_the_end_and_not_from_the_last_tick() -> None:
+    world = World()
+    ticks = [world.after(100, OVER) for _ in range(5)]
+    assert ticks == [False, False, False, True, True]
+
+
+def test_rank_that_has_not_joined_yet_is_waited_for() -> None:
+    assert not any(World().after(3_600_000, run_of("finished", world_size=2)) for _ in range(2))
+
+
+def test_silent_rank_may_come_back() -> None:
+    world = World()
+    silent = run_of("finished", "silent")
+    assert not any(world.after(3_600_000, silent) for _ in range(2))
+
+
+def test_every_run_must_be_over() -> None:
+    world = World()
+    assert not any(world.after(3_600_000, OVER, RUNNING) for _ in range(2))
+
+
+def test_it_lingers_for_the_last_ranks_when_the_parent_is_gone() -> None:
+    world = World()
+    assert not world.after(1_000, RUNNING)
+    world.parent = INIT
+    assert not world.after(1_000, RUNNING)
+    assert not world.after(LINGER_MS - 1, RUNNING)
+    assert world.after(1, RUNNING)
+
+
+def test_it_does_not_linger_for_a_run_that_is_over() -> None:
+    world = World()
+    world.parent = INIT
+    assert not world.after(0, RUNNING)
+    assert not world.after(1_000, OVER)
+    assert world.after(FAREWELL_MS, OVER)
+
+
+def test_orphan_that_nobody_ever_talked_to_ends_too() -> None:
+    world = World()
+    world.parent = INIT
+    assert not world.after(0)
+    assert world.after(LINGER_MS)
+
+
+def test_without_lingering_it_ends_with_its_parent() -> None:
+    world = World(linger_s=0.0)
+    world.parent = INIT
+    assert world.after(0, RUNNING)
+
+
+def test_parent_is_the_one_of_this_process_unless_told_otherwise() -> None:
+    clock, nothing = SystemClock(), Snapshot(wall_s=0.0, version="0")
+    assert not Lifetime(os.getppid(), 0.0, clock).is_over(nothing)
+    assert Lifetime(os.getpid(), 0.0, clock).is_over(nothing)

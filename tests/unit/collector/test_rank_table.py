@@ -1,0 +1,89 @@
+"""A run as a table, written out by hand."""
+
+import msgspec
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.reports.rank_table import HEAD, render_rank, render_run
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import Totals, WindowBreakdown
+
+MS = 1_000_000
+
+
+def rank_of(rank: int, **known: object) -> RankSnapshot:
+    identity = RankIdentity(
+        run="bert", rank=rank, local_rank=rank, world_size=2, node="n0", restart_count=0, boot_id="boot-of-it", pid=7
+    )
+    return RankSnapshot(identity=identity, up=True, **known)  # type: ignore[arg-type]
+
+
+KNOWN = rank_of(
+    0,
+    totals=Totals(steps=1_234),
+    step_ns_median=156.25 * MS,
+    phases_ns_median={
+        "data": 0.04 * MS, "forward": 40.0 * MS, "backward": 101.0 * MS, "optimizer": 15.0 * MS, "other": 0.21 * MS,
+    },
+    self_ns_median=96.04 * MS,
+    slowdown_ratio=1.004,
+    breakdown=WindowBreakdown(
+        first_step=0, step_count=1, window_ns=200, compute_ns=120, communication_ns=60, overlap_ns=20,
+        exposed_communication_ns=40, copy_ns=10, idle_ns=30,
+    ),
+)  # fmt: skip
+UNKNOWN = rank_of(1, totals=Totals(steps=2))
+SLOW = Finding(kind="straggler", rank=1, since_step=5, slowdown_ratio=2.0, cause="host_cpu", sentence="Rank 1 is slow.")
+
+
+def run_of(**known: object) -> RunSnapshot:
+    fields: dict[str, object] = {"ranks": (KNOWN, UNKNOWN)} | known
+    return RunSnapshot(run="bert", world_size=2, restart_count=0, **fields)  # type: ignore[arg-type]
+
+
+GOLDEN = """\
+run bert: 2 of 2 ranks
+ rank  steps  step ms     data  forward backward optimize    other  self ms slowdown compute   comm overlap exposed   idle  state
+    0   1234    156.2      0.0     40.0    101.0     15.0      0.2     96.0    1.00x     60%    30%     33%     20%    15%  up
+    1      2        -        -        -        -        -        -        -        -       -      -       -       -      -  up
+no rank is slower than the others"""  # noqa: E501 - a table for a terminal of 130 columns
+
+
+def test_run_is_a_table_in_which_what_is_not_known_is_a_dash() -> None:
+    assert render_run(run_of()) == GOLDEN
+
+
+def test_columns_stand_under_their_heads() -> None:
+    assert {len(render_rank(rank)) for rank in (KNOWN, UNKNOWN)} == {len(HEAD) - len("state") + len("up")}
+
+
+def test_without_communication_there_is_no_overlap() -> None:
+    window = WindowBreakdown(
+        first_step=0, step_count=1, window_ns=200, compute_ns=120, communication_ns=0, overlap_ns=0,
+        exposed_communication_ns=0, copy_ns=0, idle_ns=80,
+    )  # fmt: skip
+    line = render_rank(msgspec.structs.replace(KNOWN, breakdown=window))
+    assert line.split()[-6:] == ["60%", "0%", "-", "0%", "40%", "up"]
+
+
+def test_rank_that_has_ended_says_how() -> None:
+    assert render_rank(msgspec.structs.replace(UNKNOWN, up=False, ended="killed")).endswith("  killed")
+
+
+def test_open_findings_stand_below_the_table() -> None:
+    assert render_run(run_of(open_findings=(SLOW,), findings=(SLOW,))).splitlines()[-1] == "! Rank 1 is slow."
+
+
+def test_finding_that_is_over_is_not_shown_as_open() -> None:
+    assert render_run(run_of(findings=(SLOW,))).splitlines()[-1] == "no rank is slower than the others"
+
+
+def test_reason_for_no_verdict_stands_below_the_table() -> None:
+    lines = render_run(run_of(ranks=(KNOWN,), abstained="1 of 2 ranks have not been heard of")).splitlines()
+    assert lines[0] == "run bert: 1 of 2 ranks"
+    assert lines[-1] == "no verdict yet: 1 of 2 ranks have not been heard of"
+
+
+def test_finding_stays_in_sight_while_there_is_no_new_verdict() -> None:
+    lines = render_run(run_of(open_findings=(SLOW,), abstained="nothing new")).splitlines()
+    assert lines[-2:] == ["! Rank 1 is slow.", "no verdict yet: nothing new"]

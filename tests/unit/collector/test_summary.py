@@ -1,0 +1,80 @@
+"""The last words on a run, written out by hand."""
+
+import pytest
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.reports.summary import HEALTHY, summarise, verdict
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import Totals
+
+MS = 1_000_000
+
+
+def rank_of(rank: int, ended: str | None = "finished", step_ms: float | None = 100.0, **known: object) -> RankSnapshot:
+    identity = RankIdentity(
+        run="bert", rank=rank, local_rank=rank, world_size=4, node="n0", restart_count=0, boot_id="boot-of-it", pid=7
+    )
+    fields: dict[str, object] = {
+        "up": ended is None,
+        "ended": ended,
+        "step_ns_median": None if step_ms is None else step_ms * MS,
+        "totals": Totals(steps=160),
+        "reports_admitted": 30,
+    }
+    return RankSnapshot(identity=identity, **(fields | known))  # type: ignore[arg-type]
+
+
+def finding_of(sentence: str, lost_s: float | None) -> Finding:
+    return Finding(
+        kind="straggler", rank=1, since_step=5, slowdown_ratio=2.0, cause="host_cpu", sentence=sentence,
+        lost_rank_seconds=lost_s,
+    )  # fmt: skip
+
+
+def run_of(*ranks: RankSnapshot, **known: object) -> RunSnapshot:
+    return RunSnapshot(run="bert", world_size=4, restart_count=0, ranks=ranks, **known)  # type: ignore[arg-type]
+
+
+SMALL, LARGE, UNCOSTED = finding_of("Small.", 1.0), finding_of("Large.", 9.0), finding_of("Uncosted.", None)
+
+
+def test_healthy_run_that_finished() -> None:
+    assert summarise(run_of(*map(rank_of, range(4)))) == (
+        "run bert: 4 ranks, 160 steps, median step 100.0 ms; 120 reports, 0 lost\n"
+        "ended: finished: ranks 0, 1, 2, 3\n"
+        "verdict: No rank was slower than the others."
+    )
+
+
+def test_run_that_went_wrong() -> None:
+    ranks = (
+        rank_of(0, "failed", 90.0, report_gaps=2),
+        rank_of(1, None, 110.0, totals=Totals(steps=161)),
+        rank_of(2, "failed", 120.0),
+        rank_of(3, "killed", None, totals=Totals()),
+    )
+    assert summarise(run_of(*ranks, findings=(SMALL, LARGE))) == (
+        "run bert: 4 ranks, 161 steps, median step 110.0 ms; 120 reports, 2 lost\n"
+        "ended: failed: ranks 0, 2; killed: rank 3; still up: rank 1\n"
+        "finding: Small.\n"
+        "verdict: Large."
+    )
+
+
+@pytest.mark.parametrize("findings", [(SMALL, LARGE, UNCOSTED), (LARGE, UNCOSTED, SMALL), (UNCOSTED, SMALL, LARGE)])
+def test_verdict_is_the_costliest_finding_and_the_others_stand_above_it(findings: tuple[Finding, ...]) -> None:
+    lines = summarise(run_of(rank_of(0), findings=findings)).splitlines()
+    assert lines[-1] == "verdict: Large."
+    assert lines[2:-1] == [f"finding: {found.sentence}" for found in findings if found is not LARGE]
+
+
+def test_finding_counts_though_detection_has_nothing_to_say_any_more() -> None:
+    assert verdict(run_of(findings=(UNCOSTED,), abstained="too few steps")) == "Uncosted."
+    assert verdict(run_of(abstained="too few steps")) == "No verdict: too few steps."
+    assert verdict(run_of()) == HEALTHY
+
+
+def test_ranks_beyond_eight_are_not_listed() -> None:
+    assert summarise(run_of(*map(rank_of, range(8)))).splitlines()[1].endswith("ranks 0, 1, 2, 3, 4, 5, 6, 7")
+    assert summarise(run_of(*map(rank_of, range(9)))).splitlines()[1].endswith("ranks 0, 1, 2, 3, 4, 5, 6, 7, ...")
