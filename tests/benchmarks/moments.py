@@ -4,7 +4,7 @@ A step has six moments: begin and end of the batch, of the backward and of the o
 hooks and without, one right after the other in every round:
 
     bare   the hooks around functions that do nothing: the hook, the clock and the state machine, and nothing else
-    torch  a training so small that a step takes a fraction of a millisecond: the same hooks as they are met in training,
+    torch  a training so small that a step takes a fraction of a millisecond: the same hooks as training meets them,
            with cold caches. The agent's own meter (MOMENT_COST_NS in agent/reporter.py) counts with this one.
 
 What is taken is the CPU time of the thread, which hardly depends on what else the machine does.

@@ -1,5 +1,6 @@
 """How the agent gets into a real job, and that the job does not notice."""
 
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ import pytest
 from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
 from tests.integration.listening_collector import ListeningCollector, listening
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Ended, python, run, started, torchrun
+
+NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
 
 WEIGHTS_BYTES = 2 * (64 * 64 + 64) * 4
 """Two layers of 64 x 64 weights and 64 biases, in float32: what small_ddp.py reduces each step."""
@@ -95,15 +98,15 @@ def test_loader_workers_of_every_kind_work_and_are_not_measured() -> None:
 def test_script_finds_itself_run_as_python_runs_it(tmp_path: Path) -> None:
     link = tmp_path / "linked.py"
     link.symlink_to(SCRIPTS / "introspect.py")
-    for script in ("introspect.py", str(link)):
-        plain = run(python(script, "3", "--collector", "its own"))
-        with listening() as collector:
-            watched = watch(collector, python(*AGENT, script, "3", "--collector", "its own"))
-        assert (watched.exit_code, watched.stdout) == (plain.exit_code, plain.stdout)
-        assert plain.exit_code == 3
-        # Neither torch nor numpy was there before the script set its environment, and a neighbour was found.
-        assert "[] 2 42" in plain.stdout
-        assert [life.ending for life in collector.lives] == [("failed", "SystemExit", 3)]
+    command = (os.path.relpath(link, SCRIPTS), "3", "--collector", "its own")
+    plain = run(python(*command))
+    with listening() as collector:
+        watched = watch(collector, python(*AGENT, *command))
+    assert (watched.exit_code, watched.stdout) == (plain.exit_code, plain.stdout)
+    assert plain.exit_code == 3
+    # Neither torch nor numpy was there before the script set its environment, and the link's neighbour was found.
+    assert "[] 2 42" in plain.stdout
+    assert [life.ending for life in collector.lives] == [("failed", "SystemExit", 3)]
 
 
 def test_module_finds_itself_run_as_python_runs_it_also_where_torch_does_not_load_us() -> None:
@@ -135,27 +138,31 @@ def test_switch_without_a_rank_does_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "ending"),
+    ("how", "exit_code", "ending"),
     [
-        ("return", ("finished", "", None)),
-        ("raise", ("failed", "ValueError: the loss is not a number", 1)),
-        ("raise-hooked", ("failed", "ValueError: the loss is not a number", 1)),
-        ("exit-0", ("finished", "", 0)),
-        ("exit-2", ("failed", "SystemExit", 2)),
-        ("exit-text", ("failed", "SystemExit", 1)),
-        ("os-exit", None),
-        ("kill", None),
+        ("return", 0, ("finished", "", None)),
+        ("raise", 1, ("failed", "ValueError: the loss is not a number", 1)),
+        ("raise-hooked", 1, ("failed", "ValueError: the loss is not a number", 1)),
+        ("exit-2", 2, ("failed", "SystemExit", 2)),
+        ("exit-text", 1, ("failed", "SystemExit", 1)),
+        ("os-exit", 7, None),
+        ("kill", -signal.SIGKILL, None),
     ],
 )
-def test_end_of_a_script_that_never_trains_is_its_own_and_is_told(how: str, ending: object) -> None:
-    plain = run(python("ends.py", how))
+def test_end_of_a_script_that_never_trains_is_its_own_and_is_told(how: str, exit_code: int, ending: object) -> None:
     with listening() as collector:
-        watched = watch(collector, python(*AGENT, "ends.py", how), **ALONE)
-    assert (watched.exit_code, watched.stdout) == (plain.exit_code, plain.stdout)
+        ended = watch(collector, python(*AGENT, "ends.py", how), **ALONE)
+    assert (ended.exit_code, ended.stdout.splitlines()[0]) == (exit_code, "torch is there")
     # Whoever is gone in an instant may not even have introduced itself.
-    assert [life.ending for life in collector.lives if life.goodbye or ending] == ([ending] if ending else [])
-    # The traceback ends as python's own does, with the user's lines.
+    told = [life.ending for life in collector.lives if life.goodbye is not None]
+    assert told == ([] if ending is None else [ending])
+
+
+def test_traceback_ends_with_the_users_own_lines() -> None:
+    plain, watched = run(python("ends.py", "raise")), run(python(*AGENT, "ends.py", "raise"), {**ALONE, **NOBODY})
+    # The call in the script, the function in the script with its line, and the error.
     assert watched.stderr.splitlines()[-5:] == plain.stderr.splitlines()[-5:]
+    assert str(SCRIPTS / "ends.py") in plain.stderr.splitlines()[-5]
 
 
 def test_ctrl_c_is_an_interruption() -> None:

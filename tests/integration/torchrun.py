@@ -54,10 +54,9 @@ class Job:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], stderr_path: str) -> None:
         self._mark = secrets.token_hex(8)
-        self._files = contextlib.ExitStack()
-        self._stdout: IO[bytes] = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the ExitStack closes it
-        self._stderr: IO[bytes] = self._files.enter_context(
-            Path(stderr_path).open("r+b") if stderr_path else tempfile.TemporaryFile()  # noqa: SIM115 - as above
+        self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - end() closes it
+        self._stderr: IO[bytes] = (
+            Path(stderr_path).open("r+b") if stderr_path else tempfile.TemporaryFile()  # noqa: SIM115 - end() closes it
         )
         self._stderr_is_kept = not stderr_path
         self.launcher = subprocess.Popen(
@@ -96,7 +95,8 @@ class Job:
             with contextlib.suppress(psutil.Error):
                 member.send_signal(signal.SIGKILL)
         self.launcher.wait()
-        self._files.close()
+        self._stdout.close()
+        self._stderr.close()
 
     @staticmethod
     def _read(stream: IO[bytes]) -> str:

@@ -22,7 +22,6 @@ ENDS: dict[str, Callable[[], object]] = {
     "return": lambda: None,
     "raise": fail,
     "raise-hooked": fail_with_a_hook_of_its_own,
-    "exit-0": lambda: sys.exit(0),
     "exit-2": lambda: sys.exit(2),
     "exit-text": lambda: sys.exit("no readings"),
     "wait": lambda: threading.Event().wait(),
@@ -30,5 +29,5 @@ ENDS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
 
-print("torch", torch.__version__.partition("+")[0], flush=True)
+print("torch is there" if torch.is_tensor(torch.ones(1)) else "", flush=True)
 ENDS[sys.argv[1]]()
