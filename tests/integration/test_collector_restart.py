@@ -21,8 +21,6 @@ from tests.integration.serving import (
 from tests.integration.torchrun import Ended, started, torchrun
 from tests.integration.wire_tap import Key, WireTap, tapping
 
-pytestmark = pytest.mark.xdist_group("collector_restart")
-
 RUN = "restarted-collector"
 SLOW_RANK = 1
 LIVES = 3

@@ -10,8 +10,6 @@ import pytest
 
 from tests.integration.torchrun import Ended, python, run
 
-pytestmark = pytest.mark.xdist_group("demo")
-
 STEPS, SLOW_FROM = 84, 40
 SINCE_OFF_MAX = 10
 """How far from the truth the first slow step may be told."""

@@ -22,8 +22,6 @@ from tests.integration.serving import (
 )
 from tests.integration.torchrun import DEADLINE_S, Ended, Job, started, torchrun
 
-pytestmark = pytest.mark.xdist_group("embedded")
-
 WATCHING = re.compile(r"^rankscope: watching run '(.+)': (http://\S+)/metrics$", re.MULTILINE)
 LINGER_S = 1.0
 A_STORE_FOR_EACH_LIFE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

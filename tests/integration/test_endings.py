@@ -15,8 +15,6 @@ from rankscope.collector.state.snapshot import RankSnapshot
 from tests.integration.serving import Served, can_listen, find_rank, have_ended, serving
 from tests.integration.torchrun import Ended, Job, started, torchrun
 
-pytestmark = pytest.mark.xdist_group("endings")
-
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:

@@ -28,8 +28,6 @@ from tests.integration.serving import (
 )
 from tests.integration.torchrun import started, torchrun
 
-pytestmark = pytest.mark.xdist_group("live_metrics")
-
 RUN = "live/metrics 1"
 SLOW_RANK = 1
 SETTINGS = {

@@ -19,8 +19,6 @@ from rankscope.measure.messages import Ack, Refused
 from tests.integration.serving import Served, have_ended, serving
 from tests.integration.torchrun import Ended, python, run, started, torchrun
 
-pytestmark = pytest.mark.xdist_group("serve")
-
 RUNS = ("serve-a", "serve/b")
 GARBAGE = {"bad_magic": 3, "protocol_too_new": 2, "unknown_kind": 1, "too_short": 1, "bad_body": 1}
 ANSWER_MS_MAX = 30_000

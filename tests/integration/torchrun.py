@@ -26,6 +26,12 @@ MARK = "JOB_OF_A_TEST"
 have gone (torchrun gives each rank a session of its own, orphans lose their parent), and nobody else's."""
 
 
+ATTENTIVE = (
+    sys.executable, "-ES", "-c",
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])",
+)  # fmt: skip
+"""Begins a command as a terminal does. Where tests run in the background SIGINT is ignored, and children inherit that."""
+
 AGENT = ("-m", "rankscope.agent")
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -60,7 +66,7 @@ class Job:
         )
         self._stderr_is_kept = not stderr_path
         self.launcher = subprocess.Popen(
-            command,
+            [*ATTENTIVE, *command],
             stdin=subprocess.DEVNULL,
             stdout=self._stdout,
             stderr=self._stderr,

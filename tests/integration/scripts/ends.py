@@ -29,5 +29,5 @@ ENDS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
 
-print("torch is there" if torch.is_tensor(torch.ones(1)) else "", flush=True)
+print("torch", torch.__version__, flush=True)
 ENDS[sys.argv[1]]()

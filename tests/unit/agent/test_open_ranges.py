@@ -27,8 +27,9 @@ class Script:
 
     def enter(self, name: str) -> Range:
         opened = Range(name, self.log)
-        assert self.ranges.enter(Range.enter, opened) is opened
-        return opened
+        entered: Range = self.ranges.enter(Range.enter, opened)
+        assert entered is opened
+        return entered
 
     def leave(self, opened: Range) -> list[str]:
         self.log.clear()
