@@ -128,7 +128,7 @@ def _run_script(path: str) -> None:
     """Run a file as `__main__`, as `python FILE` does: in a module that stays until the process ends, so that pickles,
     threads and exit handlers of the script find what they were made from.
     """
-    absolute = os.path.abspath(path)
+    absolute = os.path.join(os.getcwd(), path.removeprefix("./"))
     try:
         with io.open_code(absolute) as source:
             code = compile(source.read(), absolute, "exec", dont_inherit=True)

@@ -30,7 +30,7 @@ ATTENTIVE = (
     sys.executable, "-ES", "-c",
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])",
 )  # fmt: skip
-"""Begins a command as a terminal does. Where tests run in the background SIGINT is ignored, and children inherit that."""
+"""Begins a command as a terminal does: where tests run in the background SIGINT is ignored, also by children."""
 
 AGENT = ("-m", "rankscope.agent")
 

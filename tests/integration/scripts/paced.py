@@ -6,6 +6,7 @@ become slow, and one may end in its own way.
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +82,7 @@ def main() -> None:
             dist.all_reduce(stop)
             if step == options.steps or stop.item():
                 break
-    print(f"rank {rank} has trained {step} steps", flush=True)
+    sys.stdout.write(f"rank {rank} has trained {step} steps\n")  # at once, or the ranks' lines would mix
     dist.destroy_process_group()
 
 
