@@ -1,6 +1,6 @@
 """What the agent costs a training job: the same DDP script with and without it, side by side.
 
-    python -m tests.benchmarks.overhead [--pairs 10] [--seconds 15] [--out FILE]
+    python -m tests.benchmarks.overhead [--pairs 10] [--seconds 15] [--leave-out ARM] [--out FILE]
 
 A round runs the script once in each arm, one after the other, the next round in the opposite order (A B C, C B A), so
 that a machine that becomes slower or faster by itself favours none of them. What is compared is always two runs of one
@@ -295,8 +295,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"rounds of each size [{PAIRS}]")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"nominal time of a run's steps [{SECONDS}]")
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.md", help="the file to write")
+    parser.add_argument("--leave-out", choices=list(ARMS)[1:], help="an arm to do without, to save time")
     options = parser.parse_args()
-    head = describe_run(f"python -m tests.benchmarks.overhead --pairs {options.pairs} --seconds {options.seconds:g}")
+    command = f"python -m tests.benchmarks.overhead --pairs {options.pairs} --seconds {options.seconds:g}"
+    if options.leave_out is not None:
+        del ARMS[options.leave_out]
+        command += f' --leave-out "{options.leave_out}"'
+    head = describe_run(command)
     with collector() as addresses:
         results = {size: measure(size, options.pairs, options.seconds, addresses) for size in SIZES}
     text = render(head, options.pairs, options.seconds, results)

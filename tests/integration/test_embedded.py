@@ -57,17 +57,10 @@ class Embedded:
 
     def find_collectors(self) -> list[psutil.Process]:
         """The collectors among the job's processes."""
-        return self._find("--embedded")
-
-    def find_ranks(self) -> list[psutil.Process]:
-        """The ranks, whether the launcher lives or not."""
-        return [process for process in self._find("paced.py") if process.pid != self.job.launcher.pid]
-
-    def _find(self, word: str) -> list[psutil.Process]:
         found = []
         for process in self.job.find_members():
             with contextlib.suppress(psutil.Error):
-                if word in process.cmdline():
+                if "--embedded" in process.cmdline():
                     found.append(process)
         return found
 
@@ -163,33 +156,38 @@ def test_nothing_is_left_of_a_job_that_has_ended(pair: list[Watched]) -> None:
 
 
 def test_a_collector_ends_when_its_rank_0_was_killed_and_the_next_life_has_one_of_its_own(tmp_path: Path) -> None:
-    stop = tmp_path / "stop"
-    with embedded(tmp_path, "--stop", str(stop), restarts=1, environment=A_STORE_FOR_EACH_LIFE) as job:
+    with embedded(tmp_path, restarts=1, environment=A_STORE_FOR_EACH_LIFE) as job:
         run = job.wait_for_steps()
         (first,) = job.find_collectors()
         os.kill(find_rank(run, 0).identity.pid, signal.SIGKILL)
         wait_for_end_of(first.pid, LINGER_S + 20)
         again = job.wait_for_steps(life=1)
         (second,) = job.find_collectors()
-        stop.touch()
-        ended = job.job.wait()
-        ports = [int(url.rpartition(":")[2]) for _, url in WATCHING.findall(job.read_stderr())]
+        os.killpg(job.job.launcher.pid, signal.SIGINT)
+        ended, stderr = job.job.wait(), job.read_stderr()
     assert again.restart_count == run.restart_count + 1
     assert second.pid != first.pid
-    assert (ended.exit_code, ended.left) == (0, ())
-    assert [can_listen(port) for port in ports] == [True, True]
+    assert ended.left == ()
+    assert [can_listen(int(url.rpartition(":")[2])) for _, url in WATCHING.findall(stderr)] == [True, True]
+    summaries = re.findall(r"^rankscope: ended: (.+)$", stderr, re.MULTILINE)
+    assert len(summaries) == 2
+    assert "killed: rank" in summaries[0]
+    assert "interrupted: rank" in summaries[1]
 
 
-def test_nothing_of_ours_is_left_when_the_launcher_is_killed_and_its_ranks_after_it(tmp_path: Path) -> None:
+def test_a_collector_without_its_rank_0_lingers_for_the_others_and_then_ends(tmp_path: Path) -> None:
+    """The launcher is gone too, and the other rank neither reports nor ends: nobody is left to tell the collector."""
     with embedded(tmp_path) as job:
-        job.wait_for_steps()
+        run = job.wait_for_steps()
         _, api = job.wait_for_collector()
         (collector,) = job.find_collectors()
+        pids = [rank.identity.pid for rank in run.ranks]
+        os.kill(pids[1], signal.SIGSTOP)
         job.job.launcher.kill()
-        for rank in job.find_ranks():  # torchrun's to end, and it does not
-            rank.kill()
-        ended = job.job.wait()
+        os.kill(pids[0], signal.SIGKILL)
         wait_for_end_of(collector.pid, LINGER_S + 20)
+        os.kill(pids[1], signal.SIGKILL)
+        ended = job.job.wait()
     assert ended.left == ()
     assert can_listen(int(api.url.rpartition(":")[2]))
 

@@ -72,8 +72,8 @@ def _find_ports(member: psutil.Process) -> list[int]:
 
 
 def failed_by_its_neighbour(rank: RankSnapshot) -> bool:
-    """Whether it ended as the neighbour of a rank that is gone does: the launcher's SIGTERM, unless its collective
-    failed before that came.
+    """Whether it ended as the neighbour of a rank that is gone does: by the launcher's SIGTERM, unless its collective
+    failed before that came. Which of the two is a race that no test can decide.
     """
     return (rank.ended, rank.exit_code) == ("killed", None) or (
         (rank.ended, rank.exit_code) == ("failed", 1) and "Error" in rank.ended_detail
@@ -124,7 +124,8 @@ def test_sigterm_to_the_launcher_ends_every_rank(served: Served, tmp_path: Path)
         watch.job.launcher.send_signal(signal.SIGTERM)
         ended, first, second = watch.end()
     assert ended.exit_code != 0
-    assert [rank.ended for rank in (first, second)] == ["killed"] * 2
+    assert "killed" in (first.ended, second.ended)
+    assert all(failed_by_its_neighbour(rank) for rank in (first, second)), (first, second)
 
 
 def test_ctrl_c_interrupts_every_rank(served: Served, tmp_path: Path) -> None:
@@ -133,7 +134,11 @@ def test_ctrl_c_interrupts_every_rank(served: Served, tmp_path: Path) -> None:
         os.killpg(watch.job.launcher.pid, signal.SIGINT)
         ended, first, second = watch.end()
     assert ended.exit_code != 0
-    assert [rank.ended for rank in (first, second)] == ["interrupted"] * 2
+    assert "interrupted" in (first.ended, second.ended)
+    assert all(rank.ended == "interrupted" or failed_by_its_neighbour(rank) for rank in (first, second)), (
+        first,
+        second,
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

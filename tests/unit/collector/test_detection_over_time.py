@@ -88,6 +88,13 @@ def test_healthy_ranks_are_never_named(kind: str, seed: int) -> None:
     assert [end for end, named in verdicts(NOISES[kind](np.random.default_rng(seed))) if named] == []
 
 
+@pytest.mark.parametrize("seed", [30, 38, 39])
+def test_noise_of_the_twins_tells_that_a_rank_looks_quiet_by_chance(seed: int) -> None:
+    # By its own noise alone some rank of these runs would stand out; seven others that wander as far say otherwise.
+    noise = wandering(np.random.default_rng(seed), 300, 0.10, 0.9)
+    assert [end for end, named in verdicts(noise) if named] == []
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_few_steps_that_look_quiet_by_chance_name_nobody(seed: int) -> None:
     # The first verdicts of a run rest on 12 steps: of 30 % noise their median is off by 11 % often enough.
