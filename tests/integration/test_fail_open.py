@@ -17,8 +17,10 @@ def test_torch_that_breaks_under_the_agent_is_counted_and_costs_no_step() -> Non
     assert (ended.exit_code, ended.stdout, ended.left) == (0, "trained to the end\n", ())
     assert [record.step for record in life.steps] == list(range(200))
     assert life.ending == ("finished", "", None)
-    # Each part was given up after its third error; the first and the last of them were said.
-    assert (life.losses.errors["device"], life.losses.errors["windows"]) == (3, 3)
+    # Each part was given up after its third error; the first and the last of them were said. A window that failed is
+    # closed once more at the end, and reduced: those count too.
+    assert life.losses.errors["device"] == 3
+    assert life.losses.errors["windows"] >= 3
     assert life.losses.errors["groups"] >= 1
     assert "rankscope: device failed (RuntimeError: not today); training is not affected" in ended.stderr
     assert "rankscope: windows is switched off after 3 errors" in ended.stderr
