@@ -296,14 +296,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"nominal time of a run's steps [{SECONDS}]")
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.md", help="the file to write")
     parser.add_argument("--leave-out", choices=list(ARMS)[1:], help="an arm to do without, to save time")
+    parser.add_argument("--size", choices=list(SIZES), help="only this step size; for less time")
     options = parser.parse_args()
     command = f"python -m tests.benchmarks.overhead --pairs {options.pairs} --seconds {options.seconds:g}"
     if options.leave_out is not None:
         del ARMS[options.leave_out]
         command += f' --leave-out "{options.leave_out}"'
+    if options.size is not None:
+        command += f" --size {options.size}"
     head = describe_run(command)
     with collector() as addresses:
-        results = {size: measure(size, options.pairs, options.seconds, addresses) for size in SIZES}
+        sizes = list(SIZES) if options.size is None else [options.size]
+        results = {size: measure(size, options.pairs, options.seconds, addresses) for size in sizes}
     text = render(head, options.pairs, options.seconds, results)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text)
