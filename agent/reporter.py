@@ -82,7 +82,7 @@ class Reporter:
         self._groups: Mapping[str, GroupInfo] = {}
         self._groups_wanted = False
         self._sender = Sender(self._delivery, clock, identity.boot_id, self._introduce)
-        source = GroupSource(lambda: read_groups(identity.world_size), probes.progress.read_entries)
+        source = GroupSource(self._find_groups, probes.progress.read_entries)
         self._reduction = WindowReduction(source, events_max=config.window_events_max)
         self._gc_meter = GcMeter()
         self._host = HostSampler(clock, self._gc_meter)
@@ -196,10 +196,13 @@ class Reporter:
     def _read_groups(self) -> Mapping[str, GroupInfo]:
         if not self._guard.is_off(GROUPS):
             try:
-                self._groups = read_groups(self._identity.world_size)
+                self._groups = self._find_groups()
             except Exception as error:  # noqa: BLE001 - what torch keeps private must not cost the steps
                 self._guard.record(GROUPS, error)
         return self._groups
+
+    def _find_groups(self) -> dict[str, GroupInfo]:
+        return {**self._probes.progress.groups, **read_groups(self._identity.world_size)}
 
     def _push(self, message: Message, *, step_count: int) -> None:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ class Session:
         self._guard = Guard(config.error_budget, self._on_part_off)
         self._steps: Ring[StepRecord] = Ring(config.ring_steps_max)
         self._raw_windows: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
-        self._progress = GroupProgress()
+        self._progress = GroupProgress(self.identity.world_size)
         self._plan = WindowPlan(
             warmup_steps=config.warmup_steps,
             collective_window_ns=s_to_ns(config.collective_window_s),

@@ -19,9 +19,16 @@ class FlightEntry(NamedTuple):
 
 
 class GroupProgress:
-    """Reads torch's flight recorder. The status alone costs 4 us; the entries 15 to 30 us each, with the GIL held."""
+    """Reads torch's flight recorder. The status alone costs 4 us; the entries 15 to 30 us each, with the GIL held.
 
-    def __init__(self) -> None:
+    `groups` are the process groups as they were when one was first seen at work: a short job has destroyed them again
+    before the agent thread asks.
+    """
+
+    def __init__(self, world_size: int = 1) -> None:
+        self._world_size = world_size
+        self._seen: frozenset[int] = frozenset()
+        self.groups: dict[str, GroupInfo] = {}
         try:
             from torch._C import _distributed_c10d as c10d  # noqa: PLC0415
 
@@ -39,7 +46,11 @@ class GroupProgress:
         if self._dump is None:
             return {}
         status = json.loads(self._dump(includeCollectives=False)).get("pg_status", {})
-        return {int(number): int(group["last_enqueued_collective"]) for number, group in status.items()}
+        enqueued = {int(number): int(group["last_enqueued_collective"]) for number, group in status.items()}
+        if not self._seen.issuperset(enqueued):
+            self._seen |= frozenset(enqueued)
+            self.groups = {**self.groups, **read_groups(self._world_size)}
+        return enqueued
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         """Every collective still in the recorder, oldest first, and (name, description) of each group by number."""

@@ -107,6 +107,17 @@ def world_of_four() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.usefixtures("world_of_four")
+def test_groups_are_remembered_as_they_were_when_first_seen_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", Recorder({"pg_status": STATUS}), raising=False)
+    progress = GroupProgress(4)
+    progress.read_enqueued()
+    late_group = dist.new_group([0, 1], group_desc="late")
+    progress.read_enqueued()
+    assert late_group is not None
+    assert [group.label for group in progress.groups.values()] == ["default_pg"], "asked once, not every time"
+
+
 def test_before_init_process_group_there_are_no_groups() -> None:
     assert read_groups(4) == {}
 
