@@ -36,10 +36,9 @@ from rankscope.measure.units import s_to_ns
 
 PART = "agent_thread"
 GROUPS = "groups"
-MOMENT_COST_NS = 8_000
-"""What one hooked moment costs the training thread, hook and clock and state machine, for the agent's own meter. With
-cold caches, as training meets it, 8 to 10 us were seen on a loaded machine, and 2 to 4 us in a bare loop:
-`python -m tests.benchmarks.moments` measures both."""
+MOMENT_COST_NS = 8_500
+"""What one hooked moment costs the training thread, hook and clock and state machine, for the agent's own meter: seen
+amid training, where the caches are cold; 2,000 ns in a bare loop (`tests/benchmarks/results/moments.md`)."""
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5

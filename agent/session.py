@@ -93,15 +93,15 @@ class Session:
 
     def end_step(self) -> None:
         """`rankscope.agent.step()`."""
-        self._call(lambda: self._timer.end_step(self._clock.monotonic_ns()))
+        self._call(self._timer.end_step)
 
     def begin_phase(self, name: str) -> None:
         """`with rankscope.agent.phase(name):` begins."""
-        self._call(lambda: self._timer.phase_begin(self._clock.monotonic_ns(), name))
+        self._call(self._timer.phase_begin, name)
 
     def end_phase(self) -> None:
         """`with rankscope.agent.phase(name):` ends."""
-        self._call(lambda: self._timer.phase_end(self._clock.monotonic_ns()))
+        self._call(self._timer.phase_end)
 
     def note_exit(self, code: object) -> None:
         """The script ended by SystemExit; None and 0 mean success, text means 1, as for the interpreter."""
@@ -154,6 +154,7 @@ class Session:
 
     def _finish_measuring(self) -> None:
         try:
+            self._hooks.catch_up()
             self._timer.finish()
         except Exception as error:  # noqa: BLE001 - the process is ending; what is left is still delivered
             self._guard.record("stop", error)
@@ -255,10 +256,11 @@ class Session:
         if self._windows is not None:
             self._windows.on_user_profiler(begins)
 
-    def _call(self, action: Callable[[], None]) -> None:
+    def _call(self, moment: Callable[..., None], *arguments: str) -> None:
         if self._guard.is_off("user_calls") or not self.is_running:
             return
         try:
-            action()
+            self._hooks.catch_up()
+            moment(self._clock.monotonic_ns(), *arguments)
         except Exception as error:  # noqa: BLE001
             self._guard.record("user_calls", error)

@@ -176,7 +176,7 @@ class KinetoWindows:
         """A step begins."""
         if self._guard.is_off(PART):
             self.close()
-        else:
+        elif self._is_due(step):
             self._run(self._advance, step)
 
     def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
@@ -208,6 +208,15 @@ class KinetoWindows:
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._guard.record(PART, error)
         self.spent_ns += thread_time_ns() - begin_ns
+
+    def _is_due(self, step: int) -> bool:
+        """Whether there may be anything to do. Mostly not: then the meter's clock, 5 us amid training, is not read."""
+        return (
+            self._plan.begins_light(step)
+            or self._plan.begins_full(step)
+            or bool(self._user_profilers)
+            or (self._running is True and len(self._steps) >= self._full_window_steps)
+        )
 
     def _advance(self, step: int) -> None:
         if self._running is not None and self._user_profilers:

@@ -7,17 +7,17 @@ around every optimizer step or the user's own around an epoch. While no session 
 that would be left in another session than it was entered in is left a little later: when that session has ended.
 """
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 NO_SESSION = 0
-_ENTERED_IN = "_rankscope_session"
 
 
 class OpenRanges:
     """Knows in which session each range was entered, the user's sessions included. `__enter__` and `__exit__` of
-    record_function are called through `enter` and `leave`.
+    record_function are wrapped by it.
     """
 
     def __init__(self) -> None:
@@ -36,16 +36,28 @@ class OpenRanges:
         while self._left_late:
             self._left_late.popleft()()
 
-    def enter(self, original: Callable[..., Any], opened: Any) -> Any:
-        """Enter a range."""
-        setattr(opened, _ENTERED_IN, self._session)
-        return original(opened)
+    # Each is one Python call around torch's own: a training step enters a handful of ranges.
 
-    def leave(self, original: Callable[..., Any], opened: Any, *error: Any) -> Any:
-        """Leave a range, now or when it does no harm. One entered before this object was there counts as another
-        session's.
+    def wrap_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`record_function.__enter__`, watched."""
+
+        @functools.wraps(original)
+        def __enter__(opened: Any) -> Any:  # noqa: N807 - it stands in for the range's own
+            opened._rankscope_session = self._session
+            return original(opened)
+
+        return __enter__
+
+    def wrap_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`record_function.__exit__`, now or when it does no harm. A range entered before this object was there counts
+        as another session's.
         """
-        if self._session in (NO_SESSION, getattr(opened, _ENTERED_IN, None)):
-            return original(opened, *error)
-        self._left_late.append(lambda: original(opened, None, None, None))
-        return None
+
+        @functools.wraps(original)
+        def __exit__(opened: Any, *error: Any) -> Any:  # noqa: N807 - as above
+            if self._session in (NO_SESSION, getattr(opened, "_rankscope_session", None)):
+                return original(opened, *error)
+            self._left_late.append(lambda: original(opened, None, None, None))
+            return None
+
+        return __exit__

@@ -103,7 +103,7 @@ class StepTimer:
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
-    def data_begin(self, now_ns: int, *, training: bool = True) -> None:
+    def data_begin(self, now_ns: int, training: bool = True) -> None:  # noqa: FBT001, FBT002 - moments are kept with their arguments as a row
         """A batch is asked for. `training` is False while gradients are off."""
         self._data_depth += 1
         if self._data_depth > 1:
@@ -119,7 +119,7 @@ class StepTimer:
         if resumes:
             self._announce()
 
-    def data_end(self, now_ns: int, *, got_batch: bool = True) -> None:
+    def data_end(self, now_ns: int, got_batch: bool = True) -> None:  # noqa: FBT001, FBT002 - as data_begin
         """The batch is there, or the loader has no more."""
         self._data_depth = max(0, self._data_depth - 1)
         if self._data_depth:

@@ -1,8 +1,9 @@
 """The one file that patches torch. Everything is found at run time and put back by `remove()`.
 
-What each hook costs was measured on torch 2.13: 0.3 us intrinsic, about 7 us a step for the optimizer's two, and not
-measurable as a whole on a 10 ms step of a two-rank job. Module hooks are not used: a global one costs 2 to 5 us per
-module call and makes torch.compile warn.
+A moment costs the training thread far more inside a training than in a bare loop, where it takes 2 us: torch's own code
+has pushed ours out of the caches by then (`tests/benchmarks/results/moments.md`). So most moments are only written
+down, and the state machine goes through them in one go when a step may end. Module hooks are not used: a global one
+costs 2 to 5 us per module call and makes torch.compile warn.
 """
 
 import contextlib
@@ -18,6 +19,8 @@ from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.steps import StepTimer
 
 PART = "step_hooks"
+PENDING_MAX = 64
+"""Moments written down before the state machine goes through them although no step has ended."""
 
 Hook = Callable[..., Any]
 
@@ -42,6 +45,7 @@ class TorchHooks:
         self._thread: int | None = main_thread().ident
         self._thread_is_sure = False
         self._undo: list[Callable[[], None]] = []
+        self._pending: list[tuple[Callable[..., None], int, tuple[object, ...]]] = []
         self.moments = 0
 
     def install(self) -> None:
@@ -50,7 +54,8 @@ class TorchHooks:
         import torch.utils.data.dataloader as loader  # noqa: PLC0415
 
         try:
-            _hide_from_compiler(TorchHooks._moment, callees_too=True)
+            for entrance in (TorchHooks._moment, TorchHooks._note):
+                _hide_from_compiler(entrance, callees_too=True)
             self._hook_optimizers()
             self._replace(torch.autograd, "backward", self._wrap_backward)
             self._replace(loader._BaseDataLoaderIter, "__next__", self._wrap_next)
@@ -69,16 +74,35 @@ class TorchHooks:
         while self._undo:
             self._undo.pop()()
 
+    def catch_up(self) -> None:
+        """Let the StepTimer have the moments that were only written down. To be called before it is called directly."""
+        pending, self._pending = self._pending, []
+        if self._guard.is_off(PART):
+            return
+        for event, now_ns, arguments in pending:
+            try:
+                event(now_ns, *arguments)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+                self._guard.record(PART, error)
+                if self._guard.is_off(PART):
+                    return
+
     # -- one moment ---------------------------------------------------------------------------------------------------
 
-    def _moment(self, event: Callable[..., None], *arguments: object, **options: Any) -> None:
-        if self._guard.is_off(PART) or get_ident() != self._thread:
-            return
-        self.moments += 1
-        try:
-            event(monotonic_ns(), *arguments, **options)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
-            self._guard.record(PART, error)
+    def _note(self, event: Callable[..., None], *arguments: object) -> None:
+        """A moment that ends no step: written down."""
+        if get_ident() == self._thread:
+            self.moments += 1
+            self._pending.append((event, monotonic_ns(), arguments))
+            if len(self._pending) >= PENDING_MAX:
+                self.catch_up()
+
+    def _moment(self, event: Callable[..., None], *arguments: object) -> None:
+        """A moment that may end a step: handled now, after those before it."""
+        if get_ident() == self._thread:
+            self.moments += 1
+            self._pending.append((event, monotonic_ns(), arguments))
+            self.catch_up()
 
     def _claim_thread(self) -> None:
         if not self._thread_is_sure:
@@ -92,7 +116,7 @@ class TorchHooks:
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
             self._claim_thread()
-            self._moment(self._timer.optimizer_begin, id(optimizer))
+            self._note(self._timer.optimizer_begin, id(optimizer))
 
         def after(_optimizer: object, _args: object, _kwargs: object) -> None:
             self._moment(self._timer.optimizer_end)
@@ -107,11 +131,11 @@ class TorchHooks:
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            self._moment(timer.backward_begin)
+            self._note(timer.backward_begin)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._moment(timer.backward_end)
+                self._note(timer.backward_end)
 
         return backward
 
@@ -121,14 +145,14 @@ class TorchHooks:
 
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the loader's own
-            self._moment(timer.data_begin, training=is_grad_enabled())
+            self._moment(timer.data_begin, is_grad_enabled())
             got_batch = False
             try:
                 batch = original(iterator)
                 got_batch = True
                 return batch
             finally:
-                self._moment(timer.data_end, got_batch=got_batch)
+                self._note(timer.data_end, got_batch)
 
         return __next__
 
@@ -139,7 +163,7 @@ class TorchHooks:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._claim_thread()
-            self._moment(timer.optimizer_begin, id(optimizer))
+            self._note(timer.optimizer_begin, id(optimizer))
             try:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:
@@ -181,25 +205,9 @@ class TorchHooks:
             self._guard.record(PART, error)
 
     def _watch_ranges(self, torch: Any) -> None:
-        ranges = self._ranges
-
-        def wrap_enter(original: Hook) -> Hook:
-            @functools.wraps(original)
-            def __enter__(opened: Any) -> Any:  # noqa: N807
-                return ranges.enter(original, opened)
-
-            return __enter__
-
-        def wrap_exit(original: Hook) -> Hook:
-            @functools.wraps(original)
-            def __exit__(opened: Any, *error: Any) -> Any:  # noqa: N807
-                return ranges.leave(original, opened, *error)
-
-            return __exit__
-
         record_function = torch.autograd.profiler.record_function
-        self._replace(record_function, "__enter__", wrap_enter)
-        self._replace(record_function, "__exit__", wrap_exit)
+        self._replace(record_function, "__enter__", self._ranges.wrap_enter)
+        self._replace(record_function, "__exit__", self._ranges.wrap_exit)
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Hook], Hook]) -> None:
         original = getattr(owner, name)

@@ -27,13 +27,13 @@ class Script:
 
     def enter(self, name: str) -> Range:
         opened = Range(name, self.log)
-        entered: Range = self.ranges.enter(Range.enter, opened)
+        entered: Range = self.ranges.wrap_enter(Range.enter)(opened)
         assert entered is opened
         return entered
 
     def leave(self, opened: Range) -> list[str]:
         self.log.clear()
-        self.ranges.leave(Range.leave, opened, None, None, None)
+        self.ranges.wrap_exit(Range.leave)(opened, None, None, None)
         return list(self.log)
 
     def end_session(self) -> list[str]:
