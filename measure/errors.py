@@ -3,6 +3,7 @@
     RankscopeError
     |-- SettingError      a configuration value is unusable; says key, value, limit and where the value came from
     |-- DecodeError       bytes are not a frame we accept; `reason` is a DecodeReason and becomes a metric label
+    |-- TraceError        a profiler trace cannot be read; says at which byte of the inflated file, when that is known
     `-- UnavailableError  something of the outside world is not there (a port, a file, a library); says what to do
 
 Inside a training process none of these leaves the agent: `agent/guard.py` counts them. At launch, before training, a
@@ -22,6 +23,14 @@ class SettingError(RankscopeError):
 
 class UnavailableError(RankscopeError):
     """Something of the outside world is not there."""
+
+
+class TraceError(RankscopeError):
+    """A profiler trace cannot be read. `byte` counts in the inflated file."""
+
+    def __init__(self, reason: str, *, byte: int | None = None) -> None:
+        super().__init__(reason if byte is None else f"{reason} (at byte {byte:,})")
+        self.byte = byte
 
 
 class DecodeReason(Enum):
