@@ -1,0 +1,292 @@
+"""ASSEMBLY: trace files -> TraceReport. Each file is reduced on a worker, then the ranks are compared here."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from os import sched_getaffinity
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rankscope.collector.traces import cross_rank, stages, tables, windows
+from rankscope.collector.traces.advice import advise
+from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name, read_chunks
+from rankscope.collector.traces.memory import summarise_memory
+from rankscope.collector.traces.rank_view import RankView
+from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
+from rankscope.collector.traces.stragglers import find_stragglers
+from rankscope.measure import intervals
+from rankscope.measure.errors import RankscopeError, TraceError, UnavailableError
+from rankscope.measure.intervals import Intervals
+from rankscope.measure.kineto import KinetoTrace
+from rankscope.measure.kineto_columns import read_trace
+
+Progress = Callable[[int, int], None]
+"""Called with how many files are done, and of how many."""
+
+
+class RankAnalysis(NamedTuple):
+    """What a worker gives back of one file: the report, and what the comparison of the ranks needs."""
+
+    report: RankReport
+    collectives: list[tables.Collective]
+    overlap: Intervals
+    steps: list[tuple[int, int, int]]
+
+
+class Failure(NamedTuple):
+    """Why a file gave nothing. `is_no_trace`: it is no trace at all, and nobody asked for this very file."""
+
+    file: str
+    reason: str
+    is_no_trace: bool
+
+
+def analyze(
+    paths: Sequence[str] | str,
+    *,
+    steps: tuple[int | None, int | None] | None = None,
+    rank: int | None = None,
+    executor: Executor | str | None = None,
+    progress: Progress | None = None,
+) -> TraceReport:
+    """Analyse the traces behind these paths: files, folders, globs, URLs.
+
+    `steps` keeps only the steps from the first number up to, not including, the second; `rank` only that rank's file.
+    `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files;
+    None takes the cores of this machine. A file that cannot be used stands in `errors`, the others are analysed.
+    Raises UnavailableError when a path has nothing behind it.
+
+    >>> report = analyze(["trace.json.gz"])  # doctest: +SKIP
+    >>> report.ranks[0].overlap_ratio  # doctest: +SKIP
+    0.156
+    """
+    files = find_traces([paths] if isinstance(paths, str) else list(paths))
+    if rank is not None:
+        files = [file for file in files if rank_in_name(file.path) in {rank, None}] or files
+    found, failures = _analyse_files(files, steps, executor, progress)
+    found, repeated = _one_for_each_rank(found)
+    if rank is not None:
+        found = [one for one in found if one.report.rank == rank]
+    failures += repeated
+    if not found and not failures:
+        raise UnavailableError(f"no trace of rank {rank} among the {len(files)} files")
+    errors = [FileError(file=f.file, reason=f.reason) for f in failures if not f.is_no_trace]
+    if not found and not errors:
+        errors = [FileError(file=f.file, reason=f.reason) for f in failures]
+    return _compare(found, errors)
+
+
+# -- one file ---------------------------------------------------------------------------------------------------------
+
+
+def analyse_file(file: TraceFile, steps: tuple[int | None, int | None] | None = None) -> RankAnalysis | Failure:
+    """One file. Runs on a worker; never raises for what is wrong with the file."""
+    try:
+        trace = read_trace(read_chunks(file.path))
+        return reduce_trace(trace, file.path, steps)
+    except RankscopeError as error:
+        not_asked_for = isinstance(error, TraceError) and "not a Kineto trace" in str(error) and not file.named
+        return Failure(file.path, str(error), not_asked_for)
+    except MemoryError:
+        return Failure(file.path, "not enough memory to read it", is_no_trace=False)
+
+
+def reduce_trace(trace: KinetoTrace, path: str, steps: tuple[int | None, int | None] | None = None) -> RankAnalysis:
+    """A trace summed up."""
+    view = RankView(trace, steps)
+    distributed = trace.head.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
+    collectives = tables.find_collectives(view)
+    devices = windows.summarise_devices(view)
+    rank = distributed.get("rank")
+    report = RankReport(
+        rank=rank if type(rank) is int else rank_in_name(path),
+        file=path,
+        device=devices[0].name if devices else ("CPU" if len(view.compute) else None),
+        world_size=_integer(distributed.get("world_size")),
+        backend=_text(distributed.get("backend")),
+        host=_text(trace.head.get("host_name")),
+        start_ns=bounds[0] - view.origin_ns,
+        kernel_count=int(view.work.is_kernel.sum()),
+        event_count=trace.event_count,
+        steps=windows.break_down_steps(view),
+        devices=devices,
+        event_types=stages.sum_event_types(view),
+        model=stages.sum_stages(view),
+        collectives=tables.sum_collectives(collectives),
+        operators=tables.sum_operators(view),
+        kernels=tables.sum_kernels(view),
+        copies=tables.sum_copies(view),
+        user_ranges=tables.sum_user_ranges(view),
+        synchronisations=tables.sum_synchronisations(view),
+        memory=summarise_memory(view),
+        timeline=windows.draw_timeline(view),
+        warnings=[*trace.warnings, *_warn(view, len(devices))],
+        **windows.break_down_window(view, *bounds),
+    )
+    overlap = intervals.intersect(intervals.union(view.compute), intervals.union(view.communication))
+    step_bounds = [(step.number, step.start_ns, step.next_start_ns) for step in view.steps]
+    base_ns = _integer(trace.head.get("baseTimeNanoseconds")) or 0
+    return RankAnalysis(
+        report,
+        _shift(collectives, base_ns),
+        overlap + base_ns,
+        [(n, a + base_ns, b + base_ns) for n, a, b in step_bounds],
+    )
+
+
+def _shift(found: list[tables.Collective], base_ns: int) -> list[tables.Collective]:
+    """Times on the clock of the host, which ranks share or not, instead of the file's own base."""
+    if base_ns == 0:
+        return found
+    return [msgspec.structs.replace(one, start_ns=one.start_ns + base_ns) for one in found]
+
+
+def _warn(view: RankView, device_count: int) -> list[str]:
+    found = []
+    if device_count > 1:
+        found.append(f"{device_count} devices in one file: the totals are of all together, see devices")
+    if view.bounds_ns is None:
+        found.append("no device work, and no operators either: nothing to break down")
+    if not view.steps:
+        found.append("no ProfilerStep in the trace (profiler.step() was not called): no steps")
+    lost = int((view.launch == -1).sum()) if view.has_device else 0
+    if lost:
+        found.append(
+            f"{lost:,} of {len(view.work):,} pieces of device work were launched before the record, or by calls that "
+            "are not in it: they are in no step's launched view"
+        )
+    return found
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+# -- many files -------------------------------------------------------------------------------------------------------
+
+
+def _analyse_files(
+    files: Sequence[TraceFile],
+    steps: tuple[int | None, int | None] | None,
+    executor: Executor | str | None,
+    progress: Progress | None,
+) -> tuple[list[RankAnalysis], list[Failure]]:
+    results: list[RankAnalysis | Failure | None] = [None] * len(files)
+    done = 0
+    with _open_executor(executor, len(files)) as pool:
+        if pool is None:
+            for place, file in enumerate(files):
+                results[place] = analyse_file(file, steps)
+                if progress is not None:
+                    progress(place + 1, len(files))
+        else:
+            places: dict[Future[Any], int] = {
+                pool.submit(analyse_file, file, steps): place for place, file in enumerate(files)
+            }
+            for future in as_completed(places):
+                file = files[places[future]]
+                try:
+                    results[places[future]] = future.result()
+                except Exception as error:  # noqa: BLE001 - a worker that died costs its file, not the others
+                    results[places[future]] = Failure(file.path, f"its worker failed: {error!r}", is_no_trace=False)
+                done += 1
+                if progress is not None:
+                    progress(done, len(files))
+    found = [one for one in results if isinstance(one, RankAnalysis)]
+    return found, [one for one in results if isinstance(one, Failure)]
+
+
+@contextlib.contextmanager
+def _open_executor(executor: Executor | str | None, file_count: int) -> Iterator[Executor | None]:
+    """The executor that was asked for; without one the cores of this machine, and for one file this very process."""
+    if isinstance(executor, str):
+        with _open_dask(executor) as pool:
+            yield pool
+    elif executor is not None:
+        yield executor
+    elif file_count < 2 or len(sched_getaffinity(0)) < 2:  # noqa: PLR2004 - one file, or one core
+        yield None
+    else:
+        workers = min(file_count, len(sched_getaffinity(0)))
+        with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
+            yield pool
+
+
+@contextlib.contextmanager
+def _open_dask(address: str) -> Iterator[Executor]:
+    if not address.startswith("dask://"):
+        raise UnavailableError(f"executor {address!r} is not known: it is dask://HOST:PORT")
+    try:
+        from distributed import Client  # noqa: PLC0415 - an optional extra
+    except ImportError:
+        raise UnavailableError(f"{address} needs Dask: pip install 'rankscope[dask]'") from None
+    try:
+        client = Client(f"tcp://{address.removeprefix('dask://')}", timeout=10)
+    except (OSError, TimeoutError) as error:
+        raise UnavailableError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        yield client.get_executor(pure=False)
+
+
+def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], list[Failure]]:
+    """Two files cannot be one rank's."""
+    kept: dict[int | None, RankAnalysis] = {}
+    failures = []
+    for one in found:
+        rank = one.report.rank
+        if rank in kept and not (rank is None and len(found) == 1):
+            says = "tells no rank" if rank is None else f"claims rank {rank}"
+            failures.append(
+                Failure(
+                    one.report.file,
+                    f"it {says}, as {kept[rank].report.file} does; give one file for each rank",
+                    is_no_trace=False,
+                )
+            )
+        else:
+            kept[rank] = one
+    return sorted(kept.values(), key=lambda one: (one.report.rank is None, one.report.rank or 0)), failures
+
+
+# -- all ranks --------------------------------------------------------------------------------------------------------
+
+
+def _compare(found: Sequence[RankAnalysis], errors: list[FileError]) -> TraceReport:
+    reports = [one.report for one in found]
+    across = _compare_ranks(found) if len(found) > 1 else None
+    advice, abstained = advise(reports, across)
+    return TraceReport(ranks=reports, cross_rank=across, advice=advice, abstained=abstained, errors=errors)
+
+
+def _compare_ranks(found: Sequence[RankAnalysis]) -> CrossRank:
+    ranked = [one for one in found if one.report.rank is not None]
+    worlds = [one.report.world_size for one in ranked if one.report.world_size is not None]
+    matching = cross_rank.match(
+        [
+            cross_rank.RankCollectives(
+                one.report.rank or 0, one.report.host, one.collectives, on_host=not one.report.devices
+            )
+            for one in ranked
+        ],
+        max(worlds, default=None),
+    )
+    collectives = cross_rank.split(matching)
+    wait, transfer = cross_rank.sum_by_rank(collectives)
+    believed = matching.refused is None
+    return CrossRank(
+        collectives=collectives,
+        wait_ns=wait if believed else None,
+        transfer_ns=transfer if believed else None,
+        findings=find_stragglers({one.report.rank or 0: one for one in ranked}, matching) if believed else [],
+        lower_bound=matching.missing_ranks,
+        refused=matching.refused,
+        end_disagreement_ns=matching.end_disagreement_ns,
+    )

@@ -1,0 +1,74 @@
+"""The allocators of one trace, when it was recorded with `profile_memory`: peak, growth, and who allocates."""
+
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+
+from rankscope.collector.traces.rank_view import RankView
+from rankscope.collector.traces.report import MemoryReport, MemoryRow
+from rankscope.measure.kineto import NONE, Ints, MemoryEvents
+from rankscope.measure.nesting import OUTSIDE
+
+CPU_TYPE = 0
+"""torch's DeviceType::CPU; its events carry device -1."""
+OUTSIDE_OPERATORS = "(outside of operators)"
+OPERATORS_MAX = 200
+
+
+def summarise_memory(view: RankView) -> list[MemoryReport]:
+    """One report for each allocator that the trace shows, the CPU's first; empty without `profile_memory`."""
+    memory = view.trace.memory
+    pairs = sorted(set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)))
+    return [
+        _summarise(view, memory, np.flatnonzero((memory.device_type == kind) & (memory.device == device)), kind, device)
+        for kind, device in pairs
+    ]
+
+
+def _summarise(view: RankView, memory: MemoryEvents, mine: Ints, kind: int, device: int) -> MemoryReport:
+    held = held_bytes(memory, mine)
+    peak = int(np.argmax(held))
+    times_ns = memory.time_ns[mine]
+    reserved = memory.reserved_bytes[mine]
+    at_steps = [_held_at(times_ns, held, step.next_start_ns) for step in view.steps]
+    growth = [after - before for before, after in pairwise(at_steps)]
+    return MemoryReport(
+        device=None if kind == CPU_TYPE else device,
+        peak_bytes=int(held[peak]),
+        peak_ns=int(times_ns[peak]) - view.origin_ns,
+        reserved_peak_bytes=int(reserved.max()) if (reserved != NONE).any() else None,
+        growth_bytes=sum(growth),
+        growth_by_step_bytes=growth,
+        operators=_sum_operators(view, memory, mine),
+    )
+
+
+def held_bytes(memory: MemoryEvents, mine: Ints) -> Ints:
+    """What is allocated after each event: the allocator's own total, else what the events of the trace add up to (then
+    what was there before the trace is not in it).
+    """
+    told = memory.allocated_bytes[mine]
+    return told if (told != NONE).all() else np.cumsum(memory.bytes[mine])
+
+
+def _held_at(times_ns: Ints, held: Ints, moment_ns: int) -> int:
+    place = int(np.searchsorted(times_ns, moment_ns, side="left")) - 1
+    return int(held[place]) if place >= 0 else 0
+
+
+def _sum_operators(view: RankView, memory: MemoryEvents, mine: Ints) -> list[MemoryRow]:
+    """By the innermost operator around each event: what it allocated, and what of that it did not free itself."""
+    inside = view.operators.find_innermost(memory.thread[mine].astype(np.int32), memory.time_ns[mine])
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for place, size in zip(inside.tolist(), memory.bytes[mine].tolist(), strict=True):
+        name = OUTSIDE_OPERATORS if place == OUTSIDE else view.trace.name(int(view.operator_rows[place]))
+        row = found[name]
+        row[0] += size > 0
+        row[1] += max(size, 0)
+        row[2] += size
+    rows = [
+        MemoryRow(operator=name, count=count, allocated_bytes=allocated, kept_bytes=kept)
+        for name, (count, allocated, kept) in found.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.allocated_bytes, row.operator))[:OPERATORS_MAX]

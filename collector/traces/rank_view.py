@@ -1,0 +1,239 @@
+"""One trace with what every table needs of it: device work and its launches, communication, steps, nesting.
+
+Everything is computed at most once, when it is first asked for.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope.measure import communication
+from rankscope.measure.intervals import EMPTY, Intervals
+from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints, KinetoTrace
+from rankscope.measure.nesting import OUTSIDE, Nesting, nest
+
+Bools = npt.NDArray[np.bool_]
+
+_STEP_NAME = re.compile(r"ProfilerStep#?\s*(\d+)$")
+
+
+class Step(NamedTuple):
+    """A profiler step: its number, its own begin and end, and where the next one begins (the last: its end)."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    next_start_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The device work of a trace as columns of equal length, by start."""
+
+    row: Ints
+    name: npt.NDArray[np.int32]
+    start_ns: Ints
+    end_ns: Ints
+    is_kernel: Bools
+    is_communication: Bools
+    device: Ints
+    stream: Ints
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.row)
+
+
+class RankView:
+    """A trace and what is derived from it, lazily."""
+
+    def __init__(self, trace: KinetoTrace, steps: tuple[int | None, int | None] | None = None) -> None:
+        self.trace = trace
+        self.events = trace.events
+        self._first_step, self._end_step = steps or (None, None)
+
+    # -- the device ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def has_device(self) -> bool:
+        """Whether anything ran on a device."""
+        return len(self.trace.device_work.row) > 0
+
+    @cached_property
+    def work(self) -> Work:
+        """Kernels, copies and sets."""
+        found, events = self.trace.device_work, self.events
+        row = found.row
+        is_kernel = events.category[row] == Category.KERNEL
+        return Work(
+            row=row,
+            name=events.name[row],
+            start_ns=events.start_ns[row],
+            end_ns=events.end_ns[row],
+            is_kernel=is_kernel,
+            is_communication=is_kernel & self._says_communication(row),
+            device=found.device,
+            stream=found.stream,
+        )
+
+    def _says_communication(self, row: Ints) -> Bools:
+        by_name = self.trace.names_like(communication.is_communication_kernel)[self.events.name[row]]
+        told = np.zeros(len(self.events), dtype=bool)
+        told[list(self.trace.collectives)] = True
+        return by_name | told[row]
+
+    @cached_property
+    def launch(self) -> Ints:
+        """For each device work the row of the runtime or driver call that launched it, NONE when it is not there."""
+        calls = self.trace.rows(*LAUNCHES)
+        return self._match(calls, self.events.correlation[self.work.row], self.events.correlation[calls])
+
+    def _match(self, rows: Ints, wanted: Ints, keys: Ints) -> Ints:
+        """The first of the rows that has the wanted key."""
+        known = keys != NONE
+        rows, keys = rows[known], keys[known]
+        if len(rows) == 0:
+            return np.full(len(wanted), NONE, dtype=np.int64)
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        place = np.minimum(np.searchsorted(keys, wanted, side="left"), len(keys) - 1)
+        return np.where((keys[place] == wanted) & (wanted != NONE), rows[order][place], NONE)
+
+    @cached_property
+    def launching_range(self) -> Ints:
+        """For each communication kernel (by its place in `work`) the row of the innermost range of its backend that was
+        open where it was launched, NONE otherwise.
+        """
+        found = np.full(len(self.work), NONE, dtype=np.int64)
+        kernels = np.flatnonzero(self.work.is_communication & (self.launch != NONE))
+        call = self.launch[kernels]
+        inside = self.backend_ranges.find_innermost(self.events.thread[call], self.events.start_ns[call])
+        found[kernels] = np.where(inside == OUTSIDE, NONE, self._backend_rows[inside])
+        return found
+
+    @cached_property
+    def _backend_rows(self) -> Ints:
+        rows = self.trace.rows(Category.ANNOTATION, Category.CPU_OP)
+        return rows[self.trace.names_like(communication.is_backend_range)[self.events.name[rows]]]
+
+    @cached_property
+    def backend_ranges(self) -> Nesting:
+        """The ranges of communication backends on the host; indices into `backend_rows`."""
+        return self.nest_rows(self._backend_rows)
+
+    @property
+    def backend_rows(self) -> Ints:
+        """The rows of the ranges of communication backends on the host."""
+        return self._backend_rows
+
+    # -- the host -----------------------------------------------------------------------------------------------------
+
+    def nest_rows(self, rows: Ints) -> Nesting:
+        """Who encloses whom among these rows; the result's indices count within them."""
+        events = self.events
+        return nest(events.thread[rows], events.start_ns[rows], events.end_ns[rows])
+
+    @cached_property
+    def operator_rows(self) -> Ints:
+        """The operators on the host; the steps' own ranges, which old traces keep among them, are not ones."""
+        rows = self.trace.rows(Category.CPU_OP)
+        return rows[~np.isin(rows, self.step_rows)]
+
+    @cached_property
+    def step_rows(self) -> Ints:
+        """The ranges of the profiler's steps on the host."""
+        rows = self.trace.rows(Category.ANNOTATION, Category.CPU_OP)
+        return rows[self.trace.names_like(lambda name: _STEP_NAME.match(name) is not None)[self.events.name[rows]]]
+
+    @cached_property
+    def operators(self) -> Nesting:
+        """Who encloses whom among the operators; indices into `operator_rows`."""
+        return self.nest_rows(self.operator_rows)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The profiler's steps by start. The same number twice (several threads may note it) is taken where it is met
+        first.
+        """
+        numbers = {code: int(m.group(1)) for code, name in enumerate(self.trace.names) if (m := _STEP_NAME.match(name))}
+        first: dict[int, tuple[int, int]] = {}
+        for row in self.step_rows.tolist():
+            number = numbers[int(self.events.name[row])]
+            first.setdefault(number, (int(self.events.start_ns[row]), int(self.events.end_ns[row])))
+        found = sorted((start, end, number) for number, (start, end) in first.items())
+        starts = [start for start, _, _ in found[1:]] + [found[-1][1]] if found else []
+        return tuple(
+            Step(number, start, end, following)
+            for (start, end, number), following in zip(found, starts, strict=True)
+            if (self._first_step is None or number >= self._first_step)
+            and (self._end_step is None or number < self._end_step)
+        )
+
+    # -- the sets of time ---------------------------------------------------------------------------------------------
+
+    def intervals_of(self, rows: Ints) -> Intervals:
+        """Raw intervals of these rows."""
+        return np.stack([self.events.start_ns[rows], self.events.end_ns[rows]], axis=1) if len(rows) else EMPTY
+
+    @cached_property
+    def compute(self) -> Intervals:
+        """Raw intervals of computing: kernels, or, without a device, operators on the threads that run the model."""
+        if self.has_device:
+            return self._of_work(self.work.is_kernel & ~self.work.is_communication)
+        return self.intervals_of(self.cpu_compute_rows)
+
+    @cached_property
+    def communication(self) -> Intervals:
+        """Raw intervals of communicating: kernels, or, without a device, the ranges of a backend on the CPU."""
+        if self.has_device:
+            return self._of_work(self.work.is_communication)
+        return self.intervals_of(self.cpu_communication_rows)
+
+    @cached_property
+    def copies(self) -> Intervals:
+        """Raw intervals of copying and setting memory on a device."""
+        return self._of_work(~self.work.is_kernel) if self.has_device else EMPTY
+
+    def _of_work(self, mask: Bools) -> Intervals:
+        return np.stack([self.work.start_ns[mask], self.work.end_ns[mask]], axis=1)
+
+    @cached_property
+    def cpu_communication_rows(self) -> Ints:
+        """Ranges of backends that communicate on the CPU."""
+        is_host = self.trace.names_like(lambda name: name.startswith(communication.HOST_PREFIXES))
+        return self._backend_rows[is_host[self.events.name[self._backend_rows]]]
+
+    @cached_property
+    def cpu_compute_rows(self) -> Ints:
+        """Operators on the threads that run the model: not on a backend's own threads, where its ranges are, and not
+        those that only hand work to it. Point-to-point ranges are on the thread that called.
+        """
+        is_call = self.trace.names_like(
+            lambda name: communication.find_operation(name) in communication.POINT_TO_POINT_OPS
+        )
+        ranges = self.cpu_communication_rows
+        workers = np.unique(self.events.thread[ranges[~is_call[self.events.name[ranges]]]])
+        enqueues = self.trace.names_like(
+            lambda name: name.startswith((communication.ENQUEUE_PREFIX, *communication.RANGE_PREFIXES))
+        )
+        rows = self.operator_rows
+        mine = ~np.isin(self.events.thread[rows], workers) & ~enqueues[self.events.name[rows]]
+        return rows[mine]
+
+    @cached_property
+    def bounds_ns(self) -> tuple[int, int] | None:
+        """From the start of the first work to the end of the last; None when there is none."""
+        found = [raw for raw in (self.compute, self.communication, self.copies) if len(raw)]
+        if not found:
+            return None
+        return min(int(raw[:, 0].min()) for raw in found), max(int(raw[:, 1].max()) for raw in found)
+
+    @cached_property
+    def origin_ns(self) -> int:
+        """The start of the first event; starts in the report count from it. The profiler's own span is left out."""
+        rows = np.flatnonzero(self.events.category != Category.SPAN)
+        return int(self.events.start_ns[rows].min()) if len(rows) else 0

@@ -1,0 +1,311 @@
+"""What `rankscope analyze` found, as typed objects: the library's answer, the JSON of `--json`, what pages are made of.
+
+Integers that end in `_ns` are nanoseconds; starts count from the trace's first event, none is a time of day. What does
+not apply, or cannot be told, is None. The JSON schema made from these classes is `docs/analyze.schema.json`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+SCHEMA = 1
+
+
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """How a window was spent (docs/definitions.md section 1). The parts sum to the window exactly:
+
+    (compute - overlap) + overlap + exposed_communication + copy + idle = window
+    """
+
+    window_ns: int
+    compute_ns: int
+    communication_ns: int
+    overlap_ns: int
+    exposed_communication_ns: int
+    copy_ns: int
+    idle_ns: int
+    busy_ratio: float | None
+    overlap_ratio: float | None
+
+
+class LaunchedWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The device work that a step launched, wherever it ran: it may lag the step. Times of day as elsewhere."""
+
+    kernel_count: int
+    copy_count: int
+    first_ns: int | None
+    last_ns: int | None
+    busy_ns: int
+    compute_ns: int
+    communication_ns: int
+    overlap_ns: int
+
+
+class StepReport(Breakdown, frozen=True, kw_only=True):
+    """One step, from its start to the next one's start (the last: to its own end). `launched` is None on a CPU."""
+
+    step: int
+    start_ns: int
+    kernel_count: int
+    launched: LaunchedWork | None
+
+
+class DeviceReport(Breakdown, frozen=True, kw_only=True):
+    """One device. `utilisation_ratio`: the share of the steps in which a kernel ran; `sm_efficiency_ratio`: the share
+    of its multiprocessors that kernels had blocks for, over the same time; `achieved_occupancy_ratio`: warps resident,
+    over the time of its kernels. The last two are the profiler's estimates.
+    """
+
+    device: int | None
+    name: str | None
+    kernel_count: int
+    utilisation_ratio: float | None
+    sm_efficiency_ratio: float | None
+    achieved_occupancy_ratio: float | None
+    tensor_core_ratio: float | None
+
+
+class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All kernels of one name. `pct` is of the kernel time."""
+
+    name: str
+    count: int
+    total_ns: int
+    mean_ns: int
+    min_ns: int
+    max_ns: int
+    pct: float
+    is_communication: bool
+    uses_tensor_cores: bool
+
+
+class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All memory copies or sets of one kind. The rate is bytes over time."""
+
+    name: str
+    count: int
+    bytes: int | None
+    total_ns: int
+    bytes_per_s: float | None
+
+
+class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The operations of one kind in one group. `bytes` as in nccl-tests: of gathers and scatters the gathered size.
+
+    Of one rank alone `total_ns` holds the waiting; transfer and bus bandwidth come from all ranks together.
+    """
+
+    group: str
+    group_size: int | None
+    op: str
+    dtype: str | None
+    count: int
+    bytes: int | None
+    total_ns: int
+    mean_ns: int
+    transfer_ns: int | None = None
+    bus_bandwidth_bytes_per_s: float | None = None
+
+
+class SynchronisationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls in which the host waited for the device: under which operator, and, with stacks, on which source line."""
+
+    name: str
+    count: int
+    total_ns: int
+    max_ns: int
+    operator: str | None
+    source: str | None
+
+
+class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one operator. The host's time and the device's time of what it launched, with and without the
+    operators inside it.
+    """
+
+    name: str
+    count: int
+    host_total_ns: int
+    host_self_ns: int
+    device_total_ns: int
+    device_self_ns: int
+
+
+class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All ranges of one name that the script (or torch itself) marked."""
+
+    name: str
+    count: int
+    host_total_ns: int
+    device_total_ns: int
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of the training step: data_loader, forward, backward, optimizer, other. The host times sum to the
+    steps; the device time is of what the stage launched.
+    """
+
+    stage: str
+    host_ns: int
+    device_ns: int
+
+
+class EventTypeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of event in the steps: time in which nothing listed before it was going on. They sum to the steps."""
+
+    kind: str
+    total_ns: int
+    ratio: float | None
+
+
+class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What one operator allocated itself, and of that what outlived it within the trace."""
+
+    operator: str
+    count: int
+    allocated_bytes: int
+    kept_bytes: int
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The allocator of one device; of the CPU `device` is None. Growth is from the first step's end to the last's."""
+
+    device: int | None
+    peak_bytes: int
+    peak_ns: int
+    reserved_peak_bytes: int | None
+    growth_bytes: int
+    growth_by_step_bytes: list[int]
+    operators: list[MemoryRow]
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The window in bins of equal length: of each the ns of computing alone, overlap, communication alone, copying."""
+
+    start_ns: int
+    bin_ns: int
+    compute: list[int]
+    overlap: list[int]
+    communication: list[int]
+    copy: list[int]
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule that found something. `key` is stable; `evidence` are its numbers and thresholds; `ranks` whom it is
+    about.
+    """
+
+    key: str
+    severity: str
+    ranks: list[int]
+    sentence: str
+    action: str
+    evidence: Mapping[str, float | int | str | None]
+
+
+class Abstention(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule that could not judge, and why."""
+
+    key: str
+    reason: str
+
+
+class RankReport(Breakdown, frozen=True, kw_only=True):
+    """One trace. The breakdown is of the whole: from the first device event's start to the last one's end."""
+
+    rank: int | None
+    file: str
+    device: str | None
+    world_size: int | None
+    backend: str | None
+    host: str | None
+    start_ns: int
+    kernel_count: int
+    event_count: int
+    steps: list[StepReport]
+    devices: list[DeviceReport]
+    event_types: list[EventTypeRow]
+    model: list[ModelRow]
+    collectives: list[CollectiveRow]
+    operators: list[OperatorRow]
+    kernels: list[KernelRow]
+    copies: list[CopyRow]
+    user_ranges: list[RangeRow]
+    synchronisations: list[SynchronisationRow]
+    memory: list[MemoryReport]
+    timeline: Timeline | None
+    warnings: list[str]
+
+
+class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation on all ranks that took part. `transfer_ns` is the shortest duration; a rank waited the rest of its
+    own; the one with the shortest came last, by `lateness_ns` less than the median.
+    """
+
+    group: str
+    sequence: int
+    op: str
+    bytes: int | None
+    ranks: list[int]
+    transfer_ns: int | None
+    wait_ns: Mapping[str, int] | None
+    late_rank: int | None
+    lateness_ns: int | None
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the comparison of the ranks says, in one sentence."""
+
+    kind: str
+    rank: int
+    slowdown_ratio: float | None
+    cause: str | None
+    sentence: str
+
+
+class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks compared. `lower_bound` is True when ranks are missing: there may have been more waiting. `refused`
+    says why waiting was not told from transfer.
+    """
+
+    collectives: list[MatchedCollective]
+    wait_ns: Mapping[str, int] | None
+    transfer_ns: Mapping[str, int] | None
+    findings: list[Finding]
+    lower_bound: bool
+    refused: str | None
+    end_disagreement_ns: int | None
+
+
+class FileError(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that could not be used, why, and what to do."""
+
+    file: str
+    reason: str
+
+
+class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything, of all files."""
+
+    schema: int = SCHEMA
+    ranks: list[RankReport]
+    cross_rank: CrossRank | None
+    advice: list[Advice]
+    abstained: list[Abstention]
+    errors: list[FileError]
+
+    def to_pandas(self) -> dict[str, Any]:
+        """Each table as a DataFrame with a column `rank`, by the table's name. Needs pandas (`pip install pandas`)."""
+        import pandas as pd  # noqa: PLC0415 - only for those who ask for it
+
+        rows: dict[str, list[dict[str, Any]]] = {"ranks": []}
+        for report in self.ranks:
+            fields = msgspec.to_builtins(report)
+            tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], list)}
+            fields.pop("timeline")
+            rows["ranks"].append(fields)
+            for name, table in tables.items():
+                kept = [row for row in table if isinstance(row, dict)]
+                rows.setdefault(name, []).extend({"rank": report.rank, **row} for row in kept)
+        return {name: pd.DataFrame(table) for name, table in rows.items()}

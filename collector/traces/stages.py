@@ -1,0 +1,177 @@
+"""What the time of the steps went into: by type of event, and by stage of the training step.
+
+By type of event
+----------------
+At every moment of a step exactly one type counts, the first of this list that is going on (the order of the PyTorch
+profiler's TensorBoard plugin): kernel, memcpy, memset, communication, runtime, data_loader, cpu_op, other. So the types
+sum to the step. Communication here is that of the host's ranges: on a device it is a kernel.
+
+By stage
+--------
+On the thread that runs the steps: data_loader is inside the loader's `__next__`, optimizer inside `Optimizer.step`,
+backward from the first to the last range of autograd's engine in each stretch between those (the engine may work on a
+thread of its own), forward the operators that are left, other the rest. The device time of a stage is that of the work
+launched during it.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from rankscope.collector.traces.rank_view import Bools, RankView, Step
+from rankscope.collector.traces.report import EventTypeRow, ModelRow
+from rankscope.measure import intervals
+from rankscope.measure.intervals import Intervals
+from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
+
+DATA_LOADER = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$")
+_OPTIMIZER = re.compile(r"^Optimizer\.step#.*\.step$")
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$|AccumulateGrad$")
+"""The engine's own ranges; traces of 2021 have only the nodes that it runs."""
+
+KINDS = ("kernel", "memcpy", "memset", "communication", "runtime", "data_loader", "cpu_op", "other")
+STAGES = ("data_loader", "forward", "backward", "optimizer", "other")
+
+
+# -- by type of event -------------------------------------------------------------------------------------------------
+
+
+def sum_event_types(view: RankView) -> list[EventTypeRow]:
+    """The whole of the steps by type of event; without steps the whole of the trace."""
+    windows = [(step.start_ns, step.next_start_ns) for step in view.steps]
+    if not windows:
+        windows = [view.bounds_ns] if view.bounds_ns is not None else []
+    kinds = kinds_of_time(view)
+    totals = [0] * len(KINDS)
+    for start_ns, end_ns in windows:
+        totals = [a + b for a, b in zip(totals, split_by_kind(kinds, start_ns, end_ns), strict=True)]
+    whole = sum(totals)
+    return [
+        EventTypeRow(kind=kind, total_ns=total, ratio=total / whole if whole else None)
+        for kind, total in zip(KINDS, totals, strict=True)
+    ]
+
+
+def kinds_of_time(view: RankView, work: Ints | None = None) -> list[Intervals]:
+    """For each kind but the last the set of time it was going on; of the device only these places in `work`."""
+    names, events = view.trace.names_like, view.events
+    places = np.arange(len(view.work)) if work is None else work
+    raw = np.stack([view.work.start_ns[places], view.work.end_ns[places]], axis=1)
+    category = events.category[view.work.row[places]]
+    host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
+    is_loader = names(lambda name: DATA_LOADER.match(name) is not None)[events.name[host]]
+    is_range = events.category[host] == Category.ANNOTATION
+    is_operator = (np.isin(host, view.operator_rows) | is_range) & ~is_loader & ~np.isin(host, view.step_rows)
+    return [
+        *(intervals.union(raw[category == kind]) for kind in (Category.KERNEL, Category.MEMCPY, Category.MEMSET)),
+        intervals.union(view.intervals_of(view.backend_rows)),
+        intervals.union(view.intervals_of(view.trace.rows(*LAUNCHES))),
+        intervals.union(view.intervals_of(host[is_loader])),
+        intervals.union(view.intervals_of(host[is_operator])),
+    ]
+
+
+def split_by_kind(kinds: Sequence[Intervals], start_ns: int, end_ns: int) -> list[int]:
+    """The window by kind, the first that is going on counting; the last is what is left."""
+    taken = intervals.EMPTY
+    found = []
+    for kind in kinds:
+        mine = intervals.clip(kind, start_ns, end_ns)
+        together = intervals.union(np.concatenate([taken, mine]))
+        found.append(intervals.total_ns(together) - intervals.total_ns(taken))
+        taken = together
+    return [*found, end_ns - start_ns - intervals.total_ns(taken)]
+
+
+# -- by stage ---------------------------------------------------------------------------------------------------------
+
+
+def sum_stages(view: RankView) -> list[ModelRow]:
+    """The stages of all steps; empty without steps."""
+    if not view.steps:
+        return []
+    sets = _sets_of_stages(view)
+    host_ns = dict.fromkeys(STAGES, 0)
+    device_ns = dict.fromkeys(STAGES, 0)
+    for step in view.steps:
+        taken = intervals.EMPTY
+        for stage, found in sets:
+            mine = intervals.subtract(intervals.clip(found, step.start_ns, step.next_start_ns), taken)
+            host_ns[stage] += intervals.total_ns(mine)
+            taken = intervals.union(np.concatenate([taken, mine]))
+        host_ns["other"] += step.next_start_ns - step.start_ns - intervals.total_ns(taken)
+    for stage, length in _device_time(view, sets):
+        device_ns[stage] += length
+    return [ModelRow(stage=stage, host_ns=host_ns[stage], device_ns=device_ns[stage]) for stage in STAGES]
+
+
+def _sets_of_stages(view: RankView) -> list[tuple[str, Intervals]]:
+    """The stages by precedence, each the time it was going on."""
+    names, events = view.trace.names_like, view.events
+    host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
+
+    def of(matching: Iterable[bool]) -> Intervals:
+        return intervals.union(view.intervals_of(host[np.asarray(matching)[events.name[host]]]))
+
+    loader = of(names(lambda name: DATA_LOADER.match(name) is not None))
+    optimizer = of(names(lambda name: _OPTIMIZER.match(name) is not None))
+    engine = of(names(lambda name: _BACKWARD.search(name) is not None))
+    between = intervals.union(np.concatenate([loader, optimizer]))
+    backward = _bridge(engine, between)
+    rows = view.operator_rows if view.has_device else view.cpu_compute_rows
+    return [
+        ("data_loader", loader),
+        ("optimizer", optimizer),
+        ("backward", backward),
+        ("forward", intervals.union(view.intervals_of(rows))),
+    ]
+
+
+def _bridge(engine: Intervals, between: Intervals) -> Intervals:
+    """The engine's ranges with the short gaps among them filled, less `between`."""
+    if len(engine) < 2:  # noqa: PLR2004 - one range has no gaps
+        return engine
+    gaps = np.stack([engine[:-1, 1], engine[1:, 0]], axis=1)
+    short = (gaps[:, 1] - gaps[:, 0]) < GAP_NS_MAX
+    filled = np.concatenate([engine, gaps[short]])
+    return intervals.subtract(intervals.union(filled), between)
+
+
+GAP_NS_MAX = 1_000_000
+"""Within one backward the engine pauses for microseconds (up to 0.2 ms seen in the shared traces); the next forward
+takes milliseconds."""
+
+
+def _device_time(view: RankView, sets: Sequence[tuple[str, Intervals]]) -> list[tuple[str, int]]:
+    """The device time of what was launched during each stage, by the first stage that was going on."""
+    if not view.has_device:
+        return []
+    launched = np.flatnonzero(view.launch != NONE)
+    call_ns = view.events.start_ns[view.launch[launched]]
+    inside_steps = np.zeros(len(launched), dtype=bool)
+    for step in view.steps:
+        inside_steps |= (call_ns >= step.start_ns) & (call_ns < step.next_start_ns)
+    length = (view.work.end_ns - view.work.start_ns)[launched]
+    left = inside_steps
+    found = []
+    for stage, part in sets:
+        mine = left & contains(part, call_ns)
+        found.append((stage, int(length[mine].sum())))
+        left = left & ~mine
+    return [*found, ("other", int(length[left].sum()))]
+
+
+def contains(found: Intervals, moments_ns: Ints) -> Bools:
+    """For each moment whether the set covers it."""
+    if len(found) == 0:
+        return np.zeros(len(moments_ns), dtype=bool)
+    place = np.searchsorted(found[:, 0], moments_ns, side="right") - 1
+    covered: Bools = (place >= 0) & (moments_ns < found[np.maximum(place, 0), 1])
+    return covered
+
+
+def extended_step(view: RankView, step: Step, launched: Ints) -> tuple[int, int]:
+    """A step with the work that it launched: to the end of whichever is later."""
+    ends = view.work.end_ns[launched]
+    return step.start_ns, max(step.end_ns, int(ends.max()) if len(ends) else step.end_ns)

@@ -1,0 +1,368 @@
+"""One trace summed up by name: kernels, copies, collectives, operators, ranges of the user, synchronisation points."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.traces.rank_view import RankView
+from rankscope.collector.traces.report import (
+    CollectiveRow,
+    CopyRow,
+    KernelRow,
+    OperatorRow,
+    RangeRow,
+    SynchronisationRow,
+)
+from rankscope.measure import communication
+from rankscope.measure.kineto import LAUNCHES, NONE, Category, Codes, CollectiveArguments, Ints
+from rankscope.measure.nesting import OUTSIDE
+from rankscope.measure.units import NS_PER_S
+
+_TENSOR_CORE = re.compile(
+    r"[ihs]\d{3,5}(?:cudnn|gemm|fprop|dgrad|wgrad)|tensorop|tensor_op|_?wmma|_mma_|hmma|imma|xmma_\w*_(?:bf16|f16|tf32)"
+    r"|h?gmma|16816|1688|884|sm(?:80|90|100)_xmma|nvjet|mfma",
+    re.IGNORECASE,
+)
+_SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
+"""Calls that return when the device is done. A blocking copy waits too; an Async one does only from pageable memory."""
+_STEP_RANGE = re.compile(r"ProfilerStep#?\s*\d+$")
+GROUP_UNKNOWN = "unknown"
+UNNAMED = "?"
+
+
+def uses_tensor_cores(name: str) -> bool:
+    """Whether a kernel's name says that it computes on tensor cores (AMD: matrix cores).
+
+    >>> [uses_tensor_cores(name) for name in ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "sgemm_32x32_nn")]
+    [True, False]
+    """
+    return _TENSOR_CORE.search(name) is not None
+
+
+# -- on the device ----------------------------------------------------------------------------------------------------
+
+
+def sum_kernels(view: RankView) -> list[KernelRow]:
+    """All kernels by name, the longest in total first."""
+    work = view.work
+    kernels = np.flatnonzero(work.is_kernel)
+    length = (work.end_ns - work.start_ns)[kernels]
+    whole = int(length.sum())
+    rows = []
+    for code, mine in _by_name(work.name[kernels]):
+        mine_ns = length[mine]
+        name = view.trace.names[code]
+        rows.append(
+            KernelRow(
+                name=name,
+                count=len(mine),
+                total_ns=int(mine_ns.sum()),
+                mean_ns=round(int(mine_ns.sum()) / len(mine)),
+                min_ns=int(mine_ns.min()),
+                max_ns=int(mine_ns.max()),
+                pct=100 * int(mine_ns.sum()) / whole if whole else 0.0,
+                is_communication=bool(work.is_communication[kernels[mine]].any()),
+                uses_tensor_cores=uses_tensor_cores(name),
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.total_ns, row.name))
+
+
+def sum_copies(view: RankView) -> list[CopyRow]:
+    """All memory copies and sets by kind."""
+    work = view.work
+    copies = np.flatnonzero(~work.is_kernel)
+    size = view.trace.device_work.bytes[copies]
+    length = (work.end_ns - work.start_ns)[copies]
+    rows = []
+    for code, mine in _by_name(work.name[copies]):
+        told = bool((size[mine] != NONE).all())
+        total_bytes, total_ns = int(size[mine].sum()), int(length[mine].sum())
+        rows.append(
+            CopyRow(
+                name=view.trace.names[code],
+                count=len(mine),
+                bytes=total_bytes if told else None,
+                total_ns=total_ns,
+                bytes_per_s=total_bytes * NS_PER_S / total_ns if told and total_ns else None,
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.total_ns, row.name))
+
+
+def _by_name(codes: Codes) -> list[tuple[int, Ints]]:
+    """The positions of each code."""
+    if len(codes) == 0:
+        return []
+    order = np.argsort(codes, kind="stable")
+    edges = np.flatnonzero(np.diff(codes[order])) + 1
+    return [(int(codes[part[0]]), part) for part in np.split(order, edges)]
+
+
+# -- collectives ------------------------------------------------------------------------------------------------------
+
+
+class Collective(msgspec.Struct, frozen=True, array_like=True):
+    """One communication of one rank. `sequence` is the backend's own number, when it is in the trace."""
+
+    group: str
+    group_size: int | None
+    ranks: str | None
+    op: str
+    dtype: str | None
+    bytes: int | None
+    sequence: int | None
+    start_ns: int
+    duration_ns: int
+
+
+def find_collectives(view: RankView) -> list[Collective]:
+    """Every communication of the trace by start: kernels on a device, ranges of the backend on a CPU."""
+    if not view.has_device:
+        return [_of_host_range(view, row) for row in view.cpu_communication_rows.tolist()]
+    work = view.work
+    return [_of_kernel(view, place, int(work.row[place])) for place in np.flatnonzero(work.is_communication).tolist()]
+
+
+def _of_kernel(view: RankView, place: int, row: int) -> Collective:
+    told = view.trace.collectives.get(row)
+    inside = int(view.launching_range[place])
+    name = view.trace.name(row)
+    if told is not None:
+        op: str | None = communication.find_operation(told.op)
+    elif inside != NONE:
+        op = communication.find_operation(view.trace.name(inside))
+    else:
+        op = communication.find_operation_of_kernel(name)
+    events = view.events
+    return Collective(
+        group=_group_of(told) if told is not None else GROUP_UNKNOWN,
+        group_size=told.group_size if told is not None else None,
+        ranks=told.group_ranks if told is not None else None,
+        op=op or UNNAMED,
+        dtype=told.dtype if told is not None else None,
+        bytes=_bytes_of(told) if told is not None else _shape_bytes(view, inside),
+        sequence=told.sequence if told is not None else None,
+        start_ns=int(events.start_ns[row]),
+        duration_ns=int(events.duration_ns[row]),
+    )
+
+
+def _group_of(told: CollectiveArguments) -> str:
+    return told.group_description or told.group_name or GROUP_UNKNOWN
+
+
+def _bytes_of(told: CollectiveArguments) -> int | None:
+    """As nccl-tests counts: of gathers and scatters the full, gathered size is the larger of the two."""
+    elements = [count for count in (told.in_elements, told.out_elements) if count is not None]
+    size = communication.item_bytes(told.dtype) if told.dtype is not None else None
+    return max(elements) * size if elements and size is not None else None
+
+
+def _shape_bytes(view: RankView, row: int) -> int | None:
+    shapes = view.trace.shapes.get(row)
+    if shapes is None:
+        return None
+    try:
+        return communication.input_bytes(msgspec.json.decode(shapes[0]), msgspec.json.decode(shapes[1]))
+    except msgspec.DecodeError:
+        return None
+
+
+def _of_host_range(view: RankView, row: int) -> Collective:
+    op = communication.find_operation(view.trace.name(row))
+    size = _shape_bytes(view, row)
+    distributed = view.trace.head.get("distributedInfo")
+    world = distributed.get("world_size") if isinstance(distributed, dict) else None
+    groups = distributed.get("pg_count") if isinstance(distributed, dict) else None
+    # gloo's ranges do not name their group; with one group there is no doubt.
+    only_world = groups == 1 and type(world) is int
+    if op == "all_gather" and size is not None:
+        size = size * int(world) if only_world and world is not None else None
+    return Collective(
+        group="default_pg" if only_world else GROUP_UNKNOWN,
+        group_size=world if only_world else None,
+        ranks=None,
+        op=op,
+        dtype=None,
+        bytes=size,
+        sequence=None,
+        start_ns=int(view.events.start_ns[row]),
+        duration_ns=int(view.events.duration_ns[row]),
+    )
+
+
+def sum_collectives(found: Sequence[Collective]) -> list[CollectiveRow]:
+    """By group, size, operation and type of element; the longest in total first."""
+    kinds: dict[tuple[str, int | None, str, str | None], list[Collective]] = defaultdict(list)
+    for one in found:
+        kinds[one.group, one.group_size, one.op, one.dtype].append(one)
+    rows = []
+    for (group, size, op, dtype), mine in kinds.items():
+        known = [one.bytes for one in mine if one.bytes is not None]
+        total_ns = sum(one.duration_ns for one in mine)
+        rows.append(
+            CollectiveRow(
+                group=group,
+                group_size=size,
+                op=op,
+                dtype=dtype,
+                count=len(mine),
+                bytes=sum(known) if len(known) == len(mine) else None,
+                total_ns=total_ns,
+                mean_ns=round(total_ns / len(mine)),
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.total_ns, row.group, row.op))
+
+
+# -- on the host ------------------------------------------------------------------------------------------------------
+
+
+def sum_operators(view: RankView) -> list[OperatorRow]:
+    """All operators by name, the most device time of their own first, then host time of their own."""
+    rows, nesting, events = view.operator_rows, view.operators, view.events
+    device_self = _device_ns_within(view, nesting_rows=len(rows))
+    device_total = nesting.sum_up(device_self)
+    host_self = nesting.self_ns()
+    host_total = events.duration_ns[rows]
+    found = [
+        OperatorRow(
+            name=view.trace.names[code],
+            count=len(mine),
+            host_total_ns=int(host_total[mine].sum()),
+            host_self_ns=int(host_self[mine].sum()),
+            device_total_ns=int(device_total[mine].sum()),
+            device_self_ns=int(device_self[mine].sum()),
+        )
+        for code, mine in _by_name(events.name[rows])
+    ]
+    return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name))
+
+
+def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:
+    """For each operator the time of the device work that it launched itself, not through an operator inside it."""
+    own = np.zeros(nesting_rows, dtype=np.int64)
+    if view.has_device:
+        launched = np.flatnonzero(view.launch != NONE)
+        call = view.launch[launched]
+        inside = view.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
+        known = inside != OUTSIDE
+        length = (view.work.end_ns - view.work.start_ns)[launched]
+        np.add.at(own, inside[known], length[known])
+    return own
+
+
+def sum_user_ranges(view: RankView) -> list[RangeRow]:
+    """Ranges that the script or torch marked, on the host and as the device saw them, but no steps or collectives."""
+    skip = view.trace.names_like(
+        lambda name: _STEP_RANGE.match(name) is not None or communication.is_backend_range(name)
+    )
+    host = view.trace.rows(Category.ANNOTATION)
+    host = host[~skip[view.events.name[host]]]
+    device = view.trace.rows(Category.GPU_ANNOTATION)
+    device_ns = dict.fromkeys(view.events.name[host].tolist(), 0)
+    for code, mine in _by_name(view.events.name[device]):
+        if not skip[code]:
+            device_ns[code] = int(view.events.duration_ns[device[mine]].sum())
+    counted = {
+        code: (len(mine), int(view.events.duration_ns[host[mine]].sum()))
+        for code, mine in _by_name(view.events.name[host])
+    }
+    rows = [
+        RangeRow(
+            name=view.trace.names[code],
+            count=counted.get(code, (0, 0))[0],
+            host_total_ns=counted.get(code, (0, 0))[1],
+            device_total_ns=total_ns,
+        )
+        for code, total_ns in device_ns.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.host_total_ns, -row.device_total_ns, row.name))
+
+
+def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
+    """Calls that waited for the device, by the operator and the source line they came from."""
+    is_sync = view.trace.names_like(lambda name: _SYNCHRONISES.match(name) is not None)
+    rows = view.trace.rows(*LAUNCHES)
+    rows = rows[is_sync[view.events.name[rows]]]
+    operators = _operators_around(view, rows)
+    sources = find_sources(view, rows, operators)
+    found: dict[tuple[str, str | None, str | None], list[int]] = defaultdict(list)
+    for row, operator, source in zip(rows.tolist(), operators, sources, strict=True):
+        name = view.trace.name(operator) if operator != NONE else None
+        found[view.trace.name(row), name, source].append(int(view.events.duration_ns[row]))
+    table = [
+        SynchronisationRow(
+            name=name, count=len(mine), total_ns=sum(mine), max_ns=max(mine), operator=operator, source=source
+        )
+        for (name, operator, source), mine in found.items()
+    ]
+    return sorted(table, key=lambda row: (-row.total_ns, row.name, row.operator or "", row.source or ""))
+
+
+def _operators_around(view: RankView, rows: Ints) -> list[int]:
+    """The outermost operator that asks for a number (`aten::item`, `aten::nonzero`), else the innermost around."""
+    inside = view.operators.find_innermost(view.events.thread[rows], view.events.start_ns[rows])
+    found = []
+    for place in inside.tolist():
+        best, above = place, place
+        while above != OUTSIDE:
+            if view.trace.name(int(view.operator_rows[above])) in ASKS_FOR_A_NUMBER:
+                best = above
+            above = int(view.operators.parent[above])
+        found.append(int(view.operator_rows[best]) if best != OUTSIDE else NONE)
+    return found
+
+
+ASKS_FOR_A_NUMBER = frozenset(
+    {"aten::item", "aten::nonzero", "aten::is_nonzero", "aten::unique", "aten::_unique2", "aten::masked_select",
+     "aten::equal", "aten::allclose", "aten::unique_consecutive", "aten::unique_dim", "aten::repeat_interleave"}
+)  # fmt: skip
+"""Operators whose result has a shape or is a value that the host must know: they wait for the device."""
+
+
+def find_sources(view: RankView, rows: Ints, operators: Sequence[int]) -> list[str | None]:
+    """The line of the script that led to each row: from the operator's own stack (old traces) or from the Python
+    frames that were open then, the innermost one outside of Python's and torch's own files. None without stacks.
+    """
+    frames = view.trace.rows(Category.PYTHON)
+    if not len(frames):
+        return [_script_line(view.trace.stacks.get(operator, "").split(";")) for operator in operators]
+    nesting = view.nest_rows(frames)
+    threads, starts = _python_threads(view, rows, frames)
+    found = []
+    for place in nesting.find_innermost(threads, starts).tolist():
+        names = []
+        above = place
+        while above != OUTSIDE:
+            names.append(view.trace.name(int(frames[above])))
+            above = int(nesting.parent[above])
+        found.append(_script_line(names))
+    return found
+
+
+def _python_threads(view: RankView, rows: Ints, frames: Ints) -> tuple[Codes, Ints]:
+    """Where to look for a row's frames. Kineto gives Python's frames thread ids of their own in some versions: when a
+    row's thread has no frames, and only one thread has any, that one is meant.
+    """
+    threads = view.events.thread[rows].copy()
+    with_frames = np.unique(view.events.thread[frames])
+    if len(with_frames) == 1:
+        threads[~np.isin(threads, with_frames)] = with_frames[0]
+    return threads, view.events.start_ns[rows]
+
+
+_NOT_THE_SCRIPT = re.compile(
+    r"(?:^|/)(?:torch|threading|contextlib|runpy|multiprocessing|concurrent)(?:/|\.py)|^<|site-packages"
+)
+
+
+def _script_line(frames: Sequence[str]) -> str | None:
+    """The first frame that is the user's: `train.py(54): step`."""
+    lines = [frame for frame in frames if ".py(" in frame]
+    mine = [line for line in lines if not _NOT_THE_SCRIPT.search(line)]
+    return next(iter(mine or lines), None)

@@ -1,0 +1,259 @@
+"""Windows of one rank: the whole trace, each step, each device, and the timeline for the eye."""
+
+from typing import Any
+
+import numpy as np
+
+from rankscope.collector.traces.rank_view import RankView, Step
+from rankscope.collector.traces.report import DeviceReport, LaunchedWork, StepReport, Timeline
+from rankscope.collector.traces.tables import uses_tensor_cores
+from rankscope.measure import intervals
+from rankscope.measure.breakdown import break_down
+from rankscope.measure.intervals import Intervals
+from rankscope.measure.kineto import NONE, Floats, Ints
+from rankscope.measure.records import WindowBreakdown
+
+TIMELINE_BINS = 1_000
+
+
+def break_down_window(view: RankView, start_ns: int, end_ns: int) -> dict[str, Any]:
+    """The fields of a report's Breakdown for the window [start_ns, end_ns)."""
+    return _to_fields(
+        break_down(
+            view.compute,
+            view.communication,
+            view.copies,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            first_step=0,
+            step_count=0,
+        )
+    )
+
+
+def _to_fields(found: WindowBreakdown) -> dict[str, Any]:
+    window_ns, communication_ns = found.window_ns, found.communication_ns
+    return {
+        "window_ns": window_ns,
+        "compute_ns": found.compute_ns,
+        "communication_ns": communication_ns,
+        "overlap_ns": found.overlap_ns,
+        "exposed_communication_ns": found.exposed_communication_ns,
+        "copy_ns": found.copy_ns,
+        "idle_ns": found.idle_ns,
+        "busy_ratio": 1 - found.idle_ns / window_ns if window_ns else None,
+        "overlap_ratio": found.overlap_ns / communication_ns if communication_ns else None,
+    }
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def break_down_steps(view: RankView) -> list[StepReport]:
+    """Each step of the trace, by its window and by what it launched."""
+    sets = _Sets(view)
+    return [
+        StepReport(
+            step=step.number,
+            start_ns=step.start_ns - view.origin_ns,
+            kernel_count=_count_started(view, step.start_ns, step.next_start_ns),
+            launched=_launched_work(view, step) if view.has_device else None,
+            **sets.break_down(step.start_ns, step.next_start_ns),
+        )
+        for step in view.steps
+    ]
+
+
+class _Sets:
+    """The three sets of a trace, made once: a step then only looks at what lies in its window."""
+
+    def __init__(self, view: RankView) -> None:
+        self._sets = [intervals.union(raw) for raw in (view.compute, view.communication, view.copies)]
+
+    def break_down(self, start_ns: int, end_ns: int) -> dict[str, Any]:
+        compute, communication, copies = (_within(found, start_ns, end_ns) for found in self._sets)
+        return _to_fields(
+            break_down(compute, communication, copies, start_ns=start_ns, end_ns=end_ns, first_step=0, step_count=0)
+        )
+
+
+def _within(found: Intervals, start_ns: int, end_ns: int) -> Intervals:
+    """The intervals of a set that touch the window, found by their order."""
+    first = np.searchsorted(found[:, 1], start_ns, side="right")
+    last = np.searchsorted(found[:, 0], end_ns, side="left")
+    return found[first:last]
+
+
+def _count_started(view: RankView, start_ns: int, end_ns: int) -> int:
+    if view.has_device:
+        started = view.work.start_ns[view.work.is_kernel]
+    else:
+        top = view.operators.depth == 0
+        started = view.events.start_ns[view.operator_rows[top]]
+        started = started[np.isin(view.operator_rows[top], view.cpu_compute_rows)]
+    return int(np.count_nonzero((started >= start_ns) & (started < end_ns)))
+
+
+def find_launched(view: RankView, step: Step) -> Ints:
+    """The places in `work` of what calls that began inside the step launched."""
+    call_ns = np.where(view.launch != NONE, view.events.start_ns[view.launch], NONE)
+    return np.flatnonzero((view.launch != NONE) & (call_ns >= step.start_ns) & (call_ns < step.end_ns))
+
+
+def _launched_work(view: RankView, step: Step) -> LaunchedWork:
+    mine = find_launched(view, step)
+    work = view.work
+    raw = np.stack([work.start_ns[mine], work.end_ns[mine]], axis=1)
+    kernel, communicates = work.is_kernel[mine], work.is_communication[mine]
+    compute = intervals.union(raw[kernel & ~communicates])
+    communication = intervals.union(raw[communicates])
+    return LaunchedWork(
+        kernel_count=int(kernel.sum()),
+        copy_count=int((~kernel).sum()),
+        first_ns=int(raw[:, 0].min()) - view.origin_ns if len(mine) else None,
+        last_ns=int(raw[:, 1].max()) - view.origin_ns if len(mine) else None,
+        busy_ns=intervals.total_ns(intervals.union(raw)),
+        compute_ns=intervals.total_ns(compute),
+        communication_ns=intervals.total_ns(communication),
+        overlap_ns=intervals.total_ns(intervals.intersect(compute, communication)),
+    )
+
+
+# -- devices ----------------------------------------------------------------------------------------------------------
+
+
+def summarise_devices(view: RankView) -> list[DeviceReport]:
+    """Each device that the trace shows at work, over the trace's whole window. None on a CPU."""
+    if view.bounds_ns is None or not view.has_device:
+        return []
+    names = {int(d["id"]): str(d["name"]) for d in view.trace.head.get("deviceProperties") or [] if _is_device(d)}
+    return [_summarise_device(view, int(device), names) for device in np.unique(view.work.device)]
+
+
+def _is_device(properties: Any) -> bool:
+    return isinstance(properties, dict) and type(properties.get("id")) is int and "name" in properties
+
+
+def _summarise_device(view: RankView, device: int, names: dict[int, str]) -> DeviceReport:
+    start_ns, end_ns = view.bounds_ns or (0, 0)
+    work = view.work
+    mine = work.device == device
+    raw = np.stack([work.start_ns, work.end_ns], axis=1)
+    found = break_down(
+        raw[mine & work.is_kernel & ~work.is_communication],
+        raw[mine & work.is_communication],
+        raw[mine & ~work.is_kernel],
+        start_ns=start_ns,
+        end_ns=end_ns,
+        first_step=0,
+        step_count=0,
+    )
+    kernels = np.flatnonzero(mine & work.is_kernel)
+    rates_start_ns, rates_end_ns = steps_window(view)
+    rates_ns = rates_end_ns - rates_start_ns
+    kernel_ns = intervals.total_ns(intervals.union(raw[kernels]))
+    return DeviceReport(
+        device=device if device != NONE else None,
+        name=names.get(device),
+        kernel_count=len(kernels),
+        utilisation_ratio=kernel_ns / rates_ns if rates_ns else None,
+        sm_efficiency_ratio=sm_efficiency(view, kernels, rates_ns),
+        achieved_occupancy_ratio=achieved_occupancy(view, kernels),
+        tensor_core_ratio=tensor_core_ratio(view, kernels),
+        **_to_fields(found),
+    )
+
+
+def steps_window(view: RankView) -> tuple[int, int]:
+    """From the first step's start to the last one's end, or to the end of the last work if that is later; without steps
+    the device's own window. What rates of the device are over: time before its first kernel counts as well.
+    """
+    start_ns, end_ns = view.bounds_ns or (0, 0)
+    if not view.steps:
+        return start_ns, end_ns
+    return view.steps[0].start_ns, max(end_ns, view.steps[-1].end_ns)
+
+
+def sm_efficiency(view: RankView, kernels: Ints, window_ns: int) -> float | None:
+    """The share of the device's multiprocessors that had a block to work on, in the mean over the window.
+
+    Of one kernel min(1, "blocks per SM"), of kernels at the same time the sum, 1 at most, integrated over time and
+    divided by the window. Range 0 to 1; None when the trace does not tell the blocks. "Est. SM Efficiency" of the
+    PyTorch profiler's TensorBoard plugin.
+    """
+    blocks = view.trace.device_work.blocks_per_sm[kernels]
+    known = np.isfinite(blocks)
+    if window_ns <= 0 or not known.any():
+        return None
+    work = view.work
+    share = np.minimum(blocks[known], 1.0)
+    return _integrate_sum(work.start_ns[kernels][known], work.end_ns[kernels][known], share) / window_ns
+
+
+def _integrate_sum(start_ns: Ints, end_ns: Ints, value: Floats) -> float:
+    """The integral over time of the values of all open intervals together, 1 at most."""
+    moments = np.concatenate([start_ns, end_ns])
+    changes = np.concatenate([value, -value])
+    order = np.argsort(moments, kind="stable")
+    level = np.minimum(np.cumsum(changes[order])[:-1], 1.0)
+    return float((level * np.diff(moments[order])).sum())
+
+
+def achieved_occupancy(view: RankView, kernels: Ints) -> float | None:
+    """The profiler's "est. achieved occupancy" of the kernels that have one, weighted with their time.
+
+    Range 0 to 1; None when no kernel tells. "Est. Achieved Occupancy" of the TensorBoard plugin.
+    """
+    percent = view.trace.device_work.occupancy_percent[kernels]
+    length = (view.work.end_ns - view.work.start_ns)[kernels].astype(np.float64)
+    told = np.isfinite(percent)
+    weight = float(length[told].sum())
+    return float((percent[told] * length[told]).sum()) / weight / 100 if weight else None
+
+
+def tensor_core_ratio(view: RankView, kernels: Ints) -> float | None:
+    """The share of the kernel time that kernels which use tensor cores take; None without kernels."""
+    length = (view.work.end_ns - view.work.start_ns)[kernels]
+    whole = int(length.sum())
+    uses = view.trace.names_like(uses_tensor_cores)[view.work.name[kernels]]
+    return int(length[uses].sum()) / whole if whole else None
+
+
+# -- for the eye ------------------------------------------------------------------------------------------------------
+
+
+def draw_timeline(view: RankView, bins: int = TIMELINE_BINS) -> Timeline | None:
+    """The whole window in equal bins."""
+    if view.bounds_ns is None:
+        return None
+    start_ns, end_ns = view.bounds_ns
+    bin_ns = max(1, -(-(end_ns - start_ns) // bins))
+    edges = np.arange(start_ns, end_ns + bin_ns, bin_ns, dtype=np.int64)
+    compute, communication, copies = (intervals.union(raw) for raw in (view.compute, view.communication, view.copies))
+    overlap = intervals.intersect(compute, communication)
+    work = intervals.union(np.concatenate([compute, communication]))
+    parts = (
+        intervals.subtract(compute, communication),
+        overlap,
+        intervals.subtract(communication, compute),
+        intervals.subtract(copies, work),
+    )
+    binned = [np.diff(covered_before(part, edges)).tolist() for part in parts]
+    return Timeline(
+        start_ns=start_ns - view.origin_ns,
+        bin_ns=bin_ns,
+        compute=binned[0],
+        overlap=binned[1],
+        communication=binned[2],
+        copy=binned[3],
+    )
+
+
+def covered_before(found: Intervals, moments_ns: Ints) -> Ints:
+    """How much of a set lies before each moment, in ns."""
+    if len(found) == 0:
+        return np.zeros(len(moments_ns), dtype=np.int64)
+    before = np.concatenate([[0], np.cumsum(found[:, 1] - found[:, 0])])
+    place = np.searchsorted(found[:, 0], moments_ns, side="right")
+    beyond = np.where(place > 0, np.maximum(found[place - 1, 1] - moments_ns, 0), 0)
+    return before[place] - beyond

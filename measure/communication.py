@@ -1,0 +1,159 @@
+"""Which work is communication, which operation it is, and how many bytes it moves.
+
+A kernel is communication when its backend says so (the `Collective name` argument, a `nccl:` range open where it was
+launched), else by its name. The name often does not tell the operation: kernels named SendRecv come from an all-to-all,
+an all-gather or a reduce-scatter too, and RCCL has one kernel for everything.
+"""
+
+import re
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+BACKENDS = ("nccl", "rccl", "gloo", "mpi", "ucc", "xccl", "hccl")
+HOST_PREFIXES = ("gloo:", "mpi:", "ucc:")
+"""Ranges of backends that communicate on the CPU: the range is the communication itself."""
+RANGE_PREFIXES = tuple(f"{backend}:" for backend in BACKENDS)
+"""On a device the range only says what was launched inside it."""
+ENQUEUE_PREFIX = "c10d::"
+"""Operators that hand work to a backend: neither compute nor communication."""
+POINT_TO_POINT_OPS = frozenset({"send", "recv", "recvAnySource"})
+"""As gloo spells them. Not in the flight recorder's count of collectives."""
+
+
+class KernelFamily(NamedTuple):
+    """Kernels of one library: a pattern on their name, and a name that it must match."""
+
+    library: str
+    pattern: str
+    example: str
+
+
+COMMUNICATION_KERNELS = (
+    KernelFamily("NCCL", r"nccl", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
+    KernelFamily("NCCL 2.17", r"ncclKernel_", "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)"),
+    KernelFamily("NCCL symmetric", r"ncclSymk", "ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs)"),
+    KernelFamily("RCCL", r"rccl", "rcclDirectKernel(void*)"),
+    KernelFamily("RCCL generic", r"ncclDevKernel_Generic", "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"),
+    KernelFamily("MSCCL", r"msccl(?:pp)?", "mscclKernel_Sum_half_Simple_true(mscclDevKernelArgs)"),
+    KernelFamily(
+        "symmetric memory",
+        r"\b(?:one_shot|two_shot|multimem_one_shot|multimem)_?(?:all_reduce|all_gather|reduce_scatter)",
+        "void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
+    ),
+    KernelFamily("NVSHMEM", r"nvshmem", "nvshmemi_transfer_amo_nonfetch<float>(float*)"),
+    KernelFamily("rocSHMEM", r"rocshmem", "rocshmem::rocshmem_putmem_kernel(void*)"),
+    KernelFamily(
+        "DeepEP",
+        r"deep_ep::|\bep::(?:internode|intranode)",
+        "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)",
+    ),
+    KernelFamily(
+        "custom all-reduce", r"cross_device_reduce_", "void vllm::cross_device_reduce_2stage<__half, 8>(RankData*)"
+    ),
+    KernelFamily("oneCCL", r"oneccl", "oneccl_allreduce_small_kernel"),
+)
+_COMMUNICATION = re.compile("|".join(family.pattern for family in COMMUNICATION_KERNELS), re.IGNORECASE)
+
+_OPERATIONS = (
+    ("barrier", "barrier"), ("allreduce", "all_reduce"), ("allgather", "all_gather"),
+    ("reducescatter", "reduce_scatter"), ("alltoall", "all_to_all"), ("broadcast", "broadcast"), ("reduce", "reduce"),
+    ("gather", "gather"), ("scatter", "scatter"), ("sendrecv", "send_recv"), ("send", "send"), ("recv", "recv"),
+)  # fmt: skip
+_IN_KERNEL_NAME = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce", re.IGNORECASE
+)
+
+_ITEM_BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "longint": 8, "long": 8, "short": 2, "char": 1,
+    "byte": 1, "signedchar": 1, "unsignedchar": 1, "bool": 1, "complex<float>": 8, "complex<double>": 16,
+    "complexfloat": 8, "complexdouble": 16, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+}  # fmt: skip
+GEMMS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"})
+
+
+def is_communication_kernel(name: str) -> bool:
+    """Whether a kernel's name says that it communicates.
+
+    >>> is_communication_kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)"), is_communication_kernel("gemm")
+    (True, False)
+    """
+    return _COMMUNICATION.search(name) is not None
+
+
+def is_backend_range(name: str) -> bool:
+    """Whether a range on the host is a backend's own: `nccl:all_reduce`, `gloo:barrier`."""
+    return name.startswith(RANGE_PREFIXES)
+
+
+def find_operation(name: str) -> str:
+    """One spelling for one operation, whoever names it; a stranger keeps its name.
+
+    >>> [find_operation(name) for name in ("nccl:_all_gather_base", "all_to_allv", "nccl:send 0->1")]
+    ['all_gather', 'all_to_all', 'send']
+    """
+    plain = name.rpartition(":")[2] if is_backend_range(name) else name
+    key = re.sub(r"[^a-z]", "", plain.partition(" ")[0].lower())
+    if "barrier" in key:
+        return "barrier"
+    return next((operation for start, operation in _OPERATIONS if key.startswith(start)), plain)
+
+
+def find_operation_of_kernel(name: str) -> str | None:
+    """The operation that a communication kernel's name tells; None when it tells none.
+
+    >>> find_operation_of_kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"), find_operation_of_kernel("rcclKernel")
+    ('reduce_scatter', None)
+    """
+    found = _IN_KERNEL_NAME.search(name)
+    return None if found is None else find_operation(found.group())
+
+
+def item_bytes(dtype: str) -> int | None:
+    """The size of one element, in torch's spelling or C++'s; None for a type that is not known.
+
+    >>> item_bytes("BFloat16"), item_bytes("c10::Half"), item_bytes("long int"), item_bytes("GenericList")
+    (2, 2, 8, None)
+    """
+    return _ITEM_BYTES.get(dtype.lower().replace("c10::", "").replace(" ", ""))
+
+
+def input_bytes(types: Any, dims: Any) -> int | None:
+    """The size of an operator's inputs from Kineto's `Input type` and `Input Dims`; None when they do not tell.
+
+    >>> input_bytes(["float"], [[2, 3]]), input_bytes(["float"], [])
+    (24, None)
+    """
+    try:
+        sizes = [item_bytes(kind) for kind in types]
+        if len(sizes) != len(dims) or None in sizes:
+            return None
+        return int(sum((size or 0) * prod(shape) for size, shape in zip(sizes, dims, strict=True)))
+    except (TypeError, AttributeError):
+        return None
+
+
+def tells_bytes(name: str) -> bool:
+    """Whether the shapes of an operator's inputs are used: for the bytes of a collective and the work of a GEMM."""
+    return name in GEMMS or is_backend_range(name)
+
+
+def bus_factor(op: str, ranks: int) -> float | None:
+    """What algorithm bandwidth is multiplied with to get bus bandwidth, as in nccl-tests; None where it has none.
+
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4), bus_factor("send", 2)
+    (1.5, 0.75, 1.0, None)
+    """
+    if ranks < 1:
+        return None
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if op in {"all_gather", "reduce_scatter", "all_to_all"}:
+        return (ranks - 1) / ranks
+    return 1.0 if op in {"broadcast", "reduce"} else None
+
+
+def names_of(families: Sequence[KernelFamily] = COMMUNICATION_KERNELS) -> tuple[str, ...]:
+    """The libraries whose kernels are known."""
+    return tuple(family.library for family in families)

@@ -1,0 +1,137 @@
+"""A Kineto trace as typed event columns, times in integer ns. `kineto_columns.read_trace` makes one from bytes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int32]
+"""Places in a list of names."""
+
+NONE = -1
+"""In integer columns: not in the trace."""
+
+
+class Category(IntEnum):
+    """What an event is. Kineto's own names changed over the years; see kineto_columns.py."""
+
+    OTHER = 0
+    CPU_OP = 1
+    ANNOTATION = 2
+    RUNTIME = 3
+    DRIVER = 4
+    KERNEL = 5
+    MEMCPY = 6
+    MEMSET = 7
+    GPU_ANNOTATION = 8
+    PYTHON = 9
+    SYNC = 10
+    OVERHEAD = 11
+    SPAN = 12
+
+
+DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+LAUNCHES = (Category.RUNTIME, Category.DRIVER)
+
+
+class CollectiveArguments(NamedTuple):
+    """What a communication kernel says about its operation."""
+
+    op: str
+    in_elements: int | None
+    out_elements: int | None
+    group_size: int | None
+    dtype: str | None
+    group_name: str | None
+    group_description: str | None
+    group_ranks: str | None
+    sequence: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """All events with a duration, by start (at one start the longest first), as columns of equal length.
+
+    `name` and `thread` index the trace's `names` and `threads`. `correlation` ties device work to its launch,
+    `external_id` both to the operator around.
+    """
+
+    category: npt.NDArray[np.int8]
+    name: Codes
+    thread: Codes
+    start_ns: Ints
+    duration_ns: Ints
+    correlation: Ints
+    external_id: Ints
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Ints:
+        """Start and duration."""
+        return self.start_ns + self.duration_ns
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """Kernels, copies and sets: `row` in the events (ascending) and what only these have. Unknown floats are NaN."""
+
+    row: Ints
+    device: Ints
+    stream: Ints
+    bytes: Ints
+    blocks_per_sm: Floats
+    occupancy_percent: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """Allocations (bytes > 0) and frees (< 0), by time. The totals are the allocator's after it, NONE when not told."""
+
+    time_ns: Ints
+    bytes: Ints
+    device_type: Ints
+    device: Ints
+    allocated_bytes: Ints
+    reserved_bytes: Ints
+    thread: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class KinetoTrace:
+    """One trace. `head` is everything in the file but its events; `warnings` say what of it could not be used."""
+
+    head: Mapping[str, Any]
+    names: Sequence[str]
+    threads: Sequence[tuple[str, str]]
+    events: Events
+    device_work: DeviceWork
+    collectives: Mapping[int, CollectiveArguments]
+    shapes: Mapping[int, tuple[bytes, bytes]]
+    stacks: Mapping[int, str]
+    memory: MemoryEvents
+    phases: Mapping[str, int]
+    categories: Mapping[str, int]
+    event_count: int
+    warnings: Sequence[str]
+
+    def name(self, row: int) -> str:
+        """The name of an event."""
+        return self.names[int(self.events.name[row])]
+
+    def rows(self, *categories: Category) -> Ints:
+        """The events of these categories, ascending."""
+        wanted = np.zeros(len(Category), dtype=bool)
+        wanted[list(categories)] = True
+        return np.flatnonzero(wanted[self.events.category])
+
+    def names_like(self, matches: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+        """For each name whether it matches; asked once per name, however often it occurs."""
+        return np.fromiter(map(matches, self.names), dtype=bool, count=len(self.names))

@@ -1,0 +1,394 @@
+"""Kineto trace bytes -> typed event columns, times in integer ns (the caller opens and inflates the file).
+
+Times in a trace are decimal microseconds, with a fraction in newer ones, counted from `baseTimeNanoseconds` or, in
+older ones, from 1970. A 64-bit float holds them to the ns below 2^43 us (101 days); a time beyond that which is no
+whole number of microseconds is read again from its text.
+
+>>> trace = read_trace([b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1.5, "dur": 2}]}'])
+>>> trace.events.start_ns.tolist(), trace.events.duration_ns.tolist(), trace.name(0)
+([1500], [2000], 'k')
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope.measure.communication import tells_bytes
+from rankscope.measure.kineto import (
+    DEVICE_WORK,
+    NONE,
+    Category,
+    CollectiveArguments,
+    DeviceWork,
+    Events,
+    Floats,
+    Ints,
+    KinetoTrace,
+    MemoryEvents,
+)
+from rankscope.measure.kineto_json import Arguments, Block, CompleteEvent, ExactCompleteEvent, InstantEvent, TraceBlocks
+from rankscope.measure.units import NS_PER_US
+
+Value = TypeVar("Value")
+
+EXACT_US_MAX = 1 << 43
+"""Below it neighbouring floats are at most 2^-10 us apart, so the nearest ns is the one that was written."""
+TIME_US_MAX = 1 << 53
+"""285 years: nothing later is a time."""
+WARNING_EXAMPLES = 3
+
+_CATEGORIES = {
+    "cpu_op": Category.CPU_OP, "operator": Category.CPU_OP, "user_annotation": Category.ANNOTATION,
+    "cuda_runtime": Category.RUNTIME, "runtime": Category.RUNTIME, "hip_runtime": Category.RUNTIME,
+    "privateuse1_runtime": Category.RUNTIME, "xpu_runtime": Category.RUNTIME, "mtia_runtime": Category.RUNTIME,
+    "cuda_driver": Category.DRIVER, "privateuse1_driver": Category.DRIVER, "xpu_driver": Category.DRIVER,
+    "kernel": Category.KERNEL, "gpu_memcpy": Category.MEMCPY, "memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET, "memset": Category.MEMSET, "gpu_user_annotation": Category.GPU_ANNOTATION,
+    "python_function": Category.PYTHON, "cuda_sync": Category.SYNC, "overhead": Category.OVERHEAD,
+    "trace": Category.SPAN,
+}  # fmt: skip
+
+
+def read_trace(chunks: Iterable[bytes]) -> KinetoTrace:
+    """The trace in these bytes, which may be cut anywhere. Raises TraceError with the reason and the byte."""
+    blocks = TraceBlocks()
+    columns = _Columns()
+    for chunk in chunks:
+        for block in blocks.feed(chunk):
+            columns.add(block)
+    for block in blocks.finish():
+        columns.add(block)
+    return columns.build(blocks.head)
+
+
+class _Codes(dict[Any, int]):
+    """Numbers things as they are first met."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = code = len(self)
+        return code
+
+    def of(self, things: list[Any]) -> list[int]:
+        try:
+            return [self[thing] for thing in things]
+        except TypeError:  # a list where a number or a name should stand
+            return [self[thing if thing.__hash__ else str(thing)] for thing in things]
+
+
+class _Columns:
+    """Collects the columns block by block, so that no event stays an object."""
+
+    def __init__(self) -> None:
+        self._names = _Codes()
+        self._threads = _Codes()
+        self._categories = _Codes()
+        self._parts: list[tuple[npt.NDArray[Any], ...]] = []
+        self._device_parts: list[tuple[npt.NDArray[Any], ...]] = []
+        self._memory_rows: list[tuple[int, ...]] = []
+        self._collectives: dict[int, CollectiveArguments] = {}
+        self._shapes: dict[int, tuple[bytes, bytes]] = {}
+        self._stacks: dict[int, str] = {}
+        self._phases: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
+        self._rejected_examples: list[str] = []
+        self._row_count = 0
+        self._event_count = 0
+
+    # -- a block ------------------------------------------------------------------------------------------------------
+
+    def add(self, block: Block) -> None:
+        """Take over what is used of a block's events."""
+        self._event_count += len(block.events) + len(block.rejected)
+        self._phases.update({_phase(kind): count for kind, count in Counter(map(type, block.events)).items()})
+        self._reject(block.rejected)
+        complete = [event for event in block.events if type(event) is CompleteEvent]
+        times_us = [event.ts for event in complete]
+        start_ns = to_ns(times_us)
+        if start_ns is None:
+            exact = [event.ts for event in block.read_exactly() if type(event) is ExactCompleteEvent]
+            start_ns = np.array([_parse_us(bytes(text).decode().strip('"')) for text in exact], dtype=np.int64)
+        duration_ns = to_ns([event.dur for event in complete])
+        if duration_ns is None:
+            duration_ns = np.array([_parse_us(str(event.dur)) for event in complete], dtype=np.int64)
+        timed = (start_ns != _NO_TIME) & (duration_ns != _NO_TIME)
+        if not timed.all():
+            self._reject(["an event without a usable time or duration"] * int((~timed).sum()))
+            complete = [event for event, kept in zip(complete, timed, strict=True) if kept]
+            start_ns, duration_ns = start_ns[timed], duration_ns[timed]
+        self._add_rows(complete, start_ns, duration_ns)
+        self._add_memory([e for e in block.events if type(e) is InstantEvent and e.name == "[memory]"])
+
+    def _reject(self, reasons: list[str]) -> None:
+        for reason in reasons:
+            self._rejected[reason.partition(" - at")[0]] += 1
+
+    def _add_rows(self, complete: list[Any], start_ns: Ints, duration_ns: Ints) -> None:
+        nothing = Arguments()
+        arguments = [event.args or nothing for event in complete]
+        category = self._categories.of([event.cat for event in complete])
+        names = np.array(self._names.of([event.name for event in complete]), dtype=np.int32)
+        threads = self._threads.of([(event.pid, event.tid) for event in complete])
+        external = [a.external_id if a.external_id is not None else a.external_id_old for a in arguments]
+        self._parts.append(
+            (
+                np.array(category, dtype=np.int32),
+                names,
+                np.array(threads, dtype=np.int32),
+                start_ns,
+                duration_ns,
+                _to_ints([a.correlation for a in arguments]),
+                _to_ints(external),
+            )
+        )
+        first, self._row_count = self._row_count, self._row_count + len(complete)
+        kinds = np.array([_find_category(name) for name in self._categories], dtype=np.int8)
+        if complete:
+            self._add_device_work(first, np.flatnonzero(_DEVICE_MASK[kinds[category]]), complete, arguments)
+        wanted = np.fromiter(map(tells_bytes, map(str, self._names)), dtype=bool, count=len(self._names))
+        for index in np.flatnonzero(wanted[names]).tolist():
+            dims, types = arguments[index].input_dims, arguments[index].input_type
+            if len(dims) and len(types):
+                self._shapes[first + index] = (bytes(types), bytes(dims))
+        for index, stack in enumerate([a.call_stack for a in arguments]):
+            if len(stack):
+                self._stacks[first + index] = bytes(stack).decode(errors="replace").strip('"')
+
+    def _add_device_work(self, first: int, rows: Ints, complete: list[Any], arguments: list[Arguments]) -> None:
+        mine = [arguments[row] for row in rows]
+        streams = [a.stream if a.stream is not None else complete[row].tid for row, a in zip(rows, mine, strict=True)]
+        devices = [a.device if a.device is not None else complete[row].pid for row, a in zip(rows, mine, strict=True)]
+        self._device_parts.append(
+            (
+                rows + first,
+                _to_ints([_number_in(device) for device in devices]),
+                _to_ints([_number_in(stream) for stream in streams]),
+                _to_ints([a.bytes for a in mine]),
+                _to_floats([a.blocks_per_sm for a in mine]),
+                _to_floats([a.occupancy for a in mine]),
+            )
+        )
+        for row, a in zip(rows.tolist(), mine, strict=True):
+            if a.collective is not None:
+                self._collectives[first + row] = _read_collective(a)
+
+    def _add_memory(self, found: list[Any]) -> None:
+        times_ns = to_ns([event.ts for event in found])
+        if times_ns is None:
+            times_ns = np.array([_parse_us(str(event.ts)) for event in found], dtype=np.int64)
+        for event, time_ns in zip(found, times_ns.tolist(), strict=True):
+            a = event.args
+            if a is None or time_ns == _NO_TIME or type(a.bytes) is not int:
+                self._reject(["a [memory] event without a usable time or size"])
+                continue
+            values = (a.device_type, a.device, a.allocated, a.reserved)
+            numbers = [value if type(value) is int else NONE for value in values]
+            self._memory_rows.append((time_ns, a.bytes, *numbers, self._threads[event.pid, event.tid]))
+
+    # -- the whole ----------------------------------------------------------------------------------------------------
+
+    def build(self, head: Mapping[str, Any]) -> KinetoTrace:
+        """The trace, once all blocks are in."""
+        category, name, thread, start_ns, duration_ns, correlation, external_id = (
+            _join(self._parts, column, dtype) for column, dtype in enumerate(_COLUMN_TYPES)
+        )
+        device_columns = [_join(self._device_parts, column, dtype) for column, dtype in enumerate(_DEVICE_TYPES)]
+        spellings = [str(spelling) for spelling in self._categories]
+        counted = np.bincount(category, minlength=len(spellings)).tolist()
+        kinds = np.array([_find_category(spelling) for spelling in spellings], dtype=np.int8)
+        names, name = _sort_codes([str(key) for key in self._names], name)
+        thread_keys = [(str(pid), str(tid)) for pid, tid in self._threads]
+        memory = self._build_memory(thread_keys)
+        threads, thread = _sort_codes(thread_keys, thread)
+        warnings = self._warnings(duration_ns)
+        duration_ns = np.maximum(duration_ns, 0)
+        category = kinds[category] if spellings else category.astype(np.int8)
+        order = _order(start_ns, duration_ns, thread, name, external_id)
+        columns = (category, name, thread, start_ns, duration_ns, correlation, external_id)
+        events = Events(*(column[order] for column in columns))
+        keep, repeated = _find_repeats(events)
+        if repeated:
+            warnings.append(f"{repeated:,} events stand in the trace twice: counted once")
+            order = order[keep]
+            events = Events(*(column[order] for column in columns))
+        place = np.full(self._row_count, NONE, dtype=np.int64)
+        place[order] = np.arange(len(order))
+        return KinetoTrace(
+            head=head,
+            names=names,
+            threads=threads,
+            events=events,
+            device_work=_place_device_work(device_columns, place),
+            collectives=_place(self._collectives, place),
+            shapes=_place(self._shapes, place),
+            stacks=_place(self._stacks, place),
+            memory=memory,
+            phases=dict(self._phases),
+            categories=dict(zip(spellings, counted, strict=True)),
+            event_count=self._event_count,
+            warnings=warnings,
+        )
+
+    def _build_memory(self, threads: list[tuple[str, str]]) -> MemoryEvents:
+        rows = np.array(self._memory_rows, dtype=np.int64).reshape(-1, len(MemoryEvents.__slots__))
+        rows[:, -1] = _sort_codes(threads, rows[:, -1])[1]
+        return MemoryEvents(*rows[np.argsort(rows[:, 0], kind="stable")].T)
+
+    def _warnings(self, duration_ns: Ints) -> list[str]:
+        found = [f"{count:,} x not used: {reason}" for reason, count in self._rejected.most_common(WARNING_EXAMPLES)]
+        left = sum(self._rejected.values()) - sum(n for _, n in self._rejected.most_common(WARNING_EXAMPLES))
+        if left:
+            found.append(f"{left:,} more events not used, for other reasons")
+        negative = int((duration_ns < 0).sum())
+        if negative:
+            found.append(f"{negative:,} events have a negative duration: taken as of no length")
+        unpaired = self._phases["B"] + self._phases["E"]
+        if unpaired:
+            found.append(f"{unpaired:,} begin and end events (ph B, E) not used: Kineto writes whole ones (ph X)")
+        return found
+
+
+_COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
+_DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64)
+_DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])
+_NO_TIME = np.iinfo(np.int64).min
+
+
+def _phase(kind: type[Any]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def _find_category(spelling: object) -> Category:
+    return _CATEGORIES.get(str(spelling).lower(), Category.OTHER)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def to_ns(times_us: Sequence[Any]) -> Ints | None:
+    """Microseconds -> integer ns; the smallest integer where there is no time. None when a float may have lost some.
+
+    >>> to_ns([4458676522690.655, 3, None])[:2].tolist()
+    [4458676522690655, 3000]
+    """
+    try:
+        found = np.array(times_us, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    size = np.abs(found)
+    known = size < TIME_US_MAX
+    if (size >= EXACT_US_MAX).any() and any(type(time_us) is not int for time_us in times_us):
+        return None
+    found = np.where(known, found, 0)
+    whole = np.floor(found)
+    ns = whole.astype(np.int64) * NS_PER_US + np.rint((found - whole) * NS_PER_US).astype(np.int64)
+    return np.where(known, ns, _NO_TIME)
+
+
+def _parse_us(text: str) -> int:
+    """The ns of decimal microseconds, to the nearest."""
+    try:
+        time_us = Decimal(text)
+        if abs(time_us) < TIME_US_MAX:
+            return int((time_us * NS_PER_US).to_integral_value(ROUND_HALF_EVEN))
+    except (InvalidOperation, ValueError):
+        pass
+    return _NO_TIME
+
+
+def _to_ints(values: list[Any]) -> Ints:
+    numbers = [value if type(value) is int else NONE for value in values]
+    try:
+        return np.array(numbers, dtype=np.int64)
+    except OverflowError:  # beyond 64 bits: no number that we compare
+        return np.array([n if abs(n) < TIME_US_MAX else NONE for n in numbers], dtype=np.int64)
+
+
+def _to_floats(values: list[Any]) -> Floats:
+    return np.array([value if type(value) in {int, float} else np.nan for value in values], dtype=np.float64)
+
+
+def _number_in(value: object) -> int:
+    """7 for 7, "7" and "stream 7"."""
+    if type(value) is int:
+        return value
+    last = str(value).rpartition(" ")[2]
+    return int(last) if last.isdecimal() else NONE
+
+
+def _read_collective(a: Arguments) -> CollectiveArguments:
+    def integer(value: object) -> int | None:
+        return value if type(value) is int else None
+
+    def text(value: object) -> str | None:
+        return None if value is None else str(value)
+
+    return CollectiveArguments(
+        op=str(a.collective),
+        in_elements=integer(a.in_elements),
+        out_elements=integer(a.out_elements),
+        group_size=integer(a.group_size),
+        dtype=text(a.dtype),
+        group_name=text(a.group_name),
+        group_description=text(a.group_description),
+        group_ranks=text(a.group_ranks),
+        sequence=integer(a.sequence),
+    )
+
+
+# -- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _join(parts: list[tuple[npt.NDArray[Any], ...]], column: int, dtype: Any) -> npt.NDArray[Any]:
+    return np.concatenate([part[column] for part in parts]) if parts else np.empty(0, dtype=dtype)
+
+
+def _sort_codes(keys: list[Any], codes: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[Any]]:
+    """Sorted keys, each once, and the codes that belong to them: nothing may depend on the order of the file."""
+    distinct = sorted(set(keys))
+    rank = {key: code for code, key in enumerate(distinct)}
+    table = np.array([rank[key] for key in keys], dtype=np.int32)
+    return distinct, table[codes] if len(keys) else codes
+
+
+def _order(start_ns: Ints, duration_ns: Ints, *ties: npt.NDArray[Any]) -> Ints:
+    """By start, at one start the longest first, then by the other columns: the file's order is no matter."""
+    order = np.argsort(start_ns, kind="stable")
+    same = np.zeros(len(order) + 1, dtype=bool)
+    same[1:-1] = start_ns[order][1:] == start_ns[order][:-1]
+    tied = np.flatnonzero(same[1:] | same[:-1])
+    if len(tied):
+        rows = order[tied]
+        keys = [column[rows] for column in (*reversed(ties), -duration_ns, start_ns)]
+        order[tied] = rows[np.lexsort(keys)]
+    return order
+
+
+def _find_repeats(events: Events) -> tuple[npt.NDArray[np.bool_], int]:
+    """Which events to keep. A thread or stream cannot do the same thing twice at once: two events equal in everything,
+    with an identity and some length, are one that was written twice. Those of no length may well be two.
+    """
+    identified = (events.duration_ns > 0) & ((events.external_id != NONE) | (events.correlation != NONE))
+    columns = (events.start_ns, events.duration_ns, events.name, events.thread, events.correlation, events.external_id)
+    keep = np.ones(len(events), dtype=bool)
+    if len(events) > 1:
+        # In their order equal events are neighbours, unless one of another category lies between; none was ever seen.
+        equal = np.ones(len(events) - 1, dtype=bool)
+        for column in (*columns, events.category):
+            equal &= column[1:] == column[:-1]
+        keep[1:] = ~(equal & identified[1:])
+    return keep, int((~keep).sum())
+
+
+def _place(found: Mapping[int, Value], place: Ints) -> dict[int, Value]:
+    return {row: value for old, value in found.items() if (row := int(place[old])) != NONE}
+
+
+def _place_device_work(columns: list[npt.NDArray[Any]], place: Ints) -> DeviceWork:
+    row = place[columns[0]] if len(columns[0]) else columns[0]
+    order = np.argsort(row, kind="stable")
+    order = order[row[order] != NONE]
+    return DeviceWork(row[order], *(column[order] for column in columns[1:]))

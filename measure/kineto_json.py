@@ -1,0 +1,391 @@
+"""The JSON of a Kineto trace, a piece at a time: bytes in any chunks -> blocks of whole decoded events.
+
+A trace is one JSON object with a long array `traceEvents`, or only that array. Only the events of about one block are
+objects at a time, so that a trace of any size is read in the same memory.
+
+How a block is cut
+------------------
+A block ends at a comma between two objects. Whether that comma separates two *events* (and not two objects in an
+event's arguments, or two halves of a string) is not guessed: the piece in front of it must decode as an array of its
+own. An unclosed bracket or quote makes the decoder say "truncated", and the comma before is tried. The end of the
+array is found the same way: the decoder says "trailing characters" and where they begin.
+
+Damage
+------
+Kineto wrote, over the years, names with control characters and broken UTF-8, `nan` and `inf` without quotes, and paths
+with a single backslash. A block that does not decode is mended in place, byte for byte, and decoded event by event;
+what is no event even then is counted, with the first reason. Only broken structure is an error.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from rankscope.measure.errors import TraceError
+
+BLOCK_BYTES = 4 << 20
+"""About 12,000 events, 10 MB as objects. Larger blocks were no faster (1 to 16 MiB tried)."""
+CUTS_MAX = 64
+"""Commas tried before more bytes are awaited. A comma that separates no events is rare; one suffices mostly."""
+HEAD_BYTES_MAX = 64 << 20
+"""The largest head seen in front of the events is 26 kB."""
+
+_SPACE = b" \t\r\n"
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BYTE_OF_ERROR = re.compile(r"\(byte (\d+)\)")
+_TOKENS_TO_MEND = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
+_BAD_IN_STRING = re.compile(rb'[\x00-\x1f]|\\(?!["\\/bfnrtu]|$)|\\u(?![0-9a-fA-F]{4})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}')
+_ESCAPES = re.compile(rb"\\\\")
+
+
+NOTHING = msgspec.Raw()
+"""A field that the event does not have."""
+
+
+# -- the events as they stand in the file -----------------------------------------------------------------------------
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """What is used of an event's `args`. Numbers stay untyped: some writers put text where others put a number."""
+
+    external_id: Any = msgspec.field(default=None, name="External id")
+    correlation: Any = None
+    stream: Any = None
+    device: Any = None
+    external_id_old: Any = msgspec.field(default=None, name="external id")
+    bytes: Any = None
+    blocks_per_sm: Any = msgspec.field(default=None, name="blocks per SM")
+    occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
+    input_dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    input_type: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
+    call_stack: msgspec.Raw = msgspec.field(default=NOTHING, name="Call stack")
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    in_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    dtype: Any = None
+    group_name: Any = msgspec.field(default=None, name="Process Group Name")
+    group_description: Any = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+
+
+class CompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
+    """An event with a duration. `ts` and `dur` are microseconds."""
+
+    cat: str = ""
+    name: str = ""
+    pid: Any = None
+    tid: Any = None
+    ts: int | float | str | None = None
+    dur: int | float | str | None = None
+    args: Arguments | None = None
+
+
+class ExactCompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
+    """The same with the time as it is written: where a 64-bit float cannot hold it."""
+
+    cat: str = ""
+    name: str = ""
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: int | float | str | None = None
+    args: Arguments | None = None
+
+
+class MemoryArguments(msgspec.Struct, gc=False):
+    """What a `[memory]` event says: of one allocation, and of the device's totals after it."""
+
+    bytes: Any = msgspec.field(default=None, name="Bytes")
+    address: Any = msgspec.field(default=None, name="Addr")
+    device: Any = msgspec.field(default=None, name="Device Id")
+    device_type: Any = msgspec.field(default=None, name="Device Type")
+    allocated: Any = msgspec.field(default=None, name="Total Allocated")
+    reserved: Any = msgspec.field(default=None, name="Total Reserved")
+
+
+class InstantEvent(msgspec.Struct, gc=False, tag="i", tag_field="ph"):
+    """A moment; those named `[memory]` are used."""
+
+    name: str = ""
+    pid: Any = None
+    tid: Any = None
+    ts: int | float | str | None = None
+    args: MemoryArguments | None = None
+
+
+def _other_events() -> Any:
+    """A type for each other phase of the format, which skips everything in it."""
+    phases = "BEICbneSTpFstfPNODMVvRca(),"
+    types = [
+        msgspec.defstruct(f"Phase{ord(phase)}Event", [], tag=phase, tag_field="ph", gc=False, module=__name__)
+        for phase in phases
+    ]
+    union: Any = InstantEvent
+    for other in types:
+        union = union | other
+    return union
+
+
+_OTHER = _other_events()
+Event = CompleteEvent | ExactCompleteEvent | InstantEvent
+_BLOCK = msgspec.json.Decoder(list[CompleteEvent | _OTHER])  # type: ignore[valid-type]
+_EXACT_BLOCK = msgspec.json.Decoder(list[ExactCompleteEvent | _OTHER])  # type: ignore[valid-type]
+_EVENT = msgspec.json.Decoder(CompleteEvent | _OTHER)
+_EXACT_EVENT = msgspec.json.Decoder(ExactCompleteEvent | _OTHER)
+_RAW_BLOCK = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _CutInsideError(Exception):
+    """The piece ends inside an event."""
+
+
+class _ArrayEndedError(Exception):
+    """The array of events ended inside the piece, at `end` (the position of its bracket)."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__(end)
+        self.end = end
+
+
+class Block:
+    """The decoded events of one piece of the file, in its order, and why the others are no events."""
+
+    def __init__(self, piece: bytes, *, mended: bool = False) -> None:
+        self._piece = piece
+        self._mended = mended
+        self.rejected: list[str] = []
+        self.events: list[Any] = self._decode_each() if mended else _BLOCK.decode(piece)
+
+    def read_exactly(self) -> list[Any]:
+        """The same events with `ts` as it is written."""
+        if not self._mended:
+            return _EXACT_BLOCK.decode(self._piece)
+        return [_EXACT_EVENT.decode(raw) for raw in _RAW_BLOCK.decode(self._piece) if _is_event(raw)]
+
+    def _decode_each(self) -> list[Any]:
+        events = []
+        for raw in _RAW_BLOCK.decode(self._piece):
+            try:
+                events.append(_EVENT.decode(raw))
+            except msgspec.DecodeError as error:
+                self.rejected.append(str(error))
+        return events
+
+
+def _is_event(raw: msgspec.Raw) -> bool:
+    try:
+        _EVENT.decode(raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+class TraceBlocks:
+    """Cuts the bytes of one trace into blocks. `feed` it chunks in order, then `finish`; then `head` is known.
+
+    Every error is a TraceError that says at which byte of the (inflated) trace.
+    """
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self._block_bytes = block_bytes
+        self._buffer = b""
+        self._consumed = 0
+        self._part = "head"
+        self._head = b""
+        self._is_object = True
+
+    def feed(self, chunk: bytes) -> Iterator[Block]:
+        """The blocks that are complete with this chunk."""
+        self._buffer += chunk
+        if self._part == "head":
+            self._find_events()
+        if self._part == "events" and len(self._buffer) >= self._block_bytes:
+            yield from self._cut()
+
+    def finish(self) -> Iterator[Block]:
+        """What is left when the file has ended."""
+        if self._part == "head":
+            self._find_events()
+        if self._part == "head":
+            raise TraceError(self._why_no_events(), byte=self._consumed)
+        if self._part == "events":
+            yield from self._end_events()
+        self._read_tail()
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Everything in the trace but its events."""
+        return self._fields
+
+    # -- in front of the events ---------------------------------------------------------------------------------------
+
+    def _find_events(self) -> None:
+        text = self._buffer.lstrip(_SPACE + b"\xef\xbb\xbf")
+        if text.startswith(b"["):
+            self._start_events(len(self._buffer) - len(text) + 1, is_object=False)
+            return
+        for found in _EVENTS_KEY.finditer(self._buffer):
+            try:
+                msgspec.json.decode(_mend(self._buffer[: found.start()] + b'"traceEvents":[]}'))
+            except msgspec.DecodeError:
+                continue  # the key of an inner object
+            self._head = self._buffer[: found.start()]
+            self._start_events(found.end(), is_object=True)
+            return
+        if len(self._buffer) > HEAD_BYTES_MAX:
+            raise TraceError(f'no "traceEvents" in its first {len(self._buffer):,} bytes: not a Kineto trace', byte=0)
+
+    def _start_events(self, position: int, *, is_object: bool) -> None:
+        self._is_object = is_object
+        self._consumed = position
+        self._buffer = self._buffer[position:]
+        self._part = "events"
+
+    def _why_no_events(self) -> str:
+        text = self._buffer.strip(_SPACE)
+        if not text:
+            return "the file is empty"
+        if not text.startswith((b"{", b"[")):
+            return f"not JSON: it begins with {text[:12]!r}"
+        try:
+            msgspec.json.decode(_mend(text))
+        except msgspec.DecodeError as error:
+            return f"the JSON is broken ({error})"
+        return 'JSON without "traceEvents": not a Kineto trace'
+
+    # -- the events ---------------------------------------------------------------------------------------------------
+
+    def _cut(self) -> Iterator[Block]:
+        for comma in _find_cuts(self._buffer):
+            try:
+                block = self._decode(b"[" + self._buffer[:comma] + b"]")
+            except _CutInsideError:
+                continue
+            except _ArrayEndedError as ended:
+                yield self._close(ended.end - 1)
+                return
+            self._consume(comma + 1)
+            yield block
+            return
+
+    def _end_events(self) -> Iterator[Block]:
+        try:
+            block = self._decode(b"[" + self._buffer)
+        except _ArrayEndedError as ended:
+            yield self._close(ended.end - 1)
+            return
+        except _CutInsideError:
+            raise TraceError(
+                "the trace is cut off: it ends inside its events. Was it still being written, or only partly copied?",
+                byte=self._consumed + len(self._buffer),
+            ) from None
+        self._part = "tail"
+        self._buffer = b"" if not self._is_object else b"]"
+        yield block
+
+    def _close(self, end: int) -> Block:
+        """The last block, when the array's bracket stands at `end` of the buffer; what follows is the tail."""
+        block = self._decode(b"[" + self._buffer[:end] + b"]")
+        self._consume(end + 1)
+        self._part = "tail"
+        return block
+
+    def _consume(self, count: int) -> None:
+        self._consumed += count
+        self._buffer = self._buffer[count:]
+
+    def _decode(self, piece: bytes) -> Block:
+        try:
+            return Block(piece)
+        except (msgspec.ValidationError, UnicodeDecodeError):
+            pass
+        except msgspec.DecodeError as error:
+            _raise_if_position(error, piece)
+        mended = _mend(piece)
+        try:
+            return Block(mended, mended=True)
+        except msgspec.DecodeError as error:
+            _raise_if_position(error, mended)
+            raise TraceError(f"the JSON is broken ({error})", byte=self._consumed + _position(error) - 1) from None
+
+    # -- behind the events --------------------------------------------------------------------------------------------
+
+    def _read_tail(self) -> None:
+        if not self._is_object:
+            rest = self._buffer.strip(_SPACE)
+            if rest:
+                raise TraceError(f"text follows the array of events: {rest[:20]!r}", byte=self._consumed)
+            self._fields: dict[str, Any] = {}
+            return
+        try:
+            found = msgspec.json.decode(_mend(self._head + b'"traceEvents":[]' + self._buffer))
+        except msgspec.DecodeError as error:
+            where = self._consumed + len(self._buffer)
+            if "truncated" in str(error):
+                raise TraceError("the trace is cut off behind its events", byte=where) from None
+            raise TraceError(f"the JSON behind the events is broken ({error})", byte=where) from None
+        self._fields = found
+
+
+def _find_cuts(buffer: bytes) -> Iterator[int]:
+    """Where commas between two objects stand, the last first."""
+    end = len(buffer)
+    for _ in range(CUTS_MAX):
+        while True:
+            brace = buffer.rfind(b"{", 0, end)
+            if brace <= 0:
+                return
+            comma = _last_of(buffer, brace)
+            end = brace
+            if comma > 0 and buffer[comma] == ord(",") and buffer[_last_of(buffer, comma)] == ord("}"):
+                break
+        yield comma
+
+
+def _last_of(buffer: bytes, end: int) -> int:
+    """The position of the last byte before `end` that is no space; -1 when there is none."""
+    position = end - 1
+    while position >= 0 and buffer[position] in _SPACE:
+        position -= 1
+    return position
+
+
+def _raise_if_position(error: msgspec.DecodeError, piece: bytes) -> None:
+    """Where the error only says that the piece ends too early or too late."""
+    text = str(error)
+    if "truncated" in text:
+        raise _CutInsideError from None
+    if "trailing characters" in text:
+        raise _ArrayEndedError(piece.rfind(b"]", 0, _position(error))) from None
+
+
+def _position(error: msgspec.DecodeError) -> int:
+    found = _BYTE_OF_ERROR.search(str(error))
+    return int(found.group(1)) if found else 0
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+def _mend(piece: bytes) -> bytes:
+    """The piece with what JSON forbids replaced by what it allows, byte for byte."""
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        piece = re.sub("[\udc80-\udcff]", "?", piece.decode(errors="surrogateescape")).encode()
+    return _TOKENS_TO_MEND.sub(_mend_token, piece)
+
+
+def _mend_token(found: re.Match[bytes]) -> bytes:
+    token = found.group()
+    if not token.startswith(b'"'):
+        return (b"null" if len(token) > len(b"nan") else b'""').ljust(len(token))  # a missing number
+    if not _BAD_IN_STRING.search(token):
+        return token
+    # Pairs of backslashes are right; hidden, they cannot be halved.
+    hidden = _ESCAPES.sub(b"\xff\xff", token)
+    return _BAD_IN_STRING.sub(lambda bad: b"?" * len(bad.group()), hidden).replace(b"\xff\xff", b"\\\\")
