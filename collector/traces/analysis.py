@@ -15,6 +15,7 @@ from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_nam
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
+from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.stragglers import find_stragglers
 from rankscope.measure import intervals
 from rankscope.measure.errors import RankscopeError, TraceError, UnavailableError
@@ -124,6 +125,7 @@ def reduce_trace(trace: KinetoTrace, path: str, steps: tuple[int | None, int | N
         synchronisations=tables.sum_synchronisations(view),
         memory=summarise_memory(view),
         timeline=windows.draw_timeline(view),
+        signs=find_signs(view),
         warnings=[*trace.warnings, *_warn(view, len(devices))],
         **windows.break_down_window(view, *bounds),
     )

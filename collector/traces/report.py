@@ -191,6 +191,10 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     copy: list[int]
 
 
+class Signs(msgspec.Struct, frozen=True, kw_only=True):
+    """What advice looks at and no table shows."""
+
+
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """One rule that found something. `key` is stable; `evidence` are its numbers and thresholds; `ranks` whom it is
     about.
@@ -235,6 +239,7 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     synchronisations: list[SynchronisationRow]
     memory: list[MemoryReport]
     timeline: Timeline | None
+    signs: Signs
     warnings: list[str]
 
 
