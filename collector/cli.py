@@ -1,4 +1,4 @@
-"""`rankscope serve | status | demo`."""
+"""`rankscope serve | status | analyze | merge | demo`."""
 
 import argparse
 import json
@@ -20,6 +20,7 @@ from rankscope.collector.reports.rank_table import render_run
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.service import Service
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.trace_commands import add_analyze, add_merge
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import RankscopeError, SettingError, UnavailableError
@@ -53,6 +54,8 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="run a collector for many jobs"))
     _add_status(commands.add_parser("status", help="show what a collector knows"))
+    add_analyze(commands.add_parser("analyze", help="say what profiler traces show, rank by rank"))
+    add_merge(commands.add_parser("merge", help="put the traces of all ranks on one timeline, for Perfetto"))
     _add_demo(commands.add_parser("demo", help="train a small model on four ranks, make one slow, and find it"))
     return parser
 
