@@ -119,14 +119,14 @@ class _Columns:
             self._reject(["an event without a usable time or duration"] * int((~timed).sum()))
             complete = [event for event, kept in zip(complete, timed, strict=True) if kept]
             start_ns, duration_ns = start_ns[timed], duration_ns[timed]
-        self._add_rows(complete, start_ns, duration_ns)
+        self._add_rows(complete, start_ns, duration_ns, with_stacks=block.mentions(b'"Call stack"'))
         self._add_memory([e for e in block.events if type(e) is InstantEvent and e.name == "[memory]"])
 
     def _reject(self, reasons: list[str]) -> None:
         for reason in reasons:
             self._rejected[reason.partition(" - at")[0]] += 1
 
-    def _add_rows(self, complete: list[Any], start_ns: Ints, duration_ns: Ints) -> None:
+    def _add_rows(self, complete: list[Any], start_ns: Ints, duration_ns: Ints, *, with_stacks: bool) -> None:
         nothing = Arguments()
         arguments = [event.args or nothing for event in complete]
         category = self._categories.of([event.cat for event in complete])
@@ -153,7 +153,7 @@ class _Columns:
             dims, types = arguments[index].input_dims, arguments[index].input_type
             if len(dims) and len(types):
                 self._shapes[first + index] = (bytes(types), bytes(dims))
-        for index, stack in enumerate([a.call_stack for a in arguments]):
+        for index, stack in enumerate([a.call_stack for a in arguments] if with_stacks else ()):
             if len(stack):
                 self._stacks[first + index] = bytes(stack).decode(errors="replace").strip('"')
 

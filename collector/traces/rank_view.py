@@ -92,6 +92,24 @@ class RankView:
         calls = self.trace.rows(*LAUNCHES)
         return self._match(calls, self.events.correlation[self.work.row], self.events.correlation[calls])
 
+    @cached_property
+    def work_by_call(self) -> tuple[Ints, Ints]:
+        """The places in `work` whose launch is in the trace, by the start of that call, and these starts."""
+        places = np.flatnonzero(self.launch != NONE)
+        call_ns = self.events.start_ns[self.launch[places]]
+        order = np.argsort(call_ns, kind="stable")
+        return places[order], call_ns[order]
+
+    @cached_property
+    def unit_starts_ns(self) -> Ints:
+        """When each unit of computing began, ascending: kernels, or, without a device, the operators that no other
+        operator encloses.
+        """
+        if self.has_device:
+            return self.work.start_ns[self.work.is_kernel]
+        top = self.operator_rows[self.operators.depth == 0]
+        return self.events.start_ns[np.intersect1d(top, self.cpu_compute_rows, assume_unique=True)]
+
     def _match(self, rows: Ints, wanted: Ints, keys: Ints) -> Ints:
         """The first of the rows that has the wanted key."""
         known = keys != NONE

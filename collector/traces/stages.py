@@ -23,7 +23,7 @@ from rankscope.collector.traces.rank_view import Bools, RankView, Step
 from rankscope.collector.traces.report import EventTypeRow, ModelRow
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
-from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
+from rankscope.measure.kineto import LAUNCHES, Category, Ints
 
 DATA_LOADER = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#.*\.step$")
@@ -77,7 +77,7 @@ def split_by_kind(kinds: Sequence[Intervals], start_ns: int, end_ns: int) -> lis
     taken = intervals.EMPTY
     found = []
     for kind in kinds:
-        mine = intervals.clip(kind, start_ns, end_ns)
+        mine = intervals.clip(intervals.touching(kind, start_ns, end_ns), start_ns, end_ns)
         together = intervals.union(np.concatenate([taken, mine]))
         found.append(intervals.total_ns(together) - intervals.total_ns(taken))
         taken = together
@@ -97,7 +97,8 @@ def sum_stages(view: RankView) -> list[ModelRow]:
     for step in view.steps:
         taken = intervals.EMPTY
         for stage, found in sets:
-            mine = intervals.subtract(intervals.clip(found, step.start_ns, step.next_start_ns), taken)
+            inside = intervals.touching(found, step.start_ns, step.next_start_ns)
+            mine = intervals.subtract(intervals.clip(inside, step.start_ns, step.next_start_ns), taken)
             host_ns[stage] += intervals.total_ns(mine)
             taken = intervals.union(np.concatenate([taken, mine]))
         host_ns["other"] += step.next_start_ns - step.start_ns - intervals.total_ns(taken)
@@ -147,11 +148,9 @@ def _device_time(view: RankView, sets: Sequence[tuple[str, Intervals]]) -> list[
     """The device time of what was launched during each stage, by the first stage that was going on."""
     if not view.has_device:
         return []
-    launched = np.flatnonzero(view.launch != NONE)
-    call_ns = view.events.start_ns[view.launch[launched]]
-    inside_steps = np.zeros(len(launched), dtype=bool)
-    for step in view.steps:
-        inside_steps |= (call_ns >= step.start_ns) & (call_ns < step.next_start_ns)
+    launched, call_ns = view.work_by_call
+    steps = intervals.union(np.array([[step.start_ns, step.next_start_ns] for step in view.steps], dtype=np.int64))
+    inside_steps = contains(steps, call_ns)
     length = (view.work.end_ns - view.work.start_ns)[launched]
     left = inside_steps
     found = []

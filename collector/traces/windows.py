@@ -71,33 +71,22 @@ class _Sets:
         self._sets = [intervals.union(raw) for raw in (view.compute, view.communication, view.copies)]
 
     def break_down(self, start_ns: int, end_ns: int) -> dict[str, Any]:
-        compute, communication, copies = (_within(found, start_ns, end_ns) for found in self._sets)
+        compute, communication, copies = (intervals.touching(found, start_ns, end_ns) for found in self._sets)
         return _to_fields(
             break_down(compute, communication, copies, start_ns=start_ns, end_ns=end_ns, first_step=0, step_count=0)
         )
 
 
-def _within(found: Intervals, start_ns: int, end_ns: int) -> Intervals:
-    """The intervals of a set that touch the window, found by their order."""
-    first = np.searchsorted(found[:, 1], start_ns, side="right")
-    last = np.searchsorted(found[:, 0], end_ns, side="left")
-    return found[first:last]
-
-
 def _count_started(view: RankView, start_ns: int, end_ns: int) -> int:
-    if view.has_device:
-        started = view.work.start_ns[view.work.is_kernel]
-    else:
-        top = view.operators.depth == 0
-        started = view.events.start_ns[view.operator_rows[top]]
-        started = started[np.isin(view.operator_rows[top], view.cpu_compute_rows)]
-    return int(np.count_nonzero((started >= start_ns) & (started < end_ns)))
+    first, last = np.searchsorted(view.unit_starts_ns, [start_ns, end_ns], side="left")
+    return int(last - first)
 
 
 def find_launched(view: RankView, step: Step) -> Ints:
-    """The places in `work` of what calls that began inside the step launched."""
-    call_ns = np.where(view.launch != NONE, view.events.start_ns[view.launch], NONE)
-    return np.flatnonzero((view.launch != NONE) & (call_ns >= step.start_ns) & (call_ns < step.end_ns))
+    """The places in `work` of what calls that began inside the step launched, ascending."""
+    by_call, call_ns = view.work_by_call
+    first, last = np.searchsorted(call_ns, [step.start_ns, step.end_ns], side="left")
+    return np.sort(by_call[first:last])
 
 
 def _launched_work(view: RankView, step: Step) -> LaunchedWork:
