@@ -74,7 +74,7 @@ class _Codes(dict[Any, int]):
 
     def of(self, things: list[Any]) -> list[int]:
         try:
-            return [self[thing] for thing in things]
+            return list(map(self.__getitem__, things))
         except TypeError:  # a list where a number or a name should stand
             return [self[thing if thing.__hash__ else str(thing)] for thing in things]
 
@@ -85,6 +85,8 @@ class _Columns:
     def __init__(self) -> None:
         self._names = _Codes()
         self._threads = _Codes()
+        self._pids = _Codes()
+        self._tids = _Codes()
         self._categories = _Codes()
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
         self._device_parts: list[tuple[npt.NDArray[Any], ...]] = []
@@ -131,17 +133,19 @@ class _Columns:
         arguments = [event.args or nothing for event in complete]
         category = self._categories.of([event.cat for event in complete])
         names = np.array(self._names.of([event.name for event in complete]), dtype=np.int32)
-        threads = self._threads.of([(event.pid, event.tid) for event in complete])
-        external = [a.external_id if a.external_id is not None else a.external_id_old for a in arguments]
+        threads = self._thread_codes(complete)
+        external = _to_ints([a.external_id for a in arguments])
+        if (external == NONE).all():
+            external = _to_ints([a.external_id_old for a in arguments])
         self._parts.append(
             (
                 np.array(category, dtype=np.int32),
                 names,
-                np.array(threads, dtype=np.int32),
+                threads,
                 start_ns,
                 duration_ns,
                 _to_ints([a.correlation for a in arguments]),
-                _to_ints(external),
+                external,
             )
         )
         first, self._row_count = self._row_count, self._row_count + len(complete)
@@ -156,6 +160,15 @@ class _Columns:
         for index, stack in enumerate([a.call_stack for a in arguments] if with_stacks else ()):
             if len(stack):
                 self._stacks[first + index] = bytes(stack).decode(errors="replace").strip('"')
+
+    def _thread_codes(self, complete: list[Any]) -> npt.NDArray[np.int32]:
+        """The number of each event's (pid, tid). A tuple is made only for each pair of a block, not for each event."""
+        pids = np.array(self._pids.of([event.pid for event in complete]), dtype=np.int64)
+        tids = np.array(self._tids.of([event.tid for event in complete]), dtype=np.int64)
+        pairs, codes = np.unique(pids << 32 | tids, return_inverse=True)
+        pid_of, tid_of = list(self._pids), list(self._tids)
+        known = [self._threads[pid_of[pair >> 32], tid_of[pair & 0xFFFFFFFF]] for pair in pairs.tolist()]
+        return np.array(known, dtype=np.int32)[codes] if known else np.empty(0, dtype=np.int32)
 
     def _add_device_work(self, first: int, rows: Ints, complete: list[Any], arguments: list[Arguments]) -> None:
         mine = [arguments[row] for row in rows]
@@ -300,11 +313,11 @@ def _parse_us(text: str) -> int:
 
 
 def _to_ints(values: list[Any]) -> Ints:
-    numbers = [value if type(value) is int else NONE for value in values]
     try:
-        return np.array(numbers, dtype=np.int64)
-    except OverflowError:  # beyond 64 bits: no number that we compare
-        return np.array([n if abs(n) < TIME_US_MAX else NONE for n in numbers], dtype=np.int64)
+        return np.array(values, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        # Missing, no number, or beyond 64 bits: nothing that is compared.
+        return np.array([v if type(v) is int and abs(v) < TIME_US_MAX else NONE for v in values], dtype=np.int64)
 
 
 def _to_floats(values: list[Any]) -> Floats:

@@ -42,6 +42,8 @@ _ESCAPES = re.compile(rb"\\\\")
 
 NOTHING = msgspec.Raw()
 """A field that the event does not have."""
+ABSENT = -1
+"""The same, of fields that are numbers: a column of integers is made at once."""
 
 
 # -- the events as they stand in the file -----------------------------------------------------------------------------
@@ -50,11 +52,11 @@ NOTHING = msgspec.Raw()
 class Arguments(msgspec.Struct, gc=False):
     """What is used of an event's `args`. Numbers stay untyped: some writers put text where others put a number."""
 
-    external_id: Any = msgspec.field(default=None, name="External id")
-    correlation: Any = None
+    external_id: Any = msgspec.field(default=ABSENT, name="External id")
+    correlation: Any = ABSENT
     stream: Any = None
     device: Any = None
-    external_id_old: Any = msgspec.field(default=None, name="external id")
+    external_id_old: Any = msgspec.field(default=ABSENT, name="external id")
     bytes: Any = None
     blocks_per_sm: Any = msgspec.field(default=None, name="blocks per SM")
     occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
