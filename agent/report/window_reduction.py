@@ -16,18 +16,11 @@ from rankscope.agent.probe.collectives import FlightEntry, count_enqueued
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.measure import intervals
 from rankscope.measure.breakdown import break_down
+from rankscope.measure.communication import ENQUEUE_PREFIX, HOST_PREFIXES, POINT_TO_POINT_OPS, input_bytes
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord, WindowBreakdown
 
-COMMUNICATION_PREFIXES = ("gloo:", "mpi:", "ucc:")
-POINT_TO_POINT_OPS = frozenset({"send", "recv", "recvAnySource"})
-"""Not in the flight recorder's count of collectives (seen with gloo)."""
 BATCH_EVENTS = 250
 """About 0.5 ms with the GIL held."""
-
-_ITEM_BYTES = {
-    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "int": 4, "long int": 8, "long": 8, "short": 2,
-    "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8, "c10::complex<double>": 16,
-}  # fmt: skip
 
 
 class Activity(NamedTuple):
@@ -85,7 +78,7 @@ class WindowReduction:
             return ReducedWindow([], [], None)
         activities = list(self._read_activities(window, found))
         communication = sorted(
-            (found for found in activities if found.name.startswith(COMMUNICATION_PREFIXES)),
+            (found for found in activities if found.name.startswith(HOST_PREFIXES)),
             key=lambda found: found.start_host_ns,
         )
         breakdowns = _break_down_steps(window.steps, activities, communication) if window.full else []
@@ -180,7 +173,7 @@ def _op(activity: Activity) -> str:
 
 def _read_activity(activity: Any, window: RawWindow) -> Activity | None:
     name = activity.name()
-    is_communication = name.startswith(COMMUNICATION_PREFIXES)
+    is_communication = name.startswith(HOST_PREFIXES)
     is_operator = window.full and not is_communication and activity.type() == "cpu_op"
     if not is_communication and not is_operator:
         return None
@@ -213,12 +206,9 @@ def parse_bytes(metadata: str) -> int | None:
     """
     try:
         fields = json.loads(f"{{{metadata}}}")
-        total = 0
-        for kind, shape in zip(fields["Input type"], fields["Input Dims"], strict=True):
-            total += _ITEM_BYTES[kind] * int(np.prod(shape, dtype=np.int64))
+        return input_bytes(fields["Input type"], fields["Input Dims"])
     except (ValueError, KeyError, TypeError):
         return None
-    return total
 
 
 # -- the breakdown of a full window -----------------------------------------------------------------------------------
@@ -234,7 +224,7 @@ def _break_down_steps(
     operators = [
         found
         for found in activities
-        if found.is_operator and found.thread not in worker_threads and not found.name.startswith("c10d::")
+        if found.is_operator and found.thread not in worker_threads and not found.name.startswith(ENQUEUE_PREFIX)
     ]
     compute = _to_intervals(operators)
     starts_of_top = _starts_of_top(operators)

@@ -1,0 +1,177 @@
+"""`rankscope analyze` as a user runs it: good traces, broken ones, a bucket, a Dask cluster."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from rankscope.collector.traces.analysis import analyze
+
+TRACES = Path(__file__).parents[1] / "traces"
+GLOO = TRACES / "gloo-2.13" / "ddp_2r_slow1_data"
+LIMIT_S = 120
+DOCUMENT = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2}, '
+
+
+def rankscope(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "rankscope.collector", *map(str, arguments)]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def test_a_folder_of_ranks_ends_in_tables_a_verdict_and_json(tmp_path: Path) -> None:
+    ended = rankscope("analyze", GLOO, "--json", tmp_path / "report.json", "--html", tmp_path / "report.html")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "Rank 1 took" in ended.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    assert [found["rank"] for found in report["cross_rank"]["findings"]] == [1]
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_steps_and_rank_choose_what_is_analysed(tmp_path: Path) -> None:
+    ended = rankscope("analyze", GLOO, "--rank", "1", "--steps", "2:3", "--json", tmp_path / "report.json")
+    assert ended.returncode == 0
+    (rank,) = json.loads((tmp_path / "report.json").read_text())["ranks"]
+    assert (rank["rank"], [step["step"] for step in rank["steps"]]) == (1, [2])
+
+
+# -- what is broken ---------------------------------------------------------------------------------------------------
+
+WHOLE = (GLOO / "rank0.json.gz").read_bytes()
+BROKEN = {
+    "cut_gzip.json.gz": (WHOLE[: len(WHOLE) // 2], "cut off"),
+    "flipped.json.gz": (WHOLE[:5000] + bytes(256) + WHOLE[5256:], "broken"),
+    "cut.json": (DOCUMENT, "it ends inside its events"),
+    "prose.json": (b"this is no JSON", "not JSON: it begins with b'this is no J'"),
+    "empty.json": (b"", "the file is empty"),
+    "other.json": (b'{"a": [1, 2]}', 'JSON without "traceEvents"'),
+    "comma.json": (DOCUMENT + b'{"ph": "X" "cat": 1}]}', "the JSON is broken"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_a_broken_file_is_named_with_the_reason_and_the_byte_and_there_is_no_traceback(
+    name: str, tmp_path: Path
+) -> None:
+    content, reason = BROKEN[name]
+    (tmp_path / name).write_bytes(content)
+    ended = rankscope("analyze", tmp_path / name)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"rankscope: {tmp_path / name}: ")
+    assert reason in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "at byte" in ended.stderr
+
+
+def test_the_other_files_are_still_analysed(tmp_path: Path) -> None:
+    shutil.copy(GLOO / "rank0.json.gz", tmp_path)
+    (tmp_path / "rank1.json.gz").write_bytes(BROKEN["cut_gzip.json.gz"][0])
+    ended = rankscope("analyze", tmp_path, "--json", tmp_path / "out")
+    assert ended.returncode == 1
+    report = json.loads((tmp_path / "out").read_text())
+    assert [rank["rank"] for rank in report["ranks"]] == [0]
+    assert [error["file"] for error in report["errors"]] == [str(tmp_path / "rank1.json.gz")]
+
+
+def test_two_files_of_one_rank_are_told_apart_by_an_error(tmp_path: Path) -> None:
+    for name in ("a.json.gz", "b.json.gz"):
+        shutil.copy(GLOO / "rank0.json.gz", tmp_path / name)
+    ended = rankscope("analyze", tmp_path)
+    assert ended.returncode == 1
+    assert f"b.json.gz: it claims rank 0, as {tmp_path}/a.json.gz does" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["/no/such/file.json"], "there is no such file or folder"),
+        ([str(TRACES / "gloo-2.13")], "holds no trace"),
+        ([str(GLOO), "--steps", "3"], "it is FIRST:END"),
+        ([str(GLOO), "--steps", "5:3"], "the end must come after the first"),
+        ([str(GLOO), "--top", "0"], "it must be 1 or more"),
+        ([str(GLOO), "--rank", "7"], "no trace of rank 7"),
+        ([str(GLOO), "--executor", "spark://host"], "it is dask://HOST:PORT"),
+        (["s4://bucket/trace.json"], "s4"),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_line_and_status_2(arguments: list[str], reason: str) -> None:
+    ended = rankscope("analyze", *arguments)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert reason in ended.stderr
+
+
+def test_a_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    ended = rankscope("analyze", GLOO / "rank0.json.gz", "--html", tmp_path / "no" / "such" / "folder.html")
+    assert ended.returncode == 1
+    assert "(from --html) cannot be written" in ended.stderr
+
+
+# -- a bucket ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[dict[str, str]]:
+    """A real S3 server on loopback with a run's traces; what the environment needs to reach it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    credentials = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+    environment = {**credentials, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
+    client = boto3.client(
+        "s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1",
+        aws_access_key_id="a", aws_secret_access_key="b",
+    )  # fmt: skip
+    client.create_bucket(Bucket="runs")
+    for rank in (0, 1):
+        client.put_object(
+            Bucket="runs", Key=f"job/rank{rank}.json.gz", Body=(GLOO / f"rank{rank}.json.gz").read_bytes()
+        )
+    client.put_object(Bucket="runs", Key="empty/readme.txt", Body=b"nothing here")
+    yield environment
+    server.stop()
+
+
+@pytest.mark.parametrize("path", ["s3://runs/job/", "s3://runs/job/rank*.json.gz"])
+def test_traces_in_a_bucket_give_what_the_same_files_give(path: str, bucket: dict[str, str], tmp_path: Path) -> None:
+    ended = rankscope("analyze", path, "--json", tmp_path / "report.json", **bucket)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    report = json.loads((tmp_path / "report.json").read_text())
+    local = analyze(str(GLOO))
+    assert [rank["compute_ns"] for rank in report["ranks"]] == [rank.compute_ns for rank in local.ranks]
+    assert report["ranks"][0]["file"] == "s3://runs/job/rank0.json.gz"
+
+
+@pytest.mark.parametrize("path", ["s3://runs/job/rank7.json.gz", "s3://runs/empty/", "s3://nowhere/job/"])
+def test_what_is_not_in_the_bucket_is_said_in_one_line(path: str, bucket: dict[str, str]) -> None:
+    ended = rankscope("analyze", path, **bucket)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert path in ended.stderr
+
+
+# -- a cluster --------------------------------------------------------------------------------------------------------
+
+
+def test_a_dask_cluster_gives_what_this_machine_gives() -> None:
+    from distributed import LocalCluster  # noqa: PLC0415 - imports a web server
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        address = cluster.scheduler_address
+        if not address.startswith("tcp://"):
+            pytest.fail(f"the cluster listens at {address}, not on TCP")
+        spread = analyze(str(GLOO), executor=f"dask://{address.removeprefix('tcp://')}")
+    assert spread == analyze(str(GLOO))
+
+
+def test_a_trace_that_gzip_never_saw_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "plain.json").write_bytes(gzip.decompress(WHOLE))
+    assert analyze(str(tmp_path / "plain.json")).ranks[0].compute_ns == analyze(str(GLOO)).ranks[0].compute_ns
