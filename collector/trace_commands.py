@@ -11,6 +11,7 @@ import msgspec
 from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.report import TraceReport
 from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.units import format_duration
 
 TOP = 20
 ALL_GOOD, SOME_FAILED, NOTHING_USABLE = 0, 1, 2
@@ -125,7 +126,7 @@ def run_merge(options: argparse.Namespace) -> int:
     from rankscope.collector.traces.timeline import merge  # noqa: PLC0415 - other commands need none of it
 
     try:
-        with _progress("files") as progress:
+        with _progress("readings") as progress:
             merged = merge(options.paths, options.output, progress=progress)
     except UnavailableError as error:
         print(f"rankscope: {error}", file=sys.stderr)
@@ -134,4 +135,9 @@ def run_merge(options: argparse.Namespace) -> int:
         print(f"rankscope: {warning}", file=sys.stderr)
     for file, reason in merged.errors:
         print(f"rankscope: {file}: {reason}", file=sys.stderr)
+    bound = "" if merged.error_bound_ns is None else f", within {format_duration(merged.error_bound_ns)}"
+    print(
+        f"{merged.output}: {len(merged.ranks)} ranks, {merged.event_count:,} events, {merged.arrow_count:,} arrows; "
+        f"clocks by {merged.how}{bound}"
+    )
     return SOME_FAILED if merged.errors else ALL_GOOD

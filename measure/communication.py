@@ -129,7 +129,9 @@ def input_bytes(types: Any, dims: Any) -> int | None:
         sizes = [item_bytes(kind) for kind in types]
         if len(sizes) != len(dims) or None in sizes:
             return None
-        return int(sum((size or 0) * prod(shape) for size, shape in zip(sizes, dims, strict=True)))
+        if not all(type(length) is int for shape in dims for length in shape):  # a list of tensors
+            return None
+        return sum((size or 0) * int(prod(shape)) for size, shape in zip(sizes, dims, strict=True))
     except (TypeError, AttributeError):
         return None
 

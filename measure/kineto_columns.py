@@ -12,6 +12,7 @@ whole number of microseconds is read again from its text.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from math import floor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,15 +31,26 @@ from rankscope.measure.kineto import (
     KinetoTrace,
     MemoryEvents,
 )
-from rankscope.measure.kineto_json import Arguments, Block, CompleteEvent, ExactCompleteEvent, InstantEvent, TraceBlocks
+from rankscope.measure.kineto_json import (
+    BLOCK_BYTES,
+    Arguments,
+    Block,
+    CompleteEvent,
+    ExactCompleteEvent,
+    InstantEvent,
+    TraceBlocks,
+    read_text,
+)
 from rankscope.measure.units import NS_PER_US
 
 Value = TypeVar("Value")
 
 EXACT_US_MAX = 1 << 43
 """Below it neighbouring floats are at most 2^-10 us apart, so the nearest ns is the one that was written."""
-TIME_US_MAX = 1 << 53
-"""285 years: nothing later is a time."""
+TIME_US_MAX = 1 << 52
+"""142 years: nothing later is a time, and a start and a duration together stay within 64 bits of ns."""
+DIGITS_MAX = 18
+"""Of a stream's or device's number in a text; so many always fit 64 bits."""
 WARNING_EXAMPLES = 3
 
 _CATEGORIES = {
@@ -53,9 +65,9 @@ _CATEGORIES = {
 }  # fmt: skip
 
 
-def read_trace(chunks: Iterable[bytes]) -> KinetoTrace:
+def read_trace(chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> KinetoTrace:
     """The trace in these bytes, which may be cut anywhere. Raises TraceError with the reason and the byte."""
-    blocks = TraceBlocks()
+    blocks = TraceBlocks(block_bytes)
     columns = _Columns()
     for chunk in chunks:
         for block in blocks.feed(chunk):
@@ -76,7 +88,7 @@ class _Codes(dict[Any, int]):
         try:
             return list(map(self.__getitem__, things))
         except TypeError:  # a list where a number or a name should stand
-            return [self[thing if thing.__hash__ else str(thing)] for thing in things]
+            return [self[_hashable(thing)] for thing in things]
 
 
 class _Columns:
@@ -85,6 +97,7 @@ class _Columns:
     def __init__(self) -> None:
         self._names = _Codes()
         self._threads = _Codes()
+        self._tells_bytes: list[bool] = []
         self._pids = _Codes()
         self._tids = _Codes()
         self._categories = _Codes()
@@ -112,10 +125,12 @@ class _Columns:
         start_ns = to_ns(times_us)
         if start_ns is None:
             exact = [event.ts for event in block.read_exactly() if type(event) is ExactCompleteEvent]
-            start_ns = np.array([_parse_us(bytes(text).decode().strip('"')) for text in exact], dtype=np.int64)
-        duration_ns = to_ns([event.dur for event in complete])
+            texts = [bytes(text).decode().strip('"') for text in exact]
+            start_ns = np.array(list(map(_one_to_ns, times_us, texts)), dtype=np.int64)
+        durations_us = [event.dur for event in complete]
+        duration_ns = to_ns(durations_us)
         if duration_ns is None:
-            duration_ns = np.array([_parse_us(str(event.dur)) for event in complete], dtype=np.int64)
+            duration_ns = np.array([_one_to_ns(one_us, str(one_us)) for one_us in durations_us], dtype=np.int64)
         timed = (start_ns != _NO_TIME) & (duration_ns != _NO_TIME)
         if not timed.all():
             self._reject(["an event without a usable time or duration"] * int((~timed).sum()))
@@ -135,8 +150,8 @@ class _Columns:
         names = np.array(self._names.of([event.name for event in complete]), dtype=np.int32)
         threads = self._thread_codes(complete)
         external = _to_ints([a.external_id for a in arguments])
-        if (external == NONE).all():
-            external = _to_ints([a.external_id_old for a in arguments])
+        if (external == NONE).any():
+            external = np.where(external == NONE, _to_ints([a.external_id_old for a in arguments]), external)
         self._parts.append(
             (
                 np.array(category, dtype=np.int32),
@@ -152,14 +167,15 @@ class _Columns:
         kinds = np.array([_find_category(name) for name in self._categories], dtype=np.int8)
         if complete:
             self._add_device_work(first, np.flatnonzero(_DEVICE_MASK[kinds[category]]), complete, arguments)
-        wanted = np.fromiter(map(tells_bytes, map(str, self._names)), dtype=bool, count=len(self._names))
-        for index in np.flatnonzero(wanted[names]).tolist():
+        for name in list(self._names)[len(self._tells_bytes) :]:
+            self._tells_bytes.append(tells_bytes(str(name)))
+        for index in np.flatnonzero(np.array(self._tells_bytes)[names]).tolist() if complete else ():
             dims, types = arguments[index].input_dims, arguments[index].input_type
             if len(dims) and len(types):
                 self._shapes[first + index] = (bytes(types), bytes(dims))
         for index, stack in enumerate([a.call_stack for a in arguments] if with_stacks else ()):
             if len(stack):
-                self._stacks[first + index] = bytes(stack).decode(errors="replace").strip('"')
+                self._stacks[first + index] = read_text(stack)
 
     def _thread_codes(self, complete: list[Any]) -> npt.NDArray[np.int32]:
         """The number of each event's (pid, tid). A tuple is made only for each pair of a block, not for each event."""
@@ -191,15 +207,16 @@ class _Columns:
     def _add_memory(self, found: list[Any]) -> None:
         times_ns = to_ns([event.ts for event in found])
         if times_ns is None:
-            times_ns = np.array([_parse_us(str(event.ts)) for event in found], dtype=np.int64)
+            times_ns = np.array([_one_to_ns(event.ts, str(event.ts)) for event in found], dtype=np.int64)
         for event, time_ns in zip(found, times_ns.tolist(), strict=True):
             a = event.args
-            if a is None or time_ns == _NO_TIME or type(a.bytes) is not int:
+            if a is None or time_ns == _NO_TIME or not _is_int64(a.bytes):
                 self._reject(["a [memory] event without a usable time or size"])
                 continue
             values = (a.device_type, a.device, a.allocated, a.reserved)
-            numbers = [value if type(value) is int else NONE for value in values]
-            self._memory_rows.append((time_ns, a.bytes, *numbers, self._threads[event.pid, event.tid]))
+            numbers = [value if _is_int64(value) else NONE for value in values]
+            thread = self._threads[_hashable(event.pid), _hashable(event.tid)]
+            self._memory_rows.append((time_ns, a.bytes, *numbers, thread))
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
@@ -219,7 +236,7 @@ class _Columns:
         warnings = self._warnings(duration_ns)
         duration_ns = np.maximum(duration_ns, 0)
         category = kinds[category] if spellings else category.astype(np.int8)
-        order = _order(start_ns, duration_ns, thread, name, external_id)
+        order = _order(start_ns, duration_ns, thread, name, external_id, correlation, category)
         columns = (category, name, thread, start_ns, duration_ns, correlation, external_id)
         events = Events(*(column[order] for column in columns))
         keep, repeated = _find_repeats(events)
@@ -251,8 +268,9 @@ class _Columns:
         return MemoryEvents(*rows[np.argsort(rows[:, 0], kind="stable")].T)
 
     def _warnings(self, duration_ns: Ints) -> list[str]:
-        found = [f"{count:,} x not used: {reason}" for reason, count in self._rejected.most_common(WARNING_EXAMPLES)]
-        left = sum(self._rejected.values()) - sum(n for _, n in self._rejected.most_common(WARNING_EXAMPLES))
+        reasons = sorted(self._rejected.items(), key=lambda item: (-item[1], item[0]))
+        found = [f"{count:,} x not used: {reason}" for reason, count in reasons[:WARNING_EXAMPLES]]
+        left = sum(count for _, count in reasons[WARNING_EXAMPLES:])
         if left:
             found.append(f"{left:,} more events not used, for other reasons")
         negative = int((duration_ns < 0).sum())
@@ -272,6 +290,11 @@ _NO_TIME = np.iinfo(np.int64).min
 
 def _phase(kind: type[Any]) -> str:
     return str(kind.__struct_config__.tag)
+
+
+def _hashable(thing: Any) -> Any:
+    """A list or an object, where a number or a name should stand, as its text."""
+    return thing if thing.__hash__ else str(thing)
 
 
 def _find_category(spelling: object) -> Category:
@@ -301,6 +324,14 @@ def to_ns(times_us: Sequence[Any]) -> Ints | None:
     return np.where(known, ns, _NO_TIME)
 
 
+def _one_to_ns(time_us: Any, text: str) -> int:
+    """As `to_ns`, of one time, from its text where a float cannot hold it: equal whatever stands beside it."""
+    if type(time_us) in {int, float} and abs(time_us) < EXACT_US_MAX:
+        whole = floor(time_us)
+        return int(whole * NS_PER_US + round((time_us - whole) * NS_PER_US))
+    return _parse_us(text)
+
+
 def _parse_us(text: str) -> int:
     """The ns of decimal microseconds, to the nearest."""
     try:
@@ -314,14 +345,22 @@ def _parse_us(text: str) -> int:
 
 def _to_ints(values: list[Any]) -> Ints:
     try:
-        return np.array(values, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError):
-        # Missing, no number, or beyond 64 bits: nothing that is compared.
-        return np.array([v if type(v) is int and abs(v) < TIME_US_MAX else NONE for v in values], dtype=np.int64)
+        found = np.array(values)
+    except ValueError:  # lists of unequal length
+        found = np.empty(0)
+    if found.dtype == np.int64 and found.ndim == 1:
+        return found
+    # Missing, no integer, or beyond 64 bits: nothing that is compared.
+    return np.array([value if _is_int64(value) else NONE for value in values], dtype=np.int64)
+
+
+def _is_int64(value: object) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
 def _to_floats(values: list[Any]) -> Floats:
-    return np.array([value if type(value) in {int, float} else np.nan for value in values], dtype=np.float64)
+    known = [value if type(value) is float or _is_int64(value) else np.nan for value in values]
+    return np.array(known, dtype=np.float64)
 
 
 def _number_in(value: object) -> int:
@@ -329,7 +368,7 @@ def _number_in(value: object) -> int:
     if type(value) is int:
         return value
     last = str(value).rpartition(" ")[2]
-    return int(last) if last.isdecimal() else NONE
+    return int(last) if last.isdecimal() and len(last) <= DIGITS_MAX else NONE
 
 
 def _read_collective(a: Arguments) -> CollectiveArguments:
@@ -388,7 +427,7 @@ def _find_repeats(events: Events) -> tuple[npt.NDArray[np.bool_], int]:
     columns = (events.start_ns, events.duration_ns, events.name, events.thread, events.correlation, events.external_id)
     keep = np.ones(len(events), dtype=bool)
     if len(events) > 1:
-        # In their order equal events are neighbours, unless one of another category lies between; none was ever seen.
+        # In their order equal events are neighbours.
         equal = np.ones(len(events) - 1, dtype=bool)
         for column in (*columns, events.category):
             equal &= column[1:] == column[:-1]

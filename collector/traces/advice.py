@@ -1,11 +1,89 @@
-"""Rules over the reports. (Filled in its own commit.)"""
+"""Rules over the reports: what costs time, on whom, by which numbers, and what to do about it.
 
-from collections.abc import Sequence
+A rule gives an Advice, an Abstention with its reason, or None: judged, nothing found. Rules of one rank are asked rank
+by rank and merged: the rank with the largest number speaks for all. The measured number stands first in the evidence,
+its threshold second.
+"""
 
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from rankscope.collector.traces import advice_rules_device, advice_rules_host, advice_rules_ranks
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, RankReport
+
+Verdict = Advice | Abstention | None
+
+SEVERITIES = ("critical", "warning", "hint")
+
+RULES_OF_ONE_RANK: tuple[Callable[[RankReport], Verdict], ...] = (
+    advice_rules_host.judge_gpu_utilisation,
+    advice_rules_host.judge_small_kernels,
+    advice_rules_host.judge_data_loading,
+    advice_rules_host.judge_blocking_sync,
+    advice_rules_device.judge_copies,
+    advice_rules_device.judge_memory_growth,
+    advice_rules_device.judge_tensor_cores,
+    advice_rules_ranks.judge_serial_communication,
+)
+RULES_OF_ALL_RANKS: tuple[Callable[[Sequence[RankReport], CrossRank | None], Verdict], ...] = (
+    advice_rules_ranks.judge_communication,
+    advice_rules_ranks.judge_stragglers,
+    advice_rules_ranks.judge_load_balance,
+)
 
 
 def advise(reports: Sequence[RankReport], across: CrossRank | None) -> tuple[list[Advice], list[Abstention]]:
-    """What the rules found, and which could not judge."""
-    del reports, across
-    return [], []
+    """What the rules found, the most severe first, and which could not judge; of one key at most one of each."""
+    verdicts: list[Verdict] = [rule(reports, across) for rule in RULES_OF_ALL_RANKS] if reports else []
+    for rule in RULES_OF_ONE_RANK:
+        verdicts += merge([(report.rank, rule(report)) for report in reports])
+    found = [one for one in verdicts if isinstance(one, Advice)]
+    abstained = [one for one in verdicts if isinstance(one, Abstention)]
+    return (
+        sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.key)),
+        sorted(abstained, key=lambda one: one.key),
+    )
+
+
+def merge(verdicts: Sequence[tuple[int | None, Verdict]]) -> list[Advice | Abstention]:
+    """The verdicts of one rule on each rank as at most one advice and one abstention, which names its ranks when others
+    could be judged.
+    """
+    fired = [one for _, one in verdicts if isinstance(one, Advice)]
+    merged: list[Advice | Abstention] = [_merge_advice(fired)] if fired else []
+    by_reason: dict[str, list[int]] = defaultdict(list)
+    abstained = [(rank, one) for rank, one in verdicts if isinstance(one, Abstention)]
+    for rank, one in abstained:
+        by_reason[one.reason].extend([rank] if rank is not None else [])
+    if len(by_reason) == 1 and len(abstained) == len(verdicts):
+        merged.append(abstained[0][1])
+    elif abstained:
+        reasons = "; ".join(f"{name_ranks(ranks)}: {reason}" for reason, ranks in by_reason.items())
+        merged.append(Abstention(key=abstained[0][1].key, reason=reasons))
+    return merged
+
+
+def _merge_advice(fired: Sequence[Advice]) -> Advice:
+    worst = max(fired, key=lambda one: float(next(iter(one.evidence.values())) or 0))
+    ranks = sorted({rank for one in fired for rank in one.ranks})
+    others = [rank for rank in ranks if rank not in worst.ranks]
+    more = f" The same is found on {name_ranks(others)}." if others else ""
+    severity = min((one.severity for one in fired), key=SEVERITIES.index)
+    return msgspec.structs.replace(worst, severity=severity, ranks=ranks, sentence=worst.sentence + more)
+
+
+RANKS_NAMED_MAX = 8
+"""A sentence with more numbers is a table: the rest are counted."""
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in words, the first few by number.
+
+    >>> name_ranks([3]), name_ranks([0, 2])
+    ('rank 3', 'ranks 0, 2')
+    """
+    named = ", ".join(map(str, ranks[:RANKS_NAMED_MAX]))
+    more = f" and {len(ranks) - RANKS_NAMED_MAX} more" if len(ranks) > RANKS_NAMED_MAX else ""
+    return f"rank{'s' if len(ranks) != 1 else ''} {named}{more}" if ranks else "a trace without a rank"

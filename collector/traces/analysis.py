@@ -11,17 +11,19 @@ import msgspec
 
 from rankscope.collector.traces import cross_rank, stages, tables, windows
 from rankscope.collector.traces.advice import advise
-from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name, read_chunks
+from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name, read_ahead, read_chunks
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.stragglers import find_stragglers
 from rankscope.measure import intervals
+from rankscope.measure.communication import bus_factor
 from rankscope.measure.errors import RankscopeError, TraceError, UnavailableError
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import KinetoTrace
 from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.units import NS_PER_S
 
 Progress = Callable[[int, int], None]
 """Called with how many files are done, and of how many."""
@@ -71,10 +73,10 @@ def analyze(
     if rank is not None:
         found = [one for one in found if one.report.rank == rank]
     failures += repeated
-    if not found and not failures:
-        raise UnavailableError(f"no trace of rank {rank} among the {len(files)} files")
     errors = [FileError(file=f.file, reason=f.reason) for f in failures if not f.is_no_trace]
     if not found and not errors:
+        if rank is not None:
+            raise UnavailableError(f"no trace of rank {rank} among the {len(files)} files")
         errors = [FileError(file=f.file, reason=f.reason) for f in failures]
     return _compare(found, errors)
 
@@ -85,7 +87,7 @@ def analyze(
 def analyse_file(file: TraceFile, steps: tuple[int | None, int | None] | None = None) -> RankAnalysis | Failure:
     """One file. Runs on a worker; never raises for what is wrong with the file."""
     try:
-        trace = read_trace(read_chunks(file.path))
+        trace = read_trace(read_ahead(read_chunks(file.path)))
         return reduce_trace(trace, file.path, steps)
     except RankscopeError as error:
         not_asked_for = isinstance(error, TraceError) and "not a Kineto trace" in str(error) and not file.named
@@ -262,13 +264,15 @@ def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], l
 
 
 def _compare(found: Sequence[RankAnalysis], errors: list[FileError]) -> TraceReport:
-    reports = [one.report for one in found]
-    across = _compare_ranks(found) if len(found) > 1 else None
+    across, reports = None, [one.report for one in found]
+    if len(found) > 1:
+        across, reports = _compare_ranks(found)
     advice, abstained = advise(reports, across)
     return TraceReport(ranks=reports, cross_rank=across, advice=advice, abstained=abstained, errors=errors)
 
 
-def _compare_ranks(found: Sequence[RankAnalysis]) -> CrossRank:
+def _compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankReport]]:
+    """The comparison, and the ranks' reports with what only it tells."""
     ranked = [one for one in found if one.report.rank is not None]
     worlds = [one.report.world_size for one in ranked if one.report.world_size is not None]
     matching = cross_rank.match(
@@ -283,7 +287,7 @@ def _compare_ranks(found: Sequence[RankAnalysis]) -> CrossRank:
     collectives = cross_rank.split(matching)
     wait, transfer = cross_rank.sum_by_rank(collectives)
     believed = matching.refused is None
-    return CrossRank(
+    across = CrossRank(
         collectives=collectives,
         wait_ns=wait if believed else None,
         transfer_ns=transfer if believed else None,
@@ -292,3 +296,20 @@ def _compare_ranks(found: Sequence[RankAnalysis]) -> CrossRank:
         refused=matching.refused,
         end_disagreement_ns=matching.end_disagreement_ns,
     )
+    return across, [_add_transfers(one.report, matching) for one in found]
+
+
+def _add_transfers(report: RankReport, matching: cross_rank.Matching) -> RankReport:
+    """Transfer and bus bandwidth of each kind of collective all of whose calls were matched."""
+    transfers = cross_rank.sum_transfers(matching, report.rank) if report.rank is not None else {}
+    rows = []
+    for row in report.collectives:
+        kind = cross_rank.Kind(row.group, row.group_size, row.op, row.dtype)
+        count, transfer_ns = transfers.get(kind, (0, 0))
+        if count == row.count:
+            factor = bus_factor(row.op, row.group_size or 0)
+            known = row.bytes is not None and factor is not None and transfer_ns > 0
+            bandwidth = (row.bytes or 0) * (factor or 0) * NS_PER_S / transfer_ns if known else None
+            row = msgspec.structs.replace(row, transfer_ns=transfer_ns, bus_bandwidth_bytes_per_s=bandwidth)  # noqa: PLW2901 - the row, completed
+        rows.append(row)
+    return msgspec.structs.replace(report, collectives=rows)

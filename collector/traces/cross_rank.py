@@ -95,8 +95,11 @@ def match(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
         refused = "the traces have no synchronising collective in common"
     if refused is not None:
         return Matching(shared, refused, missing, None, {})
-    offsets = _find_offsets(ranks, synchronising)
+    related = _find_offsets(ranks, synchronising)
+    offsets = {rank: offset_ns for one in related for rank, offset_ns in one.items()}
     disagreement, refused = _check_ends(ranks, synchronising, offsets)
+    if refused is None:
+        refused = next(filter(None, (_check_hosts(ranks, one) for one in related)), None)
     return Matching(shared, refused, missing, disagreement, offsets)
 
 
@@ -117,7 +120,7 @@ def _pair_up(ranks: Sequence[RankCollectives]) -> tuple[list[Matched], str | Non
     refused = None
     for key, by_rank in found.items():
         ops = {collective.op for collective in by_rank.values()}
-        sizes = {collective.bytes for collective in by_rank.values()}
+        sizes = {collective.bytes for collective in by_rank.values()} - {None}  # None: not told
         first = next(iter(by_rank.values()))
         if refused is None and (len(ops) > 1 or (first.op == "all_reduce" and len(sizes) > 1)):
             refused = _say_mismatch(key, by_rank)
@@ -135,11 +138,23 @@ def _say_mismatch(key: _Key, by_rank: Mapping[int, Collective]) -> str:
     )
 
 
-def _find_offsets(ranks: Sequence[RankCollectives], matched: Sequence[Matched]) -> dict[int, int]:
+def _find_offsets(ranks: Sequence[RankCollectives], matched: Sequence[Matched]) -> list[dict[int, int]]:
+    """How far each rank's clock is ahead of another's. One mapping for each set of ranks that have anything to do with
+    each other: groups without a common member tell nothing of each other's clocks.
+    """
+    related: list[dict[int, int]] = []
+    left = [one.rank for one in ranks]
+    while left:
+        related.append(_find_related(left[0], matched))
+        left = [rank for rank in left if rank not in related[-1]]
+    return related
+
+
+def _find_related(first: int, matched: Sequence[Matched]) -> dict[int, int]:
     """How far each rank's clock is ahead of the first one's, by the ends of what both took part in. Found along chains:
     a rank may share a group only with one that is known already.
     """
-    offsets = {ranks[0].rank: 0}
+    offsets = {first: 0}
     while True:
         differences: dict[int, list[int]] = defaultdict(list)
         for one in matched:
@@ -160,19 +175,17 @@ def _check_ends(
     spreads: list[int] = []
     wrong = 0
     for one in matched:
-        ends = [c.start_ns + c.duration_ns - offsets[rank] for rank, c in one.by_rank.items() if rank in offsets]
-        if len(ends) < 2:  # noqa: PLR2004 - nobody to compare with
-            continue
+        ends = [c.start_ns + c.duration_ns - offsets[rank] for rank, c in one.by_rank.items()]
         shortest = min(c.duration_ns for c in one.by_rank.values())
         spreads.append(max(ends) - min(ends))
         wrong += spreads[-1] > max(limit_ns, END_DISAGREEMENT_SHARE_MAX * shortest)
-    typical = round(median(spreads)) if spreads else 0
-    if spreads and wrong > DISAGREEING_SHARE_MAX * len(spreads):
+    typical = round(median(spreads))
+    if wrong > DISAGREEING_SHARE_MAX * len(spreads):
         return typical, (
             f"{wrong} of {len(spreads)} matched collectives end at different times on different ranks (by "
             f"{typical / NS_PER_MS:.1f} ms in the median): the traces are of different steps, or sampled"
         )
-    return typical, _check_hosts(ranks, offsets)
+    return typical, None
 
 
 def _limit_ns(ranks: Sequence[RankCollectives]) -> int:
@@ -180,7 +193,7 @@ def _limit_ns(ranks: Sequence[RankCollectives]) -> int:
 
 
 def _check_hosts(ranks: Sequence[RankCollectives], offsets: Mapping[int, int]) -> str | None:
-    """On one host there is one clock."""
+    """On one host there is one clock. The offsets are of ranks that have to do with each other."""
     by_host: dict[str, list[int]] = defaultdict(list)
     for one in ranks:
         if one.host and one.rank in offsets:
@@ -219,6 +232,29 @@ def _split_one(one: Matched, *, believed: bool) -> MatchedCollective:
         group=one.group, sequence=one.place, op=one.op, bytes=one.bytes, ranks=ranks, transfer_ns=transfer,
         wait_ns=wait, late_rank=late, lateness_ns=lateness,
     )  # fmt: skip
+
+
+class Kind(NamedTuple):
+    """A kind of collective, as a row of `tables.sum_collectives` has it."""
+
+    group: str
+    group_size: int | None
+    op: str
+    dtype: str | None
+
+
+def sum_transfers(matching: Matching, rank: int) -> dict[Kind, tuple[int, int]]:
+    """By kind of collective of one rank: how many of them all members of the group were seen in, and the transfer of
+    these together in ns. Empty when the matching was refused.
+    """
+    found: dict[Kind, tuple[int, int]] = {}
+    for one in matching.matched if matching.refused is None else ():
+        mine = one.by_rank.get(rank)
+        if mine is not None and one.op in SYNCHRONISING_OPS and len(one.by_rank) == one.expected:
+            kind = Kind(mine.group, mine.group_size, mine.op, mine.dtype)
+            count, transfer_ns = found.get(kind, (0, 0))
+            found[kind] = (count + 1, transfer_ns + min(c.duration_ns for c in one.by_rank.values()))
+    return found
 
 
 def sum_by_rank(found: Sequence[MatchedCollective]) -> tuple[dict[str, int], dict[str, int]]:

@@ -6,7 +6,9 @@ URL goes through fsspec and the driver of its scheme.
 
 import glob
 import importlib
+import queue
 import re
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,9 +16,13 @@ from typing import IO, Any, NamedTuple
 
 from rankscope.measure.errors import SettingError, TraceError, UnavailableError
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 17
 """Read at a time; inflated it is 5 to 15 times as long."""
-INFLATED_BYTES_MAX = 8 << 20
+INFLATED_BYTES_MAX = 1 << 20
+"""At a time, so that it is still in the caches when it is decoded."""
+AHEAD_CHUNKS_MAX = 8
+GIVE_UP_LOOK_S = 0.1
+"""How soon a reader notices that nobody wants the rest, for a file that turned out to be broken."""
 GZIP_MAGIC = b"\x1f\x8b"
 ENDINGS = (".json", ".json.gz")
 PROFILER_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
@@ -41,7 +47,7 @@ def find_traces(paths: Sequence[str]) -> list[TraceFile]:
 
 def _natural(path: str) -> list[tuple[int, int | str]]:
     """Sorts rank 2 before rank 10."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", path)]
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", path)]
 
 
 def _expand(path: str) -> list[TraceFile]:
@@ -93,6 +99,41 @@ def rank_in_name(path: str) -> int | None:
     """
     found = _RANK_IN_NAME.findall(path.rpartition("/")[2])
     return int(found[0]) if found else None
+
+
+def read_ahead(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The same chunks, read and inflated on a thread while the ones before are decoded (neither needs the GIL)."""
+    ready: queue.Queue[bytes | BaseException | None] = queue.Queue(AHEAD_CHUNKS_MAX)
+    is_over = threading.Event()
+
+    def offer(item: bytes | BaseException | None) -> None:
+        while not is_over.is_set():
+            try:
+                ready.put(item, timeout=GIVE_UP_LOOK_S)
+            except queue.Full:
+                continue
+            return
+
+    def read() -> None:
+        try:
+            for chunk in chunks:
+                offer(chunk)
+                if is_over.is_set():
+                    return
+            offer(None)
+        except BaseException as error:  # noqa: BLE001 - raised again where the chunks are used
+            offer(error)
+
+    reader = threading.Thread(target=read, name="rankscope-read-ahead", daemon=True)
+    reader.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        is_over.set()
+        reader.join()
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

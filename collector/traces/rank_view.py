@@ -108,7 +108,8 @@ class RankView:
         if self.has_device:
             return self.work.start_ns[self.work.is_kernel]
         top = self.operator_rows[self.operators.depth == 0]
-        return self.events.start_ns[np.intersect1d(top, self.cpu_compute_rows, assume_unique=True)]
+        mine: Ints = np.intersect1d(top, self.cpu_compute_rows, assume_unique=True)
+        return self.events.start_ns[mine]
 
     def _match(self, rows: Ints, wanted: Ints, keys: Ints) -> Ints:
         """The first of the rows that has the wanted key."""
@@ -130,7 +131,8 @@ class RankView:
         kernels = np.flatnonzero(self.work.is_communication & (self.launch != NONE))
         call = self.launch[kernels]
         inside = self.backend_ranges.find_innermost(self.events.thread[call], self.events.start_ns[call])
-        found[kernels] = np.where(inside == OUTSIDE, NONE, self._backend_rows[inside])
+        known = inside != OUTSIDE
+        found[kernels[known]] = self._backend_rows[inside[known]]
         return found
 
     @cached_property
@@ -252,6 +254,10 @@ class RankView:
 
     @cached_property
     def origin_ns(self) -> int:
-        """The start of the first event; starts in the report count from it. The profiler's own span is left out."""
-        rows = np.flatnonzero(self.events.category != Category.SPAN)
-        return int(self.events.start_ns[rows].min()) if len(rows) else 0
+        """The start of the first event; starts in the report count from it. The profiler's own span is left out, and
+        allocations are, unless there is nothing else.
+        """
+        starts_ns = self.events.start_ns[self.events.category != Category.SPAN]
+        if len(starts_ns) == 0:
+            starts_ns = self.trace.memory.time_ns
+        return int(starts_ns.min()) if len(starts_ns) else 0

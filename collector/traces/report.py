@@ -192,7 +192,45 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
-    """What advice looks at and no table shows."""
+    """What advice looks at and no table shows. Whatever is about a device is None on a CPU.
+
+    `window_ns`: from the first step's start to the last one's end; without steps that of the breakdown. `idle_ns`: no
+    device worked in it; of it the host was in the data loader (`idle_data_loader_ns`), else in a call that waits for
+    the device (`idle_synchronisation_ns`), else allocating device memory (`idle_allocation_ns`), else it launched the
+    work that ended the gap too late (`idle_launch_ns`).
+    `blocked_ns`: the host's time in calls that found the device at work and waited for it, on threads that launch.
+    `profiler_synchronisation_ns`: the call with which the profiler stops, which is in none of the others.
+    `launched_kernel_count`: kernels whose launching call is in the trace, `launch_call_ns` the time of these calls,
+    `short_kernel_count` the kernels that ran shorter than their call took.
+    `data_loader_count`: batches asked of a DataLoader, `single_process_loader` whether it had no workers.
+    `shared_stream_communication_ns`: communication on streams that compute too.
+    `copy_operator_device_ns`: what clone, contiguous, reshape and _to_copy launched and that stayed on the device,
+    `copy_operator_host_ns` their own time on the host, `copy_operator` the one with the most.
+    `compute_capability_*`: of the CUDA devices at work the lowest. `largest_fp32_gemm`: the shapes of the matrix
+    product in fp32 with the most work, `largest_fp32_gemm_flops` that work; None without `record_shapes`.
+    """
+
+    window_ns: int | None = None
+    idle_ns: int | None = None
+    idle_data_loader_ns: int | None = None
+    idle_synchronisation_ns: int | None = None
+    idle_allocation_ns: int | None = None
+    idle_launch_ns: int | None = None
+    blocked_ns: int | None = None
+    profiler_synchronisation_ns: int | None = None
+    launched_kernel_count: int | None = None
+    short_kernel_count: int | None = None
+    launch_call_ns: int | None = None
+    data_loader_count: int = 0
+    single_process_loader: bool | None = None
+    shared_stream_communication_ns: int | None = None
+    copy_operator_device_ns: int | None = None
+    copy_operator_host_ns: int = 0
+    copy_operator: str | None = None
+    compute_capability_major: int | None = None
+    compute_capability_minor: int | None = None
+    largest_fp32_gemm: str | None = None
+    largest_fp32_gemm_flops: int | None = None
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,312 @@
-"""What advice looks at in one trace and no table shows."""
+"""What advice looks at in one trace and no table shows: where a device's idle time comes from, launches that cost more
+than their kernels, streams that compute and communicate, copies on the device, the largest matrix product in fp32.
 
-from rankscope.collector.traces.rank_view import RankView
+Idle time is told apart by what the host was doing, the first of these: inside the data loader, inside a call that waits
+for the device, allocating device memory, launching too late (the work that ended the gap was launched inside it). What
+is left waited on the device itself, for an event of another stream or for its own start.
+"""
+
+import math
+import re
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.traces.rank_view import Bools, RankView
 from rankscope.collector.traces.report import Signs
+from rankscope.collector.traces.stages import DATA_LOADER, contains
+from rankscope.collector.traces.tables import SYNCHRONISES
+from rankscope.measure import intervals
+from rankscope.measure.communication import GEMMS
+from rankscope.measure.intervals import EMPTY, Intervals
+from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
+from rankscope.measure.nesting import OUTSIDE
+
+_ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free)(?!Host|Array|Mipmapped)|^cuMem(?:Alloc|Free|Create|Map|Unmap)")
+_DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
+_SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
+COPY_OPERATORS = frozenset({"aten::clone", "aten::contiguous", "aten::reshape", "aten::_to_copy"})
+"""Operators that make a copy of what is there already, in another layout or type. `copy_` itself sets a value."""
 
 
 def find_signs(view: RankView) -> Signs:
     """The signs of one trace."""
-    del view
-    return Signs()
+    idle = _Idle(view)
+    major, minor = _find_compute_capability(view)
+    gemm = _find_largest_fp32_gemm(view)
+    launched, short, call_ns = _count_short_kernels(view)
+    copied_ns, copied_host_ns, copying = _sum_copy_operators(view)
+    loader = view.events.name[idle.loader_rows]
+    return Signs(
+        window_ns=idle.end_ns - idle.start_ns if idle.end_ns > idle.start_ns else None,
+        **idle.split(),
+        launched_kernel_count=launched,
+        short_kernel_count=short,
+        launch_call_ns=call_ns,
+        profiler_synchronisation_ns=idle.profiler_synchronisation_ns,
+        data_loader_count=len(loader),
+        single_process_loader=any(_SINGLE_PROCESS in view.trace.names[code] for code in np.unique(loader).tolist())
+        if len(loader)
+        else None,
+        shared_stream_communication_ns=_sum_shared_streams(view),
+        copy_operator_device_ns=copied_ns,
+        copy_operator_host_ns=copied_host_ns,
+        copy_operator=copying,
+        compute_capability_major=major,
+        compute_capability_minor=minor,
+        largest_fp32_gemm=gemm.shapes if gemm else None,
+        largest_fp32_gemm_flops=gemm.flops if gemm else None,
+    )
+
+
+# -- idle time --------------------------------------------------------------------------------------------------------
+
+
+class _Idle:
+    """The idle time of the devices of a trace, over its steps (without steps: over its device work)."""
+
+    def __init__(self, view: RankView) -> None:
+        self.view = view
+        self.start_ns, self.end_ns = view.bounds_ns or (0, 0)
+        if view.steps:
+            self.start_ns, self.end_ns = view.steps[0].start_ns, view.steps[-1].next_start_ns
+
+    def split(self) -> dict[str, int | None]:
+        """The fields of Signs that tell the idle time apart."""
+        names = ("idle_data_loader_ns", "idle_synchronisation_ns", "idle_allocation_ns", "idle_launch_ns")
+        if not self.view.has_device:
+            return dict.fromkeys(("idle_ns", *names, "blocked_ns"))
+        left, found = self.gaps, []
+        late = self.gaps[self._ends_with_late_launch()]
+        for part in (self._loader, self._of_rows(self.blocking_rows), self._allocation, late):
+            mine = intervals.intersect(left, part)
+            found.append(intervals.total_ns(mine))
+            left = intervals.subtract(left, part)
+        return {
+            "idle_ns": intervals.total_ns(self.gaps),
+            **dict(zip(names, found, strict=True)),
+            "blocked_ns": self._blocked_ns(),
+        }
+
+    @cached_property
+    def busy(self) -> Intervals:
+        """When any device worked, within the window."""
+        work = self.view.work
+        return intervals.clip(
+            intervals.union(np.stack([work.start_ns, work.end_ns], axis=1)), self.start_ns, self.end_ns
+        )
+
+    @cached_property
+    def gaps(self) -> Intervals:
+        """The rest of the window."""
+        if self.end_ns <= self.start_ns:
+            return EMPTY
+        return intervals.subtract(np.array([[self.start_ns, self.end_ns]], dtype=np.int64), self.busy)
+
+    def _ends_with_late_launch(self) -> Bools:
+        """For each gap whether the call that launched the work after it began inside the gap."""
+        work, launch = self.view.work, self.view.launch
+        following = np.searchsorted(work.start_ns, self.gaps[:, 1], side="left")
+        call = launch[np.minimum(following, len(work) - 1)]
+        late: Bools = (following < len(work)) & (call != NONE)
+        late &= self.view.events.start_ns[call] >= self.gaps[:, 0]
+        return late
+
+    def _blocked_ns(self) -> int:
+        """The host's time in blocking calls that found the device at work, on threads that launch."""
+        events, rows = self.view.events, self.blocking_rows
+        launch = self.view.launch
+        launchers = np.unique(events.thread[launch[launch != NONE]])
+        waited = contains(self.busy, events.start_ns[rows]) & np.isin(events.thread[rows], launchers)
+        return intervals.total_ns(intervals.clip(self._of_rows(rows[waited]), self.start_ns, self.end_ns))
+
+    # -- what the host did --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def loader_rows(self) -> Ints:
+        """Where the data loader was asked for a batch."""
+        view = self.view
+        host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
+        return host[view.trace.names_like(lambda name: DATA_LOADER.match(name) is not None)[view.events.name[host]]]
+
+    @cached_property
+    def _loader(self) -> Intervals:
+        return self._of_rows(self.loader_rows)
+
+    @cached_property
+    def _calls(self) -> Ints:
+        return self.view.trace.rows(*LAUNCHES)
+
+    @cached_property
+    def _allocation(self) -> Intervals:
+        allocates = self.view.trace.names_like(lambda name: _ALLOCATES.match(name) is not None)
+        return self._of_rows(self._calls[allocates[self.view.events.name[self._calls]]])
+
+    @cached_property
+    def blocking_rows(self) -> Ints:
+        """Calls that waited for the device: those made for it but the profiler's own, and copies that returned after
+        their own end, as those from and to pageable memory do although their name says Async.
+        """
+        view = self.view
+        is_sync = view.trace.names_like(lambda name: SYNCHRONISES.match(name) is not None)
+        rows = self._calls[is_sync[view.events.name[self._calls]]]
+        rows = rows[rows != self._profiler_row]
+        copies = np.flatnonzero((view.events.category[view.work.row] == Category.MEMCPY) & (view.launch != NONE))
+        call = view.launch[copies]
+        waited = view.events.end_ns[call] >= view.work.end_ns[copies]
+        return np.union1d(rows, call[waited])
+
+    @cached_property
+    def _profiler_row(self) -> int:
+        """The device synchronisation with which the profiler stops: the last call of the trace that is one, when no
+        device work was launched after it.
+        """
+        view = self.view
+        is_sync = view.trace.names_like(lambda name: _DEVICE_SYNCHRONIZE.match(name) is not None)
+        rows = self._calls[is_sync[view.events.name[self._calls]]]
+        launched = view.launch[view.launch != NONE] if view.has_device else rows[:0]
+        if not len(rows) or (len(launched) and view.events.start_ns[launched].max() > view.events.start_ns[rows[-1]]):
+            return NONE
+        return int(rows[-1])
+
+    @property
+    def profiler_synchronisation_ns(self) -> int | None:
+        """How long the profiler's own synchronisation took."""
+        return int(self.view.events.duration_ns[self._profiler_row]) if self._profiler_row != NONE else None
+
+    def _of_rows(self, rows: Ints) -> Intervals:
+        return intervals.union(self.view.intervals_of(rows))
+
+
+# -- kernels and streams ----------------------------------------------------------------------------------------------
+
+
+def _count_short_kernels(view: RankView) -> tuple[int | None, int | None, int | None]:
+    """Kernels whose launch is in the trace, those of them that ran shorter than the call took, and the calls' time."""
+    if not view.has_device:
+        return None, None, None
+    work = view.work
+    kernels = np.flatnonzero(work.is_kernel & (view.launch != NONE))
+    call_ns = view.events.duration_ns[view.launch[kernels]]
+    kernel_ns = (work.end_ns - work.start_ns)[kernels]
+    return len(kernels), int((kernel_ns < call_ns).sum()), int(call_ns.sum())
+
+
+def _sum_shared_streams(view: RankView) -> int | None:
+    """The communication time on streams that also computed for at least as long as a stray kernel would."""
+    work = view.work if view.has_device else None
+    if work is None or not work.is_communication.any():
+        return None
+    length = work.end_ns - work.start_ns
+    shared_ns = 0
+    lanes = np.stack([work.device, work.stream], axis=1)
+    for lane in np.unique(lanes[work.is_communication], axis=0):
+        mine = (lanes == lane).all(axis=1)
+        computes = int(length[mine & work.is_kernel & ~work.is_communication].sum())
+        if computes >= SHARED_STREAM_COMPUTE_SHARE_MIN * int(length[work.is_kernel & ~work.is_communication].sum()):
+            shared_ns += int(length[mine & work.is_communication].sum())
+    return shared_ns
+
+
+SHARED_STREAM_COMPUTE_SHARE_MIN = 0.1
+"""A stream of communication may scale or copy a buffer; with a tenth of the computing it is where the model runs."""
+
+
+# -- copies on the device ---------------------------------------------------------------------------------------------
+
+
+def _sum_copy_operators(view: RankView) -> tuple[int | None, int, str | None]:
+    """The device time of what copy operators launched and that stayed on the device, the host time of the outermost of
+    them, and the name of the one with the most of either.
+    """
+    rows, parent = view.operator_rows, view.operators.parent
+    is_copy = view.trace.names_like(lambda name: name in COPY_OPERATORS)[view.events.name[rows]]
+    outermost = np.full(len(rows), OUTSIDE, dtype=np.int64)
+    for depth in range(int(view.operators.depth.max()) + 1 if len(rows) else 0):
+        level = np.flatnonzero(view.operators.depth == depth)
+        above = np.where(parent[level] != OUTSIDE, outermost[parent[level]], OUTSIDE)
+        outermost[level] = np.where(above != OUTSIDE, above, np.where(is_copy[level], level, OUTSIDE))
+    tops = np.flatnonzero(outermost == np.arange(len(rows)))
+    computing = np.isin(rows[tops], view.cpu_compute_rows)
+    host_ns = np.zeros(len(rows), dtype=np.int64)
+    host_ns[tops[computing]] = view.events.duration_ns[rows[tops[computing]]]
+    device_ns = _device_time_under(view, outermost) if view.has_device else None
+    counted = host_ns if device_ns is None else device_ns
+    per_name = np.zeros(len(view.trace.names), dtype=np.int64)
+    np.add.at(per_name, view.events.name[rows], counted)
+    largest = int(np.argmax(per_name)) if len(per_name) else NONE
+    return (
+        None if device_ns is None else int(device_ns.sum()),
+        int(host_ns.sum()),
+        view.trace.names[largest] if largest != NONE and per_name[largest] else None,
+    )
+
+
+def _device_time_under(view: RankView, outermost: Ints) -> Ints:
+    """For each outermost copy operator the device time launched under it; no copies from or to hosts."""
+    work = view.work
+    on_device = view.trace.names_like(lambda name: name.startswith(("Memcpy DtoD", "CopyDeviceToDevice")))
+    stays = np.flatnonzero((work.is_kernel | on_device[work.name]) & ~work.is_communication & (view.launch != NONE))
+    call = view.launch[stays]
+    inside = view.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
+    found = np.zeros(len(outermost), dtype=np.int64)
+    stays, inside = stays[inside != OUTSIDE], inside[inside != OUTSIDE]
+    top = outermost[inside]
+    np.add.at(found, top[top != OUTSIDE], (work.end_ns - work.start_ns)[stays][top != OUTSIDE])
+    return found
+
+
+# -- tensor cores -----------------------------------------------------------------------------------------------------
+
+
+class _Gemm(NamedTuple):
+    flops: int
+    shapes: str
+
+
+def _find_compute_capability(view: RankView) -> tuple[int | None, int | None]:
+    """Of the CUDA devices at work the lowest. AMD's matrix cores take fp32 as well: there it tells nothing."""
+    is_cuda = any(name.startswith("cuda") for name in {view.trace.name(int(row)) for row in view.trace.rows(*LAUNCHES)})
+    if not (view.has_device and is_cuda):
+        return None, None
+    at_work = set(np.unique(view.work.device).tolist())
+    told = view.trace.head.get("deviceProperties")
+    found = [
+        (properties["computeMajor"], properties["computeMinor"])
+        for properties in (told if isinstance(told, list) else [])
+        if isinstance(properties, dict)
+        and type(properties.get("id")) is int
+        and properties["id"] in at_work
+        and type(properties.get("computeMajor")) is int
+        and type(properties.get("computeMinor")) is int
+    ]
+    return min(found) if found else (None, None)
+
+
+def _find_largest_fp32_gemm(view: RankView) -> _Gemm | None:
+    """The matrix product in fp32 with the most work; None without shapes (`record_shapes=True`)."""
+    found = (_gemm_of(*view.trace.shapes[row]) for row in view.trace.shapes if view.trace.name(row) in GEMMS)
+    return max((gemm for gemm in found if gemm is not None), default=None)
+
+
+def _gemm_of(types_json: bytes, dims_json: bytes) -> _Gemm | None:
+    try:
+        types: Any = msgspec.json.decode(types_json)
+        dims: Any = msgspec.json.decode(dims_json)
+    except msgspec.DecodeError:
+        return None
+    if not (isinstance(types, list) and isinstance(dims, list)):
+        return None
+    factors = [shape for kind, shape in zip(types, dims, strict=False) if kind == "float" and _is_matrix(shape)]
+    # addmm's first input is what is added: the two factors come last.
+    if len(factors) < 2 or factors[-2][-1] != factors[-1][-2]:  # noqa: PLR2004 - a product has two factors
+        return None
+    left, right = factors[-2:]
+    text = " @ ".join("x".join(map(str, shape)) for shape in (left, right))
+    return _Gemm(2 * math.prod(left) * right[-1], text)
+
+
+def _is_matrix(shape: Any) -> bool:
+    return isinstance(shape, list) and len(shape) >= 2 and all(type(size) is int for size in shape)  # noqa: PLR2004

@@ -22,11 +22,13 @@ from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.units import NS_PER_S
 
 _TENSOR_CORE = re.compile(
-    r"[ihs]\d{3,5}(?:cudnn|gemm|fprop|dgrad|wgrad)|tensorop|tensor_op|_?wmma|_mma_|hmma|imma|xmma_\w*_(?:bf16|f16|tf32)"
-    r"|h?gmma|16816|1688|884|sm(?:80|90|100)_xmma|nvjet|mfma",
-    re.IGNORECASE,
+    r"[ihsbf]\d{0,2}_?s?(?:884|1688|16816|161616|161632|8816)|hmma|imma|wmma|tensorop|tensor16x8x8|nvjet"
+    r"|sm(?:75|80|86|89|90|100|120)_xmma|xmma_(?:\w*_)?(?:implicit_gemm|gemm)\w*(?:f16|bf16|tf32|e4m3|i8)"
+    r"|MmaTensorOp|mfma|_xdl_|igemm_\w*gtcx|_MI(?:16x16|32x32|4x4)x"
 )
-_SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
+"""CUTLASS, cuBLAS and cuDNN put the shape of the matrix instruction or its type into a kernel's name; AMD's Tensile and
+MIOpen the shape of theirs (MI, gtcx), Composable Kernel "xdl" (MFMA on gfx908 and later)."""
+SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
 """Calls that return when the device is done. A blocking copy waits too; an Async one does only from pageable memory."""
 _STEP_RANGE = re.compile(r"ProfilerStep#?\s*\d+$")
 GROUP_UNKNOWN = "unknown"
@@ -168,7 +170,7 @@ def _shape_bytes(view: RankView, row: int) -> int | None:
         return None
     try:
         return communication.input_bytes(msgspec.json.decode(shapes[0]), msgspec.json.decode(shapes[1]))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
@@ -286,7 +288,7 @@ def sum_user_ranges(view: RankView) -> list[RangeRow]:
 
 def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
     """Calls that waited for the device, by the operator and the source line they came from."""
-    is_sync = view.trace.names_like(lambda name: _SYNCHRONISES.match(name) is not None)
+    is_sync = view.trace.names_like(lambda name: SYNCHRONISES.match(name) is not None)
     rows = view.trace.rows(*LAUNCHES)
     rows = rows[is_sync[view.events.name[rows]]]
     operators = _operators_around(view, rows)

@@ -115,7 +115,8 @@ def summarise_devices(view: RankView) -> list[DeviceReport]:
     """Each device that the trace shows at work, over the trace's whole window. None on a CPU."""
     if view.bounds_ns is None or not view.has_device:
         return []
-    names = {int(d["id"]): str(d["name"]) for d in view.trace.head.get("deviceProperties") or [] if _is_device(d)}
+    told = view.trace.head.get("deviceProperties")
+    names = {d["id"]: str(d["name"]) for d in (told if isinstance(told, list) else ()) if _is_device(d)}
     return [_summarise_device(view, int(device), names) for device in np.unique(view.work.device)]
 
 

@@ -44,11 +44,13 @@ ROUNDS = 3
 TIMEOUT_S = 1200
 
 _PROLOGUE = """
-import resource, sys, time
+import sys, time
 path = sys.argv[1]
 """
 _EPILOGUE = """
-print("RESULT", time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+seconds = time.perf_counter() - begin
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+print("RESULT", seconds, int(peak) * 1024)
 """
 _OURS = {
     "inflate": """
@@ -239,7 +241,8 @@ def describe_others(others: Path | None) -> str:
     """The versions of what was compared with."""
     if others is None:
         return "no other tools"
-    code = "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in ('HolisticTraceAnalysis', 'torch-tb-profiler', 'pandas')), sep=', ')"
+    names = ("HolisticTraceAnalysis", "torch-tb-profiler", "pandas")
+    code = f"import importlib.metadata as m; print(*(f'{{n}} {{m.version(n)}}' for n in {names}), sep=', ')"
     return subprocess.run([others, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -52,7 +52,7 @@ def find_shipped() -> set[str]:
     return {
         f"rankscope/{path.relative_to(ROOT).as_posix()}"
         for path in files
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix in {".py", ".css", ".js"} or path.name == "py.typed"
     }
 
 

@@ -45,6 +45,16 @@ def test_steps_and_rank_choose_what_is_analysed(tmp_path: Path) -> None:
     assert (rank["rank"], [step["step"] for step in rank["steps"]]) == (1, [2])
 
 
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "rankscope.collector", "analyze", str(TRACES / "a100_nccl_2ranks_r0.json.gz")]
+    with subprocess.Popen([*command, "--top", "1000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        reading.stdout.readline()
+        reading.stdout.close()
+        assert reading.stderr.read() == b""
+
+
 # -- what is broken ---------------------------------------------------------------------------------------------------
 
 WHOLE = (GLOO / "rank0.json.gz").read_bytes()
@@ -129,7 +139,7 @@ def bucket() -> Iterator[dict[str, str]]:
     environment = {**credentials, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
     client = boto3.client(
         "s3", endpoint_url=environment["AWS_ENDPOINT_URL"], region_name="us-east-1",
-        aws_access_key_id="a", aws_secret_access_key="b",
+        aws_access_key_id="a", aws_secret_access_key="b",  # noqa: S106 - of the server that this very test starts
     )  # fmt: skip
     client.create_bucket(Bucket="runs")
     for rank in (0, 1):

@@ -1,0 +1,127 @@
+"""What a table of a trace report is made of: sections, columns, cells.
+
+A cell holds the text to show and, for a number, the number to sort by. What a report does not know is MISSING, never 0;
+what is not 0 is never shown as 0.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+from rankscope.measure.units import NS_PER_MS, NS_PER_US
+
+MISSING = "-"
+MIB, GB = 1 << 20, 10**9
+UNITS = frozenset({"%", "GB/s", "MiB", "bytes", "ms", "times", "us"})
+
+
+class Column(NamedTuple):
+    """A column's head. `unit` is empty where there is none; text stands left, numbers right."""
+
+    head: str
+    unit: str
+    align: Literal["left", "right"]
+
+
+class Cell(NamedTuple):
+    """What to show and, for a number, what to sort by."""
+
+    text: str
+    order: float | None = None
+
+
+Cells = tuple[Cell, ...]
+
+
+class Section(NamedTuple):
+    """One table. Without rows `reason` says why; `left_out` counts the rows that `top` cut off. `is_prose` marks the
+    table of sentences, which a terminal shows as a list.
+    """
+
+    key: str
+    title: str
+    explanation: str
+    columns: tuple[Column, ...]
+    reason: str
+    rows: tuple[Cells, ...] = ()
+    left_out: int = 0
+    is_prose: bool = False
+
+    def of(self, rows: Sequence[Cells], top: int, row_count: int | None = None) -> "Section":
+        """With the first of these rows. `row_count` counts them all, when not all were made."""
+        count = len(rows) if row_count is None else row_count
+        return self._replace(rows=tuple(rows[:top]), left_out=max(count - top, 0))
+
+
+def columns_of(heads: str) -> tuple[Column, ...]:
+    """Columns from their heads: a unit stands last, `<` marks a column of text.
+
+    >>> columns_of("<kernel, total ms")
+    (Column(head='kernel', unit='', align='left'), Column(head='total', unit='ms', align='right'))
+    """
+    columns = []
+    for head in heads.split(", "):
+        name, _, unit = head.lstrip("<").rpartition(" ")
+        name, unit = (name, unit) if unit in UNITS else (head.lstrip("<"), "")
+        columns.append(Column(name, unit, "left" if head.startswith("<") else "right"))
+    return tuple(columns)
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    r"""The text with everything that would steer a terminal or a page spelled out: names come from strangers' files.
+
+    >>> printable("gemm\x1b[2J <float>\n")
+    'gemm\\x1b[2J <float>\\n'
+    """
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def word(value: str | int | None) -> Cell:
+    """Text, or a name that happens to be a number."""
+    if value is None or value == "":
+        return Cell(MISSING)
+    return Cell(printable(str(value)), value if isinstance(value, int) else None)
+
+
+def amount(value: float | None, divisor: float = 1, decimals: int = 0) -> Cell:
+    """A number in a larger unit. What is too small for the decimals is shown as less than the smallest of them.
+
+    >>> amount(1_234_567, 1_000, 1).text, amount(0, 1_000, 1).text, amount(1, 1_000, 1).text, amount(None).text
+    ('1,234.6', '0.0', '<0.1', '-')
+    """
+    if value is None:
+        return Cell(MISSING)
+    shown = value / divisor if divisor != 1 else value
+    if value and round(shown, decimals) == 0:
+        return Cell(f"{'<' if value > 0 else '>-'}{10.0**-decimals:.{decimals}f}", value)
+    return Cell(f"{shown:,.{decimals}f}", value)
+
+
+ms = partial(amount, divisor=NS_PER_MS, decimals=3)
+us = partial(amount, divisor=NS_PER_US, decimals=1)
+percent = partial(amount, divisor=0.01, decimals=1)
+mib = partial(amount, divisor=MIB, decimals=2)
+rate = partial(amount, divisor=GB, decimals=2)
+
+
+def rank_list(ranks: Iterable[int | None]) -> Cell:
+    """Ranks with runs of neighbours drawn together.
+
+    >>> rank_list([3, 0, 1, 2, 9]).text
+    '0-3, 9'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted({rank for rank in ranks if rank is not None}):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return word(", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs))
+
+
+def share_of(part: float | None, whole: float | None) -> float | None:
+    """A share; None without a whole, or when one of them is not known."""
+    return part / whole if part is not None and whole else None

@@ -1,0 +1,118 @@
+"""A trace report for a terminal: the verdict as a list, every other section as a table of aligned columns."""
+
+import textwrap
+
+from rankscope.collector.reports.trace_cells import MISSING, Cell, Section, printable
+from rankscope.collector.reports.trace_tables import build_sections
+from rankscope.collector.traces.report import TraceReport
+
+WIDTH = 120
+NAME_WIDTH_MIN = 10
+"""Names are not shortened below this: less tells no kernel from another. A table may then be wider than asked for."""
+GAP = "  "
+NARROW_GAP = " "
+"""For a table of numbers so large that no name can give way any more."""
+CUT = "..."
+
+
+def render_text(report: TraceReport, top: int, width: int = WIDTH) -> str:
+    """All tables, at most `top` rows of each, in lines of `width` columns."""
+    sections = build_sections(report, top)
+    return "\n\n".join([headline(report), *("\n".join(_render(section, width)) for section in sections)])
+
+
+def headline(report: TraceReport) -> str:
+    """What was analysed, in one line."""
+    ranks = report.ranks
+    worlds = [rank.world_size for rank in ranks if rank.world_size is not None]
+    of_world = f" of {max(worlds)}" if worlds else ""
+    kinds = sorted({f"{rank.backend or 'no backend'} on {rank.device or 'no device'}" for rank in ranks})
+    steps = sum(len(rank.steps) for rank in ranks)
+    events = sum(rank.event_count for rank in ranks)
+    said = f"{_count(len(ranks), 'rank')}{of_world}, {_count(steps, 'step')}, {_count(events, 'event')}"
+    return printable("; ".join([said, *kinds]))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def shorten(text: str, width: int) -> str:
+    """The text with its middle left out: kernels differ at their beginning and at their end.
+
+    >>> shorten("ampere_sgemm_128x64_nn", 15), shorten("relu", 15)
+    ('ampere...x64_nn', 'relu')
+    """
+    if len(text) <= width:
+        return text
+    kept = max(width - len(CUT), 0)
+    front = kept - kept // 2
+    return f"{text[:front]}{CUT}{text[len(text) - kept // 2 :]}"[:width]
+
+
+def _render(section: Section, width: int) -> list[str]:
+    lines = [section.title.upper(), *textwrap.wrap(section.explanation, width)]
+    if not section.rows:
+        return [*lines, *textwrap.wrap(section.reason, width, initial_indent=GAP, subsequent_indent=GAP)]
+    lines += _list(section, width) if section.is_prose else _table(section, width)
+    return [*lines, left_out_line(section)] if section.left_out else lines
+
+
+def left_out_line(section: Section) -> str:
+    """How many rows `top` cut off, and how to see them."""
+    return f"{GAP}{_count(section.left_out, 'more row')} not shown: ask for them with --top"
+
+
+def _table(section: Section, width: int) -> list[str]:
+    widths = _fit(section, width)
+    gap = GAP if sum(widths) + len(GAP) * (len(widths) - 1) <= width else NARROW_GAP
+    aligned = [(column.align, size) for column, size in zip(section.columns, widths, strict=True)]
+
+    def line(texts: list[str]) -> str:
+        cells = (
+            f"{text:<{size}}" if align == "left" else f"{text:>{size}}"
+            for text, (align, size) in zip(texts, aligned, strict=True)
+        )
+        return gap.join(cells).rstrip()
+
+    heads = [line([column.head for column in section.columns]), line([column.unit for column in section.columns])]
+    body = [line([shorten(cell.text, size) for cell, size in zip(row, widths, strict=True)]) for row in section.rows]
+    return [head for head in heads if head] + body
+
+
+def _fit(section: Section, width: int) -> list[int]:
+    """Columns as wide as what stands in them; the widest columns of text give way until the line fits."""
+    widths = [
+        max(len(column.head), len(column.unit), *(len(row[place].text) for row in section.rows))
+        for place, column in enumerate(section.columns)
+    ]
+    names = [place for place, column in enumerate(section.columns) if column.align == "left"]
+    over = sum(widths) + len(GAP) * (len(widths) - 1) - width
+    while over > 0 and names:
+        widest = max(names, key=lambda place: widths[place])
+        if widths[widest] <= NAME_WIDTH_MIN:
+            break
+        others = [widths[place] for place in names if place != widest]
+        give = min(over, max(widths[widest] - max([NAME_WIDTH_MIN, *others]), 1))
+        widths[widest] -= give
+        over -= give
+    return widths
+
+
+def _list(section: Section, width: int) -> list[str]:
+    lines = []
+    for kind, about, ranks, sentence, action, evidence in section.rows:
+        where = f" (rank{'' if ranks.text.isdigit() else 's'} {ranks.text})" if ranks.text != MISSING else ""
+        lines += _wrap(f"[{kind.text}] {about.text}{where}: {sentence.text}", width, "")
+        lines += [
+            line for label, cell in (("do", action), ("evidence", evidence)) for line in _more(label, cell, width)
+        ]
+    return lines
+
+
+def _more(label: str, cell: Cell, width: int) -> list[str]:
+    return [] if cell.text == MISSING else _wrap(f"{label}: {cell.text}", width, "    ")
+
+
+def _wrap(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}    ")

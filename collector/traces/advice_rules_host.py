@@ -1,0 +1,233 @@
+"""Advice on the host's side: a device that waits for launches, for data, or for a host that waits for it."""
+
+from rankscope.collector.traces.advice_rules import (
+    no_device,
+    of_rank,
+    on_rank,
+    percent,
+    ranks_of,
+    severity_of,
+    window_of,
+)
+from rankscope.collector.traces.report import Abstention, Advice, RankReport, SynchronisationRow
+from rankscope.measure.units import format_duration
+
+# -- low_gpu_utilisation ----------------------------------------------------------------------------------------------
+
+HOST_IDLE_RATIO_MIN = 0.3
+"""Idle time that the host's launching and allocating cause: 9 % where the loader is the problem (ResNet-50, V100), 45 %
+and more where the host is (DLRM 45 %, ResNet DDP on A100 76 %, BERT inference on H100 91 %). 30 % lies between."""
+
+
+def judge_gpu_utilisation(report: RankReport) -> Advice | Abstention | None:
+    """Whether the device is idle because the host does not keep up. Waiting for data and for the device itself are not
+    counted: data_bound and blocking_sync speak of them.
+    """
+    key, signs, window_ns = "low_gpu_utilisation", report.signs, window_of(report)
+    if signs.idle_ns is None or signs.idle_launch_ns is None or signs.idle_allocation_ns is None or not window_ns:
+        return no_device(key)
+    host_ratio = (signs.idle_launch_ns + signs.idle_allocation_ns) / window_ns
+    if host_ratio < HOST_IDLE_RATIO_MIN:
+        return None
+    allocates = signs.idle_allocation_ns > signs.idle_launch_ns
+    doing = "allocated or freed device memory" if allocates else "launched its work too late"
+    return Advice(
+        key=key,
+        severity=severity_of(host_ratio / 2),
+        ranks=ranks_of(report),
+        sentence=(
+            f"The GPU{of_rank(report)} was idle {percent(signs.idle_ns / window_ns)} of the time, "
+            f"{percent(host_ratio)} because the host {doing}."
+        ),
+        action=_FREE_THE_ALLOCATOR if allocates else _FREE_THE_HOST,
+        evidence={
+            "host_idle_ratio": host_ratio,
+            "host_idle_ratio_min": HOST_IDLE_RATIO_MIN,
+            "cause": "allocation" if allocates else "launch",
+            "idle_ratio": signs.idle_ns / window_ns,
+            "idle_launch_ns": signs.idle_launch_ns,
+            "idle_allocation_ns": signs.idle_allocation_ns,
+            "idle_data_loader_ns": signs.idle_data_loader_ns,
+            "idle_synchronisation_ns": signs.idle_synchronisation_ns,
+        },
+    )
+
+
+_FREE_THE_HOST = (
+    "Give the host less to do for each kernel: torch.compile, CUDA graphs, a larger batch, fused optimizers; move "
+    "logging and other Python out of the step. The profiler slows the host too: compare the step's time without."
+)
+_FREE_THE_ALLOCATOR = (
+    "Steps should not allocate from the driver: see that caching is not switched off (PYTORCH_NO_CUDA_MEMORY_CACHING, "
+    "PYTORCH_NO_HIP_MEMORY_CACHING), that nobody calls empty_cache in a step, and that memory is not so full that the "
+    "cache is given back (expandable_segments, a smaller batch)."
+)
+
+# -- small_kernels ----------------------------------------------------------------------------------------------------
+
+SHORT_KERNEL_RATIO_MIN = 0.5
+"""The median kernel is shorter than its launch."""
+SMALL_KERNEL_IDLE_RATIO_MIN = 0.15
+"""Short kernels cost nothing while the queue is full: of the ResNet-50 on V100 62 % are short, in the optimizer, and
+the device waits for launches 9 % of the time; DLRM, 67 %, waits 45 %."""
+LAUNCHES_MIN = 50
+"""Of fewer kernels the share says little: each counts for more than 2 %."""
+
+
+def judge_small_kernels(report: RankReport) -> Advice | Abstention | None:
+    """Whether most kernels run shorter than it takes to launch them, while the device waits for launches."""
+    key, signs = "small_kernels", report.signs
+    launched, short, idle_ns, window_ns = (
+        signs.launched_kernel_count,
+        signs.short_kernel_count,
+        signs.idle_launch_ns,
+        window_of(report),
+    )
+    if launched is None or short is None or idle_ns is None or not window_ns:
+        return no_device(key)
+    if launched < LAUNCHES_MIN:
+        return Abstention(key=key, reason=f"only {launched} kernels with their launches, fewer than {LAUNCHES_MIN}")
+    if short / launched < SHORT_KERNEL_RATIO_MIN or idle_ns / window_ns < SMALL_KERNEL_IDLE_RATIO_MIN:
+        return None
+    return Advice(
+        key=key,
+        severity="warning",
+        ranks=ranks_of(report),
+        sentence=(
+            f"{percent(short / launched)} of the {launched:,} kernels{of_rank(report)} ran shorter than the call that "
+            f"launched them, and the GPU waited for launches {percent(idle_ns / window_ns)} of the time."
+        ),
+        action=(
+            "Launch fewer and larger kernels: torch.compile or CUDA graphs, fused optimizers (fused=True), fused "
+            "attention and normalisation, a larger batch."
+        ),
+        evidence={
+            "short_kernel_ratio": short / launched,
+            "short_kernel_ratio_min": SHORT_KERNEL_RATIO_MIN,
+            "idle_launch_ratio": idle_ns / window_ns,
+            "idle_launch_ratio_min": SMALL_KERNEL_IDLE_RATIO_MIN,
+            "launched_kernel_count": launched,
+            "launch_call_ns": signs.launch_call_ns,
+        },
+    )
+
+
+# -- data_bound -------------------------------------------------------------------------------------------------------
+
+DATA_RATIO_MIN = 0.1
+"""Of the steps: ResNet-50 without workers 34 %, a loader slowed by 100 ms 34 % (gloo-2.13/ddp_2r_slow1_data); sound
+loaders up to 2 % (the rest of gloo-2.13), and DLRM, which is host-bound, 5 to 10 %."""
+
+
+def judge_data_loading(report: RankReport) -> Advice | Abstention | None:
+    """Whether the steps wait for the data loader: on a device the time it was idle meanwhile, else the loader's own."""
+    key, signs = "data_bound", report.signs
+    if not report.steps or not signs.window_ns:
+        return Abstention(key=key, reason="no steps in the trace (profiler.step() was not called)")
+    if not signs.data_loader_count:
+        return Abstention(key=key, reason="no DataLoader in the trace: data that comes another way cannot be told")
+    loader_ns = next((row.host_ns for row in report.model if row.stage == "data_loader"), 0)
+    waited_ns = loader_ns if signs.idle_data_loader_ns is None else signs.idle_data_loader_ns
+    ratio = waited_ns / signs.window_ns
+    if ratio < DATA_RATIO_MIN:
+        return None
+    pageable = any("Pageable -> Device" in row.name for row in report.copies)
+    waits = "The steps" if signs.idle_data_loader_ns is None else "The GPU"
+    return Advice(
+        key=key,
+        severity=severity_of(ratio),
+        ranks=ranks_of(report),
+        sentence=(
+            f"{waits}{of_rank(report)} waited for the data loader {percent(ratio)} of the time, "
+            f"{format_duration(waited_ns / len(report.steps))} in a step."
+        ),
+        action=_advise_on_data(single_process=signs.single_process_loader, pageable=pageable),
+        evidence={
+            "data_loader_ratio": ratio,
+            "data_loader_ratio_min": DATA_RATIO_MIN,
+            "data_loader_host_ns": loader_ns,
+            "data_loader_waited_ns": waited_ns,
+            "batch_count": signs.data_loader_count,
+        },
+    )
+
+
+def _advise_on_data(*, single_process: bool | None, pageable: bool) -> str:
+    workers = (
+        "The loader has no workers: set num_workers (and persistent_workers=True), so that batches are made during the "
+        "step."
+        if single_process
+        else "Give the loader more num_workers or a larger prefetch_factor, or make a sample cheaper: faster storage, "
+        "decoding ahead of time."
+    )
+    pin = " Batches are copied from pageable memory: set pin_memory=True and copy with non_blocking=True."
+    return workers + (pin if pageable else "")
+
+
+# -- blocking_sync ----------------------------------------------------------------------------------------------------
+
+BLOCKED_RATIO_MIN = 0.05
+"""Of the window, what the host could have launched ahead meanwhile: 0.05 % for ResNet-50, 14 to 31 % for the ranks of
+DLRM that wait for the others in a copy, 3 % for the one that came last."""
+
+
+def judge_blocking_sync(report: RankReport) -> Advice | Abstention | None:
+    """Whether the host waits for the device when it should launch ahead. The time blocked costs no more than the device
+    is idle for want of launches: a host that waits at the end of a step with a full queue loses nothing.
+    """
+    key, signs, window_ns = "blocking_sync", report.signs, window_of(report)
+    if signs.blocked_ns is None or signs.idle_launch_ns is None or signs.idle_synchronisation_ns is None:
+        return no_device(key)
+    cost_ns = min(signs.blocked_ns, signs.idle_launch_ns + signs.idle_synchronisation_ns)
+    if not window_ns or cost_ns / window_ns < BLOCKED_RATIO_MIN:
+        return None
+    rows = own_synchronisations(report)
+    worst = rows[0] if rows else None
+    where = describe_synchronisation(worst) if worst is not None else "copies from or to pageable memory"
+    return Advice(
+        key=key,
+        severity=severity_of(cost_ns / window_ns),
+        ranks=ranks_of(report),
+        sentence=(
+            f"{on_rank(report)}the host waited for the GPU for {format_duration(signs.blocked_ns)} instead of "
+            f"launching ahead, which cost up to {percent(cost_ns / window_ns)} of the time; mostly in {where}."
+        ),
+        action=_LAUNCH_AHEAD,
+        evidence={
+            "blocked_cost_ratio": cost_ns / window_ns,
+            "blocked_cost_ratio_min": BLOCKED_RATIO_MIN,
+            "blocked_ns": signs.blocked_ns,
+            "call": worst.name if worst else None,
+            "operator": worst.operator if worst else None,
+            "source": worst.source if worst else None,
+            "count": worst.count if worst else None,
+            "total_ns": worst.total_ns if worst else None,
+        },
+    )
+
+
+_LAUNCH_AHEAD = (
+    "Ask for numbers less often: keep losses and metrics on the GPU and read them every n-th step instead of .item(), "
+    ".cpu() or print; avoid nonzero, unique and boolean masks (torch.where, fixed sizes); copy with non_blocking=True "
+    "from pinned memory. torch.cuda.set_sync_debug_mode('warn') names the lines."
+)
+
+
+def own_synchronisations(report: RankReport) -> list[SynchronisationRow]:
+    """The synchronisations by time, without the profiler's own last one."""
+    left_ns = report.signs.profiler_synchronisation_ns
+    rows = []
+    for row in report.synchronisations:
+        is_profilers = left_ns is not None and row.name.endswith("DeviceSynchronize") and row.max_ns >= left_ns
+        if is_profilers:
+            left_ns = None
+        if not (is_profilers and row.count == 1):
+            rows.append(row)
+    return rows
+
+
+def describe_synchronisation(row: SynchronisationRow) -> str:
+    """`aten::item (cudaStreamSynchronize, 12 times, 1.1 ms) at train.py(44): step`."""
+    where = f" at {row.source}" if row.source else ""
+    times = f"{row.count:,} time{'s' if row.count != 1 else ''}, {format_duration(row.total_ns)}"
+    return f"{row.operator} ({row.name}, {times}){where}" if row.operator else f"{row.name} ({times}){where}"

@@ -1,0 +1,234 @@
+"""Advice on what ranks do together: communication that could hide behind computing, too much of it, unequal ranks."""
+
+from collections.abc import Sequence
+from statistics import mean
+
+from rankscope.collector.traces.advice_rules import of_rank, percent, ranks_of, severity_of, window_of
+from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport
+from rankscope.collector.traces.stragglers import SLOWDOWN_MIN
+
+# -- serial_communication ---------------------------------------------------------------------------------------------
+
+OVERLAP_RATIO_MAX = 0.2
+"""DDP overlaps 43 to 90 % of its communication in gloo-2.13; the A100 ResNet 16 %, DLRM 2 to 8 %."""
+HIDEABLE_RATIO_MIN = 0.1
+"""Of the time the device worked, what could be saved at the most: the shorter of communicating alone and computing
+alone. A100 ResNet 25 %, DLRM 8 to 18 %."""
+SHARED_STREAM_RATIO_MIN = 0.5
+"""Most of the communication waits in the queue of the computing: it cannot overlap, whatever the code around it."""
+
+
+def judge_serial_communication(report: RankReport) -> Advice | Abstention | None:
+    """Whether communicating and computing take turns although they could run together."""
+    key = "serial_communication"
+    if not report.communication_ns or report.overlap_ratio is None:
+        return Abstention(key=key, reason="no communication in the trace")
+    working_ns = report.window_ns - report.idle_ns
+    hideable_ns = min(report.exposed_communication_ns, report.compute_ns - report.overlap_ns)
+    ratio = hideable_ns / working_ns
+    if report.overlap_ratio >= OVERLAP_RATIO_MAX or ratio < HIDEABLE_RATIO_MIN:
+        return None
+    kernels_ns = sum(row.total_ns for row in report.kernels if row.is_communication)
+    shared = (report.signs.shared_stream_communication_ns or 0) / kernels_ns if kernels_ns else 0.0
+    same = " It is on the stream of the computing." if shared >= SHARED_STREAM_RATIO_MIN else ""
+    return Advice(
+        key=key,
+        severity="warning" if hideable_ns / report.window_ns >= HIDEABLE_RATIO_MIN else "hint",
+        ranks=ranks_of(report),
+        sentence=(
+            f"Only {percent(report.overlap_ratio)} of the communication{of_rank(report)} overlaps with computing; "
+            f"side by side they would save up to {percent(ratio)} of the time at work.{same}"
+        ),
+        action=_OWN_STREAM if same else _OVERLAP,
+        evidence={
+            "hideable_ratio": ratio,
+            "hideable_ratio_min": HIDEABLE_RATIO_MIN,
+            "overlap_ratio": report.overlap_ratio,
+            "overlap_ratio_max": OVERLAP_RATIO_MAX,
+            "shared_stream_ratio": shared,
+            "hideable_ns": hideable_ns,
+        },
+    )
+
+
+_OWN_STREAM = (
+    "Start collectives with async_op=True and wait as late as possible, or on a stream of their own; a collective that "
+    "is waited for at once runs in the queue of the computing."
+)
+_OVERLAP = (
+    "Let communication start earlier: DDP with smaller buckets (bucket_cap_mb) and gradient_as_bucket_view, without "
+    "find_unused_parameters where not needed; FSDP with prefetching; own collectives with async_op=True, waited for as "
+    "late as possible. A device that waits for its host overlaps little either: see low_gpu_utilisation."
+)
+
+# -- communication_bound ----------------------------------------------------------------------------------------------
+
+EXPOSED_RATIO_MIN = 0.15
+"""Of the window, without the waiting where it is known: ranks of sound jobs in gloo-2.13 stay below 7 %, DLRM reaches
+16 to 24 %. Exposed communication of a lone rank holds waiting for others as well."""
+
+
+def judge_communication(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
+    """Whether the steps spend their time communicating, with nothing computed meanwhile."""
+    key = "communication_bound"
+    judged = [one for one in reports if one.communication_ns and window_of(one)]
+    if not judged:
+        return Abstention(key=key, reason="no communication in the traces")
+    ratios = [(_transfer_exposed_ns(one, across) / window_of(one), one) for one in judged]
+    fired = [(ratio, one) for ratio, one in ratios if ratio >= EXPOSED_RATIO_MIN]
+    if not fired:
+        return None
+    ratio, worst = max(fired, key=lambda pair: pair[0])
+    known = _waited_ns(worst, across) is not None
+    doubt = "" if known else " How much of that is waiting for other ranks cannot be told from these traces."
+    if known and across is not None and across.lower_bound:
+        doubt = " Some of it may still be waiting, for ranks whose traces are missing."
+    return Advice(
+        key=key,
+        severity=severity_of(ratio) if known else "warning",
+        ranks=sorted(rank for _, one in fired for rank in ranks_of(one)),
+        sentence=(
+            f"{percent(ratio)} of the time{of_rank(worst)} is communication that no computing hides"
+            f"{', waiting for others not counted' if known else ''}.{doubt}"
+        ),
+        action=(
+            "Communicate less often or less: gradient accumulation under no_sync, a larger batch for each rank, "
+            "gradients in bf16 (a DDP communication hook), fewer and larger collectives, sharding within a node. "
+            "Compare the bus bandwidth in the table of collectives with what the links can do."
+        ),
+        evidence={
+            "exposed_transfer_ratio": ratio,
+            "exposed_transfer_ratio_min": EXPOSED_RATIO_MIN,
+            "exposed_communication_ns": worst.exposed_communication_ns,
+            "wait_ns": _waited_ns(worst, across),
+            "rank": worst.rank,
+        },
+    )
+
+
+def _waited_ns(report: RankReport, across: CrossRank | None) -> int | None:
+    return across.wait_ns.get(str(report.rank)) if across is not None and across.wait_ns is not None else None
+
+
+def _transfer_exposed_ns(report: RankReport, across: CrossRank | None) -> int:
+    """Exposed communication less the waiting in it: at the least, since some of the waiting may have been hidden."""
+    return max(0, report.exposed_communication_ns - (_waited_ns(report, across) or 0))
+
+
+# -- straggler --------------------------------------------------------------------------------------------------------
+
+CRITICAL_SLOWDOWN = 1.5
+"""All ranks take half as long again: a third of the job's machines is lost."""
+
+
+def judge_stragglers(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
+    """Which ranks the others wait for; the comparison of the ranks has found them."""
+    key = "straggler"
+    refused = _why_not_compared(reports, across)
+    if across is None or refused is not None:
+        return Abstention(key=key, reason=refused or "")
+    found = [finding for finding in across.findings if finding.kind == "straggler"]
+    if not found:
+        return None
+    worst = max(found, key=lambda finding: finding.slowdown_ratio or 0.0)
+    bound = " Ranks are missing here: one of them may be slower still." if across.lower_bound else ""
+    return Advice(
+        key=key,
+        severity="critical" if (worst.slowdown_ratio or 0.0) >= CRITICAL_SLOWDOWN else "warning",
+        ranks=sorted(finding.rank for finding in found),
+        sentence=" ".join(finding.sentence for finding in found) + bound,
+        action=_ACTIONS.get(worst.cause or "", _ACTIONS["unattributed"]),
+        evidence=_evidence_of(worst),
+    )
+
+
+def _evidence_of(finding: Finding) -> dict[str, float | int | str | None]:
+    return {
+        "slowdown_ratio": finding.slowdown_ratio,
+        "slowdown_ratio_min": SLOWDOWN_MIN,
+        "rank": finding.rank,
+        "cause": finding.cause,
+    }
+
+
+_ACTIONS = {
+    "data_loading": "Look at this rank's input: its shard's size, its storage, the processors of its loader's workers.",
+    "host_cpu": "Look at this rank's host: other work on its processors, how it is pinned, Python done on it alone.",
+    "gpu_compute": "Look at this rank's GPU: its clocks, temperature and power limit, and who else uses it.",
+    "more_work": "Give all ranks the same work: bucket samples by length, even out shards and experts.",
+    "unattributed": "Profile this rank beside another with with_stack=True, and compare their timelines.",
+}
+
+
+def _why_not_compared(reports: Sequence[RankReport], across: CrossRank | None) -> str | None:
+    """Why ranks cannot be compared by their steps, None when they can."""
+    if across is None:
+        return "only one rank's trace: nobody to compare with"
+    if across.refused is not None:
+        return across.refused
+    numbers = [{step.step for step in report.steps} for report in reports]
+    return None if set.intersection(*numbers) else "no step that all ranks have"
+
+
+# -- load_imbalance ---------------------------------------------------------------------------------------------------
+
+IMBALANCE_MIN = 0.15
+"""The longest computing over the mean, less 1: 7 % between two clean ranks on two busy cores, 9 % in DLRM, 13 % among
+four ranks that share two cores (gloo-2.13)."""
+IMBALANCE_COST_RATIO_MIN = 0.05
+"""Of the window: what all ranks would save at the most if the work were spread evenly."""
+MORE_KERNELS_MIN = 1.1
+
+
+def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
+    """Whether ranks that run the same program compute for unequal times, without one of them being the straggler."""
+    key = "load_imbalance"
+    refused = _why_not_compared(reports, across)
+    if across is None or refused is not None:
+        return Abstention(key=key, reason=refused or "")
+    if len({_signature(report) for report in reports}) > 1:
+        return Abstention(
+            key=key, reason="the ranks do not run the same collectives: their work is not meant to be equal"
+        )
+    if any(finding.kind == "straggler" for finding in across.findings):
+        return None
+    computed = {place: sum(step.compute_ns for step in report.steps) for place, report in enumerate(reports)}
+    average_ns = mean(computed.values())
+    most = max(computed, key=lambda place: computed[place])
+    window_ns = sum(step.window_ns for step in reports[most].steps)
+    excess_ns = computed[most] - average_ns
+    if not average_ns or excess_ns < max(IMBALANCE_MIN * average_ns, IMBALANCE_COST_RATIO_MIN * window_ns):
+        return None
+    return _advise_on_balance(reports, most, excess_ns / average_ns, excess_ns / window_ns)
+
+
+def _advise_on_balance(reports: Sequence[RankReport], most: int, imbalance: float, cost: float) -> Advice:
+    kernels = mean(report.kernel_count for report in reports)
+    more_work = reports[most].kernel_count >= MORE_KERNELS_MIN * kernels
+    why = "it runs more kernels" if more_work else "with as many kernels as the others"
+    return Advice(
+        key="load_imbalance",
+        severity="warning",
+        ranks=ranks_of(reports[most]),
+        sentence=(
+            f"Rank {reports[most].rank} computed {percent(imbalance)} longer than the ranks do on average, {why}; "
+            f"spread evenly the steps would be up to {percent(cost)} shorter."
+        ),
+        action=(
+            "Even out what ranks are given: samples of similar length in one batch, shards and experts of equal size, "
+            "no extra work on one rank. With equal kernels look at sizes, then at the clocks of the GPUs."
+        ),
+        evidence={
+            "imbalance_ratio": imbalance,
+            "imbalance_ratio_min": IMBALANCE_MIN,
+            "cost_ratio": cost,
+            "cost_ratio_min": IMBALANCE_COST_RATIO_MIN,
+            "kernel_count": reports[most].kernel_count,
+            "kernel_count_mean": kernels,
+        },
+    )
+
+
+def _signature(report: RankReport) -> frozenset[tuple[str, int | None, int]]:
+    """What tells pipeline stages and roles apart: which collectives, in groups of which size, how often."""
+    return frozenset((row.op, row.group_size, row.count) for row in report.collectives)

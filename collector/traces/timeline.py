@@ -1,0 +1,439 @@
+"""ASSEMBLY: the traces of all ranks -> one timeline on one clock, in Chrome's JSON format, which Perfetto opens.
+
+Two passes over each file, so that memory does not grow with the number of events: the first takes the collectives and
+the earliest time, the second copies the events (timeline_events.py).
+
+The clock
+---------
+All ranks leave a synchronising collective together. So the ends of matched ones tell how far the clocks of two hosts
+are apart (cross_rank.py); ranks on one host have one clock, and share the median of their offsets. The error bound is
+read off the same ends after the alignment: how far apart they still are. Events of two ranks that are closer together
+than that have no known order.
+
+Where the collectives cannot be matched nothing is shifted: on one host nothing need be; on several the hosts' own
+clocks are trusted, nobody knows how well, and the error bound is None.
+
+Absolute times can be had back: `baseTimeNanoseconds` + time + the rank's own `offset_ns`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from rankscope.collector.traces import cross_rank
+from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name, read_chunks
+from rankscope.collector.traces.rank_view import RankView
+from rankscope.collector.traces.tables import Collective, find_collectives
+from rankscope.collector.traces.timeline_events import (
+    EventArray,
+    FirstTime,
+    RankEvents,
+    TimelineFile,
+    format_us,
+    read_raw_events,
+)
+from rankscope.measure.errors import RankscopeError, TraceError, UnavailableError
+from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.records import SYNCHRONISING_OPS
+
+Progress = Callable[[int, int], None]
+"""Called with how many readings of a file are done, and of how many: each file is read twice."""
+
+BOUND_SHARE = 0.9
+"""So many of the collectives end within the error bound. Not all: a thread that lost its turn sees the end late, which
+says nothing about clocks (cross_rank.HOST_END_DISAGREEMENT_NS_MAX: nine of ten within 23 ms, the others beyond)."""
+REASONS_SHOWN_MAX = 3
+
+BY_COLLECTIVES = "ends of matched collectives"
+BY_ONE_HOST = "one host: one clock"
+BY_HOST_CLOCKS = "the hosts' own clocks"
+
+
+# -- what is reported -------------------------------------------------------------------------------------------------
+
+
+class MergedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the timeline. `offset_ns` was taken off its times; `processes`: the process ids of the timeline and
+    those of the file.
+    """
+
+    rank: int | None
+    file: str
+    host: str | None
+    offset_ns: int
+    event_count: int
+    processes: Mapping[str, str]
+
+
+class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in the merged file. `event_count` is everything in it: the ranks' events, the metadata that names
+    their processes, and one flow event for each rank at each linked collective; `arrow_count` those drawn between two.
+    """
+
+    output: str
+    ranks: Sequence[MergedRank]
+    event_count: int
+    arrow_count: int
+    error_bound_ns: int | None
+    how: str
+    refused: str | None
+    warnings: Sequence[str]
+    errors: Sequence[tuple[str, str]]
+
+
+# -- the whole --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the first pass keeps of a file. Times are on the clock of its host, whatever base the file counts from."""
+
+    file: str
+    rank: int | None
+    host: str | None
+    world_size: int | None
+    base_ns: int
+    first_ns: int
+    collectives: Mapping[Collective, tuple[str, str]]
+    """Each with its process and thread in the file."""
+    on_host: bool
+    warnings: Sequence[str]
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What the user is told; `skip` leaves out what nobody asked for and only its content shows to be no trace."""
+
+    warnings: list[str] = field(default_factory=list)
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+def merge(paths: Sequence[str] | str, out: Path, *, progress: Progress | None = None) -> MergeReport:
+    """Write the traces behind these paths to `out` as one timeline; compressed when its name ends in .gz.
+
+    A file that cannot be used stands in `errors`, the others are merged. Raises UnavailableError when none can be used,
+    a path has nothing behind it, or `out` cannot be written; `out` is then as it was.
+
+    >>> merge(["traces/"], Path("merged.json.gz")).error_bound_ns  # doctest: +SKIP
+    7000
+    """
+    files = find_traces([paths] if isinstance(paths, str) else list(paths))
+    notes = _Notes()
+    with TimelineFile(out) as output:
+        sources = _read_sources(files, notes, progress)
+        clock = align(sources)
+        notes.warnings += clock.warnings
+        return _write_timeline(output, sources, clock, notes, progress)
+
+
+# -- first pass -------------------------------------------------------------------------------------------------------
+
+
+def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress | None) -> list[Source]:
+    """The usable files by rank."""
+    kept: dict[int | None, Source] = {}
+    for place, file in enumerate(files):
+        try:
+            source = read_source(file.path)
+            if source.rank in kept:
+                says = "tells no rank" if source.rank is None else f"claims rank {source.rank}"
+                raise TraceError(f"it {says}, as {kept[source.rank].file} does; give one file for each rank")
+            kept[source.rank] = source
+            notes.warnings += [f"{file.path}: {warning}" for warning in source.warnings]
+        except RankscopeError as error:
+            is_no_trace = isinstance(error, TraceError) and "not a Kineto trace" in str(error)
+            (notes.skipped if is_no_trace and not file.named else notes.errors).append((file.path, str(error)))
+        except MemoryError:
+            notes.errors.append((file.path, "not enough memory to read it"))
+        if progress is not None:
+            progress(place + 1, 2 * len(files))
+    if not kept:
+        reasons = (notes.errors or notes.skipped)[:REASONS_SHOWN_MAX]
+        says = "; ".join(f"{file}: {reason}" for file, reason in reasons)
+        raise UnavailableError(f"none of the {len(files)} files can be merged: {says}")
+    return sorted(kept.values(), key=lambda source: (source.rank is None, source.rank or 0))
+
+
+def read_source(path: str) -> Source:
+    """The first pass over a file. Raises TraceError or UnavailableError."""
+    times = FirstTime()
+    trace = read_trace(times.watch(read_chunks(path)))
+    if "rankscope" in trace.head:
+        raise TraceError("it is a merged timeline itself, not a Kineto trace of one rank")
+    if times.first_ns is None:
+        raise TraceError("none of its events has a time")
+    view = RankView(trace)
+    base_ns = _integer(trace.head.get("baseTimeNanoseconds")) or 0
+    told = trace.head.get("distributedInfo")
+    distributed = told if isinstance(told, dict) else {}
+    rank, host = _integer(distributed.get("rank")), trace.head.get("host_name")
+    work = view.work
+    rows = work.row[work.is_communication] if view.has_device else view.cpu_communication_rows
+    threads = [trace.threads[code] for code in trace.events.thread[rows].tolist()]
+    return Source(
+        file=path,
+        rank=rank if rank is not None else rank_in_name(path),
+        host=host if isinstance(host, str) else None,
+        world_size=_integer(distributed.get("world_size")),
+        base_ns=base_ns,
+        first_ns=times.first_ns + base_ns,
+        collectives={
+            msgspec.structs.replace(one, start_ns=one.start_ns + base_ns): thread
+            for one, thread in zip(find_collectives(view), threads, strict=True)
+        },
+        on_host=not view.has_device,
+        warnings=trace.warnings,
+    )
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+# -- the clock --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How far each rank's clock is ahead of the first one's, how that was found, and how well it is known."""
+
+    offsets_ns: Mapping[int | None, int]
+    error_bound_ns: int | None
+    how: str
+    refused: str | None
+    matching: cross_rank.Matching
+    warnings: Sequence[str] = ()
+
+
+def align(sources: Sequence[Source]) -> Clock:
+    """Match the collectives, and read the clocks' offsets off them."""
+    ranked = [
+        cross_rank.RankCollectives(one.rank, one.host, list(one.collectives), on_host=one.on_host)
+        for one in sources
+        if one.rank is not None
+    ]
+    matching = cross_rank.match(ranked, max((s.world_size for s in sources if s.world_size is not None), default=None))
+    if matching.refused is not None:
+        return _trust_clocks(sources, matching)
+    clocks = {one.rank: _clock_of(one) for one in ranked}
+    placed, trusted = place_clocks(clocks, _find_related(matching, list(clocks)), matching.offsets_ns)
+    offsets = {one.rank: placed.get(_clock_of(one), 0) for one in sources}
+    trusted += [one.file for one in sources if _clock_of(one) not in placed]
+    return Clock(
+        offsets_ns=offsets,
+        error_bound_ns=None if trusted else find_error_bound(matching, offsets),
+        how=BY_ONE_HOST if len(placed) == 1 else BY_COLLECTIVES,
+        refused=None,
+        matching=matching,
+        warnings=[f"{who}: no collective in common with the others: the host's clock was trusted" for who in trusted],
+    )
+
+
+def _clock_of(one: Source | cross_rank.RankCollectives) -> str | int | None:
+    """Ranks on one host have one clock; of a rank without a host's name nothing is known."""
+    return one.host if one.host is not None else one.rank
+
+
+def _find_related(matching: cross_rank.Matching, ranks: Sequence[int]) -> list[list[int]]:
+    """The sets of ranks whose offsets were found together: by what they took part in, directly or along a chain."""
+    related = [{rank} for rank in ranks]
+    for members in {frozenset(one.by_rank) for one in matching.matched if one.op in SYNCHRONISING_OPS}:
+        apart = [some for some in related if some.isdisjoint(members)]
+        related = [*apart, set().union(*(some for some in related if not some.isdisjoint(members)))]
+    return sorted(map(sorted, related))
+
+
+def place_clocks(
+    clocks: Mapping[int, str | int | None], related: Sequence[Sequence[int]], offsets_ns: Mapping[int, int]
+) -> tuple[dict[str | int | None, int], list[str]]:
+    """One offset for each clock, counted from the first rank's; ranks that have no collective in common are tied by a
+    host in common. And the ranks that nothing ties to the first: there the host's own clock stands for zero.
+
+    >>> place_clocks({0: "a", 1: "b", 2: "b", 3: "c"}, [[0, 1], [2, 3]], {0: 0, 1: 70, 2: 0, 3: 5})
+    ({'a': 0, 'b': 70, 'c': 75}, [])
+    """
+    placed: dict[str | int | None, int] = {}
+    trusted = []
+    waiting = list(related)
+    while waiting:
+        ranks = next((some for some in waiting if any(clocks[rank] in placed for rank in some)), waiting[0])
+        waiting.remove(ranks)
+        ahead = [placed[clocks[rank]] - offsets_ns.get(rank, 0) for rank in ranks if clocks[rank] in placed]
+        if placed and not ahead:
+            trusted.append("rank " + ", ".join(map(str, ranks)))
+        shift_ns = round(median(ahead)) if ahead else 0
+        found: dict[str | int | None, list[int]] = defaultdict(list)
+        for rank in ranks:
+            if clocks[rank] not in placed:
+                found[clocks[rank]].append(offsets_ns.get(rank, 0) + shift_ns)
+        placed.update({clock: round(median(offsets)) for clock, offsets in found.items()})
+    zero_ns = placed[clocks[related[0][0]]]
+    return {clock: offset_ns - zero_ns for clock, offset_ns in placed.items()}, trusted
+
+
+def find_error_bound(matching: cross_rank.Matching, offsets_ns: Mapping[int | None, int]) -> int | None:
+    """How far apart the ends of one synchronising collective on different ranks are, with their clocks' offsets taken
+    off: the value that BOUND_SHARE of the collectives stay within.
+    """
+    spreads = []
+    for one in matching.matched:
+        if one.op in SYNCHRONISING_OPS:
+            ends = [c.start_ns + c.duration_ns - offsets_ns[rank] for rank, c in one.by_rank.items()]
+            spreads.append(max(ends) - min(ends))
+    return sorted(spreads)[-int(len(spreads) * (1 - BOUND_SHARE)) - 1] if spreads else None
+
+
+def _trust_clocks(sources: Sequence[Source], matching: cross_rank.Matching) -> Clock:
+    hosts = {source.host for source in sources}
+    on_one_host = len(sources) == 1 or (len(hosts) == 1 and None not in hosts)
+    warnings = [f"collectives are not linked: {matching.refused}"]
+    if not on_one_host:
+        warnings.append(
+            "the clocks of the hosts were trusted, nothing tells how far they are apart: compare times of different "
+            "ranks with care"
+        )
+    return Clock(
+        offsets_ns=dict.fromkeys((source.rank for source in sources), 0),
+        error_bound_ns=None,
+        how=BY_ONE_HOST if on_one_host else BY_HOST_CLOCKS,
+        refused=matching.refused,
+        matching=matching,
+        warnings=warnings,
+    )
+
+
+# -- second pass ------------------------------------------------------------------------------------------------------
+
+
+def _write_timeline(
+    output: TimelineFile, sources: Sequence[Source], clock: Clock, notes: _Notes, progress: Progress | None
+) -> MergeReport:
+    origin_ns = min(source.first_ns - clock.offsets_ns[source.rank] for source in sources)
+    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": origin_ns}
+    output.write(msgspec.json.encode(head)[:-1] + b',"traceEvents":[\n')
+    array = EventArray(output)
+    pids = count(1)
+    copies: dict[int | None, RankEvents] = {}
+    ranks = []
+    for place, source in enumerate(sources):
+        label = "rank unknown" if source.rank is None else f"rank {source.rank}"
+        shift_ns = source.base_ns - clock.offsets_ns[source.rank] - origin_ns
+        copies[source.rank] = copied = RankEvents(label, place, len(sources) + 1, shift_ns, pids)
+        event_count = _copy_events(source, copied, array, notes)
+        array.add(copied.name_processes())
+        ranks.append(
+            MergedRank(
+                rank=source.rank,
+                file=source.file,
+                host=source.host,
+                offset_ns=clock.offsets_ns[source.rank],
+                event_count=event_count,
+                processes=copied.processes,
+            )
+        )
+        if progress is not None:
+            progress(len(sources) + place + 1, 2 * len(sources))
+    arrow_count = _link(array, sources, clock, copies, origin_ns)
+    report = MergeReport(
+        output=str(output.path),
+        ranks=ranks,
+        event_count=array.count,
+        arrow_count=arrow_count,
+        error_bound_ns=clock.error_bound_ns,
+        how=clock.how,
+        refused=clock.refused,
+        warnings=notes.warnings,
+        errors=notes.errors,
+    )
+    output.write(b'\n],"rankscope":' + msgspec.json.encode(_describe(report)) + b"}\n")
+    return report
+
+
+def _copy_events(source: Source, copied: RankEvents, array: EventArray, notes: _Notes) -> int:
+    """How many events were copied. A file that has become unreadable since the first pass costs what is left of it."""
+    before = array.count
+    dropped = 0
+    try:
+        for events, others in read_raw_events(read_chunks(source.file)):
+            dropped += others
+            array.add(copied.rewrite(events))
+    except RankscopeError as error:
+        kept = array.count - before
+        notes.errors.append((source.file, f"it changed while it was merged, {kept:,} of its events are kept: {error}"))
+    if dropped:
+        notes.warnings.append(f"{source.file}: {dropped:,} things among its events are no events: left out")
+    if copied.untimed_count:
+        notes.warnings.append(f"{source.file}: {copied.untimed_count:,} events have no usable time: copied as they are")
+    return array.count - before
+
+
+def _describe(report: MergeReport) -> dict[str, Any]:
+    """What the file says about itself: everything reported but its own name."""
+    found: dict[str, Any] = msgspec.to_builtins(report)
+    del found["output"]
+    found["offsets_ns"] = {str(one.rank): one.offset_ns for one in report.ranks}
+    return found
+
+
+# -- the arrows -------------------------------------------------------------------------------------------------------
+
+
+def _link(
+    array: EventArray, sources: Sequence[Source], clock: Clock, copies: Mapping[int | None, RankEvents], origin_ns: int
+) -> int:
+    """Draw each believed collective as one flow through the slices of all its ranks. How many arrows that makes."""
+    if clock.refused is not None:
+        return 0
+    threads = {source.rank: source.collectives for source in sources}
+    arrow_count = 0
+    for place, one in enumerate(clock.matching.matched):
+        late_rank = cross_rank.split(clock.matching._replace(matched=[one]))[0].late_rank
+        events = []
+        moments = find_moments(one.by_rank, late_rank, clock.offsets_ns)
+        last = len(moments) - 1
+        for index, (rank, moment_ns) in enumerate(moments):
+            thread = copies[rank].find_thread(*threads[rank][one.by_rank[rank]])
+            if thread is None:  # its file was cut short between the passes
+                break
+            events.append(
+                {
+                    "ph": "s" if index == 0 else "f" if index == last else "t",
+                    "cat": "collective",
+                    "name": one.op,
+                    "id": place * (len(sources) + 1) + len(sources),
+                    "pid": thread.pid,
+                    "tid": msgspec.Raw(thread.tid),
+                    "ts": msgspec.Raw(format_us(moment_ns - origin_ns)),
+                    **({"bp": "e"} if index else {}),
+                }
+            )
+        else:
+            array.add(events)
+            arrow_count += last
+    return arrow_count
+
+
+def find_moments(
+    by_rank: Mapping[int, Collective], late_rank: int | None, offsets_ns: Mapping[int | None, int]
+) -> list[tuple[int, int]]:
+    """Where a flow touches each rank's slice of a collective, in the order of the flow: (rank, time on one clock).
+
+    It leaves when the last rank has come, or else the lowest; a viewer draws no arrow back in time, so where that rank
+    came only after another was gone, it leaves from the first to go. Each moment lies inside its slice.
+    """
+    first_ns = {rank: c.start_ns - offsets_ns[rank] for rank, c in by_rank.items()}
+    last_ns = {rank: first_ns[rank] + max(c.duration_ns - 1, 0) for rank, c in by_rank.items()}
+    source = late_rank if late_rank is not None else min(by_rank)
+    gone_first = min(sorted(by_rank), key=lambda rank: last_ns[rank])
+    if last_ns[gone_first] < first_ns[source]:
+        source = gone_first
+    leaves_ns = first_ns[source]
+    others = sorted((max(first_ns[rank], leaves_ns), rank) for rank in by_rank if rank != source)
+    return [(source, leaves_ns), *((rank, moment_ns) for moment_ns, rank in others)]

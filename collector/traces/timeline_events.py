@@ -1,0 +1,356 @@
+"""One rank's events on their way into a merged timeline.
+
+Every value of an event stays as it is written, down to the last digit, but for what two ranks must not share: process
+ids, flow ids, and the zero of time. Only one block of events is objects at a time (measure/kineto_json.py).
+
+Three kinds of metadata are replaced, not copied: the name, labels and place of a process. A profiler names every GPU of
+the host in every rank's file; copied, they would be dozens of empty groups.
+"""
+
+import contextlib
+import gzip
+import importlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast, final
+
+import msgspec
+
+from rankscope.measure.errors import UnavailableError
+from rankscope.measure.kineto_columns import TIME_US_MAX
+from rankscope.measure.kineto_json import NOTHING, Block, TraceBlocks
+from rankscope.measure.units import NS_PER_US
+
+RawEvent = dict[str, msgspec.Raw]
+"""An event with each value as it stands in the file."""
+
+FLOW_ID_MAX = (1 << 64) - 1
+"""Viewers keep the id of a flow in 64 bits."""
+SORT_STRIDE = 1000
+"""The processes of one rank have so many places below those of the next."""
+GZIP_LEVEL = 4
+"""zlib: two thirds of the time of its default, a seventh longer (14 MB of merged trace). isal has levels of its own."""
+FRACTION_DIGITS = 3
+"""Of a microsecond, for whole ns."""
+
+_BLOCK = msgspec.json.Decoder(list[RawEvent])
+_RAW_BLOCK = msgspec.json.Decoder(list[msgspec.Raw])
+_EVENT = msgspec.json.Decoder(RawEvent)
+_METADATA = b'"M"'
+_REPLACED = {b'"process_name"': "name", b'"process_labels"': "labels", b'"process_sort_index"': ""}
+"""Which of an event's arguments says what the process is."""
+_HEX = re.compile(rb'"(?:0[xX])?([0-9a-fA-F]{1,16})"')
+_ID_KEYS = ("id", "bind_id")
+
+
+# -- events as they stand in the file ---------------------------------------------------------------------------------
+
+
+def read_raw_events(chunks: Iterable[bytes]) -> Iterator[tuple[list[RawEvent], int]]:
+    """The events block by block, and how many things beside them are none. Raises TraceError as read_trace does."""
+    blocks = TraceBlocks()
+    for chunk in chunks:
+        for block in blocks.feed(chunk):
+            yield _decode(block)
+    for block in blocks.finish():
+        yield _decode(block)
+
+
+def _decode(block: Block) -> tuple[list[RawEvent], int]:
+    piece = _mend_text(block.piece)
+    try:
+        found = _BLOCK.decode(piece)
+        dropped = 0
+    except msgspec.ValidationError:
+        raws = _RAW_BLOCK.decode(piece)
+        found = [event for raw in raws if (event := _decode_one(raw)) is not None]
+        dropped = len(raws) - len(found)
+    events = [event for event in found if "ph" in event]
+    return events, dropped + len(found) - len(events)
+
+
+def _mend_text(piece: bytes) -> bytes:
+    """Broken UTF-8 passes through what only skips a value; a reader of the merged file would stumble over it."""
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return piece.decode(errors="replace").encode()
+    return piece
+
+
+def _decode_one(raw: msgspec.Raw) -> RawEvent | None:
+    try:
+        return _EVENT.decode(raw)
+    except msgspec.ValidationError:
+        return None
+
+
+class FirstTime:
+    """Finds the earliest time of a trace while its chunks pass by: of every event but metadata, which has no time."""
+
+    def __init__(self) -> None:
+        self.first_ns: int | None = None
+        self._blocks = TraceBlocks()
+
+    def watch(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The same chunks."""
+        for chunk in chunks:
+            self._look(self._blocks.feed(chunk))
+            yield chunk
+        self._look(self._blocks.finish())
+
+    def _look(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            times = [parse_ns(bytes(e.get("ts", NOTHING))) for e in _decode(block)[0] if bytes(e["ph"]) != _METADATA]
+            found = [time_ns for time_ns in times if time_ns is not None]
+            if self.first_ns is not None:
+                found.append(self.first_ns)
+            self.first_ns = min(found, default=None)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def parse_ns(text: bytes) -> int | None:
+    """The ns of decimal microseconds as they stand in JSON, exactly (beyond three digits: to the nearest).
+
+    A float would not do: since 1970 it is good for a quarter of a microsecond.
+
+    >>> parse_ns(b"1694128201427784.123"), parse_ns(b'"7.5"'), parse_ns(b"null")
+    (1694128201427784123, 7500, None)
+    """
+    whole, _, fraction = text.partition(b".")
+    if whole.isdigit() and len(fraction) <= FRACTION_DIGITS and (fraction.isdigit() or not fraction):
+        time_us = int(whole)
+        return time_us * NS_PER_US + int(fraction.ljust(FRACTION_DIGITS, b"0")) if time_us < TIME_US_MAX else None
+    try:
+        exact_us = Decimal(text.decode().strip('"'))
+        if abs(exact_us) < TIME_US_MAX:
+            return int((exact_us * NS_PER_US).to_integral_value(ROUND_HALF_EVEN))
+    except (InvalidOperation, ValueError):
+        pass
+    return None
+
+
+def format_us(time_ns: int) -> bytes:
+    """Integer ns as decimal microseconds, exactly.
+
+    >>> format_us(1694128201427784123), format_us(2000), format_us(-1)
+    (b'1694128201427784.123', b'2', b'-0.001')
+    """
+    whole_us, rest_ns = divmod(abs(time_ns), NS_PER_US)
+    sign = "-" if time_ns < 0 else ""
+    return f"{sign}{whole_us}.{rest_ns:03d}".removesuffix(".000").encode()
+
+
+# -- one rank ---------------------------------------------------------------------------------------------------------
+
+
+class ThreadOfEvent(NamedTuple):
+    """A thread in the merged timeline; `tid` is JSON."""
+
+    pid: int
+    tid: bytes
+
+
+class RankEvents:
+    """Rewrites one rank's events. `place` of `places` keeps its flow ids apart from those of others; `pids` hands out
+    process ids that nobody else has; `shift_ns` is added to every time.
+    """
+
+    def __init__(self, label: str, place: int, places: int, shift_ns: int, pids: Iterator[int]) -> None:
+        self._label = label
+        self._place = place
+        self._places = places
+        self._shift_ns = shift_ns
+        self._pids = pids
+        self._pid_of: dict[str, int] = {}
+        self._raw_pid: dict[tuple[bytes, bytes], msgspec.Raw] = {}
+        self._threads: dict[tuple[str, str], ThreadOfEvent] = {}
+        self._said: dict[tuple[str, str], str] = {}
+        self.untimed_count = 0
+
+    def rewrite(self, events: Iterable[RawEvent]) -> list[RawEvent]:
+        """The events as they stand in the merged timeline; those that say what a process is are left out."""
+        return [self._rewrite_one(event) for event in events if not self._is_replaced(event)]
+
+    def _rewrite_one(self, event: RawEvent) -> RawEvent:
+        key = (bytes(event.get("pid", NOTHING)), bytes(event.get("tid", NOTHING)))
+        event["pid"] = self._raw_pid.get(key) or self._meet(*key)
+        if bytes(event["ph"]) == _METADATA:
+            event.pop("ts", None)
+            return event
+        time_ns = parse_ns(bytes(event.get("ts", NOTHING)))
+        if time_ns is None:
+            self.untimed_count += 1
+        else:
+            event["ts"] = msgspec.Raw(format_us(time_ns + self._shift_ns))
+        for id_key in _ID_KEYS:
+            if id_key in event:
+                event[id_key] = make_distinct(event[id_key], self._place, self._places)
+        if "id2" in event:  # an id of its process, or of all
+            inner = msgspec.json.decode(event["id2"], type=RawEvent)
+            found = {name: make_distinct(raw, self._place, self._places) for name, raw in inner.items()}
+            event["id2"] = msgspec.Raw(msgspec.json.encode(found))
+        return event
+
+    def _meet(self, raw_pid: bytes, raw_tid: bytes) -> msgspec.Raw:
+        """A thread that is seen for the first time."""
+        pid_text, tid_text = _to_text(raw_pid), _to_text(raw_tid)
+        if pid_text not in self._pid_of:
+            self._pid_of[pid_text] = next(self._pids)
+        pid = self._pid_of[pid_text]
+        self._threads[pid_text, tid_text] = ThreadOfEvent(pid, raw_tid)
+        self._raw_pid[raw_pid, raw_tid] = made = msgspec.Raw(str(pid).encode())
+        return made
+
+    def _is_replaced(self, event: RawEvent) -> bool:
+        if bytes(event["ph"]) != _METADATA:
+            return False
+        argument = _REPLACED.get(bytes(event.get("name", NOTHING)))
+        if argument is None:
+            return False
+        told = msgspec.json.decode(event["args"]) if "args" in event else None
+        if isinstance(told, dict) and told.get(argument):
+            self._said[_to_text(bytes(event.get("pid", NOTHING))), argument] = str(told[argument])
+        return True
+
+    def find_thread(self, pid: str, tid: str) -> ThreadOfEvent | None:
+        """Where a thread of the file is in the merged timeline; None when no event of it was written."""
+        return self._threads.get((pid, tid))
+
+    # -- its processes ------------------------------------------------------------------------------------------------
+
+    @property
+    def processes(self) -> dict[str, str]:
+        """The new process ids and the ones in the file, as text."""
+        return {str(pid): text for text, pid in self._pid_of.items()}
+
+    def name_processes(self) -> list[dict[str, Any]]:
+        """Metadata: a name and a place for each process that has events, the host first, then its devices."""
+        found = []
+        for index, text in enumerate(sorted(self._pid_of, key=self._order)):
+            pid = self._pid_of[text]
+            name = f"{self._label}: {self._say_process(text)}"
+            sort_index = self._place * SORT_STRIDE + min(index, SORT_STRIDE - 1)
+            found += [
+                {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}},
+                {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": sort_index}},
+            ]
+        return found
+
+    def _say_process(self, pid: str) -> str:
+        label = self._said.get((pid, "labels"))
+        if label is not None:
+            return "host" if label == "CPU" else label
+        name = self._said.get((pid, "name"))
+        return f"{name} {pid}" if name is not None else pid or "other"
+
+    def _order(self, pid: str) -> tuple[int, int, str]:
+        label = self._said.get((pid, "labels"))
+        if label is None:
+            return 2, 0, pid
+        number = label.rpartition(" ")[2]
+        return int(label != "CPU"), int(number) if number.isdecimal() else 0, pid
+
+
+def _to_text(raw: bytes) -> str:
+    """An id as `read_trace` has it: the text of its value."""
+    return str(msgspec.json.decode(raw)) if raw else str(None)
+
+
+def make_distinct(raw: msgspec.Raw, place: int, places: int) -> msgspec.Raw:
+    """An id that no other place has: numbers stay numbers, hexadecimal ones hexadecimal, text is lengthened.
+
+    >>> [bytes(make_distinct(msgspec.Raw(text), 1, 4)) for text in (b"7", b'"0x10"', b'"a-7"')]
+    [b'29', b'"0x41"', b'"a-7.1"']
+    """
+    text = bytes(raw)
+    if text.isdigit() and (number := int(text) * places + place) <= FLOW_ID_MAX:
+        return msgspec.Raw(str(number).encode())
+    digits = _HEX.fullmatch(text)
+    if digits is not None and (number := int(digits.group(1), 16) * places + place) <= FLOW_ID_MAX:
+        return msgspec.Raw(f'"0x{number:x}"'.encode())
+    return msgspec.Raw(msgspec.json.encode(f"{_to_text(text)}.{place}"))
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+@final
+class TimelineFile:
+    """A file that stands under its name only when it is whole; written beside it till then, gzip when it ends in .gz.
+
+    Every failure to write is an UnavailableError that names the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+    def __enter__(self) -> "TimelineFile":
+        """Open it, before any work is done: a folder that cannot be written says so at once."""
+        if self.path.is_dir():
+            raise UnavailableError(f"{self.path} cannot be written: it is a folder")
+        with self._told():
+            self._raw: IO[bytes] = self._partial.open("wb")
+            self._file: IO[bytes] = _compress(self._raw) if self.path.suffix == ".gz" else self._raw
+        return self
+
+    def write(self, content: bytes) -> None:
+        """Append."""
+        with self._told():
+            self._file.write(content)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Give it its name, or take it away when the work failed."""
+        try:
+            if kind is None:
+                with self._told():
+                    self._file.close()
+                    self._raw.close()
+                    self._partial.replace(self.path)
+        finally:
+            for file in (self._file, self._raw):
+                with contextlib.suppress(OSError):  # what is buffered has no room on a full disk, and is not wanted
+                    file.close()
+            self._partial.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UnavailableError(
+                f"{self.path} cannot be written: {error.strerror or error}. Is its folder there, and has it room?"
+            ) from error
+
+
+def _compress(raw: IO[bytes]) -> IO[bytes]:
+    """Without a name or a time in the file: equal timelines are equal files."""
+    try:
+        igzip = importlib.import_module("isal.igzip")
+    except ImportError:
+        return cast("IO[bytes]", gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0))
+    return cast("IO[bytes]", igzip.IGzipFile("", "wb", fileobj=raw, mtime=0))
+
+
+class EventArray:
+    """Writes events as the inside of a JSON array, piece by piece."""
+
+    def __init__(self, file: TimelineFile) -> None:
+        self._file = file
+        self._encoder = msgspec.json.Encoder()
+        self.count = 0
+
+    def add(self, events: list[RawEvent] | list[dict[str, Any]]) -> None:
+        """Append these events."""
+        if not events:
+            return
+        if self.count:
+            self._file.write(b",\n")
+        self._file.write(self._encoder.encode(events)[1:-1])
+        self.count += len(events)

@@ -1,0 +1,272 @@
+"""The laws of reading traces: how the bytes are cut, in which order events stand and when it was is no matter."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.collector.traces.analysis import reduce_trace
+from rankscope.collector.traces.rank_view import RankView
+from rankscope.collector.traces.report import RankReport
+from rankscope.collector.traces.windows import covered_before, draw_timeline
+from rankscope.measure import intervals
+from rankscope.measure.nesting import OUTSIDE, Nesting, nest
+from tests.unit.measure.written_traces import (
+    Event,
+    allocation,
+    differences,
+    event,
+    kernel,
+    launch,
+    read,
+    read_events,
+)
+
+# -- how the bytes are cut --------------------------------------------------------------------------------------------
+
+# Pieces of names: what could be taken for the end of an event, what JSON allows, and what Kineto wrote although it
+# does not.
+FRAGMENTS = (
+    b"gemm", b"},{", b"}],", b"[{", b"nan", b":", b",", b"\\\\", b'\\"', b"\\u00e9", b"\xc3\xa9", b"\\ud83d\\ude00",
+    b"\xff", b"\xc3", b"\x01", b"\n", b"\\q", b"\\u12", b"\\ud83d", b"\\udc00",
+)  # fmt: skip
+NUMBERS = (
+    b"0", b"7", b"12.5", b"1.0005", b"3.1415926", b"1e3", b"-4", b"null", b'"5"', b'"1.0015"', b"nan", b"-inf",
+    b"Infinity", b"9e99", b"1718000000000000.123", b"1718000000000001", b"123456789012345678901234567890",
+)  # fmt: skip
+OTHERS = (
+    b"5", b"null", b"[1]", b'"text"', b"{}", b'{"ph": "?"}', b'{"ph": "M", "name": "process_name", "args": {"a": 1}}',
+    b'{"ph": "B", "name": "half"}', b'{"ph": "X", "name": 5, "ts": 1, "dur": 1}',
+    b'{"ph": "i", "name": "[memory]", "ts": 3, "args": {"Bytes": 64, "Device Type": 0, "Device Id": -1}}',
+)  # fmt: skip
+
+names = st.lists(st.sampled_from(FRAGMENTS), max_size=4).map(b"".join)
+spaces = st.sampled_from([b"", b" ", b"\n  "])
+NESTED = (b"", b', "list": [{"a": 1}, {"b": [{}, {}]}]', b', "correlation": 3', b', "External id": "4"')
+
+
+@st.composite
+def event_texts(draw: st.DrawFn) -> bytes:
+    if draw(st.integers(0, 4)) == 0:
+        return draw(st.sampled_from(OTHERS))
+    inner = b'"stream": 7' + draw(st.sampled_from(NESTED)) + b', "Call stack": "' + draw(names) + b'"'
+    return (
+        b'{"ph": "X", "cat": "kernel", "ts": ' + draw(st.sampled_from(NUMBERS)) + b', "dur": '
+        + draw(st.sampled_from(NUMBERS)) + b', "args": {' + inner + b'}, "name": "' + draw(names) + b'"}'
+    )  # fmt: skip
+
+
+@st.composite
+def trace_texts(draw: st.DrawFn) -> bytes:
+    """A whole file: an object with metadata before and behind its events, or only the list of them."""
+    between = draw(spaces) + b"," + draw(spaces)
+    events = b"[" + draw(spaces) + between.join(draw(st.lists(event_texts(), max_size=6))) + draw(spaces) + b"]"
+    if draw(st.booleans()):
+        return events
+    head = draw(st.sampled_from([b"", b'"deep": {"traceEvents": [{"ph": 1}, {"ph": 2}]}, ', b'"host": "a\x02", ']))
+    tail = draw(st.sampled_from([b"", b', "last": [{"a": 1}, {"b": 2}]', b', "name": "},{", "x": -nan']))
+    return b"{" + head + b'"traceEvents":' + draw(spaces) + events + tail + b"}" + draw(spaces)
+
+
+@settings(max_examples=300)
+@given(trace_texts(), st.integers(1, 400), st.integers(1, 300))
+def test_any_way_to_cut_the_bytes_gives_the_same_trace(text: bytes, chunk_bytes: int, block_bytes: int) -> None:
+    assert differences(read(text), read(text, chunk_bytes=chunk_bytes, block_bytes=block_bytes)) == []
+
+
+# -- order and time ---------------------------------------------------------------------------------------------------
+
+OPERATORS = ("aten::mm", "aten::item", "autograd::engine::evaluate_function: MmBackward0", "aten::copy_")
+RANGES = (
+    "Optimizer.step#SGD.step",
+    "enumerate(DataLoader)#_Iter.__next__",
+    "nccl:all_reduce",
+    "gloo:broadcast",
+    "mine",
+)
+KERNELS = ("sgemm", "elementwise_kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "Memcpy HtoD", "Memset")
+SHORT_US = st.integers(0, 6)
+
+
+@st.composite
+def nested_ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Start and end of ranges of one thread that nest as calls do; some have no length, some are equal."""
+    now, opened, found = draw(SHORT_US), [], []
+    for _ in range(draw(st.integers(0, 8))):
+        if opened and draw(st.booleans()):
+            found.append((opened.pop(), now))
+        else:
+            opened.append(now)
+        now += draw(st.integers(0, 3))
+    return found + [(start, now) for start in reversed(opened)]
+
+
+@st.composite
+def recorded(draw: st.DrawFn) -> list[Event]:
+    """Events of one rank: steps, operators and ranges on two threads, launches, work on two streams, allocations."""
+    found: list[Event] = []
+    for tid in (1, 2):
+        for start, end in draw(nested_ranges()):
+            category, known = draw(st.sampled_from([("cpu_op", OPERATORS), ("user_annotation", RANGES)]))
+            found.append(event(category, draw(st.sampled_from(known)), start, end - start, tid=tid))
+    for correlation in range(draw(st.integers(0, 5))):
+        if draw(st.booleans()):
+            found.append(launch(draw(SHORT_US), correlation, tid=draw(st.integers(1, 2))))
+        name, start, length = draw(st.sampled_from(KERNELS)), draw(st.integers(0, 20)), draw(SHORT_US)
+        category = {"Memcpy HtoD": "gpu_memcpy", "Memset": "gpu_memset"}.get(name, "kernel")
+        work = kernel(name, start, length, correlation=correlation, stream=draw(st.integers(7, 8)))
+        found.append({**work, "cat": category})
+    begins = draw(st.lists(st.integers(0, 20), max_size=3, unique=True))
+    found += [event("user_annotation", f"ProfilerStep#{start}", start, draw(SHORT_US)) for start in begins]
+    # No two at one moment: of those the order in the file is the order in which they happened.
+    moments = draw(st.lists(st.integers(0, 20), max_size=4, unique=True))
+    return found + [allocation(moment, draw(st.integers(-64, 64))) for moment in moments]
+
+
+def to_report(events: Sequence[Event]) -> RankReport:
+    return reduce_trace(read_events(*events), "trace.json").report
+
+
+def shift(events: Sequence[Event], shift_us: int) -> list[Event]:
+    return [{**one, "ts": one["ts"] + shift_us} for one in events]
+
+
+@given(recorded(), st.data())
+def test_the_order_of_the_events_does_not_matter_to_any_table(events: list[Event], data: st.DataObject) -> None:
+    shuffled = data.draw(st.permutations(events))
+    assert msgspec.to_builtins(to_report(shuffled)) == msgspec.to_builtins(to_report(events))
+
+
+@given(recorded(), st.integers(-(10**15), 10**15))
+def test_the_time_of_day_does_not_matter_to_any_table(events: list[Event], shift_us: int) -> None:
+    assert msgspec.to_builtins(to_report(shift(events, shift_us))) == msgspec.to_builtins(to_report(events))
+
+
+@given(recorded())
+def test_an_event_that_is_written_twice_counts_once(events: list[Event]) -> None:
+    numbered = [{**one, "args": {**one["args"], "External id": n}} for n, one in enumerate(events) if one["ph"] == "X"]
+    numbered = [one for one in numbered if one["dur"] > 0]
+    assert differences(read_events(*numbered).events, read_events(*numbered, *numbered).events) == []
+
+
+# -- sums -------------------------------------------------------------------------------------------------------------
+
+
+@given(recorded())
+def test_the_parts_sum_to_the_window_in_every_breakdown(events: list[Event]) -> None:
+    report = to_report(events)
+    for one in (report, *report.steps, *report.devices):
+        alone_ns = one.compute_ns - one.overlap_ns
+        parts = (alone_ns, one.overlap_ns, one.exposed_communication_ns, one.copy_ns, one.idle_ns)
+        assert min(parts) >= 0
+        assert sum(parts) == one.window_ns
+
+
+@given(recorded())
+def test_kinds_of_events_and_stages_sum_to_the_steps(events: list[Event]) -> None:
+    report = to_report(events)
+    steps_ns = sum(step.window_ns for step in report.steps)
+    assert sum(row.host_ns for row in report.model) == steps_ns
+    assert sum(row.total_ns for row in report.event_types) == (steps_ns if report.steps else report.window_ns)
+
+
+@given(recorded(), st.integers(1, 40))
+def test_the_bins_of_the_timeline_sum_to_the_breakdown(events: list[Event], bins: int) -> None:
+    trace = read_events(*events)
+    report, timeline = reduce_trace(trace, "trace.json").report, draw_timeline(RankView(trace), bins)
+    if timeline is None:
+        assert report.window_ns == 0
+        return
+    assert len(timeline.compute) <= bins
+    assert sum(timeline.compute) == report.compute_ns - report.overlap_ns
+    assert sum(timeline.overlap) == report.overlap_ns
+    assert sum(timeline.communication) == report.exposed_communication_ns
+    assert sum(timeline.copy) == report.copy_ns
+    filled = np.array([timeline.compute, timeline.overlap, timeline.communication, timeline.copy]).sum(axis=0)
+    assert filled.max(initial=0) <= timeline.bin_ns
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6), st.lists(st.integers(-2, 22)))
+def test_what_is_covered_before_a_moment_is_counted_by_the_nanosecond(
+    spans: list[tuple[int, int]], moments: list[int]
+) -> None:
+    found = intervals.union(np.array(spans, dtype=np.int64).reshape(-1, 2))
+    covered = {ns for start, end in spans for ns in range(start, end)}
+    expected = [sum(ns < moment for ns in covered) for moment in moments]
+    assert covered_before(found, np.array(moments, dtype=np.int64)).tolist() == expected
+
+
+# -- who encloses whom ------------------------------------------------------------------------------------------------
+
+
+def nest_spans(spans: Sequence[tuple[int, int, int]]) -> Nesting:
+    columns = np.array(spans, dtype=np.int64).reshape(-1, 3)
+    return nest(columns[:, 0].astype(np.int32), columns[:, 1], columns[:, 2])
+
+
+@st.composite
+def threads_of_ranges(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """(thread, start, end) in any order."""
+    spans = [(thread, *span) for thread in range(3) for span in draw(nested_ranges())]
+    return list(draw(st.permutations(spans)))
+
+
+def slow_parents(spans: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Of those in front of a range, by start and length, the last one that ends no earlier."""
+    order = sorted(range(len(spans)), key=lambda i: (spans[i][0], spans[i][1], -spans[i][2]))
+    parents = [OUTSIDE] * len(spans)
+    for place, mine in enumerate(order):
+        around = [i for i in order[:place] if spans[i][0] == spans[mine][0] and spans[i][2] >= spans[mine][2]]
+        parents[mine] = around[-1] if around else OUTSIDE
+    return parents
+
+
+@given(threads_of_ranges())
+def test_parents_are_those_found_by_comparing_every_pair(spans: list[tuple[int, int, int]]) -> None:
+    assert nest_spans(spans).parent.tolist() == slow_parents(spans)
+
+
+@given(threads_of_ranges())
+def test_depth_is_the_number_of_ranges_around(spans: list[tuple[int, int, int]]) -> None:
+    parents = slow_parents(spans)
+
+    def depth(place: int) -> int:
+        return 0 if parents[place] == OUTSIDE else 1 + depth(parents[place])
+
+    assert nest_spans(spans).depth.tolist() == [depth(place) for place in range(len(spans))]
+
+
+@given(threads_of_ranges())
+def test_time_of_their_own_sums_to_the_time_covered(spans: list[tuple[int, int, int]]) -> None:
+    own_ns = nest_spans(spans).self_ns()
+    assert own_ns.min(initial=0) >= 0
+    assert own_ns.sum() == len({(thread, ns) for thread, start, end in spans for ns in range(start, end)})
+
+
+@given(threads_of_ranges(), st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 30)), max_size=5))
+def test_the_innermost_open_range_is_the_one_that_began_last(
+    spans: list[tuple[int, int, int]], moments: list[tuple[int, int]]
+) -> None:
+    asked = np.array(moments, dtype=np.int64).reshape(-1, 2)
+    found = nest_spans(spans).find_innermost(asked[:, 0].astype(np.int32), asked[:, 1]).tolist()
+    for place, (thread, moment) in zip(found, moments, strict=True):
+        is_open = [span for span in spans if span[0] == thread and span[1] <= moment < span[2]]
+        if not is_open:
+            assert place == OUTSIDE
+        else:
+            assert spans[place] == max(is_open, key=lambda span: (span[1], -span[2]))
+
+
+@given(threads_of_ranges(), st.data())
+def test_a_range_sums_up_what_it_and_all_inside_it_have(spans: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.integers(0, 9), min_size=len(spans), max_size=len(spans)))
+    expected = list(values)
+    parents = slow_parents(spans)
+    for place, value in enumerate(values):
+        above = parents[place]
+        while above != OUTSIDE:
+            expected[above] += value
+            above = parents[above]
+    assert nest_spans(spans).sum_up(np.array(values, dtype=np.int64)).tolist() == expected

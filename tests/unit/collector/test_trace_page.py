@@ -1,0 +1,143 @@
+"""The page as text: what a browser is not needed for."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+from rankscope.collector.reports import trace_page
+from rankscope.collector.reports.trace_page import TIMELINES_SHOWN_MAX, render_page
+from rankscope.collector.reports.trace_tables import build_sections
+from rankscope.collector.traces.report import KernelRow, RankReport, Timeline, TraceReport
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror='x'> & \x1b[2J \x00"
+TABLES = ("steps", "devices", "event_types", "model", "collectives", "operators", "kernels", "copies", "user_ranges")
+
+
+def rank_of(rank: int | None, bins: int = 4, **known: Any) -> RankReport:
+    fields: dict[str, Any] = dict.fromkeys((*TABLES, "synchronisations", "memory", "warnings"), ())
+    for name in ("window", "compute", "communication", "overlap", "exposed_communication", "copy", "idle", "start"):
+        fields[f"{name}_ns"] = 0
+    fields |= {
+        "busy_ratio": None, "overlap_ratio": None, "rank": rank, "file": "a.json", "device": None, "world_size": None,
+        "backend": None, "host": None, "kernel_count": 0, "event_count": 1, "signs": None,
+        "timeline": Timeline(start_ns=5, bin_ns=10, compute=[1] * bins, overlap=[2] * bins, communication=[3] * bins,
+                             copy=[4] * bins),
+    }  # fmt: skip
+    return RankReport(**fields | known)
+
+
+def report_of(*ranks: RankReport) -> TraceReport:
+    return TraceReport(ranks=list(ranks), cross_rank=None, advice=[], abstained=[], errors=[])
+
+
+def hostile_report() -> TraceReport:
+    kernel = KernelRow(
+        name=HOSTILE, count=1, total_ns=1, mean_ns=1, min_ns=1, max_ns=1, pct=100.0, is_communication=False,
+        uses_tensor_cores=False,
+    )  # fmt: skip
+    return report_of(rank_of(None, kernels=[kernel], file=HOSTILE, warnings=[HOSTILE], device=HOSTILE))
+
+
+class Elements(HTMLParser):
+    """The tags of a page with their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def timelines_of(page: str) -> Any:
+    block = re.search(r'<script type="application/json" id="timeline-bins">(.*?)</script>', page, re.DOTALL)
+    assert block is not None
+    return json.loads(block[1])
+
+
+def test_names_from_traces_become_no_elements() -> None:
+    elements = Elements(render_page(hostile_report()))
+    assert (len(elements.of("script")), elements.of("img")) == (2, [])
+
+
+def test_names_from_traces_bring_no_control_characters() -> None:
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", render_page(hostile_report()))
+
+
+def test_no_element_has_a_handler_or_a_style_of_its_own() -> None:
+    names = {name for _, attributes in Elements(render_page(hostile_report())).found for name in attributes}
+    assert not [name for name in names if name.startswith("on") or name == "style"]
+
+
+def test_nothing_in_the_page_points_outside_of_it() -> None:
+    found = Elements(render_page(hostile_report())).found
+    targets = [attributes.get("href") or attributes.get("src") for _, attributes in found]
+    assert all(target.startswith("#") for target in targets if target is not None)
+
+
+def test_policy_allows_the_style_and_the_script_by_their_hashes_and_nothing_else() -> None:
+    page = render_page(report_of(rank_of(0)))
+    policy = next(one for one in Elements(page).of("meta") if one.get("http-equiv") == "Content-Security-Policy")
+    hashes = [
+        "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+        for text in re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+        + re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    ]
+    assert policy["content"] == (
+        f"default-src 'none'; style-src {hashes[0]}; script-src {hashes[1]}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def test_contents_lead_to_every_section() -> None:
+    elements = Elements(render_page(report_of(rank_of(0))))
+    sections = [f"#{one['id']}" for one in elements.of("section")]
+    assert [one["href"] for one in elements.of("a")][1:] == sections
+
+
+def test_every_section_of_the_model_is_there() -> None:
+    ids = {one["id"] for one in Elements(render_page(report_of())).of("section")}
+    assert {one.key for one in build_sections(report_of(), top=5)} < ids
+
+
+def test_every_table_has_a_caption_and_heads_with_a_scope() -> None:
+    elements = Elements(render_page(hostile_report()))
+    assert len(elements.of("caption")) == len(elements.of("table")) > 0
+    assert {one.get("scope") for one in elements.of("th")} == {"col"}
+
+
+def test_numbers_carry_what_they_are_sorted_by() -> None:
+    report = report_of(rank_of(0, window_ns=1_500_000_000))
+    assert '<td class="right" data-sort="1500000000">1,500.000</td>' in render_page(report)
+
+
+def test_timeline_of_the_page_is_the_one_of_the_report() -> None:
+    lane = timelines_of(render_page(report_of(rank_of(0))))["lanes"][0]
+    assert (lane["start_ns"], lane["bin_ns"], lane["parts"]) == (5, 10, [[1] * 4, [2] * 4, [3] * 4, [4] * 4])
+
+
+def test_report_without_any_work_says_why_there_is_no_timeline() -> None:
+    assert "No timeline: no trace shows any work." in render_page(report_of(rank_of(0, timeline=None)))
+
+
+def test_a_thousand_ranks_are_one_page_that_draws_some_and_says_so() -> None:
+    page = render_page(report_of(*(rank_of(rank, bins=1_000) for rank in range(1_000))))
+    # 1,000 ranks of 1,000 bins, of which 200,000 may stand in the page: five are drawn as one.
+    assert "16 of 1000 ranks are drawn, at most 16 at once. So that the page opens, 5 bins are drawn as one." in page
+    assert timelines_of(page)["lanes"][999]["parts"][0] == [5] * 200
+    assert len(page) < 10_000_000
+
+
+def test_ranks_drawn_first_are_as_many_as_fit() -> None:
+    page = render_page(report_of(*map(rank_of, range(TIMELINES_SHOWN_MAX + 4))))
+    assert timelines_of(page)["first"] == f"0-{TIMELINES_SHOWN_MAX - 1}"
+
+
+def test_json_in_the_page_cannot_end_its_block() -> None:
+    assert "<" not in trace_page._as_json({"name": "</script><!--"})

@@ -1,0 +1,254 @@
+"""Sections from reports written out by hand."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.collector.reports.trace_cells import MISSING, Section, amount, printable
+from rankscope.collector.reports.trace_tables import build_sections
+from rankscope.collector.reports.trace_text import render_text
+from rankscope.collector.traces.report import (
+    Abstention,
+    Advice,
+    CollectiveRow,
+    CrossRank,
+    FileError,
+    Finding,
+    KernelRow,
+    OperatorRow,
+    RankReport,
+    StepReport,
+    TraceReport,
+)
+
+MS = 1_000_000
+WINDOW: dict[str, Any] = {
+    "window_ns": 200 * MS, "compute_ns": 100 * MS, "communication_ns": 60 * MS, "overlap_ns": 20 * MS,
+    "exposed_communication_ns": 40 * MS, "copy_ns": 10 * MS, "idle_ns": 50 * MS, "busy_ratio": 0.75,
+    "overlap_ratio": None,
+}  # fmt: skip
+STEP = StepReport(step=3, start_ns=0, kernel_count=0, launched=None, **WINDOW)
+
+
+def rank_of(rank: int | None, **known: Any) -> RankReport:
+    tables = (
+        "steps", "devices", "event_types", "model", "collectives", "operators", "kernels", "copies", "user_ranges",
+        "synchronisations", "memory", "warnings",
+    )  # fmt: skip
+    fields: dict[str, Any] = dict.fromkeys(tables, ()) | WINDOW
+    fields |= {
+        "rank": rank, "file": f"run/rank{rank}.json.gz", "device": "CPU", "world_size": 2, "backend": "gloo",
+        "host": None, "start_ns": 0, "kernel_count": 0, "event_count": 9, "timeline": None, "signs": None,
+    }  # fmt: skip
+    return RankReport(**fields | known)
+
+
+def across(**known: Any) -> CrossRank:
+    fields: dict[str, Any] = {
+        "collectives": [], "wait_ns": {"0": 30 * MS, "1": 0}, "transfer_ns": {"0": 10 * MS, "1": 10 * MS},
+        "findings": [], "lower_bound": False, "refused": None, "end_disagreement_ns": None,
+    }  # fmt: skip
+    return CrossRank(**fields | known)
+
+
+def report_of(*ranks: RankReport, **known: Any) -> TraceReport:
+    fields: dict[str, Any] = {"cross_rank": None, "advice": [], "abstained": [], "errors": []} | known
+    return TraceReport(ranks=list(ranks), **fields)
+
+
+def kernel(name: str, total_ms: int, count: int = 1) -> KernelRow:
+    return KernelRow(
+        name=name, count=count, total_ns=total_ms * MS, mean_ns=total_ms * MS // count, min_ns=0, max_ns=total_ms * MS,
+        pct=0.0, is_communication=False, uses_tensor_cores=False,
+    )  # fmt: skip
+
+
+def section(key: str, report: TraceReport, top: int = 20, rank_rows_max: int | None = None) -> Section:
+    return next(one for one in build_sections(report, top, rank_rows_max) if one.key == key)
+
+
+def shown(one: Section) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in one.rows]
+
+
+SLOW = Finding(kind="straggler", rank=7, slowdown_ratio=2.0, cause="host_cpu", sentence="Rank 7 is slow.")
+
+
+def test_parts_of_a_rank_are_computing_alone_overlap_exposed_and_the_rest_and_sum_to_a_hundred_per_cent() -> None:
+    # Of 200 ms: 100 - 20 of computing alone, 20 of both, 40 of communication alone, 50 idle + 10 copying.
+    assert shown(section("ranks", report_of(rank_of(0)))) == [
+        [
+            "0",
+            "200.000",
+            "80.000",
+            "40.0",
+            "20.000",
+            "10.0",
+            "40.000",
+            "20.0",
+            "60.000",
+            "30.0",
+            MISSING,
+            "rank0.json.gz",
+        ]
+    ]
+
+
+def test_each_step_has_its_line() -> None:
+    assert [row[:3] for row in shown(section("steps", report_of(rank_of(0, steps=[STEP]))))] == [["0", "3", "200.000"]]
+
+
+def test_work_launched_on_a_cpu_is_not_shown_as_none_at_all() -> None:
+    assert shown(section("steps", report_of(rank_of(0, steps=[STEP]))))[0][-1] == MISSING
+
+
+def test_waiting_of_a_rank_is_a_share_of_its_waiting_and_transfer() -> None:
+    rows = shown(section("waiting", report_of(rank_of(0), rank_of(1), cross_rank=across())))
+    assert rows == [["0", "30.000", "10.000", "75.0", "0", "0.000"], ["1", "0.000", "10.000", "0.0", "0", "0.000"]]
+
+
+def test_refused_matching_is_said_in_the_verdict_and_where_the_waiting_would_stand() -> None:
+    report = report_of(rank_of(0), cross_rank=across(wait_ns=None, transfer_ns=None, refused="the traces differ"))
+    assert "the traces differ" in section("waiting", report).reason
+    assert "the traces differ" in str(shown(section("verdict", report)))
+
+
+def test_missing_ranks_make_the_waiting_a_lower_bound() -> None:
+    said = str(shown(section("verdict", report_of(rank_of(0), cross_rank=across(lower_bound=True)))))
+    assert "more waiting than is shown" in said
+
+
+def test_verdict_starts_with_findings_then_advice_then_what_could_not_be_judged() -> None:
+    advice = Advice(
+        key="k", severity="warning", ranks=[0, 1], sentence="S.", action="A.", evidence={"x": 0.25, "n": None}
+    )
+    report = report_of(
+        rank_of(0),
+        cross_rank=across(findings=[SLOW]),
+        advice=[advice],
+        abstained=[Abstention(key="memory", reason="no memory events")],
+        errors=[FileError(file="b.json", reason="cut off")],
+    )
+    assert shown(section("verdict", report)) == [
+        ["finding", "host_cpu", "7", "Rank 7 is slow.", MISSING, "slowdown 2"],
+        ["warning", "k", "0-1", "S.", "A.", "x 0.25, n -"],
+        ["abstained", "memory", MISSING, "no memory events", MISSING, MISSING],
+        ["file error", "b.json", MISSING, "cut off", MISSING, MISSING],
+    ]
+
+
+def advice_of(sentence: str) -> Advice:
+    return Advice(key="k", severity="warning", ranks=[7], sentence=sentence, action="Look.", evidence={})
+
+
+def test_finding_that_advice_repeats_stands_once_and_first() -> None:
+    advice = [advice_of("Else."), advice_of(SLOW.sentence)]
+    rows = shown(section("verdict", report_of(rank_of(7), cross_rank=across(findings=[SLOW]), advice=advice)))
+    assert [(row[0], row[3]) for row in rows] == [("warning", "Rank 7 is slow."), ("warning", "Else.")]
+
+
+def test_findings_are_never_cut_off() -> None:
+    report = report_of(rank_of(0), cross_rank=across(findings=[SLOW, SLOW, SLOW]))
+    assert (len(section("verdict", report, top=1).rows), section("verdict", report, top=1).left_out) == (3, 0)
+
+
+def test_kernels_of_one_name_are_summed_over_the_ranks_and_the_rank_that_spent_most_is_named() -> None:
+    # 3 + 9 = 12 of 16 ms are 75 %; 12 ms over 1 + 3 calls are 3,000 us each.
+    ranks = rank_of(0, kernels=[kernel("gemm", 3), kernel("relu", 4)]), rank_of(1, kernels=[kernel("gemm", 9, count=3)])
+    first = shown(section("kernels", report_of(*ranks)))[0]
+    assert first == ["gemm", "4", "12.000", "75.0", "3,000.0", "0.0", "9,000.0", "no", "2", "9.000", "1"]
+
+
+def test_of_one_rank_there_is_no_column_that_compares_ranks() -> None:
+    heads = [column.head for column in section("kernels", report_of(rank_of(0, kernels=[kernel("a", 1)]))).columns]
+    assert "on rank" not in heads
+
+
+def test_rows_beyond_the_top_are_counted() -> None:
+    kernels = section("kernels", report_of(rank_of(0, kernels=[kernel(f"k{n}", n) for n in range(1, 6)])), top=2)
+    assert ([row[0].text for row in kernels.rows], kernels.left_out) == (["k5", "k4"], 3)
+
+
+def test_slow_rank_is_kept_when_ranks_are_left_out() -> None:
+    report = report_of(*map(rank_of, range(10)), cross_rank=across(findings=[SLOW]))
+    ranks = section("ranks", report, top=2)
+    assert ([row[0].text for row in ranks.rows], ranks.left_out) == (["0", "7"], 8)
+
+
+def test_tables_by_rank_can_be_longer_than_those_by_name() -> None:
+    assert len(section("ranks", report_of(*map(rank_of, range(10))), top=2, rank_rows_max=5).rows) == 5
+
+
+def test_device_time_is_missing_where_there_is_no_device() -> None:
+    row = OperatorRow(
+        name="aten::mm", count=2, host_total_ns=4 * MS, host_self_ns=MS, device_total_ns=0, device_self_ns=0
+    )
+    rows = shown(section("operators", report_of(rank_of(0, operators=[row]))))
+    assert rows == [["aten::mm", "2", MISSING, MISSING, "1.000", "4.000"]]
+
+
+def collective(transfer_ms: int | None, gb_per_s: float | None) -> CollectiveRow:
+    return CollectiveRow(
+        group="dp", group_size=2, op="all_reduce", dtype=None, count=1, bytes=8, total_ns=9 * MS, mean_ns=9 * MS,
+        transfer_ns=transfer_ms and transfer_ms * MS, bus_bandwidth_bytes_per_s=gb_per_s and gb_per_s * 1e9,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "transfer", "bandwidth"),
+    # (1 ms at 10 GB/s and 3 ms at 2 GB/s) are 16 MB in 4 ms.
+    [((3, 2.0), "4.000", "4.00"), ((None, None), MISSING, MISSING)],
+)
+def test_transfer_and_bandwidth_need_every_rank(
+    other: tuple[int | None, float | None], transfer: str, bandwidth: str
+) -> None:
+    ranks = rank_of(0, collectives=[collective(1, 10.0)]), rank_of(1, collectives=[collective(*other)])
+    row = shown(section("collectives", report_of(*ranks)))[0]
+    assert (row[6], row[9]) == (transfer, bandwidth)
+
+
+def test_same_warning_of_many_ranks_is_one_line() -> None:
+    ranks = [rank_of(rank, warnings=["no steps"]) for rank in (0, 1, 2, 5)]
+    assert shown(section("warnings", report_of(*ranks))) == [["no steps", "4", "0-2, 5"]]
+
+
+def test_section_without_rows_says_why() -> None:
+    assert all(one.reason for one in build_sections(report_of(), top=5) if not one.rows)
+
+
+def test_memory_that_was_not_recorded_comes_with_the_cure() -> None:
+    assert "profile_memory=True" in section("memory", report_of(rank_of(0))).reason
+
+
+def test_what_is_not_zero_never_looks_like_zero() -> None:
+    assert [amount(value, 1_000, 1).text for value in (0, 1, -1, None)] == ["0.0", "<0.1", ">-0.1", MISSING]
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m", "a\r\nb", "a\u202eb", "\ud800"])
+def test_names_cannot_steer_a_terminal(name: str) -> None:
+    assert printable(name).isascii()
+    assert printable(name).isprintable()
+
+
+def test_lines_of_a_terminal_fit_even_around_a_kernel_name_of_a_thousand_letters() -> None:
+    text = render_text(report_of(rank_of(0, kernels=[kernel("k" * 1_000, 5)])), top=5, width=110)
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_columns_move_together_where_numbers_leave_names_no_room() -> None:
+    # Two ranks of 10**10 bytes in 10**6 ms make the table of collectives wider than 120 columns with gaps of two.
+    large = msgspec.structs.replace(collective(1, 10.0), bytes=10**10, total_ns=10**12)
+    text = render_text(report_of(rank_of(0, collectives=[large]), rank_of(1, collectives=[large])), top=5)
+    assert max(map(len, text.splitlines())) <= 120
+    assert "all_reduce dp " in text, "as wide as before"
+
+
+def test_text_says_how_many_rows_were_left_out() -> None:
+    report = report_of(rank_of(0, kernels=[kernel(f"k{n}", n) for n in range(1, 6)]))
+    assert "3 more rows not shown: ask for them with --top" in render_text(report, top=2)
+
+
+def test_every_section_of_the_model_stands_in_the_text() -> None:
+    text = render_text(msgspec.structs.replace(report_of(), errors=[FileError(file="x", reason="y")]), top=5)
+    assert all(one.title.upper() in text for one in build_sections(report_of(), top=5))

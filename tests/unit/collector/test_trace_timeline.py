@@ -1,0 +1,368 @@
+"""Merging small traces written by hand."""
+
+import contextlib
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.collector.traces.tables import Collective
+from rankscope.collector.traces.timeline import find_moments, merge, place_clocks
+from rankscope.collector.traces.timeline_events import EventArray, TimelineFile, format_us, make_distinct, parse_ns
+from rankscope.measure.errors import UnavailableError
+
+EPOCH_US = 1694128201427784
+Event = dict[str, Any]
+
+
+def name_process(pid: int, label: str) -> list[Event]:
+    return [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": "python3"}},
+        {"ph": "M", "name": "process_labels", "pid": pid, "tid": 0, "ts": 0, "args": {"labels": label}},
+    ]
+
+
+def all_reduce(start_us: float, duration_us: float, *, elements: int = 256) -> Event:
+    """A communication kernel on GPU 0, stream 20, of group 0."""
+    return {
+        "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32", "pid": 0, "tid": 20,
+        "ts": start_us, "dur": duration_us,
+        "args": {
+            "Collective name": "allreduce", "In msg nelems": elements, "Out msg nelems": elements, "Group size": 2,
+            "dtype": "Float", "Process Group Name": "0", "stream": 20, "device": 0,
+        },
+    }  # fmt: skip
+
+
+def write_trace(
+    folder: Path, rank: int | None, events: Sequence[Event], *, host: str | None = None, base_ns: int = 0
+) -> str:
+    head: Event = {"baseTimeNanoseconds": base_ns} if base_ns else {}
+    if rank is not None:
+        head["distributedInfo"] = {"rank": rank, "world_size": 2, "backend": "nccl"}
+    if host is not None:
+        head["host_name"] = host
+    path = folder / f"trace_of_{rank}.json"
+    named = [*name_process(7000 + (rank or 0), "CPU"), *name_process(0, "GPU 0")]
+    path.write_text(json.dumps({**head, "traceEvents": [*named, *events]}))
+    return str(path)
+
+
+def on_host(start_us: float, rank: int = 0, **more: Any) -> Event:
+    return {"ph": "X", "name": "step", "pid": 7000 + rank, "tid": 7000, "ts": start_us, "dur": 1, **more}
+
+
+def read_merged(path: Path) -> Any:
+    content = path.read_bytes()
+    return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+
+
+def merge_events(folder: Path, *paths: str) -> list[Event]:
+    merge(paths, folder / "merged.out")
+    events: list[Event] = read_merged(folder / "merged.out")["traceEvents"]
+    return events
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[str]:
+    """Rank 1 comes 60 us late to a 100 us all-reduce; its clock is 5000 us ahead, on another host."""
+    first = write_trace(tmp_path, 0, [all_reduce(1000, 100), all_reduce(2000, 40)], host="a")
+    second = write_trace(tmp_path, 1, [all_reduce(6060, 40), all_reduce(7000, 40)], host="b")
+    return [first, second]
+
+
+# -- text of times and ids --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ns"),
+    [
+        (b"1694128201427784.123", 1694128201427784123),
+        (b"1694128201427784", 1694128201427784000),
+        (b"4361680097461.8", 4361680097461800),
+        (b'"12.000001"', 12000),
+        (b"1.5e3", 1500000),
+        (b"-2.001", -2001),
+        (b"null", None),
+        (b"", None),
+        (b"99999999999999999999", None),
+    ],
+)
+def test_decimal_microseconds_become_nanoseconds_without_a_float(text: bytes, time_ns: int | None) -> None:
+    assert parse_ns(text) == time_ns
+
+
+@pytest.mark.parametrize("time_ns", [0, 1, 999, 1000, 1694128201427784123, -1, -1001])
+def test_written_time_is_read_back_to_the_nanosecond(time_ns: int) -> None:
+    assert parse_ns(format_us(time_ns)) == time_ns
+
+
+@pytest.mark.parametrize("text", [b"7", b'"0x1f"', b'"job-7"', b"18446744073709551615"])
+def test_one_id_of_two_ranks_becomes_two(text: bytes) -> None:
+    assert len({bytes(make_distinct(msgspec.Raw(text), place, 3)) for place in range(3)}) == 3
+
+
+# -- the events -------------------------------------------------------------------------------------------------------
+
+
+def test_epoch_time_with_a_fraction_loses_no_nanosecond(tmp_path: Path) -> None:
+    path = Path(write_trace(tmp_path, 0, [on_host(EPOCH_US)]))
+    later = on_host(0)
+    text = path.read_text().replace("]}", f", {json.dumps(later)}]}}").replace('"ts": 0, "dur"', '"ts": T, "dur"')
+    path.write_text(text.replace("T,", f"{EPOCH_US + 3}.007,"))
+    times = [event["ts"] for event in merge_events(tmp_path, str(path)) if event["ph"] == "X"]
+    assert times == [0, 3.007]
+
+
+def test_time_of_day_is_had_back_from_the_merged_file(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, 0, [on_host(5.25)], base_ns=1_700_000_000_000_000_000)
+    merge([path], tmp_path / "merged.json")
+    assert read_merged(tmp_path / "merged.json")["baseTimeNanoseconds"] == 1_700_000_000_000_005_250
+
+
+def test_times_count_from_the_earliest_event_even_if_it_is_only_an_instant(tmp_path: Path) -> None:
+    instant = {"ph": "i", "name": "Iteration Start", "pid": "Traces", "tid": "Trace", "ts": 90, "s": "g"}
+    events = merge_events(tmp_path, write_trace(tmp_path, 0, [on_host(100), instant]))
+    assert [event["ts"] for event in events if "ts" in event] == [10, 0]
+
+
+def test_arguments_and_unknown_fields_are_copied_as_they_are(tmp_path: Path) -> None:
+    more: Event = {"args": {"External id": 3, "Input Dims": [[1, 2], []], "note": 'a "b" \u00e9'}, "cname": "good"}
+    events = merge_events(tmp_path, write_trace(tmp_path, 0, [on_host(1, **more)]))
+    copied = next(event for event in events if event["name"] == "step")
+    assert {key: copied[key] for key in more} == more
+
+
+def test_flow_of_a_rank_keeps_its_two_ends_together(tmp_path: Path) -> None:
+    flow = [{"ph": ph, "id": 4, "name": "ac2g", "cat": "ac2g", "pid": 7000, "tid": 1, "ts": 1} for ph in "sf"]
+    paths = [write_trace(tmp_path, rank, [on_host(1, rank), *flow]) for rank in (0, 1)]
+    ids = [event["id"] for event in merge_events(tmp_path, *paths) if event["name"] == "ac2g"]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+
+
+def test_broken_text_of_a_trace_is_valid_json_in_the_merged_one(tmp_path: Path) -> None:
+    path = Path(write_trace(tmp_path, 0, [on_host(1, args={"note": "BAD"})]))
+    path.write_bytes(path.read_bytes().replace(b"BAD", b"\xff\xfe"))
+    events = merge_events(tmp_path, str(path))
+    assert next(event for event in events if event["name"] == "step")["args"] == {"note": "\ufffd\ufffd"}
+
+
+def test_event_without_a_usable_time_is_copied_and_told(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, 0, [on_host(1), {**on_host(2), "ts": None}])
+    report = merge([path], tmp_path / "merged.json")
+    assert f"{path}: 1 events have no usable time: copied as they are" in report.warnings
+
+
+def test_thing_that_is_no_event_is_left_out_and_told(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, 0, [on_host(1), {}])
+    report = merge([path], tmp_path / "merged.json")
+    assert f"{path}: 1 things among its events are no events: left out" in report.warnings
+
+
+# -- the processes ----------------------------------------------------------------------------------------------------
+
+
+def test_processes_of_all_ranks_are_told_apart_and_named(tmp_path: Path, pair: list[str]) -> None:
+    Path(pair[0]).write_text(Path(pair[0]).read_text().replace("]}", f", {json.dumps(on_host(1000))}]}}"))
+    named = {e["pid"]: e["args"]["name"] for e in merge_events(tmp_path, *pair) if e["name"] == "process_name"}
+    assert sorted(named.values()) == ["rank 0: GPU 0", "rank 0: host", "rank 1: GPU 0"]
+
+
+def test_processes_stand_in_the_order_of_ranks_with_the_host_first(tmp_path: Path) -> None:
+    paths = [write_trace(tmp_path, rank, [all_reduce(9, 1), on_host(1, rank)]) for rank in (10, 2)]
+    events = merge_events(tmp_path, *paths)
+    index = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    in_order = [names[pid] for pid in sorted(index, key=lambda pid: index[pid])]
+    assert in_order == ["rank 2: host", "rank 2: GPU 0", "rank 10: host", "rank 10: GPU 0"]
+
+
+def test_gpu_that_a_rank_did_not_use_is_no_process_of_the_timeline(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, 0, [on_host(1)])  # its file names GPU 0 too
+    names = [e["args"]["name"] for e in merge_events(tmp_path, path) if e["name"] == "process_name"]
+    assert names == ["rank 0: host"]
+
+
+def test_thread_names_are_kept(tmp_path: Path) -> None:
+    thread = {"ph": "M", "name": "thread_name", "pid": 7000, "tid": 7000, "ts": 0, "args": {"name": "loader"}}
+    events = merge_events(tmp_path, write_trace(tmp_path, 0, [thread, on_host(1)]))
+    step = next(event for event in events if event["name"] == "step")
+    assert {"ph": "M", "name": "thread_name", "pid": step["pid"], "tid": 7000, "args": {"name": "loader"}} in events
+
+
+# -- the clock --------------------------------------------------------------------------------------------------------
+
+
+def test_clocks_of_two_hosts_are_aligned_by_the_ends_of_collectives(tmp_path: Path, pair: list[str]) -> None:
+    report = merge(pair, tmp_path / "merged.json")
+    # Ends on rank 0: 1100 and 2040 us; on rank 1: 6100 and 7040 us.
+    assert [one.offset_ns for one in report.ranks] == [0, 5_000_000]
+
+
+def test_error_bound_is_how_far_apart_the_ends_still_are(tmp_path: Path) -> None:
+    first = write_trace(tmp_path, 0, [all_reduce(1000, 100), all_reduce(2000, 40), all_reduce(3000, 40)], host="a")
+    second = write_trace(tmp_path, 1, [all_reduce(1000, 103), all_reduce(2000, 40), all_reduce(3000, 40)], host="b")
+    # One end is 3 us later, the median of the three differences is 0.
+    assert merge([first, second], tmp_path / "merged.json").error_bound_ns == 3000
+
+
+def test_ranks_on_one_host_are_not_shifted_against_each_other(tmp_path: Path) -> None:
+    paths = [write_trace(tmp_path, rank, [all_reduce(1000, 100 + 8 * rank)], host="a") for rank in (0, 1)]
+    report = merge(paths, tmp_path / "merged.json")
+    assert ([one.offset_ns for one in report.ranks], report.error_bound_ns) == ([0, 0], 8000)
+
+
+def test_refused_matching_leaves_the_clocks_and_warns(tmp_path: Path) -> None:
+    first = write_trace(tmp_path, 0, [all_reduce(1000, 100)], host="a")
+    second = write_trace(tmp_path, 1, [all_reduce(9000, 100, elements=64)], host="b")
+    report = merge([first, second], tmp_path / "merged.json")
+    assert (report.error_bound_ns, report.how, report.arrow_count) == (None, "the hosts' own clocks", 0)
+    assert "do not line up" in report.warnings[0]
+    assert "the clocks of the hosts were trusted" in report.warnings[1]
+
+
+def test_refused_matching_on_one_host_needs_no_trust_in_clocks(tmp_path: Path) -> None:
+    paths = [write_trace(tmp_path, rank, [on_host(1, rank)], host="a") for rank in (0, 1)]
+    report = merge(paths, tmp_path / "merged.json")
+    assert report.how == "one host: one clock"
+    assert report.warnings == [
+        "collectives are not linked: the traces have no synchronising collective in common",
+    ]
+
+
+def test_rank_that_shares_no_collective_leaves_the_error_unknown(tmp_path: Path, pair: list[str]) -> None:
+    lonely = write_trace(tmp_path, 5, [on_host(1, 5)], host="c")
+    report = merge([*pair, lonely], tmp_path / "merged.json")
+    assert report.error_bound_ns is None
+    assert report.warnings == ["rank 5: no collective in common with the others: the host's clock was trusted"]
+
+
+def test_offset_of_a_second_group_is_counted_through_the_host_it_shares() -> None:
+    # Rank 1 is 70 ahead of rank 0. Rank 3 is 5 behind rank 2, which is on rank 1's host: 70 - 5.
+    clocks = {0: "a", 1: "b", 2: "b", 3: "c"}
+    assert place_clocks(clocks, [[0, 1], [2, 3]], {0: 0, 1: 70, 2: 0, 3: -5}) == ({"a": 0, "b": 70, "c": 65}, [])
+
+
+def test_group_on_hosts_of_its_own_is_tied_to_no_other() -> None:
+    clocks = {0: "a", 1: "b", 2: "c", 3: "d"}
+    assert place_clocks(clocks, [[0, 1], [2, 3]], {0: 0, 1: 7, 2: 0, 3: 5})[1] == ["rank 2, 3"]
+
+
+# -- the arrows -------------------------------------------------------------------------------------------------------
+
+
+def test_flow_leaves_the_rank_that_came_last_when_it_comes(tmp_path: Path, pair: list[str]) -> None:
+    events = merge_events(tmp_path, *pair)
+    flows = [event for event in events if event.get("cat") == "collective"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    # Rank 1 came at 6060 - 5000 us on rank 0's clock, which is 60 us after the first event; its kernel is the third.
+    assert [(one["ph"], one["pid"], one["ts"]) for one in flows[:2]] == [
+        ("s", kernels[2]["pid"], 60),
+        ("f", kernels[0]["pid"], 60),
+    ]
+
+
+def test_every_flow_begins_once_and_ends_once(tmp_path: Path, pair: list[str]) -> None:
+    flows = [event for event in merge_events(tmp_path, *pair) if event.get("cat") == "collective"]
+    phases = {one["id"]: [e["ph"] for e in flows if e["id"] == one["id"]] for one in flows}
+    assert list(phases.values()) == [["s", "f"], ["s", "f"]]
+
+
+def reduced(start_ns: int, duration_ns: int) -> Collective:
+    return Collective("0", 3, None, "all_reduce", None, 4, None, start_ns, duration_ns)
+
+
+def test_flow_passes_the_ranks_in_the_order_of_their_moments() -> None:
+    by_rank = {0: reduced(0, 100), 1: reduced(70, 30), 2: reduced(80, 20)}
+    assert find_moments(by_rank, 1, {0: 0, 1: 0, 2: 0}) == [(1, 70), (0, 70), (2, 80)]
+
+
+def test_flow_never_runs_back_in_time() -> None:
+    by_rank = {0: reduced(50, 10), 1: reduced(0, 20)}  # rank 1 was gone at 20, before rank 0 came
+    assert find_moments(by_rank, None, {0: 0, 1: 0}) == [(1, 0), (0, 50)]
+
+
+# -- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_order_of_the_paths_changes_nothing(tmp_path: Path, pair: list[str]) -> None:
+    merge(pair, tmp_path / "one.json.gz")
+    merge(pair[::-1], tmp_path / "other.json.gz")
+    assert (tmp_path / "one.json.gz").read_bytes() == (tmp_path / "other.json.gz").read_bytes()
+
+
+def test_broken_file_costs_only_itself(tmp_path: Path, pair: list[str]) -> None:
+    broken = tmp_path / "cut.json"
+    broken.write_text('{"traceEvents": [{"ph": "X", "na')
+    report = merge([*pair, str(broken)], tmp_path / "merged.json")
+    assert [one.rank for one in report.ranks] == [0, 1]
+    assert [file for file, _ in report.errors] == [str(broken)]
+
+
+def test_second_file_of_a_rank_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    paths = [write_trace(folder, 3, [on_host(1)]) for folder in (tmp_path, tmp_path / "b")]
+    (file, reason), *_ = merge(paths, tmp_path / "merged.json").errors
+    assert reason == f"it claims rank 3, as {({*paths} - {file}).pop()} does; give one file for each rank"
+
+
+def test_merged_timeline_is_not_merged_again(tmp_path: Path, pair: list[str]) -> None:
+    merge(pair, tmp_path / "merged.json")
+    with pytest.raises(UnavailableError, match="it is a merged timeline itself"):
+        merge([str(tmp_path / "merged.json")], tmp_path / "again.json")
+
+
+def test_merged_timeline_in_the_folder_of_its_traces_is_passed_over(tmp_path: Path, pair: list[str]) -> None:
+    merge(pair, tmp_path / "merged.json")
+    report = merge([str(tmp_path)], tmp_path / "merged.json")
+    assert ([one.rank for one in report.ranks], report.errors) == ([0, 1], [])
+
+
+def test_nothing_usable_says_why_and_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(UnavailableError, match=r"none of the 1 files can be merged: .*a\.json: JSON without"):
+        merge([str(tmp_path / "a.json")], tmp_path / "merged.json.gz")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_folder_that_is_not_there_is_named_before_anything_is_read(tmp_path: Path, pair: list[str]) -> None:
+    out = tmp_path / "none" / "merged.json"
+    read: list[int] = []
+    with pytest.raises(UnavailableError, match=r"none/merged\.json cannot be written: No such file or directory"):
+        merge(pair, out, progress=lambda done, _: read.append(done))
+    assert read == []
+
+
+def test_output_that_is_a_folder_is_refused(tmp_path: Path, pair: list[str]) -> None:
+    with pytest.raises(UnavailableError, match="it is a folder"):
+        merge(pair, tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here to play the full disk")
+@pytest.mark.parametrize("name", ["merged.json", "merged.json.gz"])
+def test_full_disk_is_told(tmp_path: Path, name: str) -> None:
+    output = TimelineFile(tmp_path / name)
+    (tmp_path / f".{name}.{os.getpid()}.partial").symlink_to("/dev/full")
+    with pytest.raises(UnavailableError, match=f"{name} cannot be written: No space left on device"), output:
+        output.write(b"[]")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_while_writing_keeps_the_file_that_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "merged.json"
+    out.write_text("old")
+    with contextlib.suppress(RuntimeError), TimelineFile(out) as output:
+        EventArray(output).add([{"ph": "X"}])
+        raise RuntimeError
+    assert ([path.name for path in tmp_path.iterdir()], out.read_text()) == (["merged.json"], "old")
+
+
+def test_progress_counts_both_readings_of_each_file(tmp_path: Path, pair: list[str]) -> None:
+    seen: list[tuple[int, int]] = []
+    merge(pair, tmp_path / "merged.json", progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]

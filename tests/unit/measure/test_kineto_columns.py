@@ -1,0 +1,264 @@
+"""The columns that events become: times, numbers, names, threads, categories, repeated events."""
+
+import math
+from typing import Any
+
+import pytest
+
+from rankscope.measure.kineto import NONE, Category
+from tests.unit.measure.written_traces import allocation, event, kernel, launch, read, read_events
+
+EPOCH_US = 1_718_000_000_000_000
+"""June 2024. As floats such times are a quarter of a microsecond apart."""
+
+
+def start_of(written: str) -> list[int]:
+    return read(f'[{{"ph": "X", "name": "a", "ts": {written}, "dur": 1}}]'.encode()).events.start_ns.tolist()
+
+
+def duration_of(written: str) -> list[int]:
+    return read(f'[{{"ph": "X", "name": "a", "ts": 1, "dur": {written}}}]'.encode()).events.duration_ns.tolist()
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "ns"),
+    [
+        ("3", 3_000),
+        ("1.5", 1_500),
+        ('"2.25"', 2_250),
+        ("1e3", 1_000_000),
+        ("1.2345678E1", 12_346),
+        ("-4.001", -4_001),
+        ("0.0004", 0),
+        ("4458676522690.655", 4_458_676_522_690_655),
+        (f"{EPOCH_US}", EPOCH_US * 1_000),
+        (f"{EPOCH_US}.123", EPOCH_US * 1_000 + 123),
+        (f"{EPOCH_US}.1236", EPOCH_US * 1_000 + 124),
+        (f'"{EPOCH_US}.123"', EPOCH_US * 1_000 + 123),
+    ],
+)
+def test_a_time_is_exact_to_the_ns(written: str, ns: int) -> None:
+    assert start_of(written) == [ns]
+
+
+@pytest.mark.parametrize("written", ["null", '""', '"soon"', "nan", "inf", "1e300", f"{2**52}", "1" + "0" * 40])
+def test_an_event_without_a_usable_time_is_counted_and_left_out(written: str) -> None:
+    trace = read(f'[{{"ph": "X", "name": "a", "ts": {written}, "dur": 1}}]'.encode())
+    assert (len(trace.events), trace.event_count) == (0, 1)
+    assert trace.warnings == ["1 x not used: an event without a usable time or duration"]
+
+
+@pytest.mark.parametrize(("written", "ns"), [("0", 0), ("0.001", 1), ('"2.5"', 2_500), ("1e2", 100_000)])
+def test_a_duration_is_exact_to_the_ns(written: str, ns: int) -> None:
+    assert duration_of(written) == [ns]
+
+
+def test_a_negative_duration_is_taken_as_none_and_told() -> None:
+    trace = read_events(kernel("k", 10, -3))
+    assert trace.events.duration_ns.tolist() == [0]
+    assert trace.warnings == ["1 events have a negative duration: taken as of no length"]
+
+
+def test_the_latest_end_still_fits_64_bits() -> None:
+    most_us = 2**52 - 1
+    trace = read_events(kernel("k", most_us, most_us))
+    assert trace.events.end_ns.tolist() == [2 * most_us * 1_000]
+
+
+def test_a_time_is_the_same_beside_one_that_is_read_from_its_text() -> None:
+    # 1.0015 is a little less than that as a float: 1,001 ns, as text it would be 1,001.5 and round to 1,002.
+    alone = read_events(kernel("a", 1.0015, 1.0015)).events
+    beside = read_events(kernel("a", 1.0015, 1.0015), kernel("b", EPOCH_US + 0.25, "7")).events
+    assert (beside.start_ns[0], beside.duration_ns[0]) == (alone.start_ns[0], alone.duration_ns[0])
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(3, 3), ("3", NONE), (3.5, NONE), (None, NONE), ([1], NONE), (2**62, 2**62), (2**63, NONE), (2**70, NONE)],
+)
+def test_a_correlation_is_an_integer_of_64_bits_or_missing(value: Any, expected: int) -> None:
+    assert read_events(launch(1, value)).events.correlation.tolist() == [expected]
+
+
+@pytest.mark.parametrize("other", ["3", None, 1.5, 2**70, [1, 2]])
+def test_a_correlation_does_not_depend_on_those_beside_it(other: Any) -> None:
+    assert read_events(launch(1, 2**60), launch(2, other)).events.correlation.tolist() == [2**60, NONE]
+
+
+def test_the_id_of_an_operator_is_read_in_both_spellings_of_one_file() -> None:
+    old, new = event("Runtime", "r", 1, 1, **{"external id": 5}), event("Operator", "o", 2, 1, **{"External id": 6})
+    assert read_events(old, new).events.external_id.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(("written", "stream"), [(7, 7), ("7", 7), ("stream 7", 7), ("seven", NONE), ("9" * 30, NONE)])
+def test_a_stream_is_known_by_its_number(written: Any, stream: int) -> None:
+    assert read_events(kernel("k", 1, 1, stream=written)).device_work.stream.tolist() == [stream]
+
+
+def test_an_old_trace_tells_stream_and_device_by_thread_and_program() -> None:
+    old = {"ph": "X", "cat": "Kernel", "name": "k", "pid": "1", "tid": "stream 7", "ts": 5, "dur": 2}
+    work = read_events(old).device_work
+    assert (work.device.tolist(), work.stream.tolist()) == ([1], [7])
+
+
+def test_what_a_kernel_tells_of_itself_is_kept() -> None:
+    args = {"blocks per SM": 0.5, "est. achieved occupancy %": 40}
+    work = read_events(kernel("k", 1, 1, **args), kernel("l", 2, 1, **{"blocks per SM": "many"})).device_work
+    assert work.blocks_per_sm.tolist() == pytest.approx([0.5, math.nan], nan_ok=True)
+    assert work.occupancy_percent.tolist() == pytest.approx([40.0, math.nan], nan_ok=True)
+
+
+def test_a_collective_tells_its_operation_group_and_size() -> None:
+    args = {
+        "Collective name": "allreduce", "In msg nelems": 10, "Out msg nelems": 10, "Group size": 2, "dtype": "Float",
+        "Process Group Name": "0", "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]",
+        "Seq": 2**70, "Comms Id": 2**70,
+    }  # fmt: skip
+    found = read_events(kernel("ncclKernel", 1, 1, **args)).collectives[0]
+    assert (found.op, found.in_elements, found.group_size, found.dtype) == ("allreduce", 10, 2, "Float")
+    assert (found.group_name, found.group_description, found.group_ranks) == ("0", "default_pg", "[0, 1]")
+
+
+def test_numbers_that_a_collective_gives_as_text_are_missing() -> None:
+    found = read_events(kernel("k", 1, 1, **{"Collective name": "x", "In msg nelems": "10"})).collectives[0]
+    assert (found.in_elements, found.out_elements, found.dtype) == (None, None, None)
+
+
+# -- names, threads, categories ---------------------------------------------------------------------------------------
+
+
+def test_events_stand_by_their_start_and_the_longest_first() -> None:
+    trace = read_events(event("", "late", 5, 1), event("", "short", 1, 1), event("", "long", 1, 9))
+    assert [trace.name(row) for row in range(3)] == ["long", "short", "late"]
+
+
+def test_a_thread_is_a_program_and_a_number() -> None:
+    trace = read_events(event("", "a", 1, 1, tid=4), event("", "b", 2, 1, tid=5), event("", "c", 3, 1, tid=4))
+    assert [trace.threads[code] for code in trace.events.thread] == [("100", "4"), ("100", "5"), ("100", "4")]
+
+
+def test_a_thread_may_be_written_as_anything() -> None:
+    trace = read_events(event("", "a", 1, 1, tid=[4]), {**allocation(2, 8), "tid": {"a": 1}})
+    assert trace.threads == [("100", "[4]"), ("100", "{'a': 1}")]
+
+
+@pytest.mark.parametrize(
+    ("written", "category"),
+    [
+        ("kernel", Category.KERNEL), ("Kernel", Category.KERNEL), ("gpu_memcpy", Category.MEMCPY),
+        ("Memset", Category.MEMSET), ("Operator", Category.CPU_OP), ("cpu_op", Category.CPU_OP),
+        ("cuda_runtime", Category.RUNTIME), ("Runtime", Category.RUNTIME), ("cuda_driver", Category.DRIVER),
+        ("gpu_user_annotation", Category.GPU_ANNOTATION), ("cuda_sync", Category.SYNC), ("", Category.OTHER),
+        ("of_tomorrow", Category.OTHER),
+    ],
+)  # fmt: skip
+def test_a_category_is_known_in_the_spellings_of_all_years(written: str, category: Category) -> None:
+    assert read_events(event(written, "a", 1, 1)).events.category.tolist() == [category]
+
+
+def test_only_kernels_copies_and_sets_are_device_work() -> None:
+    others = [event(kind, kind, 1, 1, stream=7) for kind in ("cpu_op", "cuda_sync", "gpu_user_annotation")]
+    trace = read_events(*others, kernel("k", 2, 1))
+    assert trace.device_work.row.tolist() == [3]
+
+
+def test_phases_and_categories_are_counted() -> None:
+    trace = read_events(kernel("k", 1, 1), launch(1, 1), {"ph": "M", "name": "process_name"}, allocation(1, 8))
+    assert trace.phases == {"X": 2, "M": 1, "i": 1}
+    assert trace.categories == {"kernel": 1, "cuda_runtime": 1}
+
+
+def test_a_trace_of_metadata_only_is_empty() -> None:
+    trace = read_events({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}})
+    assert (len(trace.events), len(trace.device_work.row), trace.event_count) == (0, 0, 1)
+
+
+def test_halves_of_events_are_counted_and_told() -> None:
+    trace = read_events({"ph": "B", "name": "a", "ts": 1}, {"ph": "E", "ts": 2})
+    assert trace.warnings == ["2 begin and end events (ph B, E) not used: Kineto writes whole ones (ph X)"]
+
+
+def test_of_many_reasons_the_most_frequent_are_told_and_the_rest_is_summed() -> None:
+    others = [5, 5, 5, "a", "a", [1], None, {"ph": "X", "name": 5}]
+    warnings = read_events(*others).warnings
+    # Three of a number, two of a text, one each of the others: two of those three are summed.
+    assert [warning.partition(" ")[0] for warning in warnings] == ["3", "2", "1", "2"]
+    assert warnings[-1] == "2 more events not used, for other reasons"
+
+
+# -- repeated events --------------------------------------------------------------------------------------------------
+
+
+def test_an_event_that_stands_there_twice_is_counted_once_and_told() -> None:
+    trace = read_events(launch(1, 3), kernel("k", 2, 5, correlation=3), kernel("k", 2, 5, correlation=3))
+    assert (len(trace.events), trace.device_work.row.tolist()) == (2, [1])
+    assert trace.warnings == ["1 events stand in the trace twice: counted once"]
+
+
+def test_repeated_events_are_found_with_others_of_that_moment_between_them() -> None:
+    trace = read_events(*(kernel("k", 2, 5, correlation=number) for number in (3, 4, 3, 4)))
+    assert trace.events.correlation.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("args", [{}, {"correlation": 3, "duration": 0}], ids=["no identity", "no length"])
+def test_equal_events_that_may_be_two_are_counted_twice(args: dict[str, int]) -> None:
+    one = kernel("k", 2, args.pop("duration", 5), **args)
+    assert len(read_events(one, one).events) == 2
+
+
+# -- shapes, stacks, memory -------------------------------------------------------------------------------------------
+
+
+def test_shapes_are_kept_of_what_tells_bytes_or_work() -> None:
+    shapes = {"Input Dims": [[2, 3]], "Input type": ["float"]}
+    trace = read_events(event("cpu_op", "aten::mm", 1, 1, **shapes), event("cpu_op", "aten::add", 2, 1, **shapes))
+    assert trace.shapes == {0: (b'["float"]', b"[[2, 3]]")}
+
+
+def test_shapes_without_types_are_not_kept() -> None:
+    assert read_events(event("cpu_op", "aten::mm", 1, 1, **{"Input Dims": [[2, 3]]})).shapes == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "stack"),
+    [(b'"a.py(1): f;b.py(2): g"', "a.py(1): f;b.py(2): g"), (b'"C:\\q\xff"', "C:?q?"), (b"[1]", ""), (b'["\\q"]', "")],
+)
+def test_the_stack_of_an_operator_is_its_text(written: bytes, stack: str) -> None:
+    inner = b'{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1, "args": {"Call stack": ' + written + b"}}"
+    assert read(b"[" + inner + b"]").stacks == {0: stack}
+
+
+def test_allocations_stand_by_time_with_the_totals_after_them() -> None:
+    memory = read_events(allocation(9, -8), allocation(5, 8, **{"Total Allocated": 24, "Total Reserved": 64})).memory
+    assert (memory.time_ns.tolist(), memory.bytes.tolist()) == ([5_000, 9_000], [8, -8])
+    assert (memory.allocated_bytes.tolist(), memory.reserved_bytes.tolist()) == ([24, NONE], [64, NONE])
+
+
+def test_a_total_beyond_64_bits_is_missing() -> None:
+    assert read_events(allocation(5, 8, **{"Total Allocated": 2**63})).memory.allocated_bytes.tolist() == [NONE]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        allocation(None, 8),
+        allocation(5, "8"),
+        allocation(5, 2**63),
+        allocation("x", 8),
+        {**allocation(5, 8), "args": None},
+    ],
+)
+def test_an_allocation_without_time_or_size_is_counted_and_left_out(broken: dict[str, Any]) -> None:
+    trace = read_events(broken, allocation(7, 8))
+    assert trace.memory.time_ns.tolist() == [7_000]
+    assert trace.warnings == ["1 x not used: a [memory] event without a usable time or size"]
+
+
+def test_moments_that_are_no_allocations_are_not_memory() -> None:
+    assert len(read_events({**allocation(5, 8), "name": "Iteration Start"}).memory.time_ns) == 0
