@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from rankscope.collector.traces.analysis import analyze
+from rankscope.collector.traces import analyze
 from rankscope.collector.traces.report import TraceReport
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.units import format_duration

@@ -12,6 +12,7 @@ whole number of microseconds is read again from its text.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from itertools import islice
 from math import floor
 from typing import Any, TypeVar
 
@@ -97,7 +98,7 @@ class _Columns:
     def __init__(self) -> None:
         self._names = _Codes()
         self._threads = _Codes()
-        self._tells_bytes: list[bool] = []
+        self._tells_bytes = np.empty(0, dtype=bool)
         self._pids = _Codes()
         self._tids = _Codes()
         self._categories = _Codes()
@@ -167,9 +168,10 @@ class _Columns:
         kinds = np.array([_find_category(name) for name in self._categories], dtype=np.int8)
         if complete:
             self._add_device_work(first, np.flatnonzero(_DEVICE_MASK[kinds[category]]), complete, arguments)
-        for name in list(self._names)[len(self._tells_bytes) :]:
-            self._tells_bytes.append(tells_bytes(str(name)))
-        for index in np.flatnonzero(np.array(self._tells_bytes)[names]).tolist() if complete else ():
+        if len(self._names) > len(self._tells_bytes):
+            new = map(str, islice(self._names, len(self._tells_bytes), None))
+            self._tells_bytes = np.concatenate([self._tells_bytes, np.array([tells_bytes(name) for name in new])])
+        for index in np.flatnonzero(self._tells_bytes[names]).tolist():
             dims, types = arguments[index].input_dims, arguments[index].input_type
             if len(dims) and len(types):
                 self._shapes[first + index] = (bytes(types), bytes(dims))
@@ -181,28 +183,33 @@ class _Columns:
         """The number of each event's (pid, tid). A tuple is made only for each pair of a block, not for each event."""
         pids = np.array(self._pids.of([event.pid for event in complete]), dtype=np.int64)
         tids = np.array(self._tids.of([event.tid for event in complete]), dtype=np.int64)
-        pairs, codes = np.unique(pids << 32 | tids, return_inverse=True)
+        pairs = pids * len(self._tids) + tids
         pid_of, tid_of = list(self._pids), list(self._tids)
-        known = [self._threads[pid_of[pair >> 32], tid_of[pair & 0xFFFFFFFF]] for pair in pairs.tolist()]
-        return np.array(known, dtype=np.int32)[codes] if known else np.empty(0, dtype=np.int32)
+        codes = np.zeros(len(pid_of) * len(tid_of), dtype=np.int32)
+        met = np.zeros(len(codes), dtype=bool)
+        met[pairs] = True
+        for pair in np.flatnonzero(met).tolist():
+            pid, tid = divmod(pair, len(tid_of))
+            codes[pair] = self._threads[pid_of[pid], tid_of[tid]]
+        return codes[pairs]
 
     def _add_device_work(self, first: int, rows: Ints, complete: list[Any], arguments: list[Arguments]) -> None:
-        mine = [arguments[row] for row in rows]
-        streams = [a.stream if a.stream is not None else complete[row].tid for row, a in zip(rows, mine, strict=True)]
-        devices = [a.device if a.device is not None else complete[row].pid for row, a in zip(rows, mine, strict=True)]
+        places = rows.tolist()
+        mine = [arguments[row] for row in places]
+        streams = [complete[row].tid if a.stream is None else a.stream for row, a in zip(places, mine, strict=True)]
+        devices = [complete[row].pid if a.device is None else a.device for row, a in zip(places, mine, strict=True)]
         self._device_parts.append(
             (
                 rows + first,
-                _to_ints([_number_in(device) for device in devices]),
-                _to_ints([_number_in(stream) for stream in streams]),
+                _to_numbers(devices),
+                _to_numbers(streams),
                 _to_ints([a.bytes for a in mine]),
                 _to_floats([a.blocks_per_sm for a in mine]),
                 _to_floats([a.occupancy for a in mine]),
             )
         )
-        for row, a in zip(rows.tolist(), mine, strict=True):
-            if a.collective is not None:
-                self._collectives[first + row] = _read_collective(a)
+        for row in [row for row, a in zip(places, mine, strict=True) if a.collective is not None]:
+            self._collectives[first + row] = _read_collective(arguments[row])
 
     def _add_memory(self, found: list[Any]) -> None:
         times_ns = to_ns([event.ts for event in found])
@@ -352,6 +359,13 @@ def _to_ints(values: list[Any]) -> Ints:
         return found
     # Missing, no integer, or beyond 64 bits: nothing that is compared.
     return np.array([value if _is_int64(value) else NONE for value in values], dtype=np.int64)
+
+
+def _to_numbers(values: list[Any]) -> Ints:
+    found = np.array(values) if all(type(value) is int for value in values) else np.empty(0)
+    if found.dtype == np.int64:
+        return found
+    return _to_ints([_number_in(value) for value in values])
 
 
 def _is_int64(value: object) -> bool:

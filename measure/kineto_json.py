@@ -62,7 +62,7 @@ class Arguments(msgspec.Struct, gc=False):
     stream: Any = None
     device: Any = None
     external_id_old: Any = msgspec.field(default=ABSENT, name="external id")
-    bytes: Any = None
+    bytes: Any = ABSENT
     blocks_per_sm: Any = msgspec.field(default=None, name="blocks per SM")
     occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
     input_dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")

@@ -14,7 +14,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from rankscope.collector.traces.analysis import analyze
+from rankscope.collector.traces import analyze
 from rankscope.collector.traces.report import SCHEMA, TraceReport
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.collector.traces.analysis import analyze
+from rankscope.collector.traces import analyze
 from rankscope.collector.traces.files import read_chunks
 from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import RankReport

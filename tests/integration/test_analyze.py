@@ -13,7 +13,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from rankscope.collector.traces.analysis import analyze
+from rankscope.collector.traces import analyze
 
 TRACES = Path(__file__).parents[1] / "traces"
 GLOO = TRACES / "gloo-2.13" / "ddp_2r_slow1_data"

@@ -93,9 +93,11 @@ SHORT_US = st.integers(0, 6)
 @st.composite
 def nested_ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
     """Start and end of ranges of one thread that nest as calls do; some have no length, some are equal."""
-    now, opened, found = draw(SHORT_US), [], []
+    now = draw(SHORT_US)
+    opened: list[int] = []
+    found: list[tuple[int, int]] = []
     for _ in range(draw(st.integers(0, 8))):
-        if opened and draw(st.booleans()):
+        if opened and draw(st.integers(0, 1)):
             found.append((opened.pop(), now))
         else:
             opened.append(now)

@@ -13,11 +13,11 @@ EPOCH_US = 1_718_000_000_000_000
 
 
 def start_of(written: str) -> list[int]:
-    return read(f'[{{"ph": "X", "name": "a", "ts": {written}, "dur": 1}}]'.encode()).events.start_ns.tolist()
+    return list(read(f'[{{"ph": "X", "name": "a", "ts": {written}, "dur": 1}}]'.encode()).events.start_ns)
 
 
 def duration_of(written: str) -> list[int]:
-    return read(f'[{{"ph": "X", "name": "a", "ts": 1, "dur": {written}}}]'.encode()).events.duration_ns.tolist()
+    return list(read(f'[{{"ph": "X", "name": "a", "ts": 1, "dur": {written}}}]'.encode()).events.duration_ns)
 
 
 # -- times ------------------------------------------------------------------------------------------------------------
