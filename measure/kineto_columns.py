@@ -185,13 +185,14 @@ class _Columns:
         tids = np.array(self._tids.of([event.tid for event in complete]), dtype=np.int64)
         pairs = pids * len(self._tids) + tids
         pid_of, tid_of = list(self._pids), list(self._tids)
-        codes = np.zeros(len(pid_of) * len(tid_of), dtype=np.int32)
+        codes: npt.NDArray[np.int32] = np.zeros(len(pid_of) * len(tid_of), dtype=np.int32)
         met = np.zeros(len(codes), dtype=bool)
         met[pairs] = True
         for pair in np.flatnonzero(met).tolist():
             pid, tid = divmod(pair, len(tid_of))
             codes[pair] = self._threads[pid_of[pid], tid_of[tid]]
-        return codes[pairs]
+        found: npt.NDArray[np.int32] = codes[pairs]
+        return found
 
     def _add_device_work(self, first: int, rows: Ints, complete: list[Any], arguments: list[Arguments]) -> None:
         places = rows.tolist()
@@ -352,7 +353,7 @@ def _parse_us(text: str) -> int:
 
 def _to_ints(values: list[Any]) -> Ints:
     try:
-        found = np.array(values)
+        found: npt.NDArray[Any] = np.array(values)
     except ValueError:  # lists of unequal length
         found = np.empty(0)
     if found.dtype == np.int64 and found.ndim == 1:
@@ -362,7 +363,7 @@ def _to_ints(values: list[Any]) -> Ints:
 
 
 def _to_numbers(values: list[Any]) -> Ints:
-    found = np.array(values) if all(type(value) is int for value in values) else np.empty(0)
+    found: npt.NDArray[Any] = np.array(values) if all(type(value) is int for value in values) else np.empty(0)
     if found.dtype == np.int64:
         return found
     return _to_ints([_number_in(value) for value in values])

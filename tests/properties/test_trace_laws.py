@@ -97,7 +97,7 @@ def nested_ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
     opened: list[int] = []
     found: list[tuple[int, int]] = []
     for _ in range(draw(st.integers(0, 8))):
-        if opened and draw(st.integers(0, 1)):
+        if len(opened) > 0 and draw(st.booleans()):
             found.append((opened.pop(), now))
         else:
             opened.append(now)
