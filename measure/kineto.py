@@ -18,7 +18,7 @@ NONE = -1
 
 
 class Category(IntEnum):
-    """What an event is. Kineto's own names changed over the years; see kineto_columns.py."""
+    """What an event is. Kineto's own names changed over the years; see `find_category`."""
 
     OTHER = 0
     CPU_OP = 1
@@ -33,6 +33,27 @@ class Category(IntEnum):
     SYNC = 10
     OVERHEAD = 11
     SPAN = 12
+
+
+_CATEGORIES = {
+    "cpu_op": Category.CPU_OP, "operator": Category.CPU_OP, "user_annotation": Category.ANNOTATION,
+    "cuda_runtime": Category.RUNTIME, "runtime": Category.RUNTIME, "hip_runtime": Category.RUNTIME,
+    "privateuse1_runtime": Category.RUNTIME, "xpu_runtime": Category.RUNTIME, "mtia_runtime": Category.RUNTIME,
+    "cuda_driver": Category.DRIVER, "privateuse1_driver": Category.DRIVER, "xpu_driver": Category.DRIVER,
+    "kernel": Category.KERNEL, "gpu_memcpy": Category.MEMCPY, "memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET, "memset": Category.MEMSET, "gpu_user_annotation": Category.GPU_ANNOTATION,
+    "python_function": Category.PYTHON, "cuda_sync": Category.SYNC, "overhead": Category.OVERHEAD,
+    "trace": Category.SPAN,
+}  # fmt: skip
+
+
+def find_category(spelling: str) -> Category:
+    """What an event is by the `cat` of its trace, in the spellings of all years and devices.
+
+    >>> find_category("Operator") is find_category("cpu_op") is Category.CPU_OP
+    True
+    """
+    return _CATEGORIES.get(spelling.lower(), Category.OTHER)
 
 
 DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)

@@ -31,6 +31,7 @@ from rankscope.measure.kineto import (
     Ints,
     KinetoTrace,
     MemoryEvents,
+    find_category,
 )
 from rankscope.measure.kineto_json import (
     BLOCK_BYTES,
@@ -53,17 +54,6 @@ TIME_US_MAX = 1 << 52
 DIGITS_MAX = 18
 """Of a stream's or device's number in a text; so many always fit 64 bits."""
 WARNING_EXAMPLES = 3
-
-_CATEGORIES = {
-    "cpu_op": Category.CPU_OP, "operator": Category.CPU_OP, "user_annotation": Category.ANNOTATION,
-    "cuda_runtime": Category.RUNTIME, "runtime": Category.RUNTIME, "hip_runtime": Category.RUNTIME,
-    "privateuse1_runtime": Category.RUNTIME, "xpu_runtime": Category.RUNTIME, "mtia_runtime": Category.RUNTIME,
-    "cuda_driver": Category.DRIVER, "privateuse1_driver": Category.DRIVER, "xpu_driver": Category.DRIVER,
-    "kernel": Category.KERNEL, "gpu_memcpy": Category.MEMCPY, "memcpy": Category.MEMCPY,
-    "gpu_memset": Category.MEMSET, "memset": Category.MEMSET, "gpu_user_annotation": Category.GPU_ANNOTATION,
-    "python_function": Category.PYTHON, "cuda_sync": Category.SYNC, "overhead": Category.OVERHEAD,
-    "trace": Category.SPAN,
-}  # fmt: skip
 
 
 def read_trace(chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> KinetoTrace:
@@ -165,7 +155,7 @@ class _Columns:
             )
         )
         first, self._row_count = self._row_count, self._row_count + len(complete)
-        kinds = np.array([_find_category(name) for name in self._categories], dtype=np.int8)
+        kinds = np.array([find_category(name) for name in self._categories], dtype=np.int8)
         if complete:
             self._add_device_work(first, np.flatnonzero(_DEVICE_MASK[kinds[category]]), complete, arguments)
         if len(self._names) > len(self._tells_bytes):
@@ -183,16 +173,10 @@ class _Columns:
         """The number of each event's (pid, tid). A tuple is made only for each pair of a block, not for each event."""
         pids = np.array(self._pids.of([event.pid for event in complete]), dtype=np.int64)
         tids = np.array(self._tids.of([event.tid for event in complete]), dtype=np.int64)
-        pairs = pids * len(self._tids) + tids
+        pairs, place = np.unique(pids * len(self._tids) + tids, return_inverse=True)
         pid_of, tid_of = list(self._pids), list(self._tids)
-        codes: npt.NDArray[np.int32] = np.zeros(len(pid_of) * len(tid_of), dtype=np.int32)
-        met = np.zeros(len(codes), dtype=bool)
-        met[pairs] = True
-        for pair in np.flatnonzero(met).tolist():
-            pid, tid = divmod(pair, len(tid_of))
-            codes[pair] = self._threads[pid_of[pid], tid_of[tid]]
-        found: npt.NDArray[np.int32] = codes[pairs]
-        return found
+        known = [divmod(pair, len(tid_of)) for pair in pairs.tolist()]
+        return np.array([self._threads[pid_of[pid], tid_of[tid]] for pid, tid in known], dtype=np.int32)[place]
 
     def _add_device_work(self, first: int, rows: Ints, complete: list[Any], arguments: list[Arguments]) -> None:
         places = rows.tolist()
@@ -236,7 +220,7 @@ class _Columns:
         device_columns = [_join(self._device_parts, column, dtype) for column, dtype in enumerate(_DEVICE_TYPES)]
         spellings = [str(spelling) for spelling in self._categories]
         counted = np.bincount(category, minlength=len(spellings)).tolist()
-        kinds = np.array([_find_category(spelling) for spelling in spellings], dtype=np.int8)
+        kinds = np.array([find_category(spelling) for spelling in spellings], dtype=np.int8)
         names, name = _sort_codes([str(key) for key in self._names], name)
         thread_keys = [(str(pid), str(tid)) for pid, tid in self._threads]
         memory = self._build_memory(thread_keys)
@@ -303,10 +287,6 @@ def _phase(kind: type[Any]) -> str:
 def _hashable(thing: Any) -> Any:
     """A list or an object, where a number or a name should stand, as its text."""
     return thing if thing.__hash__ else str(thing)
-
-
-def _find_category(spelling: object) -> Category:
-    return _CATEGORIES.get(str(spelling).lower(), Category.OTHER)
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ from rankscope.measure.kineto import KinetoTrace
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.units import NS_PER_S
 
+HEAD_NUMBER_MAX = 1 << 62
+"""As ns since 1970: the year 2116."""
+
 Progress = Callable[[int, int], None]
 """Called with how many files are done, and of how many."""
 
@@ -167,7 +170,8 @@ def _warn(view: RankView, device_count: int) -> list[str]:
 
 
 def _integer(value: Any) -> int | None:
-    return value if type(value) is int else None
+    """A number of the head; None for what is none, and for one that no sum of times could hold."""
+    return value if type(value) is int and abs(value) < HEAD_NUMBER_MAX else None
 
 
 def _text(value: Any) -> str | None:

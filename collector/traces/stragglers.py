@@ -1,9 +1,8 @@
 """Who was slow in the steps of these traces, by self time (docs/definitions.md section 4).
 
 A rank's self time in a step is the step less the waiting in it that nothing hid: had nobody kept it waiting, it would
-have taken that long. Traces hold few steps, so there is no history to lean on: a rank is named only when it was clearly
-slower than its peers in most of the steps that all have, the first one left out when there are more than two (the
-profiler itself starts in it).
+have taken that long. Traces hold few steps, so there is no history to lean on: a rank is named only when over all steps
+it was clearly slower than its peers, slower in most of them taken singly too, and waited the least of all ranks.
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,8 @@
 
 On a shared machine the same job is 20 % faster or slower a minute later, which hides a cost of 1 %. So here the agent
 comes and goes *within* one job: stretches of steps with it and without it take turns (A B B A), on all ranks at the
-same step, and each stretch is compared with its neighbour, seconds away. The steps right after it came or went are left out.
+same step, and each stretch is compared with its neighbour, seconds away. The steps right after it came or went are left
+out.
 
 `light` leaves out the full windows, which a young agent takes more often than a grown one (every 20 s): what is left is
 what every ordinary step pays, hooks, collective windows, reports and samples.
@@ -18,9 +19,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -61,7 +63,7 @@ def train(size: Size, pairs: int, stretch_steps: int) -> list[Stretch]:
     tokens = torch.randint(TOKENS, (4096 * size.batch, size.context + 1))
     model = DistributedDataParallel(Transformer(size))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = iter(())  # type: ignore[var-annotated]
+    batches: Iterator[Any] = iter(())
     stretches = []
     for number in range(2 * pairs):
         with_agent = number % 4 in {1, 2}

@@ -101,6 +101,11 @@ def test_a_stream_is_known_by_its_number(written: Any, stream: int) -> None:
     assert read_events(kernel("k", 1, 1, stream=written)).device_work.stream.tolist() == [stream]
 
 
+def test_a_stream_is_known_beside_one_in_another_spelling() -> None:
+    trace = read_events(kernel("k", 1, 1, stream=7), kernel("k", 2, 1, stream="stream 8"))
+    assert trace.device_work.stream.tolist() == [7, 8]
+
+
 def test_an_old_trace_tells_stream_and_device_by_thread_and_program() -> None:
     old = {"ph": "X", "cat": "Kernel", "name": "k", "pid": "1", "tid": "stream 7", "ts": 5, "dur": 2}
     work = read_events(old).device_work
