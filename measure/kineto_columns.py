@@ -10,10 +10,8 @@ whole number of microseconds is read again from its text.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from math import floor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +25,6 @@ from rankscope.measure.kineto import (
     CollectiveArguments,
     DeviceWork,
     Events,
-    Floats,
     Ints,
     KinetoTrace,
     MemoryEvents,
@@ -43,28 +40,18 @@ from rankscope.measure.kineto_json import (
     TraceBlocks,
     read_text,
 )
-from rankscope.measure.units import NS_PER_US
+from rankscope.measure.kineto_numbers import NO_TIME, is_int64, one_to_ns, to_floats, to_ints, to_ns, to_numbers
 
 Value = TypeVar("Value")
 
-EXACT_US_MAX = 1 << 43
-"""Below it neighbouring floats are at most 2^-10 us apart, so the nearest ns is the one that was written."""
-TIME_US_MAX = 1 << 52
-"""142 years: nothing later is a time, and a start and a duration together stay within 64 bits of ns."""
-DIGITS_MAX = 18
-"""Of a stream's or device's number in a text; so many always fit 64 bits."""
 WARNING_EXAMPLES = 3
 
 
 def read_trace(chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> KinetoTrace:
     """The trace in these bytes, which may be cut anywhere. Raises TraceError with the reason and the byte."""
     blocks = TraceBlocks(block_bytes)
-    columns = _Columns()
-    for chunk in chunks:
-        for block in blocks.feed(chunk):
-            columns.add(block)
-    for block in blocks.finish():
-        columns.add(block)
+    columns = TraceColumns()
+    columns.read(blocks, chunks)
     return columns.build(blocks.head)
 
 
@@ -75,6 +62,10 @@ class _Codes(dict[Any, int]):
         self[key] = code = len(self)
         return code
 
+    def translate(self, other: "_Codes") -> npt.NDArray[np.int32]:
+        """For each number of the other's the number of the same thing here."""
+        return np.array([self[key] for key in other], dtype=np.int32)
+
     def of(self, things: list[Any]) -> list[int]:
         try:
             return list(map(self.__getitem__, things))
@@ -82,7 +73,7 @@ class _Codes(dict[Any, int]):
             return [self[_hashable(thing)] for thing in things]
 
 
-class _Columns:
+class TraceColumns:
     """Collects the columns block by block, so that no event stays an object."""
 
     def __init__(self) -> None:
@@ -104,6 +95,14 @@ class _Columns:
         self._row_count = 0
         self._event_count = 0
 
+    def read(self, blocks: TraceBlocks, chunks: Iterable[bytes]) -> None:
+        """Take over everything in these chunks, the last of the trace."""
+        for chunk in chunks:
+            for block in blocks.feed(chunk):
+                self.add(block)
+        for block in blocks.finish():
+            self.add(block)
+
     # -- a block ------------------------------------------------------------------------------------------------------
 
     def add(self, block: Block) -> None:
@@ -117,12 +116,12 @@ class _Columns:
         if start_ns is None:
             exact = [event.ts for event in block.read_exactly() if type(event) is ExactCompleteEvent]
             texts = [bytes(text).decode().strip('"') for text in exact]
-            start_ns = np.array(list(map(_one_to_ns, times_us, texts)), dtype=np.int64)
+            start_ns = np.array(list(map(one_to_ns, times_us, texts)), dtype=np.int64)
         durations_us = [event.dur for event in complete]
         duration_ns = to_ns(durations_us)
         if duration_ns is None:
-            duration_ns = np.array([_one_to_ns(one_us, str(one_us)) for one_us in durations_us], dtype=np.int64)
-        timed = (start_ns != _NO_TIME) & (duration_ns != _NO_TIME)
+            duration_ns = np.array([one_to_ns(one_us, str(one_us)) for one_us in durations_us], dtype=np.int64)
+        timed = (start_ns != NO_TIME) & (duration_ns != NO_TIME)
         if not timed.all():
             self._reject(["an event without a usable time or duration"] * int((~timed).sum()))
             complete = [event for event, kept in zip(complete, timed, strict=True) if kept]
@@ -140,9 +139,9 @@ class _Columns:
         category = self._categories.of([event.cat for event in complete])
         names = np.array(self._names.of([event.name for event in complete]), dtype=np.int32)
         threads = self._thread_codes(complete)
-        external = _to_ints([a.external_id for a in arguments])
+        external = to_ints([a.external_id for a in arguments])
         if (external == NONE).any():
-            external = np.where(external == NONE, _to_ints([a.external_id_old for a in arguments]), external)
+            external = np.where(external == NONE, to_ints([a.external_id_old for a in arguments]), external)
         self._parts.append(
             (
                 np.array(category, dtype=np.int32),
@@ -150,7 +149,7 @@ class _Columns:
                 threads,
                 start_ns,
                 duration_ns,
-                _to_ints([a.correlation for a in arguments]),
+                to_ints([a.correlation for a in arguments]),
                 external,
             )
         )
@@ -186,11 +185,11 @@ class _Columns:
         self._device_parts.append(
             (
                 rows + first,
-                _to_numbers(devices),
-                _to_numbers(streams),
-                _to_ints([a.bytes for a in mine]),
-                _to_floats([a.blocks_per_sm for a in mine]),
-                _to_floats([a.occupancy for a in mine]),
+                to_numbers(devices),
+                to_numbers(streams),
+                to_ints([a.bytes for a in mine]),
+                to_floats([a.blocks_per_sm for a in mine]),
+                to_floats([a.occupancy for a in mine]),
             )
         )
         for row in [row for row, a in zip(places, mine, strict=True) if a.collective is not None]:
@@ -199,16 +198,33 @@ class _Columns:
     def _add_memory(self, found: list[Any]) -> None:
         times_ns = to_ns([event.ts for event in found])
         if times_ns is None:
-            times_ns = np.array([_one_to_ns(event.ts, str(event.ts)) for event in found], dtype=np.int64)
+            times_ns = np.array([one_to_ns(event.ts, str(event.ts)) for event in found], dtype=np.int64)
         for event, time_ns in zip(found, times_ns.tolist(), strict=True):
             a = event.args
-            if a is None or time_ns == _NO_TIME or not _is_int64(a.bytes):
+            if a is None or time_ns == NO_TIME or not is_int64(a.bytes):
                 self._reject(["a [memory] event without a usable time or size"])
                 continue
             values = (a.device_type, a.device, a.allocated, a.reserved)
-            numbers = [value if _is_int64(value) else NONE for value in values]
+            numbers = [value if is_int64(value) else NONE for value in values]
             thread = self._threads[_hashable(event.pid), _hashable(event.tid)]
             self._memory_rows.append((time_ns, a.bytes, *numbers, thread))
+
+    def absorb(self, later: "TraceColumns") -> None:
+        """Take over what another has collected of the events that follow."""
+        names = self._names.translate(later._names)
+        threads = self._threads.translate(later._threads)
+        categories = self._categories.translate(later._categories)
+        first = self._row_count
+        self._parts += [(categories[part[0]], names[part[1]], threads[part[2]], *part[3:]) for part in later._parts]
+        self._device_parts += [(part[0] + first, *part[1:]) for part in later._device_parts]
+        self._memory_rows += [(*row[:-1], int(threads[row[-1]])) for row in later._memory_rows]
+        self._collectives.update({first + row: found for row, found in later._collectives.items()})
+        self._shapes.update({first + row: found for row, found in later._shapes.items()})
+        self._stacks.update({first + row: found for row, found in later._stacks.items()})
+        self._phases.update(later._phases)
+        self._rejected.update(later._rejected)
+        self._row_count += later._row_count
+        self._event_count += later._event_count
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
@@ -277,7 +293,6 @@ class _Columns:
 _COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
 _DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64)
 _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])
-_NO_TIME = np.iinfo(np.int64).min
 
 
 def _phase(kind: type[Any]) -> str:
@@ -287,83 +302,6 @@ def _phase(kind: type[Any]) -> str:
 def _hashable(thing: Any) -> Any:
     """A list or an object, where a number or a name should stand, as its text."""
     return thing if thing.__hash__ else str(thing)
-
-
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def to_ns(times_us: Sequence[Any]) -> Ints | None:
-    """Microseconds -> integer ns; the smallest integer where there is no time. None when a float may have lost some.
-
-    >>> to_ns([4458676522690.655, 3, None])[:2].tolist()
-    [4458676522690655, 3000]
-    """
-    try:
-        found = np.array(times_us, dtype=np.float64)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    size = np.abs(found)
-    known = size < TIME_US_MAX
-    if (size >= EXACT_US_MAX).any() and any(type(time_us) is not int for time_us in times_us):
-        return None
-    found = np.where(known, found, 0)
-    whole = np.floor(found)
-    ns = whole.astype(np.int64) * NS_PER_US + np.rint((found - whole) * NS_PER_US).astype(np.int64)
-    return np.where(known, ns, _NO_TIME)
-
-
-def _one_to_ns(time_us: Any, text: str) -> int:
-    """As `to_ns`, of one time, from its text where a float cannot hold it: equal whatever stands beside it."""
-    if type(time_us) in {int, float} and abs(time_us) < EXACT_US_MAX:
-        whole = floor(time_us)
-        return int(whole * NS_PER_US + round((time_us - whole) * NS_PER_US))
-    return _parse_us(text)
-
-
-def _parse_us(text: str) -> int:
-    """The ns of decimal microseconds, to the nearest."""
-    try:
-        time_us = Decimal(text)
-        if abs(time_us) < TIME_US_MAX:
-            return int((time_us * NS_PER_US).to_integral_value(ROUND_HALF_EVEN))
-    except (InvalidOperation, ValueError):
-        pass
-    return _NO_TIME
-
-
-def _to_ints(values: list[Any]) -> Ints:
-    try:
-        found: npt.NDArray[Any] = np.array(values)
-    except ValueError:  # lists of unequal length
-        found = np.empty(0)
-    if found.dtype == np.int64 and found.ndim == 1:
-        return found
-    # Missing, no integer, or beyond 64 bits: nothing that is compared.
-    return np.array([value if _is_int64(value) else NONE for value in values], dtype=np.int64)
-
-
-def _to_numbers(values: list[Any]) -> Ints:
-    found: npt.NDArray[Any] = np.array(values) if all(type(value) is int for value in values) else np.empty(0)
-    if found.dtype == np.int64:
-        return found
-    return _to_ints([_number_in(value) for value in values])
-
-
-def _is_int64(value: object) -> bool:
-    return type(value) is int and -(1 << 63) <= value < 1 << 63
-
-
-def _to_floats(values: list[Any]) -> Floats:
-    known = [value if type(value) is float or _is_int64(value) else np.nan for value in values]
-    return np.array(known, dtype=np.float64)
-
-
-def _number_in(value: object) -> int:
-    """7 for 7, "7" and "stream 7"."""
-    if type(value) is int:
-        return value
-    last = str(value).rpartition(" ")[2]
-    return int(last) if last.isdecimal() and len(last) <= DIGITS_MAX else NONE
 
 
 def _read_collective(a: Arguments) -> CollectiveArguments:

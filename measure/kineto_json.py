@@ -218,6 +218,22 @@ class TraceBlocks:
         if self._part == "events" and len(self._buffer) >= self._block_bytes:
             yield from self._cut()
 
+    def take_piece(self, chunk: bytes) -> bytes | None:
+        """For readers that decode elsewhere: as `feed`, but what is ready comes undecoded, a JSON array of events. Its
+        end is a guess: if it was wrong, who decodes it gets a TraceError, or `finish` raises one.
+        """
+        self._buffer += chunk
+        if self._part == "head":
+            self._find_events()
+        if self._part != "events" or len(self._buffer) < self._block_bytes:
+            return None
+        comma = next(_find_cuts(self._buffer), None)
+        if comma is None:
+            return None
+        piece = b"[" + self._buffer[:comma] + b"]"
+        self._consume(comma + 1)
+        return piece
+
     def finish(self) -> Iterator[Block]:
         """What is left when the file has ended."""
         if self._part == "head":

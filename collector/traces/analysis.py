@@ -3,16 +3,15 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
-from os import sched_getaffinity
 from typing import Any, NamedTuple
 
 import msgspec
 
 from rankscope.collector.traces import cross_rank, stages, tables, windows
 from rankscope.collector.traces.advice import advise
-from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name, read_ahead, read_chunks
+from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name
 from rankscope.collector.traces.memory import summarise_memory
+from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
 from rankscope.collector.traces.signs import find_signs
@@ -22,7 +21,6 @@ from rankscope.measure.communication import bus_factor
 from rankscope.measure.errors import RankscopeError, TraceError, UnavailableError
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import KinetoTrace
-from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.units import NS_PER_S
 
 HEAD_NUMBER_MAX = 1 << 62
@@ -87,11 +85,12 @@ def analyze(
 # -- one file ---------------------------------------------------------------------------------------------------------
 
 
-def analyse_file(file: TraceFile, steps: tuple[int | None, int | None] | None = None) -> RankAnalysis | Failure:
-    """One file. Runs on a worker; never raises for what is wrong with the file."""
+def analyse_file(
+    file: TraceFile, steps: tuple[int | None, int | None] | None = None, workers: int = 1
+) -> RankAnalysis | Failure:
+    """One file, decoded by so many processes. Runs on a worker; never raises for what is wrong with the file."""
     try:
-        trace = read_trace(read_ahead(read_chunks(file.path)))
-        return reduce_trace(trace, file.path, steps)
+        return reduce_trace(read_file(file.path, workers), file.path, steps)
     except RankscopeError as error:
         not_asked_for = isinstance(error, TraceError) and "not a Kineto trace" in str(error) and not file.named
         return Failure(file.path, str(error), not_asked_for)
@@ -192,7 +191,7 @@ def _analyse_files(
     with _open_executor(executor, len(files)) as pool:
         if pool is None:
             for place, file in enumerate(files):
-                results[place] = analyse_file(file, steps)
+                results[place] = analyse_file(file, steps, cores())
                 if progress is not None:
                     progress(place + 1, len(files))
         else:
@@ -220,11 +219,10 @@ def _open_executor(executor: Executor | str | None, file_count: int) -> Iterator
             yield pool
     elif executor is not None:
         yield executor
-    elif file_count < 2 or len(sched_getaffinity(0)) < 2:  # noqa: PLR2004 - one file, or one core
+    elif file_count < 2 or cores() < 2:  # noqa: PLR2004 - one file, or one core
         yield None
     else:
-        workers = min(file_count, len(sched_getaffinity(0)))
-        with ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool:
+        with ProcessPoolExecutor(min(file_count, cores()), mp_context=process_context()) as pool:
             yield pool
 
 

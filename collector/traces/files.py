@@ -6,9 +6,7 @@ URL goes through fsspec and the driver of its scheme.
 
 import glob
 import importlib
-import queue
 import re
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,9 +18,6 @@ CHUNK_BYTES = 1 << 17
 """Read at a time; inflated it is 5 to 15 times as long."""
 INFLATED_BYTES_MAX = 1 << 20
 """At a time, so that it is still in the caches when it is decoded."""
-AHEAD_CHUNKS_MAX = 8
-GIVE_UP_LOOK_S = 0.1
-"""How soon a reader notices that nobody wants the rest, for a file that turned out to be broken."""
 GZIP_MAGIC = b"\x1f\x8b"
 ENDINGS = (".json", ".json.gz")
 PROFILER_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
@@ -99,41 +94,6 @@ def rank_in_name(path: str) -> int | None:
     """
     found = _RANK_IN_NAME.findall(path.rpartition("/")[2])
     return int(found[0]) if found else None
-
-
-def read_ahead(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same chunks, read and inflated on a thread while the ones before are decoded (neither needs the GIL)."""
-    ready: queue.Queue[bytes | BaseException | None] = queue.Queue(AHEAD_CHUNKS_MAX)
-    is_over = threading.Event()
-
-    def offer(item: bytes | BaseException | None) -> None:
-        while not is_over.is_set():
-            try:
-                ready.put(item, timeout=GIVE_UP_LOOK_S)
-            except queue.Full:
-                continue
-            return
-
-    def read() -> None:
-        try:
-            for chunk in chunks:
-                offer(chunk)
-                if is_over.is_set():
-                    return
-            offer(None)
-        except BaseException as error:  # noqa: BLE001 - raised again where the chunks are used
-            offer(error)
-
-    reader = threading.Thread(target=read, name="rankscope-read-ahead", daemon=True)
-    reader.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        is_over.set()
-        reader.join()
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

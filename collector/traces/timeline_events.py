@@ -20,8 +20,8 @@ from typing import IO, Any, NamedTuple, cast, final
 import msgspec
 
 from rankscope.measure.errors import UnavailableError
-from rankscope.measure.kineto_columns import TIME_US_MAX
 from rankscope.measure.kineto_json import NOTHING, Block, TraceBlocks
+from rankscope.measure.kineto_numbers import TIME_US_MAX
 from rankscope.measure.units import NS_PER_US
 
 RawEvent = dict[str, msgspec.Raw]
