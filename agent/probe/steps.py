@@ -22,6 +22,12 @@ them (sharded and chained optimizers) are one burst.
 
 A batch fetched while gradients are off belongs to an evaluation: it ends the step, whatever the cycle, and the time
 until training goes on belongs to no step. A step that never saw an optimizer step (the end of the script) is no step.
+
+The CPU time of a step
+----------------------
+Reading the thread's CPU clock takes 5 us amid training (it is a system call), so it is read once a step: where a batch
+is asked for, if that is where the steps of this loop end, else at the end of the optimizer step. A step that ends where
+the one before did not (mostly the last of a job) has no CPU time.
 """
 
 from collections.abc import Callable
@@ -38,7 +44,7 @@ class _OpenStep:
     """A step that is still running."""
 
     start_ns: int
-    start_cpu_ns: int
+    start_cpu_ns: int | None
     phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     batches: int = 0
     backwards: int = 0
@@ -58,7 +64,7 @@ class _HeldStep:
 
     step: _OpenStep
     end_ns: int
-    end_cpu_ns: int
+    end_cpu_ns: int | None
 
 
 class StepTimer:
@@ -90,7 +96,8 @@ class StepTimer:
         self._held: _HeldStep | None = None
         self._mark_ns = 0
         self._stepped = False
-        self._stepped_cpu_ns = 0
+        self._stepped_cpu_ns: int | None = None
+        self._ends_at_batch = False
         self._cycle: frozenset[int] = frozenset()
         self._names: set[str] = set(PHASES)
         self._user_phases: list[str] = []
@@ -170,8 +177,9 @@ class StepTimer:
             return  # the rest of the burst that ended the step before
         step.optimizers.add(self._optimizer)
         self._stepped = True
-        self._stepped_cpu_ns = self._read_cpu_ns()
-        if step.batches == 0 and self._cycle_is_complete() and not self._manual:
+        ends_here = step.batches == 0 and self._cycle_is_complete() and not self._manual
+        self._stepped_cpu_ns = self._read_cpu_ns() if ends_here or not self._ends_at_batch else None
+        if ends_here:
             self._seal(self._stepped_cpu_ns)
 
     def end_step(self, now_ns: int) -> None:
@@ -229,11 +237,12 @@ class StepTimer:
             self._on_pause()
         return True
 
-    def _cross(self, end_cpu_ns: int, *, at_this_moment: bool) -> None:
+    def _cross(self, end_cpu_ns: int | None, *, at_this_moment: bool) -> None:
         """The step ends at the last moment charged, unless the cycle of optimizers may still go on.
 
         A backward never ends it at once: it may be the second optimizer's of a cycle that grows.
         """
+        self._ends_at_batch = at_this_moment
         if at_this_moment and self._cycle_is_complete():
             self._seal(end_cpu_ns)
         elif self._open is not None:
@@ -253,7 +262,7 @@ class StepTimer:
             held.step.join(self._open)
             self._open = held.step
 
-    def _seal(self, end_cpu_ns: int) -> None:
+    def _seal(self, end_cpu_ns: int | None) -> None:
         """The step ends at this moment, the last one charged, and the next begins."""
         if self._open is None:
             return
@@ -266,7 +275,7 @@ class StepTimer:
         self._on_boundary(self._next_step)
         self._charge(self._read_clock_ns(), OTHER)
 
-    def _begin(self, start_ns: int, start_cpu_ns: int) -> None:
+    def _begin(self, start_ns: int, start_cpu_ns: int | None) -> None:
         self._open = _OpenStep(start_ns, start_cpu_ns)
         self._mark_ns = start_ns
         self._stepped = False
@@ -280,7 +289,7 @@ class StepTimer:
         if held is not None:
             self._publish(held.step, held.end_ns, held.end_cpu_ns)
 
-    def _publish(self, step: _OpenStep, end_ns: int, end_cpu_ns: int) -> None:
+    def _publish(self, step: _OpenStep, end_ns: int, end_cpu_ns: int | None) -> None:
         if step.optimizers:
             self._cycle = frozenset(step.optimizers)
         record = StepRecord(
@@ -288,7 +297,7 @@ class StepTimer:
             start_host_ns=step.start_ns,
             duration_ns=end_ns - step.start_ns,
             phases_ns=step.phases_ns,
-            cpu_ns=max(0, end_cpu_ns - step.start_cpu_ns),
+            cpu_ns=_difference(step.start_cpu_ns, end_cpu_ns),
             batches=step.batches,
             backwards=step.backwards,
         )
@@ -303,3 +312,7 @@ class StepTimer:
             phases_ns = self._open.phases_ns
             phases_ns[name] = phases_ns.get(name, 0) + now_ns - self._mark_ns
         self._mark_ns = now_ns
+
+
+def _difference(start_ns: int | None, end_ns: int | None) -> int | None:
+    return max(0, end_ns - start_ns) if start_ns is not None and end_ns is not None else None

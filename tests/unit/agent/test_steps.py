@@ -90,6 +90,21 @@ def test_cpu_time_of_a_step_is_that_of_the_training_thread_within_it() -> None:
     assert loop.finish()[1].cpu_ns == 352 // 2
 
 
+def test_last_step_of_a_job_whose_steps_end_at_a_batch_has_no_cpu_time() -> None:
+    loop = Loop()
+    for _ in range(3):
+        plain_step(loop)
+    assert [record.cpu_ns for record in loop.finish()] == [352 // 2, 352 // 2, None]
+
+
+def test_loop_without_a_loader_has_cpu_time_up_to_each_optimizer_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.wait(100).backward(200).optimizer(30)
+    records = loop.finish()
+    assert [record.cpu_ns for record in records] == [record.duration_ns // 2 for record in records]
+
+
 def test_gradient_accumulation_is_one_step_of_several_batches() -> None:
     loop = Loop()
     for _ in range(2):
