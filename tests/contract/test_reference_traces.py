@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rankscope.collector.traces import analyze
@@ -20,6 +21,8 @@ from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import RankReport
 from rankscope.collector.traces.stages import KINDS, extended_step, kinds_of_time, split_by_kind
 from rankscope.collector.traces.windows import break_down_window, find_launched
+from rankscope.measure import intervals
+from rankscope.measure.kineto import Category
 from rankscope.measure.kineto_columns import read_trace
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -148,6 +151,30 @@ def test_the_parts_of_every_window_sum_to_it(name: str) -> None:
         parts = window.compute_ns + window.exposed_communication_ns + window.copy_ns + window.idle_ns
         assert parts == window.window_ns
         assert window.communication_ns == window.overlap_ns + window.exposed_communication_ns
+
+
+@pytest.mark.parametrize("name", WITH_DEVICE)
+def test_the_sets_of_time_are_those_of_the_reference(name: str) -> None:
+    view, gpu = view_of(name), exact(name)["gpu"]
+    compute, communication, copies = (intervals.union(raw) for raw in (view.compute, view.communication, view.copies))
+    kernels = intervals.union(np.concatenate([compute, communication]))
+    anything = intervals.union(np.concatenate([compute, copies]))
+    lengths = view.work.end_ns - view.work.start_ns
+    assert intervals.total_ns(copies) == ns(gpu["memory_us"])
+    assert intervals.total_ns(kernels) == ns(gpu["kernel_busy_us"])
+    assert intervals.total_ns(intervals.union(np.concatenate([kernels, copies]))) == ns(gpu["busy_us"])
+    assert intervals.total_ns(intervals.intersect(communication, anything)) == ns(gpu["comm_hidden_by_any_us"])
+    assert int(lengths[view.work.is_kernel].sum()) == ns(gpu["kernel_time_sum_us"])
+    assert int(lengths[view.work.is_communication].sum()) == ns(gpu["comm_time_sum_us"])
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if exact(name).get("gpu_annotations_top")])
+def test_ranges_as_the_device_saw_them_are_summed_by_name(name: str) -> None:
+    view = view_of(name)
+    rows = view.trace.rows(Category.GPU_ANNOTATION)
+    for told in exact(name)["gpu_annotations_top"]:
+        mine = [row for row in rows.tolist() if view.trace.name(row) == told["name"]]
+        assert (len(mine), int(view.events.duration_ns[mine].sum())) == (told["count"], ns(told["total_us"]))
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
