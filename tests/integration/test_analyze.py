@@ -171,6 +171,16 @@ def test_what_is_not_in_the_bucket_is_said_in_one_line(path: str, bucket: dict[s
 # -- a cluster --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def environment_restored() -> Iterator[None]:
+    """Dask sets OMP_NUM_THREADS and its like for its workers in this very process, and leaves them there."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("environment_restored")
 def test_a_dask_cluster_gives_what_this_machine_gives() -> None:
     from distributed import LocalCluster  # noqa: PLC0415 - imports a web server
 
