@@ -21,7 +21,9 @@ confirms the end, a new one joins the two halves. Optimizer steps that follow wi
 them (sharded and chained optimizers) are one burst.
 
 A batch fetched while gradients are off belongs to an evaluation: it ends the step, whatever the cycle, and the time
-until training goes on belongs to no step. A step that never saw an optimizer step (the end of the script) is no step.
+until training goes on belongs to no step. Some evaluations switch gradients off around the model only (Transformers'
+Trainer). They are known when the next batch is asked for: all since the last step came from one loader, which was read
+to its end without a backward. A step that never saw an optimizer step (the end of the script) is no step.
 
 The CPU time of a step
 ----------------------
@@ -49,6 +51,8 @@ class _OpenStep:
     batches: int = 0
     backwards: int = 0
     optimizers: set[int] = field(default_factory=set)
+    loaders: set[int] = field(default_factory=set)
+    looked_through: bool = False
 
     def join(self, later: "_OpenStep") -> None:
         for name, duration_ns in later.phases_ns.items():
@@ -56,6 +60,7 @@ class _OpenStep:
         self.batches += later.batches
         self.backwards += later.backwards
         self.optimizers |= later.optimizers
+        self.loaders |= later.loaders
 
 
 @dataclass(slots=True)
@@ -115,6 +120,8 @@ class StepTimer:
         self._data_depth += 1
         if self._data_depth > 1:
             return
+        if self._has_evaluated():
+            self._leave_steps(now_ns)
         if not training and self._enter_evaluation(now_ns):
             return
         resumes = self._evaluating and self._open is None
@@ -126,14 +133,19 @@ class StepTimer:
         if resumes:
             self._announce()
 
-    def data_end(self, now_ns: int, got_batch: bool = True) -> None:  # noqa: FBT001, FBT002 - as data_begin
-        """The batch is there, or the loader has no more."""
+    def data_end(self, now_ns: int, got_batch: bool = True, loader: int = 0) -> None:  # noqa: FBT001, FBT002 - as data_begin
+        """The batch is there, or the loader has no more; `loader` tells loaders that are in use apart."""
         self._data_depth = max(0, self._data_depth - 1)
         if self._data_depth:
             return
         self._charge(now_ns, DATA, inside=True)
-        if self._open is not None:
-            self._open.batches += got_batch
+        if self._open is None:
+            return
+        if got_batch:
+            self._open.batches += 1
+            self._open.loaders.add(loader)
+        elif self._open.loaders == {loader}:
+            self._open.looked_through = True
 
     def backward_begin(self, now_ns: int) -> None:
         """loss.backward() begins."""
@@ -227,6 +239,25 @@ class StepTimer:
             return False
         if self._open is not None and not self._stepped and (self._open.backwards or self._open.batches):
             return False
+        self._leave_steps(now_ns)
+        return True
+
+    def _has_evaluated(self) -> bool:
+        """True when all that happened since the last step was that one loader was read to its end, without a backward.
+
+        Not known yet while that loader's batches may still be trained on: one that is prefetched, or an epoch that was
+        fetched as a whole.
+        """
+        step = self._open
+        return (
+            step is not None
+            and step.looked_through
+            and not (step.backwards or self._stepped or self._manual)
+            and not (self._backward_depth or self._optimizer_depth)
+        )
+
+    def _leave_steps(self, now_ns: int) -> None:
+        """From here on the time belongs to no step, until training goes on."""
         self._charge(now_ns, OTHER)
         self._publish_held()
         if self._may_end() and self._open is not None:
@@ -235,7 +266,6 @@ class StepTimer:
         if not self._evaluating:
             self._evaluating = True
             self._on_pause()
-        return True
 
     def _cross(self, end_cpu_ns: int | None, *, at_this_moment: bool) -> None:
         """The step ends at the last moment charged, unless the cycle of optimizers may still go on.

@@ -152,7 +152,7 @@ class TorchHooks:
                 got_batch = True
                 return batch
             finally:
-                self._note(timer.data_end, got_batch)
+                self._note(timer.data_end, got_batch, id(iterator))
 
         return __next__
 

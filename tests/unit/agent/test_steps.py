@@ -27,10 +27,10 @@ class Loop:
         self.now_ns += ticks
         return self
 
-    def data(self, ticks: int = 10, *, training: bool = True, got_batch: bool = True) -> "Loop":
+    def data(self, ticks: int = 10, *, training: bool = True, got_batch: bool = True, loader: int = 1) -> "Loop":
         self.timer.data_begin(self.now_ns, training=training)
         self.now_ns += ticks
-        self.timer.data_end(self.now_ns, got_batch=got_batch)
+        self.timer.data_end(self.now_ns, got_batch=got_batch, loader=loader)
         return self
 
     def backward(self, ticks: int = 200) -> "Loop":
@@ -204,6 +204,49 @@ def test_evaluation_is_announced_once_and_the_step_after_it_has_its_boundary() -
     plain_step(plain_step(loop)).finish()
     assert loop.pauses_ns == [evaluation_ns]
     assert loop.boundaries == [2, 3]  # the first step's end was not yet certain, so that 1 was not announced
+
+
+def look_through(loop: Loop, *, loader: int) -> Loop:
+    """An evaluation that switches gradients off around the model only, as Transformers' Trainer does: 3 031 ticks."""
+    for _ in range(3):
+        loop.data(10, loader=loader).wait(1_000)
+    return loop.data(1, got_batch=False, loader=loader)
+
+
+def test_evaluation_that_fetches_with_gradients_on_belongs_to_no_step() -> None:
+    loop = look_through(plain_step(plain_step(Loop())), loader=2)
+    records = plain_step(plain_step(loop)).finish()
+    assert [record.duration_ns for record in records] == [352, 352, 352, 345]
+    assert [record.batches for record in records] == [1, 1, 1, 1]
+    assert records[2].start_host_ns - records[1].end_host_ns == 3_031
+
+
+def test_two_evaluations_before_training_belong_to_no_step() -> None:
+    loop = look_through(look_through(Loop(), loader=2), loader=3)
+    records = plain_step(loop).finish()
+    assert [(record.batches, record.duration_ns) for record in records] == [(1, 345)]
+
+
+def test_evaluation_that_fetches_with_gradients_on_is_told_when_training_goes_on() -> None:
+    loop = plain_step(plain_step(plain_step(Loop())))
+    look_through(loop, loader=2)
+    resumed_ns = loop.now_ns
+    plain_step(loop).finish()
+    assert loop.pauses_ns == [resumed_ns]
+    assert loop.boundaries == [2, 3, 3]  # 3 was given up by the evaluation and began again after it
+
+
+def test_epoch_fetched_as_a_whole_before_its_first_backward_is_trained_on() -> None:
+    loop = Loop().data().data().data(1, got_batch=False)
+    loop.backward().backward().optimizer()
+    records = plain_step(loop).finish()
+    assert [record.batches for record in records] == [2, 1]
+
+
+def test_batch_in_hand_is_kept_when_another_loader_is_looked_through() -> None:
+    loop = plain_step(plain_step(Loop())).data(10, loader=1)
+    look_through(loop, loader=2).data(10, loader=1).backward().optimizer()
+    assert [record.batches for record in loop.finish()] == [1, 1, 1 + 3 + 1]
 
 
 def test_fetch_that_ends_the_epoch_is_no_batch_and_no_step() -> None:

@@ -152,6 +152,15 @@ def test_an_evaluation_is_no_step(watched: Watched) -> None:
     assert len(watched.finish()) == BATCHES
 
 
+def test_evaluation_with_gradients_off_around_the_model_only_is_no_step(watched: Watched) -> None:
+    loop = Loop().train()
+    for (batch,) in loop.batches:
+        with torch.no_grad():
+            loop.model(batch)
+    loop.train()
+    assert [record.batches for record in watched.finish()] == [1] * (2 * BATCHES)
+
+
 def compiled_optimizer(loop: Loop) -> Callable[[Tensor], None]:
     step = torch.compile(loop.optimizer.step, backend="eager")
 

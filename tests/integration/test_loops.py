@@ -1,0 +1,165 @@
+"""Every kind of training loop, as users write it, is counted right. docs/loops.md is the table for users."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+
+from tests.integration.listening_collector import Life, listening
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Ended, python, run, torchrun
+
+DOCS = Path(__file__).parents[2] / "docs" / "loops.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A script and what must be counted on each of its ranks. Batches and backwards of successive steps repeat."""
+
+    script: str
+    steps: int
+    ranks: int = 1
+    batches: tuple[int, ...] = (1,)
+    backwards: tuple[int, ...] = (1,)
+    says: str = ""
+    needs: str = "torch"
+
+    @property
+    def command(self) -> list[str]:
+        """How the user starts it under the agent."""
+        path = f"loops/{self.script}.py"
+        return python(*AGENT, path) if self.ranks == 1 else torchrun(self.ranks, *AGENT, path)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether what the script imports is there."""
+        return importlib.util.find_spec(self.needs) is not None
+
+
+LOOPS = (
+    Loop(script="plain", steps=3 * 4),
+    Loop(script="accumulation", steps=2 * 12 // 4, batches=(4,), backwards=(4,)),
+    Loop(script="gan", steps=32 // 4, backwards=(2 + 1,)),
+    # LBFGS asks for the loss once, and again after each of its four iterations but the last.
+    Loop(script="lbfgs", steps=48 // 8, backwards=(1 + 3,)),
+    # The scale is halved by the one step that is left out, which is a step of the loop all the same.
+    Loop(script="scaled_amp", steps=32 // 4, says="scale 512"),
+    Loop(script="compiled", steps=2 * 4),
+    Loop(script="fsdp2", ranks=2, steps=2 * 32 // 2 // 4),
+    Loop(script="comm_hook", ranks=2, steps=2 * 48 // 2 // 4),
+    Loop(script="mesh_2d", ranks=4, steps=40 // 2 // 4),
+    Loop(script="evaluation", steps=3 * 20 // 4),
+    # Two epochs, two workers, each with five batches of two.
+    Loop(script="iterable_workers", steps=2 * 2 * 5),
+    Loop(script="forks", steps=40 // 4),
+    Loop(script="own_profiler", steps=48 // 4, says="recorded 2 2"),
+    Loop(script="lightning_trainer", steps=2 * 24 // 4, says="global step 12", needs="lightning"),
+    # Of the eight batches of an epoch, of the six in the next, one is fetched ahead: 3 + 2 + 2 + 1, 3 + 2 + 1.
+    Loop(script="accelerate_loop", steps=2 * 8 // 2, batches=(3, 2, 2, 1), backwards=(2,), needs="accelerate"),
+    Loop(
+        script="transformers_trainer",
+        steps=2 * 6 // 2,
+        batches=(3, 2, 1),
+        backwards=(2,),
+        says="global step 6",
+        needs="transformers",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How a loop ended, and what its ranks reported."""
+
+    ended: Ended
+    lives: list[Life]
+
+
+Jobs = dict[str, "Future[Seen]"]
+
+
+def watch(loop: Loop) -> Seen:
+    with listening() as collector:
+        alone = ALONE if loop.ranks == 1 else {}
+        ended = run(loop.command, {**OFTEN, **alone, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        return Seen(ended, collector.lives)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Jobs]:
+    """Each loop runs once, two at a time: half of what it takes is waiting."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {loop.script: pool.submit(watch, loop) for loop in LOOPS if loop.is_installed}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(params=LOOPS, ids=lambda loop: loop.script)
+def loop(request: pytest.FixtureRequest) -> Loop:
+    """One row of the table."""
+    row: Loop = request.param
+    if not row.is_installed:
+        pytest.skip(f"{row.needs} is not installed")
+    return row
+
+
+@pytest.fixture
+def seen(loop: Loop, jobs: Jobs) -> Seen:
+    """What was seen of it."""
+    return jobs[loop.script].result()
+
+
+def repeat(pattern: tuple[int, ...], steps: int) -> list[int]:
+    return list(islice(cycle(pattern), steps))
+
+
+def test_loop_runs_to_its_own_end_and_hears_nothing_of_the_agent(loop: Loop, seen: Seen) -> None:
+    assert (seen.ended.exit_code, seen.ended.left) == (0, ()), seen.ended.stderr
+    assert loop.says in seen.ended.stdout
+    assert "rankscope" not in seen.ended.stderr
+
+
+def test_every_rank_reports_to_the_end_and_without_an_error(loop: Loop, seen: Seen) -> None:
+    assert [life.rank for life in seen.lives] == list(range(loop.ranks))
+    assert {life.ending for life in seen.lives} == {("finished", "", None)}
+    assert [life.losses.errors for life in seen.lives] == [{}] * loop.ranks
+
+
+def test_every_step_is_counted_and_nothing_else(loop: Loop, seen: Seen) -> None:
+    for life in seen.lives:
+        assert [record.step for record in life.steps] == list(range(loop.steps))
+
+
+def test_phases_sum_to_the_step(seen: Seen) -> None:
+    for record in (record for life in seen.lives for record in life.steps):
+        assert sum(record.phases_ns.values()) == record.duration_ns
+        assert min(record.phases_ns.values()) >= 0
+
+
+def test_each_step_has_the_batches_and_backwards_of_the_loop(loop: Loop, seen: Seen) -> None:
+    for life in seen.lives:
+        assert [record.batches for record in life.steps] == repeat(loop.batches, loop.steps)
+        assert [record.backwards for record in life.steps] == repeat(loop.backwards, loop.steps)
+
+
+def test_the_time_of_backward_and_optimizer_is_seen_in_every_step(seen: Seen) -> None:
+    for record in (record for life in seen.lives for record in life.steps):
+        assert min(record.phases_ns["backward"], record.phases_ns["optimizer"]) > 0
+
+
+def spell(pattern: tuple[int, ...]) -> str:
+    return ", ".join(map(str, pattern))
+
+
+def test_docs_name_every_loop_and_what_was_counted() -> None:
+    row_of_the_table = r"^\| .*\[`(\w+)`\]\(.*?\) \| (\d+) \| (\d+) \| ([\d, ]+) \| ([\d, ]+) \|"
+    rows = re.findall(row_of_the_table, DOCS.read_text(), re.MULTILINE)
+    counted = [(row.script, str(row.ranks), str(row.steps), spell(row.batches), spell(row.backwards)) for row in LOOPS]
+    assert rows == counted
+
+
+def test_every_script_is_a_row_of_the_table() -> None:
+    assert sorted(path.stem for path in (SCRIPTS / "loops").glob("*.py")) == sorted(row.script for row in LOOPS)
