@@ -42,6 +42,9 @@ RANK: Final = ("run", "rank")
 CAUSE: Final = ("run", "rank", "cause")
 COLLECTIVE: Final = ("run", "rank", "group", "op")
 DEVICE: Final = ("run", "rank", "node", "gpu")
+DEVICE_DIRECTION: Final = (*DEVICE, "direction")
+"""Direction tx: out of the GPU, rx: into it."""
+DEVICE_KIND: Final = (*DEVICE, "kind")
 RANK_INFO: Final = (
     "run", "rank", "node", "local_rank", "gpu", "gpu_model", "pid", "agent_version", "torch_version",
 )  # fmt: skip
@@ -206,6 +209,71 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "rankscope_gpu_throttled", "gauge", "", DEVICE,
         "1 while the GPU's clocks are held down by heat, power or a fault, 0 while they are not.",
         "1 if NVML gives any such reason", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_power_limit_watts", "gauge", "watts", DEVICE,
+        "Power above which the GPU's clocks are held down.", "NVML enforced power limit", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_memory_clock_hertz", "gauge", "hertz", DEVICE,
+        "Clock of the GPU's memory.", "NVML memory clock", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_xid_errors_total", "counter", "", DEVICE,
+        "Xid errors of the GPU since the agent first saw it.", "count of NVML's Xid events", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_last_xid", "gauge", "", DEVICE,
+        "Number of the GPU's last Xid error, as in NVIDIA's list; absent until there is one.",
+        "data of NVML's last Xid event", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_ecc_errors_total", "counter", "", DEVICE_KIND,
+        "Bit errors found in the GPU's memories since its driver was loaded, by kind: corrected, uncorrected.",
+        "NVML total ECC errors, volatile", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_remapped_rows", "gauge", "", DEVICE_KIND,
+        "Rows of GPU memory replaced for good because of bit errors, by kind: correctable, uncorrectable.",
+        "NVML remapped rows", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_row_remapping_pending", "gauge", "", DEVICE,
+        "1 while a row of GPU memory waits for a reset of the GPU to be replaced.", "NVML remapped rows", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_row_remapping_failed", "gauge", "", DEVICE,
+        "1 if a row of GPU memory could not be replaced; such a GPU is to be exchanged.",
+        "NVML remapped rows", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_sm_active_ratio", "gauge", "ratio", DEVICE,
+        "Part of the GPU's multiprocessors that were busy, mean since the last sample; Hopper and newer.",
+        "NVML GPM SM_UTIL / 100", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_sm_occupancy_ratio", "gauge", "ratio", DEVICE,
+        "Active warps over those the multiprocessors can hold, mean since the last sample; Hopper and newer.",
+        "NVML GPM SM_OCCUPANCY / 100", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_tensor_active_ratio", "gauge", "ratio", DEVICE,
+        "Part of the time in which the tensor cores worked, mean since the last sample; Hopper and newer.",
+        "NVML GPM ANY_TENSOR_UTIL / 100", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_dram_bandwidth_ratio", "gauge", "ratio", DEVICE,
+        "Bandwidth of the GPU's memory in use, over what it can do, mean since the last sample; Hopper and newer.",
+        "NVML GPM DRAM_BW_UTIL / 100", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_nvlink_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
+        "Data sent (tx) and received (rx) over all NVLinks of the GPU, without the protocol's own.",
+        "NVML NVLINK_THROUGHPUT_DATA of all links * 1024", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_pcie_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
+        "Bytes sent (tx) and received (rx) over the GPU's PCIe bus.", "NVML PCIE_COUNT", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_process_cpu_seconds_total", "counter", "seconds", RANK,

@@ -95,7 +95,14 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The GPU of the rank at one moment, from NVML. What could not be read is None, and `absent` says why by field."""
+    """The GPU of the rank at one moment, from NVML. What could not be read is None, and `absent` says why by field.
+
+    Of a slice (MIG) the memory, the activity and the Xid errors are its own, all else is its board's. The bytes of
+    NVLink (all links together) and PCIe count up, as do the ECC errors, from the loading of the driver; `xid_count`
+    from the agent's first sight of the GPU. `xid_last` is the number of the latest Xid error. Remapped rows are rows of
+    memory that were replaced, for good; a pending remapping needs a reset of the GPU, a failed one a new GPU. The
+    activity ratios and bytes per second are means since the sample before.
+    """
 
     host_ns: int
     uuid: str
@@ -108,6 +115,26 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sm_clock_hertz: int | None = None
     throttle_reasons: tuple[str, ...] | None = None
     absent: Mapping[str, str] = {}
+    memory_clock_hertz: int | None = None
+    power_limit_watts: float | None = None
+    nvlink_tx_bytes: int | None = None
+    nvlink_rx_bytes: int | None = None
+    pcie_tx_bytes: int | None = None
+    pcie_rx_bytes: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    remapped_rows_correctable: int | None = None
+    remapped_rows_uncorrectable: int | None = None
+    remapping_pending: bool | None = None
+    remapping_failed: bool | None = None
+    xid_count: int | None = None
+    xid_last: int | None = None
+    sm_active_ratio: float | None = None
+    sm_occupancy_ratio: float | None = None
+    tensor_active_ratio: float | None = None
+    dram_bandwidth_ratio: float | None = None
+    nvlink_tx_bytes_per_s: float | None = None
+    nvlink_rx_bytes_per_s: float | None = None
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -2,24 +2,24 @@
 
     read_device_uuid() -> None              no CUDA in this process (yet): NVML is not even loaded
     nvmlInit fails                          said once, with the cure; from then on sample() returns () at no cost
-    the GPU is not found, or gets lost      a sample with every field absent, and why; looked for again after 10 s,
-                                            20 s, ... 10 min, and in between NVML is left alone
+    the GPU is not found, or gets lost      a sample with every field absent, and why, but the Xid errors that came
+                                            with the loss; looked for again after 10 s, 20 s, ... 10 min, and in
+                                            between NVML is left alone
     one value cannot be read                that field is None, `absent` says why; the others are measured
 
-pynvml calls NVML through ctypes, which lets go of the GIL: a driver that answers slowly holds up only its caller. Its
-own part of a sample is 33 us (Python 3.11, against tests/nvml_stand_in); what a real driver adds has not been measured.
+What is read stands in nvml_state.py, nvml_traffic.py, nvml_faults.py and nvml_activity.py. pynvml calls NVML through
+ctypes, which lets go of the GIL: a driver that answers slowly holds up only its caller. Its own part of a sample is
+about 0.1 ms (Python 3.11, against tests/nvml_stand_in); what a real driver adds has not been measured.
 """
 
-import contextlib
 import importlib
-import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from rankscope.agent.guard import say
+from rankscope.agent.sample import nvml_activity, nvml_faults, nvml_state, nvml_traffic
+from rankscope.agent.sample.nvml_calls import LOST_REASONS, Absent, Device, Nvml, Reading
 from rankscope.measure.clock import Clock
 from rankscope.measure.records import DeviceSample
 from rankscope.measure.units import NS_PER_S
@@ -27,53 +27,15 @@ from rankscope.measure.units import NS_PER_S
 RETRY_NS_FIRST = 10 * NS_PER_S
 RETRY_NS_MAX = 600 * NS_PER_S
 
-REASON_LENGTH_MAX = 64
-"""NVML may know errors that pynvml does not name; their text comes from the driver and is cut here."""
-
-LOST_REASONS = frozenset({"gpu_is_lost", "gpu_not_found", "reset_required", "uninitialized"})
-"""Errors of the whole device: the other values are not asked for, since each such call can take until a time-out."""
-
 FIELDS = (
-    "utilization_ratio",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "power_watts",
-    "temperature_celsius",
-    "sm_clock_hertz",
-    "throttle_reasons",
+    *nvml_state.FIELDS,
+    *nvml_traffic.FIELDS,
+    *nvml_faults.ECC_FIELDS,
+    *nvml_faults.REMAP_FIELDS,
+    *nvml_faults.XID_FIELDS,
+    *nvml_activity.FIELDS,
 )
 """The fields of DeviceSample that NVML fills."""
-
-THROTTLE_REASONS = {
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal_slowdown",
-    0x040: "hw_thermal_slowdown",
-    0x080: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-    0x200: "board_limit",
-    0x400: "reliability",
-}
-"""nvmlClocksEventReason* (before driver 535: nvmlClocksThrottleReason*) by its bit."""
-
-GPU_IDLE = 0x001
-APPLICATIONS_CLOCKS_SETTING = 0x002
-"""Not throttling: nothing to do, and clocks that somebody has set on purpose."""
-
-HERTZ_PER_MEGAHERTZ = 1_000_000
-MILLIWATTS_PER_WATT = 1_000
-
-
-def name_throttle_reasons(mask: int) -> tuple[str, ...]:
-    """The reasons in NVML's bit mask, lowest bit first; empty when the clocks are not held down.
-
-    >>> name_throttle_reasons(0x028), name_throttle_reasons(GPU_IDLE), name_throttle_reasons(0x1000)
-    (('hw_slowdown', 'sw_thermal_slowdown'), (), ('bit_12',))
-    """
-    held = mask & ~(GPU_IDLE | APPLICATIONS_CLOCKS_SETTING)
-    bits = (bit for bit in range(held.bit_length()) if held >> bit & 1)
-    return tuple(THROTTLE_REASONS.get(1 << bit, f"bit_{bit}") for bit in bits)
 
 
 def torch_device_uuid(modules: Mapping[str, Any] = sys.modules) -> str | None:
@@ -110,18 +72,49 @@ class TrainingDevice:
         return self._uuid
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
-    """NVML's handles of one device.
+class _LostError(Exception):
+    """The whole device cannot be read; its text is the reason."""
 
-    They differ for a slice (MIG): it has memory of its own, while power, heat, clocks and utilisation exist only for
-    the whole board.
-    """
 
-    uuid: str
-    model: str
-    own: Any
-    board: Any
+class _DeviceReadings:
+    """Everything that is read from one device, from when it is found until it is lost or let go."""
+
+    def __init__(self, nvml: Nvml, device: Device, xids: nvml_faults.XidWatch) -> None:
+        self._nvml = nvml
+        self._activity = nvml_activity.ActivityReadings(nvml, device)
+        self._readings: tuple[Reading, ...] = (
+            *nvml_state.StateReadings(nvml, device).readings,
+            *nvml_traffic.TrafficReadings(nvml, device).readings,
+            *nvml_faults.FaultReadings(nvml, device).readings,
+            *xids.readings,
+            *self._activity.readings,
+        )
+
+    def read(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The values by field, and the reasons of those that are missing. Raises _LostError."""
+        values: dict[str, Any] = {}
+        absent: dict[str, str] = {}
+        for reading in self._readings:
+            for field, value in zip(reading.fields, self._ask(reading), strict=True):
+                if not isinstance(value, Absent):
+                    values[field] = value
+                    continue
+                absent[field] = value.reason
+                if value.reason in LOST_REASONS:
+                    raise _LostError(value.reason)
+        if values.keys() <= set(nvml_faults.XID_FIELDS):  # these come from the driver, not from the device
+            raise _LostError(absent[FIELDS[0]])
+        return values, absent
+
+    def close(self) -> None:
+        """Give back what NVML holds for these readings."""
+        self._activity.close()
+
+    def _ask(self, reading: Reading) -> tuple[Any, ...]:
+        try:
+            return reading.read()
+        except self._nvml.error_type as error:
+            return (Absent(self._nvml.reason(error)),) * len(reading.fields)
 
 
 class NvmlSampler:
@@ -141,12 +134,14 @@ class NvmlSampler:
         self._read_device_uuid = read_device_uuid
         self._on_unavailable = on_unavailable
         self._unavailable: str | None = None
-        self._nvml: _Nvml | None = None
-        self._device: _Device | None = None
+        self._nvml: Nvml | None = None
+        self._readings: _DeviceReadings | None = None
+        self._xids = nvml_faults.XidWatch()
         self._asked_uuid = ""
         self._uuid = ""
         self._model = ""
         self._absent_reason = ""
+        self._lost_xids: dict[str, int | Absent] = {}
         self._retry_ns = 0
         self._retry_wait_ns = RETRY_NS_FIRST
 
@@ -166,27 +161,28 @@ class NvmlSampler:
         now_ns = self._clock.monotonic_ns()
         if uuid != self._asked_uuid:
             self._begin_with(uuid, now_ns)
-        if self._device is None and now_ns >= self._retry_ns:
+        if self._readings is None and now_ns >= self._retry_ns:
             self._find(nvml, now_ns)
-        if self._device is None:
+        if self._readings is None:
             return (self._absent_sample(now_ns),)
-        return (self._read(nvml, self._device, now_ns),)
+        return (self._read(self._readings, now_ns),)
 
     def close(self) -> None:
         """Let go of NVML. From then on sample() returns ()."""
+        self._let_go()
+        self._xids.stop()
         if self._nvml is not None:
             self._nvml.shutdown()
         self._nvml = None
-        self._device = None
         self._unavailable = self._unavailable or "closed"
 
-    def _open(self) -> "_Nvml | None":
+    def _open(self) -> Nvml | None:
         try:
             module = importlib.import_module("pynvml")
         except ImportError as error:
             self._give_up("pynvml_not_installed", f"{error}; install nvidia-ml-py")
             return None
-        nvml = _Nvml(module)
+        nvml = Nvml(module)
         try:
             module.nvmlInit()
         except module.NVMLError as error:
@@ -204,147 +200,57 @@ class NvmlSampler:
         self._on_unavailable(f"GPU sensors are not read ({reason}): {explanation}. Everything else is measured")
 
     def _begin_with(self, uuid: str, now_ns: int) -> None:
+        self._let_go()
+        self._xids.stop()
+        self._xids = nvml_faults.XidWatch()
         self._asked_uuid = uuid
         self._uuid = uuid
         self._model = ""
-        self._device = None
         self._retry_ns = now_ns
         self._retry_wait_ns = RETRY_NS_FIRST
 
-    def _find(self, nvml: "_Nvml", now_ns: int) -> None:
+    def _find(self, nvml: Nvml, now_ns: int) -> None:
         try:
-            self._device = nvml.find_device(self._asked_uuid)
+            device = nvml.find_device(self._asked_uuid)
         except nvml.error_type as error:
             self._lose(nvml.reason(error), now_ns)
-        else:
-            self._uuid = self._device.uuid
-            self._model = self._device.model
+            return
+        self._uuid, self._model = device.uuid, device.model
+        self._xids.start(nvml, device)
+        self._readings = _DeviceReadings(nvml, device, self._xids)
+
+    def _let_go(self) -> None:
+        if self._readings is not None:
+            self._readings.close()
+        self._readings = None
 
     def _lose(self, reason: str, now_ns: int) -> None:
-        """No handle any more, and no NVML call until the wait is over. The wait grows until a value is read again."""
-        self._device = None
+        """No handle any more, and no NVML call until the wait is over. The wait grows until a value is read again.
+
+        The Xid that tells why it is lost may have come since the last sample: it is collected first.
+        """
+        self._let_go()
         self._absent_reason = reason
+        self._lost_xids = self._xids.settle()
         self._retry_ns = now_ns + self._retry_wait_ns
         self._retry_wait_ns = min(2 * self._retry_wait_ns, RETRY_NS_MAX)
 
-    def _read(self, nvml: "_Nvml", device: _Device, now_ns: int) -> DeviceSample:
-        values: dict[str, Any] = {}
-        absent: dict[str, str] = {}
-        for fields, read in nvml.readings:
-            try:
-                values.update(zip(fields, read(device), strict=True))
-            except nvml.error_type as error:
-                reason = nvml.reason(error)
-                absent.update(dict.fromkeys(fields, reason))
-                if reason in LOST_REASONS or len(absent) == len(FIELDS):
-                    self._lose(reason, now_ns)
-                    return self._absent_sample(now_ns)
+    def _read(self, readings: _DeviceReadings, now_ns: int) -> DeviceSample:
+        try:
+            values, absent = readings.read()
+        except _LostError as lost:
+            self._lose(str(lost), now_ns)
+            return self._absent_sample(now_ns)
         self._retry_wait_ns = RETRY_NS_FIRST
-        return DeviceSample(host_ns=now_ns, uuid=device.uuid, model=device.model, absent=absent, **values)
+        return DeviceSample(host_ns=now_ns, uuid=self._uuid, model=self._model, absent=absent, **values)
 
     def _absent_sample(self, now_ns: int) -> DeviceSample:
+        known: dict[str, Any] = {}
         absent = dict.fromkeys(FIELDS, self._absent_reason)
-        return DeviceSample(host_ns=now_ns, uuid=self._uuid, model=self._model, absent=absent)
-
-
-class _Call:
-    """One question to NVML under the names it has had. A name that pynvml or the driver lacks is not tried again."""
-
-    def __init__(self, module: ModuleType, *spellings: tuple[Any, ...]) -> None:
-        self._missing: type[Exception] = module.NVMLError_FunctionNotFound
-        self._spellings = [
-            (getattr(module, name), arguments) for name, *arguments in spellings if hasattr(module, name)
-        ]
-
-    def __call__(self, handle: Any) -> Any:
-        while self._spellings:
-            function, arguments = self._spellings[0]
-            try:
-                return function(handle, *arguments)
-            except self._missing:
-                del self._spellings[0]
-        raise self._missing
-
-
-class _Nvml:
-    """pynvml's calls in our units. Its methods raise `error_type`."""
-
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
-        self.error_type: type[Exception] = module.NVMLError
-        self._reasons: dict[int, str] = {
-            getattr(module, name): name.removeprefix("NVML_ERROR_").lower()
-            for name in dir(module)
-            if name.startswith("NVML_ERROR_")
-        }
-        # The first version, with no number, counts what the driver keeps for itself as used.
-        self._memory = _Call(module, ("nvmlDeviceGetMemoryInfo", module.nvmlMemory_v2), ("nvmlDeviceGetMemoryInfo",))
-        # pynvml announces that the old names of the next two go with CUDA 14; every driver in use has the first one.
-        sensor = module.NVML_TEMPERATURE_GPU
-        self._temperature = _Call(module, ("nvmlDeviceGetTemperature", sensor), ("nvmlDeviceGetTemperatureV", sensor))
-        self._throttle_mask = _Call(
-            module, ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
-        )
-        self.readings: tuple[tuple[tuple[str, ...], Callable[[_Device], tuple[Any, ...]]], ...] = (
-            (("utilization_ratio",), self._read_utilization),
-            (("memory_used_bytes", "memory_total_bytes"), self._read_memory),
-            (("power_watts",), self._read_power),
-            (("temperature_celsius",), self._read_temperature),
-            (("sm_clock_hertz",), self._read_sm_clock),
-            (("throttle_reasons",), self._read_throttle_reasons),
-        )
-
-    def reason(self, error: Exception) -> str:
-        """An NVML error as a short name: 'no_permission'; one that pynvml has no name for, by the driver's own text."""
-        named = self._reasons.get(getattr(error, "value", 0))
-        return named or re.sub(r"[^a-z0-9]+", "_", str(error).lower()).strip("_")[:REASON_LENGTH_MAX]
-
-    def find_device(self, uuid: str) -> _Device:
-        """The device with torch's UUID: a GPU, or a slice of one, which torch does not tell apart."""
-        own = self._find_handle(uuid)
-        if own is None:
-            uuid = "MIG-" + uuid.removeprefix("GPU-")
-            own = self._module.nvmlDeviceGetHandleByUUID(uuid)
-        is_slice = uuid.startswith("MIG-")
-        board = self._module.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(own) if is_slice else own
-        return _Device(uuid, self._read_model(own), own, board)
-
-    def shutdown(self) -> None:
-        """Give back what nvmlInit took. NVML counts both, so others in this process keep theirs."""
-        with contextlib.suppress(self.error_type):  # nothing is left to do about a driver that is gone already
-            self._module.nvmlShutdown()
-
-    def _find_handle(self, uuid: str) -> Any:
-        try:
-            return self._module.nvmlDeviceGetHandleByUUID(uuid)
-        except self._module.NVMLError_NotFound:
-            if not uuid.startswith("GPU-"):
-                raise
-            return None
-
-    def _read_model(self, handle: Any) -> str:
-        try:
-            return str(self._module.nvmlDeviceGetName(handle))
-        except self.error_type:
-            return ""
-
-    def _read_utilization(self, device: _Device) -> tuple[float]:
-        """The share of the driver's last sampling period (1/6 s to 1 s) in which any kernel ran."""
-        return (self._module.nvmlDeviceGetUtilizationRates(device.board).gpu / 100,)
-
-    def _read_memory(self, device: _Device) -> tuple[int, int]:
-        memory = self._memory(device.own)
-        return int(memory.used), int(memory.total)
-
-    def _read_power(self, device: _Device) -> tuple[float]:
-        return (self._module.nvmlDeviceGetPowerUsage(device.board) / MILLIWATTS_PER_WATT,)
-
-    def _read_temperature(self, device: _Device) -> tuple[float]:
-        return (float(self._temperature(device.board)),)
-
-    def _read_sm_clock(self, device: _Device) -> tuple[int]:
-        megahertz = self._module.nvmlDeviceGetClockInfo(device.board, self._module.NVML_CLOCK_SM)
-        return (megahertz * HERTZ_PER_MEGAHERTZ,)
-
-    def _read_throttle_reasons(self, device: _Device) -> tuple[tuple[str, ...]]:
-        return (name_throttle_reasons(self._throttle_mask(device.board)),)
+        for field, value in self._lost_xids.items():
+            if isinstance(value, Absent):
+                absent[field] = value.reason
+            else:
+                del absent[field]
+                known[field] = value
+        return DeviceSample(host_ns=now_ns, uuid=self._uuid, model=self._model, absent=absent, **known)

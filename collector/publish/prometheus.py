@@ -124,6 +124,16 @@ def _per_device(read: Callable[[DeviceSample], float | None]) -> Reader:
     )
 
 
+def _per_device_and(fields: Mapping[str, str]) -> Reader:
+    """For device measures with one more label: its values, and the field of DeviceSample that each is read from."""
+    return lambda snapshot: (
+        ((*_rank_labels(run, rank), rank.identity.node, device.uuid, label), getattr(device, field))
+        for run, rank in _live_ranks(snapshot)
+        for device in rank.devices
+        for label, field in fields.items()
+    )
+
+
 def _per_cause(read: Callable[[RunSnapshot], Iterable[tuple[int, str, float]]]) -> Reader:
     """For what detection says of (rank, cause); only of ranks that live."""
 
@@ -259,6 +269,22 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_gpu_temperature_celsius": _per_device(lambda device: device.temperature_celsius),
     "rankscope_gpu_sm_clock_hertz": _per_device(lambda device: device.sm_clock_hertz),
     "rankscope_gpu_throttled": _per_device(_throttled),
+    "rankscope_gpu_power_limit_watts": _per_device(lambda device: device.power_limit_watts),
+    "rankscope_gpu_memory_clock_hertz": _per_device(lambda device: device.memory_clock_hertz),
+    "rankscope_gpu_xid_errors_total": _per_device(lambda device: device.xid_count),
+    "rankscope_gpu_last_xid": _per_device(lambda device: device.xid_last),
+    "rankscope_gpu_ecc_errors_total": _per_device_and({"corrected": "ecc_corrected", "uncorrected": "ecc_uncorrected"}),
+    "rankscope_gpu_remapped_rows": _per_device_and(
+        {"correctable": "remapped_rows_correctable", "uncorrectable": "remapped_rows_uncorrectable"}
+    ),
+    "rankscope_gpu_row_remapping_pending": _per_device(lambda device: device.remapping_pending),
+    "rankscope_gpu_row_remapping_failed": _per_device(lambda device: device.remapping_failed),
+    "rankscope_gpu_sm_active_ratio": _per_device(lambda device: device.sm_active_ratio),
+    "rankscope_gpu_sm_occupancy_ratio": _per_device(lambda device: device.sm_occupancy_ratio),
+    "rankscope_gpu_tensor_active_ratio": _per_device(lambda device: device.tensor_active_ratio),
+    "rankscope_gpu_dram_bandwidth_ratio": _per_device(lambda device: device.dram_bandwidth_ratio),
+    "rankscope_gpu_nvlink_bytes_total": _per_device_and({"tx": "nvlink_tx_bytes", "rx": "nvlink_rx_bytes"}),
+    "rankscope_gpu_pcie_bytes_total": _per_device_and({"tx": "pcie_tx_bytes", "rx": "pcie_rx_bytes"}),
     "rankscope_process_cpu_seconds_total": _of_host(lambda host: _seconds(host.cpu_ns)),
     "rankscope_process_resident_memory_bytes": _of_host(lambda host: host.resident_bytes),
     "rankscope_gc_pause_seconds_total": _of_host(lambda host: _seconds(host.gc_pause_ns)),

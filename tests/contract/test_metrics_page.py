@@ -35,9 +35,10 @@ from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 LABELS = {
     "run", "rank", "node", "gpu", "group", "op", "phase", "cause", "reason", "part",
+    "direction", "kind",
     "world_size", "restart_count", "local_rank", "gpu_model", "pid", "agent_version", "torch_version",
 }  # fmt: skip
-"""Every label there may be; the second line is of the two info measures only."""
+"""Every label there may be; the last line is of the two info measures only."""
 
 MS = 1_000_000
 """ns per ms"""
@@ -120,6 +121,12 @@ def device_of(rank: int) -> DeviceSample:
         host_ns=1, uuid=f"GPU-{rank}", model="NVIDIA H200", utilization_ratio=0.93 if rank == 0 else 0.0,
         memory_used_bytes=64 * 2**30, memory_total_bytes=140 * 2**30, power_watts=655.5, temperature_celsius=71.0,
         sm_clock_hertz=1_755_000_000, throttle_reasons=("hw_thermal_slowdown",) if rank == 0 else (),
+        memory_clock_hertz=3_201_000_000, power_limit_watts=700.0, nvlink_tx_bytes=2**40, nvlink_rx_bytes=2**41,
+        pcie_tx_bytes=2**33, pcie_rx_bytes=2**34, ecc_corrected=3, ecc_uncorrected=0, remapped_rows_correctable=1,
+        remapped_rows_uncorrectable=0, remapping_pending=rank == 0, remapping_failed=False,
+        xid_count=2 if rank == 0 else 0, xid_last=79 if rank == 0 else None, sm_active_ratio=0.75,
+        sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
+        nvlink_tx_bytes_per_s=2.0**30, nvlink_rx_bytes_per_s=2.0**31,
     )  # fmt: skip
 
 

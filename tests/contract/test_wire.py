@@ -2,7 +2,8 @@
 
 The frames stand in golden/wire as hex text, one file per kind of message. `python -m tests.contract.test_wire` from the
 repository's root writes those that are missing and touches no other. Until 0.1.0 is released a file may be deleted and
-written anew; after that never: a change that these tests notice needs a new protocol number.
+written anew; after that never: a change that these tests notice needs a new protocol number. Frames from before a
+structure got more fields stand in golden/wire/earlier.
 """
 
 from pathlib import Path
@@ -63,10 +64,18 @@ HOST = HostSample(
     host_ns=1_600, cpu_ns=5_000, resident_bytes=1 << 30, voluntary_switches=3, involuntary_switches=2,
     major_faults=0, gc_pause_ns=70, gc_collections=4,
 )  # fmt: skip
-DEVICE = DeviceSample(
+NARROW_DEVICE = DeviceSample(
     host_ns=1_601, uuid="GPU-0", model="H", utilization_ratio=0.5, memory_used_bytes=1, memory_total_bytes=2,
     power_watts=250.5, temperature_celsius=61.0, sm_clock_hertz=1_980_000_000, throttle_reasons=("power_cap",),
     absent={"xid": "no permission"},
+)  # fmt: skip
+"""With the fields that there were when the first frame of a report was written."""
+DEVICE = msgspec.structs.replace(
+    NARROW_DEVICE, memory_clock_hertz=3_201_000_000, power_limit_watts=700.0, nvlink_tx_bytes=11, nvlink_rx_bytes=12,
+    pcie_tx_bytes=13, pcie_rx_bytes=1 << 40, ecc_corrected=14, ecc_uncorrected=0, remapped_rows_correctable=15,
+    remapped_rows_uncorrectable=16, remapping_pending=True, remapping_failed=False, xid_count=17, xid_last=79,
+    sm_active_ratio=0.75, sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
+    nvlink_tx_bytes_per_s=1.5, nvlink_rx_bytes_per_s=2.5,
 )  # fmt: skip
 TOTALS = Totals(
     steps=43, step_ns=12_000, phases_ns={"data": 4_000}, batches=43, window_ns=600, compute_ns=400,
@@ -186,6 +195,13 @@ def test_the_kinds_keep_their_bytes() -> None:
 @each_kind
 def test_a_frame_of_the_past_means_what_it_meant(name: str) -> None:
     assert decode(read_golden(name)) == STATED[name]
+
+
+def test_a_report_of_an_agent_that_read_less_of_the_gpu_means_what_it_meant() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_narrow_device.hex").read_text())
+    report = STATED["report"]
+    assert isinstance(report, Report)
+    assert decode(frame) == msgspec.structs.replace(report, devices=(NARROW_DEVICE,))
 
 
 @each_structure

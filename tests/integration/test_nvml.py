@@ -3,71 +3,37 @@
 Each case is a process of its own, because pynvml loads its library once per process.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pynvml  # type: ignore[import-untyped, unused-ignore]  # it comes without types
 import pytest
 
-from rankscope.agent.sample.nvml import (
+from rankscope.agent.sample import nvml_state
+from rankscope.agent.sample.nvml import FIELDS, TrainingDevice, torch_device_uuid
+from rankscope.agent.sample.nvml_faults import XID_FIELDS
+from rankscope.agent.sample.nvml_state import (
     APPLICATIONS_CLOCKS_SETTING,
-    FIELDS,
     GPU_IDLE,
     THROTTLE_REASONS,
-    TrainingDevice,
     name_throttle_reasons,
-    torch_device_uuid,
 )
 from tests.nvml_stand_in import compile_nvml
+from tests.nvml_stand_in.sampling import MIB, QUIET, SLICE, STRAINED, name_fields, read_sample, run_script
 
-STRAINED = "GPU-00000000-0000-0000-0000-000000000001"
-QUIET = "GPU-00000000-0000-0000-0000-000000000002"
-SLICE = "MIG-00000000-0000-0000-0000-000000000004"
-MIB = 1024 * 1024
+CALLS_TO_FIND = 4
+"""The handle by its UUID, the name, the registration of events, whether there is GPM."""
 
-CALLS_TO_FIND = 2
-"""The handle by its UUID, and the name."""
+CALLS_TO_READ = 13
+"""Utilisation, memory, power, temperature, clock, throttle reasons, clock of the memory, power limit; all traffic
+counters at once; ECC errors of two kinds, remapped rows; GPM. The events of a set are not asked of the device."""
 
-CALLS_TO_READ = 6
-"""Utilisation, memory, power, temperature, clock, throttle reasons."""
+DEVICE_FIELDS = tuple(field for field in FIELDS if field not in XID_FIELDS)
+"""What is lost with a device that was found once."""
 
-PRELUDE = """
-import json, sys
-import msgspec
-from rankscope.agent.sample.nvml import NvmlSampler
-
-class Clock:
-    now_s = 0
-    def monotonic_ns(self):
-        return self.now_s * 1_000_000_000
-
-clock = Clock()
-said = []
-uuid = sys.argv[1] or None
-sampler = NvmlSampler(clock, lambda: uuid, on_unavailable=said.append)
-
-def sample(at_s=0):
-    clock.now_s = at_s
-    return msgspec.to_builtins(sampler.sample())
-
-def calls():
-    return sys.modules["pynvml"].nvmlLib.stand_in_device_calls()
-
-def init_balance():
-    return sys.modules["pynvml"].nvmlLib.stand_in_init_balance()
-
-def answer(value):
-    print(json.dumps(value))
-"""
-
-# The order of DeviceSample's fields on the wire, where it is an array.
-ARRAY = ("host_ns", "uuid", "model", *FIELDS, "absent")
+LOST = {**dict.fromkeys(DEVICE_FIELDS, "gpu_is_lost"), "xid_last": "none_seen"}
+"""Why each field of such a device is absent."""
 
 
 @pytest.fixture(scope="module")
@@ -76,29 +42,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_nvml(tmp_path_factory.mktemp("driver")).parent
 
 
-def _run(folder: Path, uuid: str, script: str, **environment: int) -> Any:
-    """What `script` answers in a new process that finds its NVML in `folder`."""
-    variables = {name: str(value) for name, value in environment.items()}
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + script, uuid],
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def _sample(folder: Path, uuid: str, **environment: int) -> dict[str, Any]:
-    """The only sample of a fresh sampler, by field name."""
-    (values,) = _run(folder, uuid, "answer(sample())", **environment)
-    return dict(zip(ARRAY, values, strict=True))
-
-
 def test_throttled_gpu_is_read_in_our_units(driver: Path) -> None:
-    assert _sample(driver, STRAINED) == {
+    sample = read_sample(driver, STRAINED)
+    expected = {
         "host_ns": 0,
         "uuid": STRAINED,
         "model": "Stand-in Strained",
@@ -109,48 +55,50 @@ def test_throttled_gpu_is_read_in_our_units(driver: Path) -> None:
         "temperature_celsius": 88.0,
         "sm_clock_hertz": 1_230_000_000,
         "throttle_reasons": ["hw_slowdown", "sw_thermal_slowdown"],  # clocks set on purpose are left out
-        "absent": {},
+        "memory_clock_hertz": 3_201_000_000,
+        "power_limit_watts": 700.0,
     }
+    assert {field: sample[field] for field in expected} == expected
 
 
 def test_idle_gpu_is_measured_as_not_throttled(driver: Path) -> None:
-    sample = _sample(driver, QUIET)
+    sample = read_sample(driver, QUIET)
     assert sample["throttle_reasons"] == []
     assert sample["utilization_ratio"] == 0.0
 
 
 def test_value_without_permission_is_absent_with_its_reason_and_the_others_are_measured(driver: Path) -> None:
-    sample = _sample(driver, QUIET)
+    sample = read_sample(driver, QUIET)
     assert sample["power_watts"] is None
-    assert sample["absent"] == {"power_watts": "no_permission"}
+    assert sample["absent"]["power_watts"] == "no_permission"
     assert sample["temperature_celsius"] == 31.0
 
 
 def test_old_driver_is_read_through_the_older_calls(tmp_path: Path) -> None:
     compile_nvml(tmp_path, old_driver=True)
-    sample = _sample(tmp_path, STRAINED)
+    sample = read_sample(tmp_path, STRAINED)
     assert sample["memory_used_bytes"] == (60_000 + 512) * MIB  # the older call counts the driver's own 512 MiB as used
     assert sample["throttle_reasons"] == ["hw_slowdown", "sw_thermal_slowdown"]
-    assert sample["absent"] == {}
+    assert sample["absent"].keys().isdisjoint(nvml_state.FIELDS)
 
 
 def test_slice_of_a_gpu_has_its_own_memory_and_the_power_of_its_board(driver: Path) -> None:
     torch_name = SLICE.replace("MIG-", "GPU-")
-    sample = _sample(driver, torch_name)
+    sample = read_sample(driver, torch_name)
     assert sample["uuid"] == SLICE
     assert (sample["memory_used_bytes"], sample["memory_total_bytes"]) == (4_000 * MIB, 10_000 * MIB)
     assert sample["power_watts"] == 250.0
     assert sample["throttle_reasons"] == ["sw_power_cap"]
-    assert sample["absent"] == {"utilization_ratio": "not_supported"}
+    assert sample["absent"]["utilization_ratio"] == "not_supported"
 
 
 def test_slice_can_be_asked_for_by_its_own_name(driver: Path) -> None:
-    assert _sample(driver, SLICE)["model"] == "Stand-in Slice"
+    assert read_sample(driver, SLICE)["model"] == "Stand-in Slice"
 
 
 def test_driver_that_is_not_loaded_is_said_once_with_the_cure_and_then_costs_nothing(driver: Path) -> None:
     script = "answer([sample(0), sample(1000), said, sampler.unavailable, calls()])"
-    first, second, said, unavailable, calls = _run(driver, STRAINED, script, STAND_IN_INIT_RESULT=9)
+    first, second, said, unavailable, calls = run_script(driver, STRAINED, script, STAND_IN_INIT_RESULT=9)
     assert (first, second, unavailable, calls) == ([], [], "driver_not_loaded", 0)
     assert said == [
         (
@@ -163,84 +111,92 @@ def test_driver_that_is_not_loaded_is_said_once_with_the_cure_and_then_costs_not
 
 def test_error_that_pynvml_does_not_know_is_named_by_the_drivers_text(driver: Path) -> None:
     script = "sample(); answer(sampler.unavailable)"
-    assert _run(driver, STRAINED, script, STAND_IN_INIT_RESULT=4242) == "stand_in_made_up_error"
+    assert run_script(driver, STRAINED, script, STAND_IN_INIT_RESULT=4242) == "stand_in_made_up_error"
 
 
 def test_machine_without_the_driver_library_gives_no_samples(tmp_path: Path) -> None:
     # An unusable file of that name ends the search, so that a real driver of this machine is not found instead.
     (tmp_path / "libnvidia-ml.so.1").touch()
     script = "answer([sample(), sample(), len(said), sampler.unavailable])"
-    assert _run(tmp_path, STRAINED, script) == [[], [], 1, "library_not_found"]
+    assert run_script(tmp_path, STRAINED, script) == [[], [], 1, "library_not_found"]
 
 
 def test_process_that_does_not_use_cuda_never_loads_nvml(driver: Path) -> None:
-    assert _run(driver, "", "answer([sample(), 'pynvml' in sys.modules, said])") == [[], False, []]
+    assert run_script(driver, "", "answer([sample(), 'pynvml' in sys.modules, said])") == [[], False, []]
 
 
 def test_nvml_is_opened_once_and_the_device_looked_up_once(driver: Path) -> None:
     script = "answer([[sample(at_s) and calls() for at_s in range(3)], init_balance()])"
-    counts, balance = _run(driver, STRAINED, script)
+    counts, balance = run_script(driver, STRAINED, script)
     assert counts == [CALLS_TO_FIND + samples * CALLS_TO_READ for samples in (1, 2, 3)]
     assert balance == 1
 
 
 def test_closed_sampler_gives_nvml_back_and_no_more_samples(driver: Path) -> None:
     script = "sample(); sampler.close(); sampler.close(); answer([init_balance(), sample(), said])"
-    assert _run(driver, STRAINED, script) == [0, [], []]
+    assert run_script(driver, STRAINED, script) == [0, [], []]
 
 
 def test_sampler_closed_before_it_was_needed_never_opens_nvml(driver: Path) -> None:
-    assert _run(driver, STRAINED, "sampler.close(); answer([sample(), 'pynvml' in sys.modules])") == [[], False]
+    assert run_script(driver, STRAINED, "sampler.close(); answer([sample(), 'pynvml' in sys.modules])") == [[], False]
 
 
 def test_gpu_lost_between_two_samples_is_absent_in_every_field(driver: Path) -> None:
     script = "sample(0); answer(sample(1))"
     lost_from = CALLS_TO_FIND + CALLS_TO_READ + 1
-    (values,) = _run(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=lost_from)
-    sample = dict(zip(ARRAY, values, strict=True))
-    assert sample["absent"] == dict.fromkeys(FIELDS, "gpu_is_lost")
-    assert {sample[field] for field in FIELDS} == {None}
+    (values,) = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=lost_from)
+    sample = name_fields(values)
+    assert sample["absent"] == LOST
+    assert {sample[field] for field in DEVICE_FIELDS} == {None}
     assert (sample["host_ns"], sample["uuid"], sample["model"]) == (1_000_000_000, STRAINED, "Stand-in Strained")
 
 
 def test_gpu_lost_within_a_sample_is_asked_nothing_more(driver: Path) -> None:
-    third_reading = CALLS_TO_FIND + 3
-    (values,), calls = _run(driver, STRAINED, "answer([sample(), calls()])", STAND_IN_LOST_FROM_CALL=third_reading)
-    assert dict(zip(ARRAY, values, strict=True))["absent"] == dict.fromkeys(FIELDS, "gpu_is_lost")
+    script, third_reading = "answer([sample(), calls()])", CALLS_TO_FIND + 3
+    (values,), calls = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=third_reading)
+    assert name_fields(values)["absent"] == LOST
     assert calls == third_reading
 
 
+def test_gpu_of_which_nothing_can_be_read_is_lost_whatever_the_error_is_called(driver: Path) -> None:
+    script = "sample(0); answer([*sample(1), [calls()], *sample(2), [calls()]])"
+    lost = {"STAND_IN_LOST_FROM_CALL": CALLS_TO_FIND + CALLS_TO_READ + 1, "STAND_IN_LOST_RESULT": 999}
+    values, calls, _, calls_later = run_script(driver, STRAINED, script, **lost)
+    assert name_fields(values)["absent"] == {**dict.fromkeys(DEVICE_FIELDS, "unknown"), "xid_last": "none_seen"}
+    assert calls == calls_later  # it is left alone for 10 s
+
+
 def test_lost_gpu_is_looked_for_after_10_then_20_seconds_and_measured_once_it_is_back(driver: Path) -> None:
-    script = "answer([[at_s, bool(sample(at_s)[0][-1]), calls()] for at_s in (0, 1, 10, 11, 30, 31)])"
-    # Calls 1-8 are the first sample. Call 9 finds the GPU lost, call 10 still, call 11 sees it again.
-    history = _run(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=9, STAND_IN_LOST_UNTIL_CALL=11)
+    script = "answer([[at_s, sample(at_s)[0][3] is None, calls()] for at_s in (0, 1, 10, 11, 30, 31)])"
+    # Calls 1-17 are the first sample. Call 18 finds the GPU lost, call 19 still, call 20 sees it again.
+    history = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=18, STAND_IN_LOST_UNTIL_CALL=20)
     assert history == [
-        [0, False, 8],
-        [1, True, 9],
-        [10, True, 9],  # only 9 s after the loss
-        [11, True, 10],
-        [30, True, 10],  # only 19 s after the first try
-        [31, False, 10 + CALLS_TO_FIND + CALLS_TO_READ],
+        [0, False, CALLS_TO_FIND + CALLS_TO_READ],
+        [1, True, 18],
+        [10, True, 18],  # only 9 s after the loss
+        [11, True, 19],
+        [30, True, 19],  # only 19 s after the first try
+        [31, False, 19 + CALLS_TO_FIND + CALLS_TO_READ],
     ]
 
 
 def test_lost_gpu_is_looked_for_at_most_every_ten_minutes_in_the_end(driver: Path) -> None:
     # Waits of 10, 20, 40, 80, 160, 320 s end at 630 s; from then on one try every 600 s: 1230, 1830, 2430.
     script = "answer([sample(at_s) and calls() for at_s in range(0, 2500, 10)])"
-    counts = _run(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=1)
+    counts = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=1)
     tries = [10 * place for place, count in enumerate(counts) if count > (counts[place - 1] if place else 0)]
     assert tries == [0, 10, 30, 70, 150, 310, 630, 1230, 1830, 2430]
 
 
 def test_gpu_that_nvml_does_not_know_is_absent_with_the_reason(driver: Path) -> None:
-    sample = _sample(driver, "GPU-ffffffff-0000-0000-0000-000000000000")
+    sample = read_sample(driver, "GPU-ffffffff-0000-0000-0000-000000000000")
     assert sample["absent"] == dict.fromkeys(FIELDS, "not_found")
     assert sample["uuid"] == "GPU-ffffffff-0000-0000-0000-000000000000"
 
 
 def test_process_that_changes_its_gpu_is_followed_at_once(driver: Path) -> None:
     script = f"sample(0)\nuuid = {QUIET!r}\nanswer(sample(1)[0][1:3])"
-    assert _run(driver, STRAINED, script) == [QUIET, "Stand-in Quiet"]
+    assert run_script(driver, STRAINED, script) == [QUIET, "Stand-in Quiet"]
 
 
 def test_our_throttle_names_are_those_of_pynvml() -> None:

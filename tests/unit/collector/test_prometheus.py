@@ -73,6 +73,8 @@ def values(family: Metric) -> dict[tuple[str, ...], float]:
         (rank_of(host=None), "rankscope_process_resident_memory_bytes"),
         (rank_of(devices=(DeviceSample(host_ns=0, uuid="G"),)), "rankscope_gpu_throttled"),
         (rank_of(devices=(DeviceSample(host_ns=0, uuid="G"),)), "rankscope_gpu_power_watts"),
+        (rank_of(devices=(DeviceSample(host_ns=0, uuid="G"),)), "rankscope_gpu_ecc_errors"),
+        (rank_of(devices=(DeviceSample(host_ns=0, uuid="G", xid_count=0),)), "rankscope_gpu_last_xid"),
         (
             rank_of(collectives=(CollectiveTotals(group="g", op="o", count=1, duration_ns=1),)),
             "rankscope_collective_bytes",
@@ -92,11 +94,29 @@ def test_what_is_unknown_is_absent(rank: RankSnapshot, family: str) -> None:
         (rank_of(reports_admitted=0), "rankscope_report_gaps"),
         (rank_of(totals=Totals(windows=1)), "rankscope_device_copy_seconds"),
         (rank_of(devices=(DeviceSample(host_ns=0, uuid="G", throttle_reasons=()),)), "rankscope_gpu_throttled"),
+        (rank_of(devices=(DeviceSample(host_ns=0, uuid="G", xid_count=0),)), "rankscope_gpu_xid_errors"),
+        (rank_of(devices=(DeviceSample(host_ns=0, uuid="G", ecc_uncorrected=0),)), "rankscope_gpu_ecc_errors"),
+        (
+            rank_of(devices=(DeviceSample(host_ns=0, uuid="G", remapping_failed=False),)),
+            "rankscope_gpu_row_remapping_failed",
+        ),
         (rank_of(host=HostSample(host_ns=0, gc_pause_ns=0)), "rankscope_gc_pause_seconds"),
     ],
 )
 def test_a_measured_zero_is_shown(rank: RankSnapshot, family: str) -> None:
     assert set(values(families_of(run_of(rank))[family]).values()) == {0}
+
+
+def test_bytes_of_a_link_are_told_by_their_direction_and_the_unknown_one_is_absent() -> None:
+    sent, both = (
+        rank_of(devices=(DeviceSample(host_ns=0, uuid="G", nvlink_tx_bytes=7),)),
+        rank_of(devices=(DeviceSample(host_ns=0, uuid="G", nvlink_tx_bytes=7, nvlink_rx_bytes=9),)),
+    )
+    directions = [
+        {labels[-1]: value for labels, value in values(families_of(run_of(rank))["rankscope_gpu_nvlink_bytes"]).items()}
+        for rank in (sent, both)
+    ]
+    assert directions == [{"tx": 7}, {"tx": 7, "rx": 9}]
 
 
 def test_without_communication_there_is_no_overlap_ratio_but_the_others_are_there() -> None:
