@@ -6,7 +6,6 @@ an all-gather or a reduce-scatter too, and RCCL has one kernel for everything.
 """
 
 import re
-from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -142,7 +141,8 @@ def tells_bytes(name: str) -> bool:
 
 
 def bus_factor(op: str, ranks: int) -> float | None:
-    """What algorithm bandwidth is multiplied with to get bus bandwidth, as in nccl-tests; None where it has none.
+    """What algorithm bandwidth (bytes over transfer) is multiplied with to get bus bandwidth, as nccl-tests defines it
+    (doc/PERFORMANCE.md of NVIDIA/nccl-tests); None where it has none.
 
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4), bus_factor("send", 2)
     (1.5, 0.75, 1.0, None)
@@ -154,8 +154,3 @@ def bus_factor(op: str, ranks: int) -> float | None:
     if op in {"all_gather", "reduce_scatter", "all_to_all"}:
         return (ranks - 1) / ranks
     return 1.0 if op in {"broadcast", "reduce"} else None
-
-
-def names_of(families: Sequence[KernelFamily] = COMMUNICATION_KERNELS) -> tuple[str, ...]:
-    """The libraries whose kernels are known."""
-    return tuple(family.library for family in families)

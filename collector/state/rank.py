@@ -1,31 +1,22 @@
 """What is known of one life of one rank."""
 
 from collections import deque
-from collections.abc import Callable
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.detect.ratios import add_breakdowns
 from rankscope.collector.detect.root_cause import GcPauses
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
+from rankscope.measure.communication import bus_factor
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
-from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.records import SYNCHRONISING_OPS, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
 from rankscope.measure.units import ns_to_s
 
 BREAKDOWNS_KEPT = 32
 GC_PAUSES_KEPT = 256
 KINDS_MAX = 64
 """Kinds of collective (group, op) kept for a rank: a rank of a 5-dimensional mesh has about 20."""
-
-BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda size: 2 * (size - 1) / size,
-    "all_gather": lambda size: (size - 1) / size,
-    "reduce_scatter": lambda size: (size - 1) / size,
-    "all_to_all": lambda size: (size - 1) / size,
-}
-"""busbw = bytes / transfer x this, as nccl-tests defines it (doc/PERFORMANCE.md of NVIDIA/nccl-tests). Only for
-operations whose transfer can be told from waiting."""
 
 
 class _KindTotals:
@@ -153,11 +144,12 @@ class RankState:
 
 def _kind_totals(key: tuple[str, str], kind: _KindTotals, group_sizes: dict[str, int]) -> CollectiveTotals:
     group, op = key
-    factor = BUS_FACTORS.get(op)
     size = group_sizes.get(group, 0)
+    # Of the others transfer cannot be told from waiting.
+    factor = bus_factor(op, size) if op in SYNCHRONISING_OPS else None
     bandwidth = None
     if kind.last is not None and factor is not None and size > 1:
-        bandwidth = kind.last.matched_bytes / ns_to_s(kind.last.transfer_ns) * factor(size)
+        bandwidth = kind.last.matched_bytes / ns_to_s(kind.last.transfer_ns) * factor
     return CollectiveTotals(
         group=group,
         op=op,

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from rankscope.collector.detect.waits import KindWaits
-from rankscope.collector.state.rank import BREAKDOWNS_KEPT, BUS_FACTORS, GC_PAUSES_KEPT, KINDS_MAX, RankState
+from rankscope.collector.state.rank import BREAKDOWNS_KEPT, GC_PAUSES_KEPT, KINDS_MAX, RankState
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
+from rankscope.measure.communication import bus_factor
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
 from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, WindowBreakdown
@@ -167,7 +168,7 @@ def test_collectives_of_a_kind_are_counted_up() -> None:
     [("all_reduce", 2 * 3 / 4), ("all_gather", 3 / 4), ("reduce_scatter", 3 / 4), ("all_to_all", 3 / 4)],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(op: str, factor: float) -> None:
-    assert BUS_FACTORS[op](4) == factor
+    assert bus_factor(op, 4) == factor
     assert totals_of(kind_of(op)).bus_bandwidth_bytes_per_s == pytest.approx(2_000 / 40e-9 * factor)
 
 
