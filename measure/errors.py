@@ -4,6 +4,7 @@
     |-- SettingError      a configuration value is unusable; says key, value, limit and where the value came from
     |-- DecodeError       bytes are not a frame we accept; `reason` is a DecodeReason and becomes a metric label
     |-- TraceError        a profiler trace cannot be read; says at which byte of the inflated file, when that is known
+    |   `-- NotATraceError    the file is sound, and something else
     `-- UnavailableError  something of the outside world is not there (a port, a file, a library); says what to do
 
 Inside a training process none of these leaves the agent: `agent/guard.py` counts them. At launch, before training, a
@@ -31,6 +32,10 @@ class TraceError(RankscopeError):
     def __init__(self, reason: str, *, byte: int | None = None) -> None:
         super().__init__(reason if byte is None else f"{reason} (at byte {byte:,})")
         self.byte = byte
+
+
+class NotATraceError(TraceError):
+    """Sound JSON, but no Kineto trace of one rank: left out without a word when nobody asked for this very file."""
 
 
 class DecodeReason(Enum):

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from rankscope.measure.errors import TraceError
+from rankscope.measure.errors import NotATraceError, TraceError
 
 BLOCK_BYTES = 1 << 20
 """About 3,500 events: bytes and objects stay in the caches. Blocks of 4 MiB and more took a fifth longer."""
@@ -239,7 +239,7 @@ class TraceBlocks:
         if self._part == "head":
             self._find_events()
         if self._part == "head":
-            raise TraceError(self._why_no_events(), byte=self._consumed)
+            raise self._explain_no_events()
         if self._part == "events":
             yield from self._end_events()
         self._read_tail()
@@ -266,7 +266,8 @@ class TraceBlocks:
             self._start_events(found.end(), is_object=True)
             return
         if len(self._buffer) > HEAD_BYTES_MAX:
-            raise TraceError(f'no "traceEvents" in its first {len(self._buffer):,} bytes: not a Kineto trace', byte=0)
+            reason = f'no "traceEvents" in its first {len(self._buffer):,} bytes: not a Kineto trace'
+            raise NotATraceError(reason, byte=0)
 
     def _start_events(self, position: int, *, is_object: bool) -> None:
         self._is_object = is_object
@@ -274,17 +275,17 @@ class TraceBlocks:
         self._buffer = self._buffer[position:]
         self._part = "events"
 
-    def _why_no_events(self) -> str:
+    def _explain_no_events(self) -> TraceError:
         text = self._buffer.removeprefix(_BYTE_ORDER_MARK).strip(_SPACE)
         if not text:
-            return "the file is empty"
+            return TraceError("the file is empty", byte=0)
         if not text.startswith(b"{"):
-            return f"not JSON: it begins with {text[:12]!r}"
+            return TraceError(f"not JSON: it begins with {text[:12]!r}", byte=0)
         try:
             _decode_whole(text)
         except msgspec.DecodeError as error:
-            return f"the JSON is broken ({error})"
-        return 'JSON without "traceEvents": not a Kineto trace'
+            return TraceError(f"the JSON is broken ({error})", byte=0)
+        return NotATraceError('JSON without "traceEvents": not a Kineto trace', byte=0)
 
     # -- the events ---------------------------------------------------------------------------------------------------
 

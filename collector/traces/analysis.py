@@ -18,7 +18,7 @@ from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.stragglers import find_stragglers
 from rankscope.measure import intervals
 from rankscope.measure.communication import bus_factor
-from rankscope.measure.errors import RankscopeError, TraceError, UnavailableError
+from rankscope.measure.errors import NotATraceError, RankscopeError, UnavailableError
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import KinetoTrace
 from rankscope.measure.units import NS_PER_S
@@ -92,8 +92,7 @@ def analyse_file(
     try:
         return reduce_trace(read_file(file.path, workers), file.path, steps)
     except RankscopeError as error:
-        not_asked_for = isinstance(error, TraceError) and "not a Kineto trace" in str(error) and not file.named
-        return Failure(file.path, str(error), not_asked_for)
+        return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
     except MemoryError:
         return Failure(file.path, "not enough memory to read it", is_no_trace=False)
 

@@ -38,7 +38,7 @@ from rankscope.collector.traces.timeline_events import (
     format_us,
     read_raw_events,
 )
-from rankscope.measure.errors import RankscopeError, TraceError, UnavailableError
+from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.records import SYNCHRONISING_OPS
 
@@ -148,8 +148,8 @@ def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress 
             kept[source.rank] = source
             notes.warnings += [f"{file.path}: {warning}" for warning in source.warnings]
         except RankscopeError as error:
-            is_no_trace = isinstance(error, TraceError) and "not a Kineto trace" in str(error)
-            (notes.skipped if is_no_trace and not file.named else notes.errors).append((file.path, str(error)))
+            is_no_trace = isinstance(error, NotATraceError) and not file.named
+            (notes.skipped if is_no_trace else notes.errors).append((file.path, str(error)))
         except MemoryError:
             notes.errors.append((file.path, "not enough memory to read it"))
         if progress is not None:
@@ -166,7 +166,7 @@ def read_source(path: str) -> Source:
     times = FirstTime()
     trace = read_trace(times.watch(read_chunks(path)))
     if "rankscope" in trace.head:
-        raise TraceError("it is a merged timeline itself, not a Kineto trace of one rank")
+        raise NotATraceError("it is a merged timeline itself, not a Kineto trace of one rank")
     if times.first_ns is None:
         raise TraceError("none of its events has a time")
     view = RankView(trace)
