@@ -20,7 +20,7 @@ from rankscope.measure import intervals
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.errors import NotATraceError, RankscopeError, UnavailableError
 from rankscope.measure.intervals import Intervals
-from rankscope.measure.kineto import KinetoTrace
+from rankscope.measure.kineto import NONE, KinetoTrace
 from rankscope.measure.units import NS_PER_S
 
 HEAD_NUMBER_MAX = 1 << 62
@@ -132,7 +132,8 @@ def reduce_trace(trace: KinetoTrace, path: str, steps: tuple[int | None, int | N
         warnings=[*trace.warnings, *_warn(view, len(devices))],
         **windows.break_down_window(view, *bounds),
     )
-    overlap = intervals.intersect(intervals.union(view.compute), intervals.union(view.communication))
+    compute, communication, _ = view.sets
+    overlap = intervals.intersect(compute, communication)
     step_bounds = [(step.number, step.start_ns, step.next_start_ns) for step in view.steps]
     base_ns = _integer(trace.head.get("baseTimeNanoseconds")) or 0
     return RankAnalysis(
@@ -158,7 +159,7 @@ def _warn(view: RankView, device_count: int) -> list[str]:
         found.append("no device work, and no operators either: nothing to break down")
     if not view.steps:
         found.append("no ProfilerStep in the trace (profiler.step() was not called): no steps")
-    lost = int((view.launch == -1).sum()) if view.has_device else 0
+    lost = int((view.launch == NONE).sum()) if view.has_device else 0
     if lost:
         found.append(
             f"{lost:,} of {len(view.work):,} pieces of device work were launched before the record, or by calls that "

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.measure import communication
-from rankscope.measure.intervals import EMPTY, Intervals
+from rankscope.measure.intervals import EMPTY, Intervals, union
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints, KinetoTrace
 from rankscope.measure.nesting import OUTSIDE, Nesting, nest
 
 Bools = npt.NDArray[np.bool_]
 
-_STEP_NAME = re.compile(r"ProfilerStep#?\s*(\d+)$")
+STEP_NAME = re.compile(r"ProfilerStep#?\s*(\d+)$")
 
 
 class Step(NamedTuple):
@@ -132,23 +132,19 @@ class RankView:
         call = self.launch[kernels]
         inside = self.backend_ranges.find_innermost(self.events.thread[call], self.events.start_ns[call])
         known = inside != OUTSIDE
-        found[kernels[known]] = self._backend_rows[inside[known]]
+        found[kernels[known]] = self.backend_rows[inside[known]]
         return found
 
     @cached_property
-    def _backend_rows(self) -> Ints:
+    def backend_rows(self) -> Ints:
+        """The rows of the ranges of communication backends on the host."""
         rows = self.trace.rows(Category.ANNOTATION, Category.CPU_OP)
         return rows[self.trace.names_like(communication.is_backend_range)[self.events.name[rows]]]
 
     @cached_property
     def backend_ranges(self) -> Nesting:
-        """The ranges of communication backends on the host; indices into `backend_rows`."""
-        return self.nest_rows(self._backend_rows)
-
-    @property
-    def backend_rows(self) -> Ints:
-        """The rows of the ranges of communication backends on the host."""
-        return self._backend_rows
+        """The same with who encloses whom; indices into `backend_rows`."""
+        return self.nest_rows(self.backend_rows)
 
     # -- the host -----------------------------------------------------------------------------------------------------
 
@@ -167,7 +163,7 @@ class RankView:
     def step_rows(self) -> Ints:
         """The ranges of the profiler's steps on the host."""
         rows = self.trace.rows(Category.ANNOTATION, Category.CPU_OP)
-        return rows[self.trace.names_like(lambda name: _STEP_NAME.match(name) is not None)[self.events.name[rows]]]
+        return rows[self.trace.names_like(lambda name: STEP_NAME.match(name) is not None)[self.events.name[rows]]]
 
     @cached_property
     def operators(self) -> Nesting:
@@ -179,7 +175,7 @@ class RankView:
         """The profiler's steps by start. The same number twice (several threads may note it) is taken where it is met
         first.
         """
-        numbers = {code: int(m.group(1)) for code, name in enumerate(self.trace.names) if (m := _STEP_NAME.match(name))}
+        numbers = {code: int(m.group(1)) for code, name in enumerate(self.trace.names) if (m := STEP_NAME.match(name))}
         first: dict[int, tuple[int, int]] = {}
         for row in self.step_rows.tolist():
             number = numbers[int(self.events.name[row])]
@@ -218,6 +214,12 @@ class RankView:
         """Raw intervals of copying and setting memory on a device."""
         return self._of_work(~self.work.is_kernel) if self.has_device else EMPTY
 
+    @cached_property
+    def sets(self) -> tuple[Intervals, Intervals, Intervals]:
+        """The same three as sets: computing, communicating, copying."""
+        compute, communicating, copies = map(union, (self.compute, self.communication, self.copies))
+        return compute, communicating, copies
+
     def _of_work(self, mask: Bools) -> Intervals:
         return np.stack([self.work.start_ns[mask], self.work.end_ns[mask]], axis=1)
 
@@ -225,7 +227,7 @@ class RankView:
     def cpu_communication_rows(self) -> Ints:
         """Ranges of backends that communicate on the CPU."""
         is_host = self.trace.names_like(lambda name: name.startswith(communication.HOST_PREFIXES))
-        return self._backend_rows[is_host[self.events.name[self._backend_rows]]]
+        return self.backend_rows[is_host[self.events.name[self.backend_rows]]]
 
     @cached_property
     def cpu_compute_rows(self) -> Ints:

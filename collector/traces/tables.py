@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from rankscope.collector.traces.rank_view import RankView
+from rankscope.collector.traces.rank_view import STEP_NAME, RankView
 from rankscope.collector.traces.report import (
     CollectiveRow,
     CopyRow,
@@ -30,7 +30,6 @@ _TENSOR_CORE = re.compile(
 MIOpen the shape of theirs (MI, gtcx), Composable Kernel "xdl" (MFMA on gfx908 and later)."""
 SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
 """Calls that return when the device is done. A blocking copy waits too; an Async one does only from pageable memory."""
-_STEP_RANGE = re.compile(r"ProfilerStep#?\s*\d+$")
 GROUP_UNKNOWN = "unknown"
 UNNAMED = "?"
 
@@ -260,9 +259,7 @@ def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:
 
 def sum_user_ranges(view: RankView) -> list[RangeRow]:
     """Ranges that the script or torch marked, on the host and as the device saw them, but no steps or collectives."""
-    skip = view.trace.names_like(
-        lambda name: _STEP_RANGE.match(name) is not None or communication.is_backend_range(name)
-    )
+    skip = view.trace.names_like(lambda name: STEP_NAME.match(name) is not None or communication.is_backend_range(name))
     host = view.trace.rows(Category.ANNOTATION)
     host = host[~skip[view.events.name[host]]]
     device = view.trace.rows(Category.GPU_ANNOTATION)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.collector.detect import ratios
 from rankscope.collector.traces.rank_view import RankView, Step
 from rankscope.collector.traces.report import DeviceReport, LaunchedWork, StepReport, Timeline
 from rankscope.collector.traces.tables import uses_tensor_cores
@@ -11,38 +12,29 @@ from rankscope.measure import intervals
 from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, Floats, Ints
-from rankscope.measure.records import WindowBreakdown
 
 TIMELINE_BINS = 1_000
+TIMES = (
+    "window_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_communication_ns", "copy_ns", "idle_ns",
+)  # fmt: skip
+"""What a report's Breakdown takes over from a WindowBreakdown as it is."""
 
 
 def break_down_window(view: RankView, start_ns: int, end_ns: int) -> dict[str, Any]:
     """The fields of a report's Breakdown for the window [start_ns, end_ns)."""
-    return _to_fields(
-        break_down(
-            view.compute,
-            view.communication,
-            view.copies,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            first_step=0,
-            step_count=0,
-        )
-    )
+    compute, communication, copies = (intervals.touching(found, start_ns, end_ns) for found in view.sets)
+    return _break_down(compute, communication, copies, start_ns, end_ns)
 
 
-def _to_fields(found: WindowBreakdown) -> dict[str, Any]:
-    window_ns, communication_ns = found.window_ns, found.communication_ns
+def _break_down(
+    compute: Intervals, communication: Intervals, copies: Intervals, start_ns: int, end_ns: int
+) -> dict[str, Any]:
+    found = break_down(compute, communication, copies, start_ns=start_ns, end_ns=end_ns, first_step=0, step_count=0)
+    idle_ratio = ratios.idle_ratio(found)
     return {
-        "window_ns": window_ns,
-        "compute_ns": found.compute_ns,
-        "communication_ns": communication_ns,
-        "overlap_ns": found.overlap_ns,
-        "exposed_communication_ns": found.exposed_communication_ns,
-        "copy_ns": found.copy_ns,
-        "idle_ns": found.idle_ns,
-        "busy_ratio": 1 - found.idle_ns / window_ns if window_ns else None,
-        "overlap_ratio": found.overlap_ns / communication_ns if communication_ns else None,
+        **{name: getattr(found, name) for name in TIMES},
+        "busy_ratio": None if idle_ratio is None else 1 - idle_ratio,
+        "overlap_ratio": ratios.overlap_ratio(found),
     }
 
 
@@ -51,30 +43,16 @@ def _to_fields(found: WindowBreakdown) -> dict[str, Any]:
 
 def break_down_steps(view: RankView) -> list[StepReport]:
     """Each step of the trace, by its window and by what it launched."""
-    sets = _Sets(view)
     return [
         StepReport(
             step=step.number,
             start_ns=step.start_ns - view.origin_ns,
             kernel_count=_count_started(view, step.start_ns, step.next_start_ns),
             launched=_launched_work(view, step) if view.has_device else None,
-            **sets.break_down(step.start_ns, step.next_start_ns),
+            **break_down_window(view, step.start_ns, step.next_start_ns),
         )
         for step in view.steps
     ]
-
-
-class _Sets:
-    """The three sets of a trace, made once: a step then only looks at what lies in its window."""
-
-    def __init__(self, view: RankView) -> None:
-        self._sets = [intervals.union(raw) for raw in (view.compute, view.communication, view.copies)]
-
-    def break_down(self, start_ns: int, end_ns: int) -> dict[str, Any]:
-        compute, communication, copies = (intervals.touching(found, start_ns, end_ns) for found in self._sets)
-        return _to_fields(
-            break_down(compute, communication, copies, start_ns=start_ns, end_ns=end_ns, first_step=0, step_count=0)
-        )
 
 
 def _count_started(view: RankView, start_ns: int, end_ns: int) -> int:
@@ -129,15 +107,6 @@ def _summarise_device(view: RankView, device: int, names: dict[int, str]) -> Dev
     work = view.work
     mine = work.device == device
     raw = np.stack([work.start_ns, work.end_ns], axis=1)
-    found = break_down(
-        raw[mine & work.is_kernel & ~work.is_communication],
-        raw[mine & work.is_communication],
-        raw[mine & ~work.is_kernel],
-        start_ns=start_ns,
-        end_ns=end_ns,
-        first_step=0,
-        step_count=0,
-    )
     kernels = np.flatnonzero(mine & work.is_kernel)
     rates_start_ns, rates_end_ns = steps_window(view)
     rates_ns = rates_end_ns - rates_start_ns
@@ -150,7 +119,13 @@ def _summarise_device(view: RankView, device: int, names: dict[int, str]) -> Dev
         sm_efficiency_ratio=sm_efficiency(view, kernels, rates_ns),
         achieved_occupancy_ratio=achieved_occupancy(view, kernels),
         tensor_core_ratio=tensor_core_ratio(view, kernels),
-        **_to_fields(found),
+        **_break_down(
+            raw[mine & work.is_kernel & ~work.is_communication],
+            raw[mine & work.is_communication],
+            raw[mine & ~work.is_kernel],
+            start_ns,
+            end_ns,
+        ),
     )
 
 
@@ -219,7 +194,7 @@ def draw_timeline(view: RankView, bins: int = TIMELINE_BINS) -> Timeline | None:
     start_ns, end_ns = view.bounds_ns
     bin_ns = max(1, -(-(end_ns - start_ns) // bins))
     edges = np.arange(start_ns, end_ns + bin_ns, bin_ns, dtype=np.int64)
-    compute, communication, copies = (intervals.union(raw) for raw in (view.compute, view.communication, view.copies))
+    compute, communication, copies = view.sets
     overlap = intervals.intersect(compute, communication)
     work = intervals.union(np.concatenate([compute, communication]))
     parts = (
