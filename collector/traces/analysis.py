@@ -12,7 +12,6 @@ from rankscope.collector.traces.advice import advise
 from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
-from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.stragglers import find_stragglers
@@ -21,6 +20,7 @@ from rankscope.measure.communication import bus_factor
 from rankscope.measure.errors import NotATraceError, RankscopeError, UnavailableError
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, KinetoTrace
+from rankscope.measure.rank_view import RankView
 from rankscope.measure.units import NS_PER_S
 
 HEAD_NUMBER_MAX = 1 << 62

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import MemoryReport, MemoryRow
 from rankscope.measure.kineto import NONE, Ints, MemoryEvents
 from rankscope.measure.nesting import OUTSIDE
+from rankscope.measure.rank_view import RankView
 
 CPU_TYPE = 0
 """torch's DeviceType::CPU; its events carry device -1."""

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rankscope.collector.traces.rank_view import Bools, RankView
 from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.stages import DATA_LOADER, contains
 from rankscope.collector.traces.tables import SYNCHRONISES
@@ -23,6 +22,7 @@ from rankscope.measure.communication import GEMMS
 from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
 from rankscope.measure.nesting import OUTSIDE
+from rankscope.measure.rank_view import Bools, RankView
 
 _ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free)(?!Host|Array|Mipmapped)|^cuMem(?:Alloc|Free|Create|Map|Unmap)")
 _DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")

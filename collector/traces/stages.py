@@ -19,11 +19,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from rankscope.collector.traces.rank_view import Bools, RankView, Step
 from rankscope.collector.traces.report import EventTypeRow, ModelRow
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import LAUNCHES, Category, Ints
+from rankscope.measure.rank_view import Bools, RankView, Step
 
 DATA_LOADER = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#.*\.step$")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from rankscope.collector.traces.rank_view import STEP_NAME, RankView
 from rankscope.collector.traces.report import (
     CollectiveRow,
     CopyRow,
@@ -19,6 +18,7 @@ from rankscope.collector.traces.report import (
 from rankscope.measure import communication
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, Codes, CollectiveArguments, Ints
 from rankscope.measure.nesting import OUTSIDE
+from rankscope.measure.rank_view import STEP_NAME, RankView
 from rankscope.measure.units import NS_PER_S
 
 _TENSOR_CORE = re.compile(

@@ -28,7 +28,6 @@ import msgspec
 
 from rankscope.collector.traces import cross_rank
 from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name, read_chunks
-from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.tables import Collective, find_collectives
 from rankscope.collector.traces.timeline_events import (
     EventArray,
@@ -40,6 +39,7 @@ from rankscope.collector.traces.timeline_events import (
 )
 from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
 from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import SYNCHRONISING_OPS
 
 Progress = Callable[[int, int], None]

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from rankscope.collector.detect import ratios
-from rankscope.collector.traces.rank_view import RankView, Step
 from rankscope.collector.traces.report import DeviceReport, LaunchedWork, StepReport, Timeline
 from rankscope.collector.traces.tables import uses_tensor_cores
 from rankscope.measure import intervals
 from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, Floats, Ints
+from rankscope.measure.rank_view import RankView, Step
 
 TIMELINE_BINS = 1_000
 TIMES = (

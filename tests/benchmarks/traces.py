@@ -85,7 +85,7 @@ read_trace(read_chunks(path))
 """,
     "overlap": """
 from rankscope.collector.traces.parallel_reading import cores, read_file
-from rankscope.collector.traces.rank_view import RankView
+from rankscope.measure.rank_view import RankView
 from rankscope.collector.traces.windows import break_down_window
 begin = time.perf_counter()
 view = RankView(read_file(path, cores()))

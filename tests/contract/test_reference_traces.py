@@ -17,13 +17,13 @@ import pytest
 
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.files import read_chunks
-from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import RankReport
 from rankscope.collector.traces.stages import KINDS, extended_step, kinds_of_time, split_by_kind
 from rankscope.collector.traces.windows import break_down_window, find_launched
 from rankscope.measure import intervals
 from rankscope.measure.kineto import Category
 from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.rank_view import RankView
 
 TRACES = Path(__file__).parents[1] / "traces"
 REFERENCE: dict[str, Any] = json.loads((TRACES / "reference.json").read_text())

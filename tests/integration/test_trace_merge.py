@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from rankscope.collector.traces.files import read_chunks
-from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.tables import find_collectives
 from rankscope.collector.traces.timeline import MergeReport, merge
 from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.rank_view import RankView
 
 TRACES = Path(__file__).parent.parent / "traces"
 SETS = {

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.traces.analysis import reduce_trace
-from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import RankReport
 from rankscope.collector.traces.windows import covered_before, draw_timeline
 from rankscope.measure import intervals
 from rankscope.measure.nesting import OUTSIDE, Nesting, nest
+from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import (
     Event,
     allocation,

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.signs import find_signs
 from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.rank_view import RankView
 
 Event = dict[str, Any]
 

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.stages import (
     KINDS,
     contains,
@@ -15,6 +14,7 @@ from rankscope.collector.traces.stages import (
     sum_stages,
 )
 from rankscope.collector.traces.windows import find_launched
+from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -6,9 +6,9 @@ import pytest
 
 from rankscope.collector.traces import tables
 from rankscope.collector.traces.analysis import reduce_trace
-from rankscope.collector.traces.rank_view import RankView
 from rankscope.collector.traces.tables import Collective
 from rankscope.collector.traces.windows import break_down_steps, draw_timeline, summarise_devices
+from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
