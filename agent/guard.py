@@ -1,6 +1,7 @@
 """The boundary between our mistakes and somebody's training: errors are counted, said, and switch their part off."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import TextIO
@@ -56,9 +57,15 @@ def describe(error: BaseException) -> str:
 def say(text: str, stream: TextIO | None = None) -> None:
     """One line on stderr for the person who runs the job. Never raises: the stream may be closed, the disk full, or
     sys.stderr an object of the script's own.
+
+    The interpreter's own stderr is written past its buffer. What a full disk refuses would stay in there, the flush at
+    the end of the process would fail, and Python would end a training that went well with status 120.
     """
     stream = stream or sys.stderr
-    if stream is None:  # closed from the start; print would take stdout in its place
-        return
+    line = f"rankscope: {text}\n"
     with contextlib.suppress(Exception):
-        print(f"rankscope: {text}", file=stream, flush=True)
+        if sys.__stderr__ is not None and stream is sys.__stderr__:
+            os.write(stream.fileno(), line.encode(errors="backslashreplace"))
+        else:
+            stream.write(line)
+            stream.flush()

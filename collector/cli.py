@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0 good, 1 it failed, 2 it was asked for wrongly."""
     options = _build_parser().parse_args(arguments)
     try:
-        return int(options.command(options))
+        return _carry_out(options)
     except SettingError as error:
         print(f"rankscope: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -47,6 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has seen enough; Python would say so again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _carry_out(options: argparse.Namespace) -> int:
+    status = int(options.command(options))
+    sys.stdout.flush()  # now, while a reader that has gone is expected, and not at the end of the interpreter
+    return status
 
 
 def _build_parser() -> argparse.ArgumentParser:

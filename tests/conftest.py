@@ -12,3 +12,6 @@ settings.load_profile("rankscope")
 # Tests say what they set. A developer's own settings must not change what they see, in this process or a child of it.
 for _name in [name for name in os.environ if name.startswith("RANKSCOPE")]:
     del os.environ[_name]
+
+# Nor how Python buffers: unbuffered, as in many containers, output that cannot be written is never left for the end.
+os.environ.pop("PYTHONUNBUFFERED", None)

@@ -14,7 +14,10 @@ from typing import IO
 
 import psutil
 
+import rankscope.agent
+
 SCRIPTS = Path(__file__).parent / "scripts"
+SOURCE = str(Path(rankscope.agent.__file__).parent)
 DEADLINE_S = 120.0
 """How long a job may take. On two busy cores the imports of two ranks alone have taken 20 s."""
 
@@ -53,6 +56,11 @@ class Ended:
     stdout: str
     stderr: str
     left: tuple[str, ...]
+
+    @property
+    def heard_of_agent(self) -> list[str]:
+        """The lines on stderr that the agent said, or that were said of its source (a warning, a traceback)."""
+        return [line for line in self.stderr.splitlines() if line.startswith("rankscope: ") or SOURCE in line]
 
 
 class Job:
