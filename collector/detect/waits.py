@@ -24,8 +24,8 @@ certainly not its own work, so it counts as exposed waiting here: otherwise the 
 late receiver would be taken for slow itself.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,10 +38,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class RankCollectives(NamedTuple):
-    """The collectives of one rank in one step, as columns of equal length. `sequence` and `bytes` may be MISSING."""
+    """The collectives of one rank in one step, as columns of equal length. `group` and `op` index the two lists of
+    names; `sequence` and `size_bytes` may be MISSING.
+    """
 
     groups: Sequence[str]
     ops: Sequence[str]
+    group: Ints
+    op: Ints
     sequence: Ints
     start_ns: Ints
     duration_ns: Ints
@@ -71,12 +75,18 @@ class StepWaits(NamedTuple):
 
 
 class _Rows(NamedTuple):
+    """The collectives of all ranks under each other. `kind` numbers (group, op), `key` the matched operations."""
+
     rank: Ints
     kind: Ints
     key: Ints
     start_ns: Ints
     duration_ns: Ints
     size_bytes: Ints
+
+
+Kinds = list[tuple[str, str]]
+"""The (group, op) of each kind."""
 
 
 def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> StepWaits:
@@ -86,18 +96,17 @@ def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str
     have no waiting; one that some member did not report, or whose group's size is not known yet, makes the exposed
     waiting of its members None.
     """
-    names: dict[tuple[str, str], int] = {}
-    rows = _stack(by_rank, names)
+    rows, kinds = _stack(by_rank)
     shortest_ns, found = _shortest(rows.key, rows.duration_ns)
-    expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in names])
-    synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in names]) > 0
-    holds_up = (_of_kind(rows, [op in ROOTED_OPS for _, op in names]) > 0) | synchronises
+    expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in kinds])
+    synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in kinds]) > 0
+    holds_up = (_of_kind(rows, [op in ROOTED_OPS for _, op in kinds]) > 0) | synchronises
     complete = holds_up & (found == expected)
-    unknown = {int(rank) for rank in rows.rank[holds_up & (found != expected)]}
+    unknown = set(rows.rank[holds_up & (found != expected)].tolist())
     wait_ns = np.where(complete, rows.duration_ns - shortest_ns, 0)
     exposed_ns = _exposed(rows, wait_ns, shortest_ns, max(by_rank, default=0) + 1)
     exposed = {rank: None if rank in unknown else int(exposed_ns[rank]) for rank in by_rank}
-    return StepWaits(exposed, _sum_kinds(rows, list(names), complete & synchronises, wait_ns, shortest_ns))
+    return StepWaits(exposed, _sum_kinds(rows, kinds, complete & synchronises, wait_ns, shortest_ns))
 
 
 def _of_kind(rows: _Rows, values: Sequence[int]) -> Ints:
@@ -105,23 +114,64 @@ def _of_kind(rows: _Rows, values: Sequence[int]) -> Ints:
     return np.array(values, dtype=np.int64)[rows.kind] if len(rows.kind) else rows.kind
 
 
-def _stack(by_rank: Mapping[int, RankCollectives], names: dict[tuple[str, str], int]) -> _Rows:
-    """The columns of all ranks under each other; `kind` numbers (group, op), `key` the matched operations."""
-    columns: list[list[int]] = [[] for _ in _Rows._fields]
-    keys: dict[tuple[int, int, bool], int] = {}
-    for rank, found in by_rank.items():
-        order = np.argsort(found.start_ns, kind="stable")
-        seen: dict[int, int] = {}
-        for row in order:
-            kind = names.setdefault((found.groups[row], found.ops[row]), len(names))
-            seen[kind] = seen.get(kind, -1) + 1
-            sequence = int(found.sequence[row])
-            numbered = sequence != MISSING
-            key = keys.setdefault((kind, sequence if numbered else seen[kind], numbered), len(keys))
-            values = (rank, kind, key, found.start_ns[row], found.duration_ns[row], found.size_bytes[row])
-            for column, value in zip(columns, values, strict=True):
-                column.append(int(value))
-    return _Rows(*(np.array(column, dtype=np.int64) for column in columns))
+def _stack(by_rank: Mapping[int, RankCollectives]) -> tuple[_Rows, Kinds]:
+    """The columns of all ranks under each other, each rank's by start, and what kinds there are."""
+    group_numbers: dict[str, int] = {}
+    op_numbers: dict[str, int] = {}
+    group, op = (
+        _concatenate(_renumber(names, index, numbers) for names, index in columns)
+        for columns, numbers in (
+            ([(found.groups, found.group) for found in by_rank.values()], group_numbers),
+            ([(found.ops, found.op) for found in by_rank.values()], op_numbers),
+        )
+    )
+    rank = np.repeat(np.array(list(by_rank), dtype=np.int64), [len(found.op) for found in by_rank.values()])
+    sequence, start_ns, duration_ns, size_bytes = (
+        _concatenate(getattr(found, name) for found in by_rank.values())
+        for name in ("sequence", "start_ns", "duration_ns", "size_bytes")
+    )
+    codes, kind = np.unique(group * max(1, len(op_numbers)) + op, return_inverse=True)
+    groups, ops = list(group_numbers), list(op_numbers)
+    kinds = [(groups[code // len(ops)], ops[code % len(ops)]) for code in codes.tolist()]
+    order = np.lexsort((start_ns, kind, rank))
+    rank, kind, sequence, start_ns, duration_ns, size_bytes = (
+        column[order] for column in (rank, kind, sequence, start_ns, duration_ns, size_bytes)
+    )
+    numbered = sequence != MISSING
+    number = np.where(numbered, sequence, _count_within(rank, kind))
+    return _Rows(rank, kind, _number_rows(kind, number, numbered), start_ns, duration_ns, size_bytes), kinds
+
+
+def _concatenate(columns: Iterable[Ints]) -> Ints:
+    return np.concatenate([np.empty(0, dtype=np.int64), *columns])
+
+
+def _renumber(names: Sequence[str], index: Ints, numbers: dict[str, int]) -> Ints:
+    """A column of indices into one rank's names, by the numbers that all ranks share."""
+    shared = [numbers.setdefault(name, len(numbers)) for name in names]
+    return np.array(shared, dtype=np.int64)[index] if len(index) else index
+
+
+def _count_within(*sorted_keys: Ints) -> Ints:
+    """For each row how many with the same keys come before it; rows with the same keys follow each other."""
+    row = np.arange(len(sorted_keys[0]))
+    begins = _differs_from_previous(*sorted_keys)
+    return row - np.maximum.accumulate(np.where(begins, row, 0))
+
+
+def _number_rows(*columns: npt.NDArray[Any]) -> Ints:
+    """The same number for rows that are the same in every column."""
+    order = np.lexsort(columns)
+    numbers = np.empty(len(order), dtype=np.int64)
+    numbers[order] = np.cumsum(_differs_from_previous(*(column[order] for column in columns))) - 1
+    return numbers
+
+
+def _differs_from_previous(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """For each row whether it differs from the one before in any column; the first row does."""
+    differs = np.ones(len(columns[0]), dtype=bool)
+    differs[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return differs
 
 
 def _shortest(key: Ints, duration_ns: Ints) -> tuple[Ints, Ints]:
@@ -157,25 +207,37 @@ def _exposed(rows: _Rows, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> 
 
 
 def _sum_kinds(
-    rows: _Rows, names: list[tuple[str, str]], matched: npt.NDArray[np.bool_], wait_ns: Ints, transfer_ns: Ints
+    rows: _Rows, kinds: Kinds, matched: npt.NDArray[np.bool_], wait_ns: Ints, transfer_ns: Ints
 ) -> list[KindWaits]:
-    kinds = []
-    for rank, kind in sorted(set(zip(rows.rank.tolist(), rows.kind.tolist(), strict=True))):
-        mine = (rows.rank == rank) & (rows.kind == kind)
-        both = mine & matched
-        sized = bool(np.all(rows.size_bytes[mine] != MISSING))
-        kinds.append(
-            KindWaits(
-                rank=rank,
-                group=names[kind][0],
-                op=names[kind][1],
-                calls=int(mine.sum()),
-                duration_ns=int(rows.duration_ns[mine].sum()),
-                size_bytes=int(rows.size_bytes[mine].sum()) if sized else None,
-                matched=int(both.sum()),
-                wait_ns=int(wait_ns[both].sum()),
-                transfer_ns=int(transfer_ns[both].sum()),
-                matched_bytes=int(rows.size_bytes[both].sum()) if sized else 0,
-            )
+    """Rows lie by rank and kind."""
+    if len(rows.rank) == 0:
+        return []
+    firsts = np.flatnonzero(_differs_from_previous(rows.rank, rows.kind))
+    has_size = rows.size_bytes != MISSING
+    sized = np.logical_and.reduceat(has_size, firsts)
+    columns = (
+        np.ones(len(rows.rank), dtype=np.int64),
+        rows.duration_ns,
+        np.where(has_size, rows.size_bytes, 0),
+        matched.astype(np.int64),
+        np.where(matched, wait_ns, 0),
+        np.where(matched, transfer_ns, 0),
+        np.where(matched & has_size, rows.size_bytes, 0),
+    )
+    sums = [np.add.reduceat(column, firsts).tolist() for column in columns]
+    found = zip(rows.rank[firsts].tolist(), rows.kind[firsts].tolist(), sized.tolist(), *sums, strict=True)
+    return [
+        KindWaits(
+            rank=rank,
+            group=kinds[kind][0],
+            op=kinds[kind][1],
+            calls=calls,
+            duration_ns=duration_ns,
+            size_bytes=size_bytes if is_sized else None,
+            matched=both,
+            wait_ns=waited_ns,
+            transfer_ns=moved_ns,
+            matched_bytes=matched_bytes if is_sized else 0,
         )
-    return kinds
+        for rank, kind, is_sized, calls, duration_ns, size_bytes, both, waited_ns, moved_ns, matched_bytes in found
+    ]

@@ -82,8 +82,10 @@ class StepWindow:
                 continue
             rows = np.flatnonzero(steps == step)
             found = RankCollectives(
-                groups=[collectives.groups[index] for index in table.column("group")[rows]],
-                ops=[collectives.ops[index] for index in table.column("op")[rows]],
+                groups=collectives.groups,
+                ops=collectives.ops,
+                group=table.column("group")[rows],
+                op=table.column("op")[rows],
                 sequence=table.column("sequence")[rows],
                 start_ns=table.column("start_host_ns")[rows],
                 duration_ns=table.column("duration_ns")[rows],
@@ -119,8 +121,9 @@ class StepWindow:
         return waits.kinds
 
     def _sign(self, found: RankCollectives) -> Signature:
-        calls = zip(found.ops, found.groups, found.size_bytes.tolist(), strict=True)
-        return Signature(tuple(sorted((op, self._group_sizes.get(group, 0), size) for op, group, size in calls)))
+        sizes = [self._group_sizes.get(group, 0) for group in found.groups]
+        calls = zip(found.op.tolist(), found.group.tolist(), found.size_bytes.tolist(), strict=True)
+        return Signature(tuple(sorted((found.ops[op], sizes[group], size) for op, group, size in calls)))
 
     def _place_phase(self, name: str, slot: int, rank: int, value_ns: float) -> None:
         if name not in self._phases_ns:

@@ -61,8 +61,10 @@ def split(calls: Calls, *, numbered: bool = True) -> StepWaits:
 
 def to_columns(calls: Sequence[Call], *, numbered: bool) -> RankCollectives:
     return RankCollectives(
-        groups=[call.group for call in calls],
-        ops=[call.op for call in calls],
+        groups=sorted(GROUPS),
+        ops=OPS,
+        group=np.array([sorted(GROUPS).index(call.group) for call in calls], dtype=np.int64),
+        op=np.array([OPS.index(call.op) for call in calls], dtype=np.int64),
         sequence=np.array([call.sequence if numbered else MISSING for call in calls], dtype=np.int64),
         start_ns=np.array([call.start_ns for call in calls], dtype=np.int64),
         duration_ns=np.array([call.duration_ns for call in calls], dtype=np.int64),

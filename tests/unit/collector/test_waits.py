@@ -10,8 +10,10 @@ Call = tuple[str, int, int, int]  # op, sequence, start, duration
 
 def calls(*rows: Call, group: str = "world", size_bytes: int = 64) -> RankCollectives:
     return RankCollectives(
-        groups=[group] * len(rows),
+        groups=[group],
         ops=[row[0] for row in rows],
+        group=np.zeros(len(rows), dtype=np.int64),
+        op=np.arange(len(rows)),
         sequence=np.array([row[1] for row in rows], dtype=np.int64),
         start_ns=np.array([row[2] for row in rows], dtype=np.int64),
         duration_ns=np.array([row[3] for row in rows], dtype=np.int64),
