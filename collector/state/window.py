@@ -4,6 +4,7 @@ A step's duration and phases arrive within a report interval, its collectives wh
 ends. Until every rank has reported them a step's waiting is not known, and its self time neither: NaN.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,15 +12,17 @@ import numpy as np
 
 from rankscope.collector.detect.noise import Floats
 from rankscope.collector.detect.stragglers import StepSeries
-from rankscope.collector.detect.waits import KindWaits, RankCollectives, split_waits
+from rankscope.collector.detect.waits import Ints, KindWaits, RankCollectives, split_waits
 from rankscope.measure.records import PHASE_PREFIX, Collectives
-from rankscope.measure.table import MISSING, Column, Table
+from rankscope.measure.table import MISSING, Table
 
 PHASES_MAX = 32
 """Names of phases kept for a run: the five of every step and what its users add."""
 STAND_IN_STEPS = 64
 """After so many steps without a profiler window none is to be expected, and phases stand in for the self time. Not
 before: the stand-in is the noisier one (seen: 1.3 for a healthy rank on two busy cores)."""
+COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes")
+"""Of a table of collectives, in the order of RankCollectives."""
 COMPUTING_PHASES = ("data", "forward", "optimizer", "other")
 """The phases in which a rank does not wait for others; they stand in for the self time where waiting is not known."""
 
@@ -37,14 +40,15 @@ class StepWindow:
         self._kept = steps_kept
         self._world_size = world_size
         self._steps = np.full(steps_kept, -1, dtype=np.int64)
-        self._step_ns = self._empty()
-        self._cpu_ns = self._empty()
+        self._columns = {"duration_ns": self._empty(), "cpu_ns": self._empty()}
         self._wait_ns = self._empty()
         self._phases_ns: dict[str, Floats] = {}
         self._pending: dict[int, dict[int, RankCollectives]] = {}
         self._covered = np.zeros((steps_kept, world_size), dtype=bool)
+        self._covered_count = np.zeros(steps_kept, dtype=np.int64)
         self._group_sizes: dict[str, int] = {}
         self.signatures: dict[int, Signature] = {}
+        self._signed: dict[int, tuple[tuple[object, ...], Signature]] = {}
         self.latest_step = -1
         self._watched = False
 
@@ -59,39 +63,42 @@ class StepWindow:
 
     def add_steps(self, rank: int, table: Table) -> int:
         """Place a rank's steps; returns how many came too late for the window."""
-        columns = table.columns()
-        late = 0
-        for row, step in enumerate(table.column("step").tolist()):
-            slot = self._slot(step)
-            if slot is None:
-                late += 1
-                continue
-            self._step_ns[slot, rank] = _or_nan(columns.get("duration_ns"), row)
-            self._cpu_ns[slot, rank] = _or_nan(columns.get("cpu_ns"), row)
-            for name, column in columns.items():
-                if name.startswith(PHASE_PREFIX):
-                    self._place_phase(name.removeprefix(PHASE_PREFIX), slot, rank, _or_nan(column, row))
-        return late
+        steps = table.column("step")
+        before = np.maximum.accumulate(np.concatenate([[self.latest_step], steps]))[:-1]
+        late = (steps < 0) | (steps <= before - self._kept)
+        rows = self._make_room(steps, np.flatnonzero(~late))
+        slots = steps[rows] % self._kept
+        for name, column in table.columns().items():
+            values = self._values_of(name)
+            if values is not None:
+                values[slots, rank] = np.where(column[rows] == MISSING, np.nan, column[rows])
+        return int(late.sum())
+
+    def _values_of(self, name: str) -> Floats | None:
+        """Where a column of a table of steps is kept; None: it is not."""
+        if name in self._columns:
+            return self._columns[name]
+        if not name.startswith(PHASE_PREFIX):
+            return None
+        phase = name.removeprefix(PHASE_PREFIX)
+        if phase not in self._phases_ns:
+            if len(self._phases_ns) >= PHASES_MAX:
+                return None
+            self._phases_ns[phase] = self._empty()
+        return self._phases_ns[phase]
 
     def add_collectives(self, rank: int, collectives: Collectives) -> None:
         """Keep a rank's collectives until all ranks' are there."""
         table = collectives.table
         steps = table.column("step")
-        for step in np.unique(steps).tolist():
-            if self._slot(step) is None:
-                continue
-            rows = np.flatnonzero(steps == step)
-            found = RankCollectives(
-                groups=collectives.groups,
-                ops=collectives.ops,
-                group=table.column("group")[rows],
-                op=table.column("op")[rows],
-                sequence=table.column("sequence")[rows],
-                start_ns=table.column("start_host_ns")[rows],
-                duration_ns=table.column("duration_ns")[rows],
-                size_bytes=table.column("bytes")[rows],
-            )
-            self._pending.setdefault(step, {})[rank] = found
+        order = np.argsort(steps, kind="stable")
+        rows = self._make_room(steps, order)
+        columns = [table.column(name)[rows] for name in COLUMNS_KEPT]
+        steps = steps[rows]
+        bounds = np.flatnonzero(np.diff(steps, prepend=-1, append=-1)).tolist()
+        for begin, end in itertools.pairwise(bounds):
+            found = RankCollectives(collectives.groups, collectives.ops, *(column[begin:end] for column in columns))
+            self._pending.setdefault(int(steps[begin]), {})[rank] = found
 
     def cover(self, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
         """All collectives of these steps of that rank are here. Resolves the steps for which that is now true of all
@@ -99,14 +106,13 @@ class StepWindow:
         """
         kinds: list[KindWaits] = []
         self._watched = True
-        first_kept = max(0, self.latest_step - self._kept + 1)
-        for step in range(max(first_step, first_kept), min(last_step, self.latest_step) + 1):
-            slot = step % self._kept
-            if self._steps[slot] != step or self._covered[slot, rank]:
-                continue
-            self._covered[slot, rank] = True
-            if self._covered[slot].all():
-                kinds += self._resolve(step, slot)
+        steps = np.arange(max(first_step, self.latest_step - self._kept + 1, 0), min(last_step, self.latest_step) + 1)
+        slots = steps % self._kept
+        fresh = (self._steps[slots] == steps) & ~self._covered[slots, rank]
+        self._covered[slots[fresh], rank] = True
+        self._covered_count[slots[fresh]] += 1
+        for step in steps[fresh & (self._covered_count[slots] == self._world_size)].tolist():
+            kinds += self._resolve(step, step % self._kept)
         return kinds
 
     def _resolve(self, step: int, slot: int) -> list[KindWaits]:
@@ -117,35 +123,44 @@ class StepWindow:
             self._wait_ns[slot, rank] = np.nan if wait_ns is None else float(wait_ns)
         # Full windows do not tell sizes, and a signature without sizes would not tell pipeline stages apart.
         if pending and all(bool(np.all(found.size_bytes != MISSING)) for found in pending.values()):
-            self.signatures = {rank: self._sign(found) for rank, found in pending.items()}
+            self.signatures = {rank: self._sign(rank, found) for rank, found in pending.items()}
         return waits.kinds
 
-    def _sign(self, found: RankCollectives) -> Signature:
-        sizes = [self._group_sizes.get(group, 0) for group in found.groups]
-        calls = zip(found.op.tolist(), found.group.tolist(), found.size_bytes.tolist(), strict=True)
-        return Signature(tuple(sorted((found.ops[op], sizes[group], size) for op, group, size in calls)))
+    def _sign(self, rank: int, found: RankCollectives) -> Signature:
+        """Remembered: a rank's step is mostly the same as its last one, and sorting it costs 30 us."""
+        content = (
+            *(column.tobytes() for column in (found.group, found.op, found.size_bytes)), found.groups, found.ops,
+            len(self._group_sizes),
+        )  # fmt: skip
+        known = self._signed.get(rank)
+        if known is None or known[0] != content:
+            sizes = [self._group_sizes.get(group, 0) for group in found.groups]
+            calls = zip(found.op.tolist(), found.group.tolist(), found.size_bytes.tolist(), strict=True)
+            signature = Signature(tuple(sorted((found.ops[op], sizes[group], size) for op, group, size in calls)))
+            known = self._signed[rank] = (content, signature)
+        return known[1]
 
-    def _place_phase(self, name: str, slot: int, rank: int, value_ns: float) -> None:
-        if name not in self._phases_ns:
-            if len(self._phases_ns) >= PHASES_MAX:
-                return
-            self._phases_ns[name] = self._empty()
-        self._phases_ns[name][slot, rank] = value_ns
+    def _make_room(self, steps: Ints, rows: Ints) -> Ints:
+        """Those of the rows whose step has a place in the window, now that it has moved on to the last of them."""
+        if len(rows) == 0:
+            return rows
+        self._move_to(int(steps[rows].max()))
+        rows = rows[steps[rows] > max(-1, self.latest_step - self._kept)]
+        new = np.unique(steps[rows])
+        new = new[self._steps[new % self._kept] != new]
+        if len(new):
+            slots = new % self._kept
+            self._steps[slots] = new
+            self._covered[slots] = False
+            self._covered_count[slots] = 0
+            for values in (*self._columns.values(), self._wait_ns, *self._phases_ns.values()):
+                values[slots] = np.nan
+        return rows
 
-    def _slot(self, step: int) -> int | None:
-        """Where a step lives, made free for it if need be; None when the window has moved past it."""
-        if step < 0 or step <= self.latest_step - self._kept:
-            return None
-        slot = step % self._kept
-        if self._steps[slot] != step:
-            self._steps[slot] = step
-            self._covered[slot] = False
-            for values in (self._step_ns, self._cpu_ns, self._wait_ns, *self._phases_ns.values()):
-                values[slot] = np.nan
+    def _move_to(self, step: int) -> None:
         if step > self.latest_step:
             self.latest_step = step
             self._pending = {kept: found for kept, found in self._pending.items() if kept > step - self._kept}
-        return slot
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -154,18 +169,16 @@ class StepWindow:
         slots = np.flatnonzero(self._steps >= skip_steps)
         slots = slots[np.argsort(self._steps[slots])]
         cells = np.ix_(slots, np.array(ranks, dtype=np.int64))
-        step_ns = self._step_ns[cells]
+        step_ns = self._columns["duration_ns"][cells]
         phases_ns = {name: values[cells] for name, values in self._phases_ns.items()}
         self_ns = step_ns - self._wait_ns[cells]
         measured = self._watched or self.latest_step < STAND_IN_STEPS
         if not measured:
             present = [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
             self_ns = np.sum(present, axis=0) if present else self_ns
-        return StepSeries(self._steps[slots], ranks, step_ns, self_ns, self._cpu_ns[cells], phases_ns, measured)
-
-
-def _or_nan(column: Column | None, row: int) -> float:
-    return float("nan") if column is None or column[row] == MISSING else float(column[row])
+        return StepSeries(
+            self._steps[slots], ranks, step_ns, self_ns, self._columns["cpu_ns"][cells], phases_ns, measured
+        )
 
 
 def medians(values: Mapping[str, Floats], column: int, steps: int) -> dict[str, float]:
