@@ -47,6 +47,7 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `group` is `identity.group_label`; `sequence` the number of the operation in its group, None when the backend does
     not tell; `bytes` the size of the data as nccl-tests counts it; the duration includes waiting for the peers.
+    `exposed_ns` is the part of the duration in which the rank computed nothing, None when nobody looked.
     """
 
     step: int
@@ -56,6 +57,7 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True):
     duration_ns: int
     sequence: int | None = None
     bytes: int | None = None
+    exposed_ns: int | None = None
 
 
 class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -177,7 +179,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards")
 PHASE_PREFIX = "phase:"
-COLLECTIVE_COLUMNS = ("step", "group", "op", "start_host_ns", "duration_ns", "sequence", "bytes")
+COLLECTIVE_COLUMNS = ("step", "group", "op", "start_host_ns", "duration_ns", "sequence", "bytes", "exposed_ns")
 
 
 def steps_to_table(records: Sequence[StepRecord]) -> Table:
@@ -210,5 +212,8 @@ def collectives_to_table(records: Sequence[CollectiveRecord]) -> Collectives:
     """Collective records as a table."""
     groups = {name: index for index, name in enumerate(sorted({r.group for r in records}))}
     ops = {name: index for index, name in enumerate(sorted({r.op for r in records}))}
-    rows = [(r.step, groups[r.group], ops[r.op], r.start_host_ns, r.duration_ns, r.sequence, r.bytes) for r in records]
+    rows = [
+        (r.step, groups[r.group], ops[r.op], r.start_host_ns, r.duration_ns, r.sequence, r.bytes, r.exposed_ns)
+        for r in records
+    ]
     return Collectives(tuple(groups), tuple(ops), Table.from_rows(COLLECTIVE_COLUMNS, rows))

@@ -21,6 +21,12 @@ MORE_WORK_RATIO = 1.05
 CLOCK_RATIO = 0.95
 """An SM clock below this share of the peers' median is slow: boost clocks of healthy twins differ by 1 to 3 %."""
 
+HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
+"""Xid errors that speak of the GPU or its links and not of the program (NVIDIA's Xid catalogue): memory errors and row
+remapping, NVLink, fallen off the bus, contained and uncontained memory errors, the GPU's own processor."""
+NO_PHASES = frozenset({"cpu", "gc", "compute", "idle"})
+"""Excesses that are no phases of the step."""
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -53,7 +59,7 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
     """The cause of one straggler."""
     excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
-    for rule in (_data, _garbage, _device):
+    for rule in (_data, _garbage, _fault, _clock, _window):
         cause = rule(slow, excess_ns, evidence, samples)
         if cause is not None:
             return Cause(cause[0], cause[1], evidence)
@@ -114,7 +120,17 @@ def _pause_per_step(pauses: Sequence[GcPauses], from_step: int) -> float | None:
     return (inside[-1].pause_ns - inside[0].pause_ns) / (inside[-1].steps - inside[0].steps)
 
 
-def _device(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+def _fault(slow: Slow, _excess_ns: float, _evidence: dict[str, float], samples: Samples) -> Verdict:
+    """A GPU that reports a fault of its own and is slow. What most of its peers report too is no reason."""
+    peers = [_find_faults(device) for peer in slow.peers.ranks for device in samples.devices.get(peer, ())]
+    for device in samples.devices.get(slow.rank, ()):
+        mine = {found for found in _find_faults(device) if 2 * sum(found in theirs for theirs in peers) <= len(peers)}
+        if mine:
+            return "gpu_fault", f"its GPU reports {', '.join(sorted(mine))}"
+    return None
+
+
+def _clock(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     """The GPU itself. Its clock must be so far below its peers' that half of the excess can come from that; where
     clocks are not known it must give a reason to throttle that most of its peers' GPUs do not give.
     """
@@ -133,6 +149,18 @@ def _device(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: S
         if cause is not None:
             return cause
     return None
+
+
+def _find_faults(device: DeviceSample) -> set[str]:
+    """What the GPU says is broken in it."""
+    found = {f"Xid {device.xid_last}"} if device.xid_last in HARDWARE_XIDS else set()
+    if device.ecc_uncorrected:
+        found.add("uncorrectable memory errors")
+    if device.remapping_failed:
+        found.add("a failed row remapping")
+    elif device.remapping_pending:
+        found.add("a pending row remapping")
+    return found
 
 
 def _clock_ratio(device: DeviceSample, peers: Sequence[DeviceSample]) -> float | None:
@@ -157,15 +185,37 @@ def _name_throttle(reasons: Sequence[str]) -> Verdict:
     return None
 
 
-def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:
-    where = _where(evidence, excess_ns)
+def _window(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """What the windows show: more work, slower kernels, or a device that is idle while its host is at work."""
     compute = _window_medians(slow, samples, "compute_ns")
     operators = _window_medians(slow, samples, "operator_count")
-    if compute is not None and operators is not None:
-        evidence["compute_excess_ns"] = compute[0] - compute[1]
+    idle = _window_medians(slow, samples, "idle_ns")
+    if compute is None or idle is None:
+        return None
+    has_device = bool(samples.devices.get(slow.rank))
+    evidence["compute_excess_ns"] = compute[0] - compute[1]
+    if operators is not None:
         evidence["operator_ratio"] = operators[0] / max(1.0, operators[1])
-        if compute[0] - compute[1] >= EXPLAINS * excess_ns and evidence["operator_ratio"] >= MORE_WORK_RATIO:
+    if evidence["compute_excess_ns"] >= EXPLAINS * excess_ns:
+        if operators is not None and evidence["operator_ratio"] >= MORE_WORK_RATIO:
+            where = _where(evidence, excess_ns)
             return "more_work", f"it runs {operators[0]:.0f} operators a step where they run {operators[1]:.0f}{where}"
+        if has_device:
+            longer = format_duration(evidence["compute_excess_ns"])
+            return "gpu_compute", f"its GPU computes {longer} a step longer on the same work, and gives no reason"
+    if has_device:
+        evidence["idle_excess_ns"] = idle[0] - idle[1]
+        if evidence["idle_excess_ns"] >= EXPLAINS * excess_ns:
+            longer = format_duration(evidence["idle_excess_ns"])
+            return (
+                "host_cpu",
+                f"its GPU is idle {longer} a step longer, waiting for its host{_where(evidence, excess_ns)}",
+            )
+    return None
+
+
+def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:
+    where = _where(evidence, excess_ns)
     if samples.devices.get(slow.rank) or "cpu_excess_ns" not in evidence:
         # On a GPU a slow host shows as an idle device, which only device windows tell.
         return "unattributed", f"no test of a cause passes{where}"
@@ -177,9 +227,7 @@ def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Sam
 def _where(evidence: Mapping[str, float], excess_ns: float) -> str:
     """The phase that holds at least half of the excess, as the end of a sentence; empty when none does."""
     phases = {name.removesuffix("_excess_ns"): value for name, value in evidence.items() if name.endswith("_excess_ns")}
-    part_ns, phase = max(
-        ((value, name) for name, value in phases.items() if name not in {"cpu", "gc"}), default=(0.0, "")
-    )
+    part_ns, phase = max(((value, name) for name, value in phases.items() if name not in NO_PHASES), default=(0.0, ""))
     return f", {format_duration(part_ns)} of it in {phase}" if part_ns >= EXPLAINS * excess_ns else ""
 
 

@@ -16,6 +16,18 @@ and a rank's exposed waiting in a step is the length of the union of these. A co
 stands for its enqueue (seen: 41 us later; more when both workers of the group are busy, which makes this an upper
 bound of what was exposed).
 
+On a device a communication stream runs one operation after the other, so that the start of one says little about its
+enqueue: in simulation the waiting behind four buckets of gradients came out twice as long as it was. There the rank
+tells how much of an operation was exposed, and since work that hides it was begun before it, that is its end:
+
+    exposed waiting of c = [max(start of c, end of c - exposed), end of c - transfer)
+
+Point to point
+--------------
+The receiver waits for the sender. What the data movement took is at most the shortest duration of an operation of the
+same kind and size in the step, on any rank; beyond it a rank waited. Without this a stage of a pipeline would be blamed
+for the stages before it. It counts as exposed waiting; waiting and transfer are not reported.
+
 Operations with a root
 ----------------------
 In a broadcast, reduce, gather or scatter waiting cannot be told from transfer: who waits for whom depends on the
@@ -31,6 +43,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.measure import intervals
+from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
 
@@ -39,7 +52,7 @@ Ints = npt.NDArray[np.int64]
 
 class RankCollectives(NamedTuple):
     """The collectives of one rank in one step, as columns of equal length. `group` and `op` index the two lists of
-    names; `sequence` and `size_bytes` may be MISSING.
+    names; `sequence`, `size_bytes` and `exposed_ns` may be MISSING.
     """
 
     groups: Sequence[str]
@@ -50,6 +63,7 @@ class RankCollectives(NamedTuple):
     start_ns: Ints
     duration_ns: Ints
     size_bytes: Ints
+    exposed_ns: Ints
 
 
 class KindWaits(NamedTuple):
@@ -83,6 +97,7 @@ class _Rows(NamedTuple):
     start_ns: Ints
     duration_ns: Ints
     size_bytes: Ints
+    exposed_ns: Ints
 
 
 Kinds = list[tuple[str, str]]
@@ -104,7 +119,13 @@ def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str
     complete = holds_up & (found == expected)
     unknown = set(rows.rank[holds_up & (found != expected)].tolist())
     wait_ns = np.where(complete, rows.duration_ns - shortest_ns, 0)
-    exposed_ns = _exposed(rows, wait_ns, shortest_ns, max(by_rank, default=0) + 1)
+    handed_over, handover_ns = _shortest_handover(rows, kinds)
+    exposed_ns = _exposed(
+        rows,
+        np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
+        np.where(handed_over, handover_ns, shortest_ns),
+        max(by_rank, default=0) + 1,
+    )
     exposed = {rank: None if rank in unknown else int(exposed_ns[rank]) for rank in by_rank}
     return StepWaits(exposed, _sum_kinds(rows, kinds, complete & synchronises, wait_ns, shortest_ns))
 
@@ -126,20 +147,18 @@ def _stack(by_rank: Mapping[int, RankCollectives]) -> tuple[_Rows, Kinds]:
         )
     )
     rank = np.repeat(np.array(list(by_rank), dtype=np.int64), [len(found.op) for found in by_rank.values()])
-    sequence, start_ns, duration_ns, size_bytes = (
+    sequence, start_ns, *others = (
         _concatenate(getattr(found, name) for found in by_rank.values())
-        for name in ("sequence", "start_ns", "duration_ns", "size_bytes")
+        for name in ("sequence", "start_ns", "duration_ns", "size_bytes", "exposed_ns")
     )
     codes, kind = np.unique(group * max(1, len(op_numbers)) + op, return_inverse=True)
     groups, ops = list(group_numbers), list(op_numbers)
     kinds = [(groups[code // len(ops)], ops[code % len(ops)]) for code in codes.tolist()]
     order = np.lexsort((start_ns, kind, rank))
-    rank, kind, sequence, start_ns, duration_ns, size_bytes = (
-        column[order] for column in (rank, kind, sequence, start_ns, duration_ns, size_bytes)
-    )
+    rank, kind, sequence, start_ns, *others = (column[order] for column in (rank, kind, sequence, start_ns, *others))
     numbered = sequence != MISSING
     number = np.where(numbered, sequence, _count_within(rank, kind))
-    return _Rows(rank, kind, _number_rows(kind, number, numbered), start_ns, duration_ns, size_bytes), kinds
+    return _Rows(rank, kind, _number_rows(kind, number, numbered), start_ns, *others), kinds
 
 
 def _concatenate(columns: Iterable[Ints]) -> Ints:
@@ -183,6 +202,14 @@ def _shortest(key: Ints, duration_ns: Ints) -> tuple[Ints, Ints]:
     return shortest[key], np.bincount(key)[key]
 
 
+def _shortest_handover(rows: _Rows, kinds: Kinds) -> tuple[npt.NDArray[np.bool_], Ints]:
+    """Which rows are point to point, and for each row the shortest duration of its operation and size on any rank."""
+    ops = sorted({op for _, op in kinds})
+    op = _of_kind(rows, [ops.index(op) for _, op in kinds])
+    shortest_ns, _ = _shortest(_number_rows(op, rows.size_bytes), rows.duration_ns)
+    return _of_kind(rows, [op in POINT_TO_POINT_OPS for _, op in kinds]) > 0, shortest_ns
+
+
 def _exposed(rows: _Rows, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> Ints:
     """Per rank number the length of the union of its exposed waiting, shape (rank_count,).
 
@@ -199,7 +226,8 @@ def _exposed(rows: _Rows, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> 
     origin = rows.rank * stretch
     starts = np.sort(origin + start)
     latest = starts[np.maximum(np.searchsorted(starts, origin + end, side="left") - 1, 0)]
-    begin = np.maximum(origin + start, latest)
+    told = np.where(rows.exposed_ns == MISSING, latest, origin + end - rows.exposed_ns)
+    begin = np.maximum(origin + start, told)
     waiting = np.stack([begin, origin + end - transfer_ns], axis=1)[wait_ns > 0]
     covered = intervals.union(waiting)
     lengths = np.bincount(covered[:, 0] // stretch, weights=covered[:, 1] - covered[:, 0], minlength=rank_count)

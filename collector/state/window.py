@@ -21,7 +21,7 @@ PHASES_MAX = 32
 STAND_IN_STEPS = 64
 """After so many steps without a profiler window none is to be expected, and phases stand in for the self time. Not
 before: the stand-in is the noisier one (seen: 1.3 for a healthy rank on two busy cores)."""
-COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes")
+COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes", "exposed_ns")
 """Of a table of collectives, in the order of RankCollectives."""
 COMPUTING_PHASES = ("data", "forward", "optimizer", "other")
 """The phases in which a rank does not wait for others; they stand in for the self time where waiting is not known."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.waits import RankCollectives, StepWaits, split_waits
+from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
 
@@ -26,6 +27,7 @@ class Call(NamedTuple):
     sequence: int
     start_ns: int
     duration_ns: int
+    exposed_ns: int | None = None
 
     @property
     def end_ns(self) -> int:
@@ -50,7 +52,9 @@ def operations(draw: st.DrawFn, *, complete: bool = False) -> dict[int, list[Cal
         absent = set() if complete else draw(st.sets(st.sampled_from(GROUPS[group]), max_size=1))
         for rank in GROUPS[group]:
             if rank not in absent:
-                calls[rank].append(Call(group, op, sequence, draw(moments), draw(moments)))
+                duration_ns = draw(moments)
+                exposed_ns = draw(st.none() | st.integers(0, duration_ns))
+                calls[rank].append(Call(group, op, sequence, draw(moments), duration_ns, exposed_ns))
     return calls
 
 
@@ -69,6 +73,9 @@ def to_columns(calls: Sequence[Call], *, numbered: bool) -> RankCollectives:
         start_ns=np.array([call.start_ns for call in calls], dtype=np.int64),
         duration_ns=np.array([call.duration_ns for call in calls], dtype=np.int64),
         size_bytes=np.full(len(calls), 64, dtype=np.int64),
+        exposed_ns=np.array(
+            [MISSING if call.exposed_ns is None else call.exposed_ns for call in calls], dtype=np.int64
+        ),
     )
 
 
@@ -85,7 +92,13 @@ def members_of(calls: Calls, call: Call) -> list[Call]:
 
 
 def transfer_of(calls: Calls, call: Call) -> int:
+    if call.op in POINT_TO_POINT_OPS:  # all are of one size here
+        return min(other.duration_ns for found in calls.values() for other in found if other.op == call.op)
     return min(other.duration_ns for other in members_of(calls, call))
+
+
+def holds_up(calls: Calls, call: Call) -> bool:
+    return call.op in POINT_TO_POINT_OPS or (call.op in HOLD_UP and is_whole(calls, call))
 
 
 def waited(calls: Calls, rank: int) -> set[int]:
@@ -93,20 +106,23 @@ def waited(calls: Calls, rank: int) -> set[int]:
     return {
         moment
         for call in calls[rank]
-        if call.op in HOLD_UP and is_whole(calls, call)
+        if holds_up(calls, call)
         for moment in range(call.start_ns, call.end_ns - transfer_of(calls, call))
     }
 
 
 def exposed(calls: Calls, rank: int) -> int | None:
-    """How many of these nanoseconds the thread did nothing else: no operation was begun later and before the end."""
+    """How many of these nanoseconds the thread did nothing else: those that are told, which are the last ones of the
+    operation; else those before whose end no other operation was begun later.
+    """
     if any(call.op in HOLD_UP and not is_whole(calls, call) for call in calls[rank]):
         return None
     found: set[int] = set()
     for call in calls[rank]:
-        if call.op in HOLD_UP:
+        if holds_up(calls, call):
             begun = [other.start_ns for other in calls[rank] if other.start_ns < call.end_ns]
-            found |= set(range(max([call.start_ns, *begun]), call.end_ns - transfer_of(calls, call)))
+            begin_ns = max([call.start_ns, *begun]) if call.exposed_ns is None else call.end_ns - call.exposed_ns
+            found |= set(range(begin_ns, call.end_ns - transfer_of(calls, call)))
     return len(found)
 
 
@@ -156,7 +172,7 @@ def test_order_of_the_rows_does_not_matter_where_sequences_are_known(
 
 @given(operations(), st.integers(0, RANKS - 1))
 def test_rank_that_comes_last_everywhere_has_waited_for_nobody(calls: dict[int, list[Call]], last: int) -> None:
-    calls[last] = [call._replace(duration_ns=transfer_of(calls, call)) for call in calls[last]]
+    calls[last] = [call._replace(duration_ns=transfer_of(calls, call), exposed_ns=None) for call in calls[last]]
     assert split(calls).exposed_wait_ns[last] in (0, None)
 
 

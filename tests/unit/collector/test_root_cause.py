@@ -4,7 +4,9 @@ The excess is 50 ms, so a part must hold 25 ms of it to be the cause.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
 from rankscope.collector.detect.root_cause import Cause, GcPauses, Samples, find_cause
@@ -199,12 +201,15 @@ def test_host_is_not_blamed_where_a_gpu_does_the_work() -> None:
 # -- more work --------------------------------------------------------------------------------------------------------
 
 
-def window(compute_ms: float, operators: int | None, first_step: int = 0, step_count: int = 1) -> WindowBreakdown:
-    """A window that is all compute."""
-    compute_ns = round(compute_ms * MS)
+def window(
+    compute_ms: float, operators: int | None, first_step: int = 0, step_count: int = 1, idle_ms: float = 0.0
+) -> WindowBreakdown:
+    """A window in which the rank computes or is idle."""
+    compute_ns, idle_ns = round(compute_ms * MS), round(idle_ms * MS)
     return WindowBreakdown(
-        first_step=first_step, step_count=step_count, window_ns=compute_ns, compute_ns=compute_ns, communication_ns=0,
-        overlap_ns=0, exposed_communication_ns=0, copy_ns=0, idle_ns=0, operator_count=operators,
+        first_step=first_step, step_count=step_count, window_ns=compute_ns + idle_ns, compute_ns=compute_ns,
+        communication_ns=0, overlap_ns=0, exposed_communication_ns=0, copy_ns=0, idle_ns=idle_ns,
+        operator_count=operators,
     )  # fmt: skip
 
 
@@ -216,6 +221,50 @@ def test_more_operators_that_take_longer_are_more_work() -> None:
     cause = cause_of(breakdowns=windows(window(130.0, 150), window(80.0, 100)))
     assert (cause.name, cause.because) == ("more_work", "it runs 150 operators a step where they run 100")
     assert cause.evidence == {"compute_excess_ns": 50 * MS, "operator_ratio": 1.5}
+
+
+HEALTHY = gpus(gpu(2.0), gpu(2.0))
+
+
+def test_gpu_that_takes_longer_for_the_same_kernels_and_gives_no_reason_is_slow_itself() -> None:
+    cause = cause_of(devices=HEALTHY, breakdowns=windows(window(130.0, 100), window(90.0, 100)))
+    assert cause.name == "gpu_compute"
+    assert cause.because == "its GPU computes 40.0 ms a step longer on the same work, and gives no reason"
+
+
+def test_gpu_that_is_idle_longer_waits_for_its_host() -> None:
+    work = windows(window(90.0, 100, idle_ms=50.0), window(90.0, 100, idle_ms=10.0))
+    cause = cause_of(devices=HEALTHY, breakdowns=work, phases_ms={"forward": alike(55.0)})
+    assert cause.name == "host_cpu"
+    assert cause.because == "its GPU is idle 40.0 ms a step longer, waiting for its host, 45.0 ms of it in forward"
+    assert cause.evidence["idle_excess_ns"] == 40 * MS
+
+
+def test_gpu_that_is_neither_slower_nor_idle_longer_is_not_explained() -> None:
+    assert cause_of(devices=HEALTHY, breakdowns=windows(window(90.0, None), window(90.0, 100))).name == "unattributed"
+
+
+@pytest.mark.parametrize(
+    ("broken", "because"),
+    [
+        ({"xid_last": 63}, "its GPU reports Xid 63"),
+        ({"ecc_uncorrected": 1}, "its GPU reports uncorrectable memory errors"),
+        ({"remapping_pending": True}, "its GPU reports a pending row remapping"),
+        ({"remapping_pending": True, "remapping_failed": True}, "its GPU reports a failed row remapping"),
+    ],
+)
+def test_gpu_that_reports_a_fault_of_its_own_has_it(broken: Mapping[str, Any], because: str) -> None:
+    (healthy,) = gpu(2.0)
+    cause = cause_of(devices=gpus((msgspec.structs.replace(healthy, **broken),), (healthy,)))
+    assert (cause.name, cause.because) == ("gpu_fault", because)
+
+
+def test_fault_that_the_program_has_made_or_most_peers_report_is_none_of_the_gpu() -> None:
+    (healthy,) = gpu(2.0)
+    by_program = msgspec.structs.replace(healthy, xid_last=31)
+    broken = msgspec.structs.replace(healthy, ecc_uncorrected=1)
+    assert cause_of(devices=gpus((by_program,), (healthy,))).name == "unattributed"
+    assert cause_of(devices=gpus((broken,), (broken,))).name == "unattributed"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def calls(*rows: Call, group: str = "world", size_bytes: int = 64) -> RankCollec
         start_ns=np.array([row[2] for row in rows], dtype=np.int64),
         duration_ns=np.array([row[3] for row in rows], dtype=np.int64),
         size_bytes=np.full(len(rows), size_bytes, dtype=np.int64),
+        exposed_ns=np.full(len(rows), MISSING, dtype=np.int64),
     )
 
 
@@ -75,10 +76,20 @@ def test_broadcast_is_not_split_but_its_length_is_nobodys_own_work() -> None:
     assert [(kind.calls, kind.matched, kind.duration_ns) for kind in waits.kinds] == [(1, 0, 100), (1, 0, 20)]
 
 
-def test_point_to_point_is_counted_and_nothing_else() -> None:
+def test_receiver_that_took_longer_than_the_shortest_of_its_kind_has_waited_for_the_sender() -> None:
+    waits = split(calls(("recv", 1, 0, 100)), calls(("recv", 2, 80, 20)), calls(("send", 1, 0, 15)))
+    assert waits.exposed_wait_ns == {0: 100 - 20, 1: 0, 2: 0}
+
+
+def test_point_to_point_is_counted_and_its_waiting_not_reported() -> None:
     waits = split(calls(("send", 1, 0, 100)), calls(("send", 1, 80, 20)))
-    assert waits.exposed_wait_ns == {0: 0, 1: 0}
-    assert [(kind.calls, kind.matched) for kind in waits.kinds] == [(1, 0), (1, 0)]
+    assert [(kind.calls, kind.matched, kind.wait_ns) for kind in waits.kinds] == [(1, 0, 0), (1, 0, 0)]
+
+
+def test_waiting_behind_compute_on_the_device_is_not_exposed() -> None:
+    # Of the 100 only the last 30 were exposed, of which 20 are the transfer.
+    waiting = calls(("all_reduce", 1, 0, 100))._replace(exposed_ns=np.array([30]))
+    assert split(waiting, calls(("all_reduce", 1, 80, 20))).exposed_wait_ns == {0: 100 - 20 - 70, 1: 0}
 
 
 def test_groups_are_matched_apart() -> None:
