@@ -3,20 +3,19 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from rankscope.collector.traces import analyze
+from rankscope.collector.traces.files import Progress
 from rankscope.collector.traces.report import TraceReport
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.units import format_duration
 
 TOP = 20
 ALL_GOOD, SOME_FAILED, NOTHING_USABLE = 0, 1, 2
-
-Progress = Callable[[int, int], None]
 
 
 def add_analyze(parser: argparse.ArgumentParser) -> None:

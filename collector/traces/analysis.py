@@ -1,7 +1,7 @@
 """ASSEMBLY: trace files -> TraceReport. Each file is reduced on a worker, then the ranks are compared here."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import msgspec
 
 from rankscope.collector.traces import cross_rank, stages, tables, windows
 from rankscope.collector.traces.advice import advise
-from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name
+from rankscope.collector.traces.files import Progress, TraceFile, find_traces, rank_in_name
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
@@ -25,9 +25,6 @@ from rankscope.measure.units import NS_PER_S
 
 HEAD_NUMBER_MAX = 1 << 62
 """As ns since 1970: the year 2116."""
-
-Progress = Callable[[int, int], None]
-"""Called with how many files are done, and of how many."""
 
 
 class RankAnalysis(NamedTuple):

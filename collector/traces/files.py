@@ -21,6 +21,8 @@ INFLATED_BYTES_MAX = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 ENDINGS = (".json", ".json.gz")
 PROFILER_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
+Progress = Callable[[int, int], None]
+"""Called with how many readings of a file are done, and of how many."""
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|(?:^|[_.-])r)[-_.]?(\d+)(?=\D|$)", re.IGNORECASE)
 
 

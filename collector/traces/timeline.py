@@ -17,7 +17,7 @@ Absolute times can be had back: `baseTimeNanoseconds` + time + the rank's own `o
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from rankscope.collector.traces import cross_rank
-from rankscope.collector.traces.files import TraceFile, find_traces, rank_in_name, read_chunks
+from rankscope.collector.traces.files import Progress, TraceFile, find_traces, rank_in_name, read_chunks
 from rankscope.collector.traces.tables import Collective, find_collectives
 from rankscope.collector.traces.timeline_events import (
     EventArray,
@@ -41,9 +41,6 @@ from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError,
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import SYNCHRONISING_OPS
-
-Progress = Callable[[int, int], None]
-"""Called with how many readings of a file are done, and of how many: each file is read twice."""
 
 BOUND_SHARE = 0.9
 """So many of the collectives end within the error bound. Not all: a thread that lost its turn sees the end late, which
@@ -119,7 +116,8 @@ def merge(paths: Sequence[str] | str, out: Path, *, progress: Progress | None = 
     """Write the traces behind these paths to `out` as one timeline; compressed when its name ends in .gz.
 
     A file that cannot be used stands in `errors`, the others are merged. Raises UnavailableError when none can be used,
-    a path has nothing behind it, or `out` cannot be written; `out` is then as it was.
+    a path has nothing behind it, or `out` cannot be written; `out` is then as it was. Each file is read twice, and
+    `progress` counts both readings.
 
     >>> merge(["traces/"], Path("merged.json.gz")).error_bound_ns  # doctest: +SKIP
     7000
