@@ -5,7 +5,7 @@ from statistics import mean
 
 from rankscope.collector.traces.advice_rules import of_rank, percent, ranks_of, severity_of, window_of
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport
-from rankscope.collector.traces.stragglers import SLOWDOWN_MIN
+from rankscope.collector.traces.stragglers import MORE_WORK_MIN, SLOWDOWN_MIN
 
 # -- serial_communication ---------------------------------------------------------------------------------------------
 
@@ -124,14 +124,14 @@ CRITICAL_SLOWDOWN = 1.5
 def judge_stragglers(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
     """Which ranks the others wait for; the comparison of the ranks has found them."""
     key = "straggler"
-    refused = _why_not_compared(reports, across)
-    if across is None or refused is not None:
-        return Abstention(key=key, reason=refused or "")
-    found = [finding for finding in across.findings if finding.kind == "straggler"]
+    compared = _find_comparison(key, reports, across)
+    if isinstance(compared, Abstention):
+        return compared
+    found = [finding for finding in compared.findings if finding.kind == "straggler"]
     if not found:
         return None
     worst = max(found, key=lambda finding: finding.slowdown_ratio or 0.0)
-    bound = " Ranks are missing here: one of them may be slower still." if across.lower_bound else ""
+    bound = " Ranks are missing here: one of them may be slower still." if compared.lower_bound else ""
     return Advice(
         key=key,
         severity="critical" if (worst.slowdown_ratio or 0.0) >= CRITICAL_SLOWDOWN else "warning",
@@ -160,14 +160,14 @@ _ACTIONS = {
 }
 
 
-def _why_not_compared(reports: Sequence[RankReport], across: CrossRank | None) -> str | None:
-    """Why ranks cannot be compared by their steps, None when they can."""
+def _find_comparison(key: str, reports: Sequence[RankReport], across: CrossRank | None) -> CrossRank | Abstention:
+    """The comparison of the ranks when they can be compared by their steps, else why they cannot."""
     if across is None:
-        return "only one rank's trace: nobody to compare with"
+        return Abstention(key=key, reason="only one rank's trace: nobody to compare with")
     if across.refused is not None:
-        return across.refused
+        return Abstention(key=key, reason=across.refused)
     numbers = [{step.step for step in report.steps} for report in reports]
-    return None if set.intersection(*numbers) else "no step that all ranks have"
+    return across if set.intersection(*numbers) else Abstention(key=key, reason="no step that all ranks have")
 
 
 # -- load_imbalance ---------------------------------------------------------------------------------------------------
@@ -177,20 +177,19 @@ IMBALANCE_MIN = 0.15
 four ranks that share two cores (gloo-2.13)."""
 IMBALANCE_COST_RATIO_MIN = 0.05
 """Of the window: what all ranks would save at the most if the work were spread evenly."""
-MORE_KERNELS_MIN = 1.1
 
 
 def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
     """Whether ranks that run the same program compute for unequal times, without one of them being the straggler."""
     key = "load_imbalance"
-    refused = _why_not_compared(reports, across)
-    if across is None or refused is not None:
-        return Abstention(key=key, reason=refused or "")
+    compared = _find_comparison(key, reports, across)
+    if isinstance(compared, Abstention):
+        return compared
     if len({_signature(report) for report in reports}) > 1:
         return Abstention(
             key=key, reason="the ranks do not run the same collectives: their work is not meant to be equal"
         )
-    if any(finding.kind == "straggler" for finding in across.findings):
+    if any(finding.kind == "straggler" for finding in compared.findings):
         return None
     computed = {place: sum(step.compute_ns for step in report.steps) for place, report in enumerate(reports)}
     average_ns = mean(computed.values())
@@ -204,7 +203,7 @@ def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) 
 
 def _advise_on_balance(reports: Sequence[RankReport], most: int, imbalance: float, cost: float) -> Advice:
     kernels = mean(report.kernel_count for report in reports)
-    more_work = reports[most].kernel_count >= MORE_KERNELS_MIN * kernels
+    more_work = reports[most].kernel_count >= MORE_WORK_MIN * kernels
     why = "it runs more kernels" if more_work else "with as many kernels as the others"
     return Advice(
         key="load_imbalance",

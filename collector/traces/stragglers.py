@@ -21,8 +21,8 @@ SLOWDOWN_MIN = 1.15
 """Between the two ranks of a clean job on two busy cores three steps differed by 13.5 % (gloo-2.13/ddp_2r_clean); the
 slow ones of the same series by 20 to 63 %."""
 STEPS_SHARE_MIN = 0.6
-
 MORE_WORK_MIN = 1.1
+"""Times as many kernels as the others run: then it is the work that differs, not the device."""
 CAUSE_SHARE_MIN = 0.5
 """A stage must explain half of the excess to be named as its cause."""
 
