@@ -67,14 +67,21 @@ class Matched(NamedTuple):
 
 class Matching(NamedTuple):
     """What was matched, or why waiting is not told from transfer. `end_disagreement_ns`: the median over the operations
-    of how far apart the ranks' ends are, once their clocks' offsets are taken off.
+    of how far apart the ranks' ends are, once their clocks' offsets are taken off. `related` has one mapping for each
+    set of ranks that have operations in common, directly or along a chain, in the order of the ranks: how far the
+    clock of each is ahead of the first one's, in ns.
     """
 
     matched: Sequence[Matched]
     refused: str | None
     missing_ranks: bool
     end_disagreement_ns: int | None
-    offsets_ns: Mapping[int, int]
+    related: Sequence[Mapping[int, int]]
+
+    @property
+    def offsets_ns(self) -> dict[int, int]:
+        """The offsets of all ranks; only those of one set can be compared."""
+        return {rank: offset_ns for one in self.related for rank, offset_ns in one.items()}
 
 
 def match(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
@@ -85,7 +92,7 @@ def match(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
             "only one rank's trace: nobody to compare with",
             missing_ranks=True,
             end_disagreement_ns=None,
-            offsets_ns={},
+            related=(),
         )
     matched, refused = _pair_up(ranks)
     missing = world_size is None or len(ranks) < world_size
@@ -94,13 +101,13 @@ def match(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
     if refused is None and not synchronising:
         refused = "the traces have no synchronising collective in common"
     if refused is not None:
-        return Matching(shared, refused, missing, None, {})
+        return Matching(shared, refused, missing, None, ())
     related = _find_offsets(ranks, synchronising)
-    offsets = {rank: offset_ns for one in related for rank, offset_ns in one.items()}
-    disagreement, refused = _check_ends(ranks, synchronising, offsets)
+    found = Matching(shared, None, missing, None, related)
+    disagreement, refused = _check_ends(ranks, synchronising, found.offsets_ns)
     if refused is None:
         refused = next(filter(None, (_check_hosts(ranks, one) for one in related)), None)
-    return Matching(shared, refused, missing, disagreement, offsets)
+    return found._replace(refused=refused, end_disagreement_ns=disagreement)
 
 
 def _pair_up(ranks: Sequence[RankCollectives]) -> tuple[list[Matched], str | None]:

@@ -221,7 +221,7 @@ def align(sources: Sequence[Source]) -> Clock:
     if matching.refused is not None:
         return _trust_clocks(sources, matching)
     clocks = {one.rank: _clock_of(one) for one in ranked}
-    placed, trusted = place_clocks(clocks, _find_related(matching, list(clocks)), matching.offsets_ns)
+    placed, trusted = place_clocks(clocks, matching.related)
     offsets = {one.rank: placed.get(_clock_of(one), 0) for one in sources}
     trusted += [one.file for one in sources if _clock_of(one) not in placed]
     return Clock(
@@ -239,40 +239,32 @@ def _clock_of(one: Source | cross_rank.RankCollectives) -> str | int | None:
     return one.host if one.host is not None else one.rank
 
 
-def _find_related(matching: cross_rank.Matching, ranks: Sequence[int]) -> list[list[int]]:
-    """The sets of ranks whose offsets were found together: by what they took part in, directly or along a chain."""
-    related = [{rank} for rank in ranks]
-    for members in {frozenset(one.by_rank) for one in matching.matched if one.op in SYNCHRONISING_OPS}:
-        apart = [some for some in related if some.isdisjoint(members)]
-        related = [*apart, set().union(*(some for some in related if not some.isdisjoint(members)))]
-    return sorted(map(sorted, related))
-
-
 def place_clocks(
-    clocks: Mapping[int, str | int | None], related: Sequence[Sequence[int]], offsets_ns: Mapping[int, int]
+    clocks: Mapping[int, str | int | None], related: Sequence[Mapping[int, int]]
 ) -> tuple[dict[str | int | None, int], list[str]]:
     """One offset for each clock, counted from the first rank's; ranks that have no collective in common are tied by a
     host in common. And the ranks that nothing ties to the first: there the host's own clock stands for zero.
+    `related` as a Matching has it.
 
-    >>> place_clocks({0: "a", 1: "b", 2: "b", 3: "c"}, [[0, 1], [2, 3]], {0: 0, 1: 70, 2: 0, 3: 5})
+    >>> place_clocks({0: "a", 1: "b", 2: "b", 3: "c"}, [{0: 0, 1: 70}, {2: 0, 3: 5}])
     ({'a': 0, 'b': 70, 'c': 75}, [])
     """
     placed: dict[str | int | None, int] = {}
     trusted = []
     waiting = list(related)
     while waiting:
-        ranks = next((some for some in waiting if any(clocks[rank] in placed for rank in some)), waiting[0])
-        waiting.remove(ranks)
-        ahead = [placed[clocks[rank]] - offsets_ns.get(rank, 0) for rank in ranks if clocks[rank] in placed]
+        offsets_ns = next((some for some in waiting if any(clocks[rank] in placed for rank in some)), waiting[0])
+        waiting.remove(offsets_ns)
+        ahead = [placed[clocks[rank]] - offset_ns for rank, offset_ns in offsets_ns.items() if clocks[rank] in placed]
         if placed and not ahead:
-            trusted.append("rank " + ", ".join(map(str, ranks)))
+            trusted.append("rank " + ", ".join(map(str, sorted(offsets_ns))))
         shift_ns = round(median(ahead)) if ahead else 0
         found: dict[str | int | None, list[int]] = defaultdict(list)
-        for rank in ranks:
+        for rank, offset_ns in offsets_ns.items():
             if clocks[rank] not in placed:
-                found[clocks[rank]].append(offsets_ns.get(rank, 0) + shift_ns)
+                found[clocks[rank]].append(offset_ns + shift_ns)
         placed.update({clock: round(median(offsets)) for clock, offsets in found.items()})
-    zero_ns = placed[clocks[related[0][0]]]
+    zero_ns = placed[clocks[next(iter(related[0]))]]
     return {clock: offset_ns - zero_ns for clock, offset_ns in placed.items()}, trusted
 
 

@@ -245,12 +245,12 @@ def test_rank_that_shares_no_collective_leaves_the_error_unknown(tmp_path: Path,
 def test_offset_of_a_second_group_is_counted_through_the_host_it_shares() -> None:
     # Rank 1 is 70 ahead of rank 0. Rank 3 is 5 behind rank 2, which is on rank 1's host: 70 - 5.
     clocks = {0: "a", 1: "b", 2: "b", 3: "c"}
-    assert place_clocks(clocks, [[0, 1], [2, 3]], {0: 0, 1: 70, 2: 0, 3: -5}) == ({"a": 0, "b": 70, "c": 65}, [])
+    assert place_clocks(clocks, [{0: 0, 1: 70}, {2: 0, 3: -5}]) == ({"a": 0, "b": 70, "c": 65}, [])
 
 
 def test_group_on_hosts_of_its_own_is_tied_to_no_other() -> None:
     clocks = {0: "a", 1: "b", 2: "c", 3: "d"}
-    assert place_clocks(clocks, [[0, 1], [2, 3]], {0: 0, 1: 7, 2: 0, 3: 5})[1] == ["rank 2, 3"]
+    assert place_clocks(clocks, [{0: 0, 1: 7}, {2: 0, 3: 5}])[1] == ["rank 2, 3"]
 
 
 # -- the arrows -------------------------------------------------------------------------------------------------------
