@@ -16,8 +16,8 @@ RANGE_PREFIXES = tuple(f"{backend}:" for backend in BACKENDS)
 """On a device the range only says what was launched inside it."""
 ENQUEUE_PREFIX = "c10d::"
 """Operators that hand work to a backend: neither compute nor communication."""
-POINT_TO_POINT_OPS = frozenset({"send", "recv", "recvAnySource"})
-"""As gloo spells them. Not in the flight recorder's count of collectives."""
+POINT_TO_POINT_OPS = frozenset({"send", "recv", "send_recv", "recvAnySource"})
+"""In our spelling and in gloo's. Not in the flight recorder's count of collectives."""
 
 
 class KernelFamily(NamedTuple):

@@ -21,6 +21,7 @@ import numpy as np
 
 from rankscope.collector.traces.report import MatchedCollective
 from rankscope.collector.traces.tables import Collective
+from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.kineto import Ints
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.units import NS_PER_MS, NS_PER_US
@@ -116,7 +117,7 @@ def _pair_up(ranks: Sequence[RankCollectives]) -> tuple[list[Matched], str | Non
     for one in ranks:
         seen: dict[tuple[str, str | None], int] = defaultdict(int)
         for collective in sorted(one.collectives, key=lambda c: c.start_ns):
-            if collective.op in {"send", "recv", "send_recv"}:
+            if collective.op in POINT_TO_POINT_OPS:
                 continue
             group = (collective.group, collective.ranks)
             numbered = collective.sequence is not None
