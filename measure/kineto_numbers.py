@@ -21,9 +21,6 @@ NO_TIME = np.iinfo(np.int64).min
 """Where there is no time."""
 
 
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def to_ns(times_us: Sequence[Any]) -> Ints | None:
     """Microseconds -> integer ns; the smallest integer where there is no time. None when a float may have lost some.
 
