@@ -49,7 +49,6 @@ class DecodeReason(Enum):
     UNKNOWN_KIND = "unknown_kind"
     BAD_BODY = "bad_body"
     BAD_TABLE = "bad_table"
-    BAD_VALUE = "bad_value"
 
 
 class DecodeError(RankscopeError):

@@ -91,7 +91,6 @@ class TraceColumns:
         self._stacks: dict[int, str] = {}
         self._phases: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
-        self._rejected_examples: list[str] = []
         self._row_count = 0
         self._event_count = 0
 

@@ -107,7 +107,6 @@ class MemoryArguments(msgspec.Struct, gc=False):
     """What a `[memory]` event says: of one allocation, and of the device's totals after it."""
 
     bytes: Any = msgspec.field(default=None, name="Bytes")
-    address: Any = msgspec.field(default=None, name="Addr")
     device: Any = msgspec.field(default=None, name="Device Id")
     device_type: Any = msgspec.field(default=None, name="Device Type")
     allocated: Any = msgspec.field(default=None, name="Total Allocated")
@@ -138,7 +137,6 @@ def _other_events() -> Any:
 
 
 _OTHER = _other_events()
-Event = CompleteEvent | ExactCompleteEvent | InstantEvent
 _BLOCK = msgspec.json.Decoder(list[CompleteEvent | _OTHER])  # type: ignore[valid-type]
 _EXACT_BLOCK = msgspec.json.Decoder(list[ExactCompleteEvent | _OTHER])  # type: ignore[valid-type]
 _EVENT = msgspec.json.Decoder(CompleteEvent | _OTHER)

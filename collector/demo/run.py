@@ -26,9 +26,7 @@ from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.errors import UnavailableError
 
 RUN = "demo"
-FAULTS = ("none", "compute", "data", "host")
 REFRESH_S = 1.0
-COLLECTOR_START_S_MAX = 30.0
 HTTP_TIMEOUT_S = 10.0
 LAST_REPORTS_S_MAX = 15.0
 JOB_END_S_MAX = 20.0
