@@ -6,9 +6,9 @@ import msgspec
 
 from rankscope.collector.demo.result import DemoResult, build_result
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
-from rankscope.measure.identity import RankIdentity
+from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.records import Totals, WindowBreakdown
+from tests.unit.collector.run_snapshots import rank_of
 
 MS = 1_000_000
 
@@ -28,15 +28,9 @@ OPEN = Finding(
 )
 
 
-def rank_of(rank: int, **known: object) -> RankSnapshot:
-    identity = RankIdentity(
-        run="demo", rank=rank, local_rank=rank, world_size=2, node="n0", restart_count=0, boot_id="boot-of-it", pid=7
-    )
-    return RankSnapshot(identity=identity, up=True, **known)  # type: ignore[arg-type]
-
-
 KNOWN = rank_of(
     0,
+    run="demo",
     totals=Totals(steps=160),
     step_ns_median=100.0 * MS,
     phases_ns_median={"data": 10.0 * MS, "forward": 90.0 * MS},
@@ -46,7 +40,7 @@ KNOWN = rank_of(
         exposed_communication_ns=60, copy_ns=10, idle_ns=10,
     ),
 )  # fmt: skip
-UNKNOWN = rank_of(1, totals=Totals(steps=159))
+UNKNOWN = rank_of(1, run="demo", totals=Totals(steps=159))
 RUN = RunSnapshot(
     run="demo", world_size=2, restart_count=0, ranks=(KNOWN, UNKNOWN), open_findings=(OPEN,), findings=(CLOSED, OPEN)
 )

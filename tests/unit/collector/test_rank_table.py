@@ -4,18 +4,11 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.rank_table import HEAD, render_rank, render_run
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
-from rankscope.measure.identity import RankIdentity
+from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.records import Totals, WindowBreakdown
+from tests.unit.collector.run_snapshots import rank_of
 
 MS = 1_000_000
-
-
-def rank_of(rank: int, **known: object) -> RankSnapshot:
-    identity = RankIdentity(
-        run="bert", rank=rank, local_rank=rank, world_size=2, node="n0", restart_count=0, boot_id="boot-of-it", pid=7
-    )
-    return RankSnapshot(identity=identity, up=True, **known)  # type: ignore[arg-type]
 
 
 KNOWN = rank_of(

@@ -1,28 +1,27 @@
 """The last words on a run, written out by hand."""
 
+from typing import Any
+
 import pytest
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.summary import HEALTHY, summarise, verdict
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
-from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import Totals
+from tests.unit.collector import run_snapshots
 
 MS = 1_000_000
 
 
 def rank_of(rank: int, ended: str | None = "finished", step_ms: float | None = 100.0, **known: object) -> RankSnapshot:
-    identity = RankIdentity(
-        run="bert", rank=rank, local_rank=rank, world_size=4, node="n0", restart_count=0, boot_id="boot-of-it", pid=7
-    )
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "up": ended is None,
         "ended": ended,
         "step_ns_median": None if step_ms is None else step_ms * MS,
         "totals": Totals(steps=160),
         "reports_admitted": 30,
     }
-    return RankSnapshot(identity=identity, **(fields | known))  # type: ignore[arg-type]
+    return run_snapshots.rank_of(rank, world_size=4, **(fields | known))
 
 
 def finding_of(sentence: str, lost_s: float | None) -> Finding:
