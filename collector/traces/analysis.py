@@ -11,6 +11,7 @@ from rankscope.collector.traces import cross_rank, stages, tables, windows
 from rankscope.collector.traces.advice import advise
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, rank_in_name
 from rankscope.collector.traces.memory import summarise_memory
+from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
 from rankscope.collector.traces.signs import find_signs
@@ -23,12 +24,11 @@ from rankscope.measure.kineto import NONE, KinetoTrace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.units import NS_PER_S
 
-HEAD_NUMBER_MAX = 1 << 62
-"""As ns since 1970: the year 2116."""
-
 
 class RankAnalysis(NamedTuple):
-    """What a worker gives back of one file: the report, and what the comparison of the ranks needs."""
+    """What a worker gives back of one file: the report, and what the comparison of the ranks needs, with times on the
+    clock of the host.
+    """
 
     report: RankReport
     collectives: list[tables.Collective]
@@ -97,19 +97,17 @@ def analyse_file(
 def reduce_trace(trace: KinetoTrace, path: str, steps: tuple[int | None, int | None] | None = None) -> RankAnalysis:
     """A trace summed up."""
     view = RankView(trace, steps)
-    distributed = trace.head.get("distributedInfo")
-    distributed = distributed if isinstance(distributed, dict) else {}
+    origin = read_origin(trace.head, path)
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
-    collectives = tables.find_collectives(view)
-    devices = windows.summarise_devices(view)
-    rank = distributed.get("rank")
+    collectives = tables.find_collectives(view, origin)
+    devices = windows.summarise_devices(view, origin.devices)
     report = RankReport(
-        rank=rank if type(rank) is int else rank_in_name(path),
+        rank=origin.rank,
         file=path,
         device=devices[0].name if devices else ("CPU" if len(view.compute) else None),
-        world_size=_integer(distributed.get("world_size")),
-        backend=_text(distributed.get("backend")),
-        host=_text(trace.head.get("host_name")),
+        world_size=origin.world_size,
+        backend=origin.backend,
+        host=origin.host,
         start_ns=bounds[0] - view.origin_ns,
         kernel_count=int(view.work.is_kernel.sum()),
         event_count=trace.event_count,
@@ -125,27 +123,16 @@ def reduce_trace(trace: KinetoTrace, path: str, steps: tuple[int | None, int | N
         synchronisations=tables.sum_synchronisations(view),
         memory=summarise_memory(view),
         timeline=windows.draw_timeline(view),
-        signs=find_signs(view),
+        signs=find_signs(view, origin.devices),
         warnings=[*trace.warnings, *_warn(view, len(devices))],
         **windows.break_down_window(view, *bounds),
     )
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
-    step_bounds = [(step.number, step.start_ns, step.next_start_ns) for step in view.steps]
-    base_ns = _integer(trace.head.get("baseTimeNanoseconds")) or 0
-    return RankAnalysis(
-        report,
-        _shift(collectives, base_ns),
-        overlap + base_ns,
-        [(n, a + base_ns, b + base_ns) for n, a, b in step_bounds],
-    )
-
-
-def _shift(found: list[tables.Collective], base_ns: int) -> list[tables.Collective]:
-    """Times on the clock of the host, which ranks share or not, instead of the file's own base."""
-    if base_ns == 0:
-        return found
-    return [msgspec.structs.replace(one, start_ns=one.start_ns + base_ns) for one in found]
+    step_bounds = [
+        (step.number, step.start_ns + origin.base_ns, step.next_start_ns + origin.base_ns) for step in view.steps
+    ]
+    return RankAnalysis(report, collectives, overlap + origin.base_ns, step_bounds)
 
 
 def _warn(view: RankView, device_count: int) -> list[str]:
@@ -163,15 +150,6 @@ def _warn(view: RankView, device_count: int) -> list[str]:
             "are not in it: they are in no step's launched view"
         )
     return found
-
-
-def _integer(value: Any) -> int | None:
-    """A number of the head; None for what is none, and for one that no sum of times could hold."""
-    return value if type(value) is int and abs(value) < HEAD_NUMBER_MAX else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 # -- many files -------------------------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ is left waited on the device itself, for an event of another stream or for its o
 
 import math
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.stages import DATA_LOADER, contains
 from rankscope.collector.traces.tables import SYNCHRONISES
@@ -31,10 +33,10 @@ COPY_OPERATORS = frozenset({"aten::clone", "aten::contiguous", "aten::reshape", 
 """Operators that make a copy of what is there already, in another layout or type. `copy_` itself sets a value."""
 
 
-def find_signs(view: RankView) -> Signs:
+def find_signs(view: RankView, devices: Sequence[DeviceProperties]) -> Signs:
     """The signs of one trace."""
     idle = _Idle(view)
-    major, minor = _find_compute_capability(view)
+    major, minor = _find_compute_capability(view, devices)
     gemm = _find_largest_fp32_gemm(view)
     launched, short, call_ns = _count_short_kernels(view)
     copied_ns, copied_host_ns, copying = _sum_copy_operators(view)
@@ -266,23 +268,16 @@ class _Gemm(NamedTuple):
     shapes: str
 
 
-def _find_compute_capability(view: RankView) -> tuple[int | None, int | None]:
+def _find_compute_capability(
+    view: RankView, devices: Sequence[DeviceProperties]
+) -> tuple[int, int] | tuple[None, None]:
     """Of the CUDA devices at work the lowest. AMD's matrix cores take fp32 as well: there it tells nothing."""
     is_cuda = any(name.startswith("cuda") for name in {view.trace.name(int(row)) for row in view.trace.rows(*LAUNCHES)})
     if not (view.has_device and is_cuda):
         return None, None
     at_work = set(np.unique(view.work.device).tolist())
-    told = view.trace.head.get("deviceProperties")
-    found = [
-        (properties["computeMajor"], properties["computeMinor"])
-        for properties in (told if isinstance(told, list) else [])
-        if isinstance(properties, dict)
-        and type(properties.get("id")) is int
-        and properties["id"] in at_work
-        and type(properties.get("computeMajor")) is int
-        and type(properties.get("computeMinor")) is int
-    ]
-    return min(found) if found else (None, None)
+    told = [one.compute_capability for one in devices if one.device in at_work]
+    return min((found for found in told if found is not None), default=(None, None))
 
 
 def _find_largest_fp32_gemm(view: RankView) -> _Gemm | None:

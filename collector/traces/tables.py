@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from rankscope.collector.traces.origin import Origin
 from rankscope.collector.traces.report import (
     CollectiveRow,
     CopyRow,
@@ -107,7 +108,9 @@ def _by_name(codes: Codes) -> list[tuple[int, Ints]]:
 
 
 class Collective(msgspec.Struct, frozen=True, array_like=True):
-    """One communication of one rank. `sequence` is the backend's own number, when it is in the trace."""
+    """One communication of one rank. `sequence` is the backend's own number, when it is in the trace; `start_ns` is on
+    the clock of the host.
+    """
 
     group: str
     group_size: int | None
@@ -120,15 +123,15 @@ class Collective(msgspec.Struct, frozen=True, array_like=True):
     duration_ns: int
 
 
-def find_collectives(view: RankView) -> list[Collective]:
+def find_collectives(view: RankView, origin: Origin) -> list[Collective]:
     """Every communication of the trace by start: kernels on a device, ranges of the backend on a CPU."""
     if not view.has_device:
-        return [_of_host_range(view, row) for row in view.cpu_communication_rows.tolist()]
-    work = view.work
-    return [_of_kernel(view, place, int(work.row[place])) for place in np.flatnonzero(work.is_communication).tolist()]
+        return [_of_host_range(view, origin, row) for row in view.cpu_communication_rows.tolist()]
+    return [_of_kernel(view, origin, place) for place in np.flatnonzero(view.work.is_communication).tolist()]
 
 
-def _of_kernel(view: RankView, place: int, row: int) -> Collective:
+def _of_kernel(view: RankView, origin: Origin, place: int) -> Collective:
+    row = int(view.work.row[place])
     told = view.trace.collectives.get(row)
     inside = int(view.launching_range[place])
     name = view.trace.name(row)
@@ -147,7 +150,7 @@ def _of_kernel(view: RankView, place: int, row: int) -> Collective:
         dtype=told.dtype if told is not None else None,
         bytes=_bytes_of(told) if told is not None else _shape_bytes(view, inside),
         sequence=told.sequence if told is not None else None,
-        start_ns=int(events.start_ns[row]),
+        start_ns=int(events.start_ns[row]) + origin.base_ns,
         duration_ns=int(events.duration_ns[row]),
     )
 
@@ -173,25 +176,22 @@ def _shape_bytes(view: RankView, row: int) -> int | None:
         return None
 
 
-def _of_host_range(view: RankView, row: int) -> Collective:
+def _of_host_range(view: RankView, origin: Origin, row: int) -> Collective:
     op = communication.find_operation(view.trace.name(row))
     size = _shape_bytes(view, row)
-    distributed = view.trace.head.get("distributedInfo")
-    world = distributed.get("world_size") if isinstance(distributed, dict) else None
-    groups = distributed.get("pg_count") if isinstance(distributed, dict) else None
     # gloo's ranges do not name their group; with one group there is no doubt.
-    only_world = groups == 1 and type(world) is int
+    group_size = origin.only_group_size
     if op == "all_gather" and size is not None:
-        size = size * int(world) if only_world and world is not None else None
+        size = size * group_size if group_size is not None else None
     return Collective(
-        group="default_pg" if only_world else GROUP_UNKNOWN,
-        group_size=world if only_world else None,
+        group="default_pg" if group_size is not None else GROUP_UNKNOWN,
+        group_size=group_size,
         ranks=None,
         op=op,
         dtype=None,
         bytes=size,
         sequence=None,
-        start_ns=int(view.events.start_ns[row]),
+        start_ns=int(view.events.start_ns[row]) + origin.base_ns,
         duration_ns=int(view.events.duration_ns[row]),
     )
 

@@ -27,7 +27,8 @@ from typing import Any
 import msgspec
 
 from rankscope.collector.traces import cross_rank
-from rankscope.collector.traces.files import Progress, TraceFile, find_traces, rank_in_name, read_chunks
+from rankscope.collector.traces.files import Progress, TraceFile, find_traces, read_chunks
+from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.tables import Collective, find_collectives
 from rankscope.collector.traces.timeline_events import (
     EventArray,
@@ -168,31 +169,21 @@ def read_source(path: str) -> Source:
     if times.first_ns is None:
         raise TraceError("none of its events has a time")
     view = RankView(trace)
-    base_ns = _integer(trace.head.get("baseTimeNanoseconds")) or 0
-    told = trace.head.get("distributedInfo")
-    distributed = told if isinstance(told, dict) else {}
-    rank, host = _integer(distributed.get("rank")), trace.head.get("host_name")
+    origin = read_origin(trace.head, path)
     work = view.work
     rows = work.row[work.is_communication] if view.has_device else view.cpu_communication_rows
     threads = [trace.threads[code] for code in trace.events.thread[rows].tolist()]
     return Source(
         file=path,
-        rank=rank if rank is not None else rank_in_name(path),
-        host=host if isinstance(host, str) else None,
-        world_size=_integer(distributed.get("world_size")),
-        base_ns=base_ns,
-        first_ns=times.first_ns + base_ns,
-        collectives={
-            msgspec.structs.replace(one, start_ns=one.start_ns + base_ns): thread
-            for one, thread in zip(find_collectives(view), threads, strict=True)
-        },
+        rank=origin.rank,
+        host=origin.host,
+        world_size=origin.world_size,
+        base_ns=origin.base_ns,
+        first_ns=times.first_ns + origin.base_ns,
+        collectives=dict(zip(find_collectives(view, origin), threads, strict=True)),
         on_host=not view.has_device,
         warnings=trace.warnings,
     )
-
-
-def _integer(value: Any) -> int | None:
-    return value if type(value) is int else None
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """Windows of one rank: the whole trace, each step, each device, and the timeline for the eye."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rankscope.collector.detect import ratios
+from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import DeviceReport, LaunchedWork, StepReport, Timeline
 from rankscope.collector.traces.tables import uses_tensor_cores
 from rankscope.measure import intervals
@@ -89,17 +91,12 @@ def _launched_work(view: RankView, step: Step) -> LaunchedWork:
 # -- devices ----------------------------------------------------------------------------------------------------------
 
 
-def summarise_devices(view: RankView) -> list[DeviceReport]:
+def summarise_devices(view: RankView, told: Sequence[DeviceProperties]) -> list[DeviceReport]:
     """Each device that the trace shows at work, over the trace's whole window. None on a CPU."""
     if view.bounds_ns is None or not view.has_device:
         return []
-    told = view.trace.head.get("deviceProperties")
-    names = {d["id"]: str(d["name"]) for d in (told if isinstance(told, list) else ()) if _is_device(d)}
+    names = {one.device: one.name for one in told if one.name is not None}
     return [_summarise_device(view, int(device), names) for device in np.unique(view.work.device)]
-
-
-def _is_device(properties: Any) -> bool:
-    return isinstance(properties, dict) and type(properties.get("id")) is int and "name" in properties
 
 
 def _summarise_device(view: RankView, device: int, names: dict[int, str]) -> DeviceReport:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rankscope.collector.traces.files import read_chunks
+from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.tables import find_collectives
 from rankscope.collector.traces.timeline import MergeReport, merge
 from rankscope.measure.kineto_columns import read_trace
@@ -143,9 +144,8 @@ def test_ends_of_a_collective_agree_within_the_error_bound(merged: Merged) -> No
     ends = []
     for one in merged.report.ranks:
         trace = read_trace(read_chunks(one.file))
-        base_ns = trace.head.get("baseTimeNanoseconds", 0)
-        found = find_collectives(RankView(trace))
-        ends.append([base_ns + c.start_ns + c.duration_ns - one.offset_ns for c in found])
+        found = find_collectives(RankView(trace), read_origin(trace.head, one.file))
+        ends.append([c.start_ns + c.duration_ns - one.offset_ns for c in found])
     spreads = [max(together) - min(together) for together in zip(*ends, strict=True)]
     assert merged.report.error_bound_ns is not None
     within = sum(spread <= merged.report.error_bound_ns for spread in spreads)

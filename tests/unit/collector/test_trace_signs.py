@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.signs import find_signs
 from rankscope.measure.kineto_columns import read_trace
@@ -15,7 +16,8 @@ Event = dict[str, Any]
 
 def signs_of(*events: Event | list[Event], **head: Any) -> Signs:
     flat = [one for given in events for one in (given if isinstance(given, list) else [given])]
-    return find_signs(RankView(read_trace([json.dumps({"traceEvents": flat, **head}).encode()])))
+    trace = read_trace([json.dumps({"traceEvents": flat, **head}).encode()])
+    return find_signs(RankView(trace), read_origin(trace.head, "trace.json").devices)
 
 
 def on_host(cat: str, name: str, start_us: float, duration_us: float, **args: Any) -> Event:

@@ -6,6 +6,8 @@ import pytest
 
 from rankscope.collector.traces import tables
 from rankscope.collector.traces.analysis import reduce_trace
+from rankscope.collector.traces.origin import read_origin
+from rankscope.collector.traces.report import DeviceReport
 from rankscope.collector.traces.tables import Collective
 from rankscope.collector.traces.windows import break_down_steps, draw_timeline, summarise_devices
 from rankscope.measure.rank_view import RankView
@@ -31,8 +33,18 @@ def operator(name: str, start_us: int, duration_us: int, **args: Any) -> Event:
     return event("cpu_op", name, start_us, duration_us, **args)
 
 
+def collectives_of(*events: Event, **head: Any) -> list[Collective]:
+    view = view_of(*events, **head)
+    return tables.find_collectives(view, read_origin(view.trace.head, "trace.json"))
+
+
+def devices_of(*events: Event, **head: Any) -> list[DeviceReport]:
+    view = view_of(*events, **head)
+    return summarise_devices(view, read_origin(view.trace.head, "trace.json").devices)
+
+
 def only_collective(*events: Event, **head: Any) -> Collective:
-    found = tables.find_collectives(view_of(*events, **head))
+    found = collectives_of(*events, **head)
     assert len(found) == 1
     return found[0]
 
@@ -73,7 +85,7 @@ def test_copies_without_length_have_no_rate() -> None:
 
 
 def test_each_device_of_a_file_has_a_report_of_its_own() -> None:
-    first, second = summarise_devices(view_of(kernel("a", 0, 6), kernel("a", 4, 4, device=1)))
+    first, second = devices_of(kernel("a", 0, 6), kernel("a", 4, 4, device=1))
     # Both over 0 to 8 us.
     assert (first.device, first.compute_ns, first.idle_ns) == (0, 6_000, 2_000)
     assert (second.device, second.compute_ns, second.idle_ns) == (1, 4_000, 4_000)
@@ -86,15 +98,15 @@ def test_several_devices_in_one_file_are_told() -> None:
 
 @pytest.mark.parametrize("told", [5, "x", {"id": 0}, [3], [{"id": "0", "name": "A"}], [{"id": 0}], None])
 def test_a_device_whose_properties_are_broken_has_no_name(told: Any) -> None:
-    assert summarise_devices(view_of(kernel("a", 0, 6), deviceProperties=told))[0].name is None
+    assert devices_of(kernel("a", 0, 6), deviceProperties=told)[0].name is None
 
 
 def test_a_device_has_the_name_of_its_properties() -> None:
-    assert summarise_devices(view_of(kernel("a", 0, 6), deviceProperties=[{"id": 0, "name": "A100"}]))[0].name == "A100"
+    assert devices_of(kernel("a", 0, 6), deviceProperties=[{"id": 0, "name": "A100"}])[0].name == "A100"
 
 
 def test_work_that_tells_no_device_has_a_report_without_number() -> None:
-    assert summarise_devices(view_of(kernel("a", 0, 6, device="none")))[0].device is None
+    assert devices_of(kernel("a", 0, 6, device="none"))[0].device is None
 
 
 def test_hundreds_of_kernels_of_one_graph_launch_belong_to_that_launch() -> None:
@@ -170,7 +182,7 @@ def test_shapes_that_tell_no_bytes_are_missing(shapes: dict[str, Any]) -> None:
 
 def test_collectives_are_summed_by_group_operation_and_type() -> None:
     told = {"Collective name": "allreduce", "In msg nelems": 10, "dtype": "Float", **WORLD}
-    found = tables.find_collectives(view_of(kernel(SEND_RECV, 1, 5, **told), kernel(SEND_RECV, 9, 3, **told)))
+    found = collectives_of(kernel(SEND_RECV, 1, 5, **told), kernel(SEND_RECV, 9, 3, **told))
     row = tables.sum_collectives(found)[0]
     assert (row.group, row.group_size, row.op, row.dtype, row.count) == ("default_pg", 4, "all_reduce", "Float", 2)
     assert (row.bytes, row.total_ns, row.mean_ns) == (80, 8_000, 4_000)

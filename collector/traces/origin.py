@@ -1,0 +1,79 @@
+"""Where a trace comes from: what its head says of the job, the rank, the host and the devices.
+
+A head is written by strangers: what is no number or text where one should stand is as if it were not there.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rankscope.collector.traces.files import rank_in_name
+
+HEAD_NUMBER_MAX = 1 << 62
+"""As ns since 1970: the year 2116."""
+
+
+class DeviceProperties(NamedTuple):
+    """What a trace tells of one device. `compute_capability` is CUDA's, as (major, minor)."""
+
+    device: int
+    name: str | None
+    compute_capability: tuple[int, int] | None
+
+
+class Origin(NamedTuple):
+    """Where a trace comes from; None is what it does not tell. Its times count from `base_ns` on the host's clock."""
+
+    rank: int | None
+    world_size: int | None
+    group_count: int | None
+    backend: str | None
+    host: str | None
+    base_ns: int
+    devices: tuple[DeviceProperties, ...]
+
+    @property
+    def only_group_size(self) -> int | None:
+        """How many ranks are in the job's one process group; None when it has more groups, or does not tell."""
+        return self.world_size if self.group_count == 1 else None
+
+
+def read_origin(head: Mapping[str, Any], path: str) -> Origin:
+    """The origin of the trace with this head; when that tells no rank, the file's name may.
+
+    >>> found = read_origin({"distributedInfo": {"rank": "2", "world_size": 8}}, "run/rank3.json")
+    >>> found.rank, found.world_size, found.backend, found.base_ns
+    (3, 8, None, 0)
+    """
+    told = head.get("distributedInfo")
+    distributed = told if isinstance(told, dict) else {}
+    rank = _integer(distributed.get("rank"))
+    properties = head.get("deviceProperties")
+    return Origin(
+        rank=rank if rank is not None else rank_in_name(path),
+        world_size=_integer(distributed.get("world_size")),
+        group_count=_integer(distributed.get("pg_count")),
+        backend=_text(distributed.get("backend")),
+        host=_text(head.get("host_name")),
+        base_ns=_integer(head.get("baseTimeNanoseconds")) or 0,
+        devices=tuple(_read_devices(properties if isinstance(properties, list) else [])),
+    )
+
+
+def _read_devices(told: list[Any]) -> list[DeviceProperties]:
+    found = []
+    for one in told:
+        device = _integer(one.get("id")) if isinstance(one, dict) else None
+        if device is not None:
+            name, major, minor = one.get("name"), _integer(one.get("computeMajor")), _integer(one.get("computeMinor"))
+            capability = (major, minor) if major is not None and minor is not None else None
+            found.append(DeviceProperties(device, str(name) if name is not None else None, capability))
+    return found
+
+
+def _integer(value: Any) -> int | None:
+    """A number; None for what is none, and for one that no sum of times could hold."""
+    return value if type(value) is int and abs(value) < HEAD_NUMBER_MAX else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

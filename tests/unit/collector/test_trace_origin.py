@@ -1,0 +1,45 @@
+"""What the head of a trace says, also when it was written by a stranger."""
+
+from typing import Any
+
+import pytest
+
+from rankscope.collector.traces.origin import HEAD_NUMBER_MAX, DeviceProperties, read_origin
+
+HEAD = {
+    "distributedInfo": {"rank": 2, "world_size": 8, "pg_count": 1, "backend": "nccl"},
+    "host_name": "node1",
+    "baseTimeNanoseconds": 1_694_128_201_000_000_000,
+    "deviceProperties": [{"id": 0, "name": "A100", "computeMajor": 8, "computeMinor": 0}, {"id": 1}],
+}
+
+
+def test_head_tells_the_job_the_host_and_the_devices() -> None:
+    found = read_origin(HEAD, "a.json")
+    assert (found.rank, found.world_size, found.backend, found.host) == (2, 8, "nccl", "node1")
+    assert found.base_ns == 1_694_128_201_000_000_000
+    assert found.devices == (DeviceProperties(0, "A100", (8, 0)), DeviceProperties(1, None, None))
+
+
+def test_empty_head_tells_nothing_and_times_count_from_zero() -> None:
+    assert read_origin({}, "a.json") == (None, None, None, None, None, 0, ())
+
+
+def test_rank_in_the_head_is_believed_before_that_in_the_name() -> None:
+    assert read_origin(HEAD, "rank3.json").rank == 2
+    assert read_origin({}, "rank3.json").rank == 3
+
+
+@pytest.mark.parametrize("number", ["2", 2.0, True, HEAD_NUMBER_MAX, -HEAD_NUMBER_MAX])
+def test_number_that_is_none_or_too_large_is_as_if_it_were_not_there(number: Any) -> None:
+    distributed = {"rank": number, "world_size": number, "pg_count": number}
+    found = read_origin({"distributedInfo": distributed, "baseTimeNanoseconds": number}, "a.json")
+    assert (found.rank, found.world_size, found.group_count, found.base_ns) == (None, None, None, 0)
+
+
+@pytest.mark.parametrize(("group_count", "size"), [(1, 8), (2, None), (None, None)])
+def test_group_of_an_operation_is_beyond_doubt_only_when_there_is_one(
+    group_count: int | None, size: int | None
+) -> None:
+    distributed = {"world_size": 8, "pg_count": group_count}
+    assert read_origin({"distributedInfo": distributed}, "a.json").only_group_size == size
