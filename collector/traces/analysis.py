@@ -11,14 +11,14 @@ from rankscope.collector.traces import cross_rank, stages, tables, windows
 from rankscope.collector.traces.advice import advise
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, rank_in_name
 from rankscope.collector.traces.memory import summarise_memory
-from rankscope.collector.traces.origin import read_origin
+from rankscope.collector.traces.origin import ByRank, read_origin
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.stragglers import find_stragglers
 from rankscope.measure import intervals
 from rankscope.measure.communication import bus_factor
-from rankscope.measure.errors import NotATraceError, RankscopeError, UnavailableError
+from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, KinetoTrace
 from rankscope.measure.rank_view import RankView
@@ -218,23 +218,15 @@ def _open_dask(address: str) -> Iterator[Executor]:
 
 
 def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], list[Failure]]:
-    """Two files cannot be one rank's."""
-    kept: dict[int | None, RankAnalysis] = {}
+    """The ranks in order, and the files that repeat one."""
+    kept = ByRank[RankAnalysis]()
     failures = []
     for one in found:
-        rank = one.report.rank
-        if rank in kept and not (rank is None and len(found) == 1):
-            says = "tells no rank" if rank is None else f"claims rank {rank}"
-            failures.append(
-                Failure(
-                    one.report.file,
-                    f"it {says}, as {kept[rank].report.file} does; give one file for each rank",
-                    is_no_trace=False,
-                )
-            )
-        else:
-            kept[rank] = one
-    return sorted(kept.values(), key=lambda one: (one.report.rank is None, one.report.rank or 0)), failures
+        try:
+            kept.add(one.report.rank, one.report.file, one)
+        except TraceError as error:
+            failures.append(Failure(one.report.file, str(error), is_no_trace=False))
+    return kept.in_order(), failures
 
 
 # -- all ranks --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
-"""Where a trace comes from: what its head says of the job, the rank, the host and the devices.
+"""Where a trace comes from: what its head says of the job, the rank, the host and the devices; and which rank's it is.
 
 A head is written by strangers: what is no number or text where one should stand is as if it were not there.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rankscope.collector.traces.files import rank_in_name
+from rankscope.measure.errors import TraceError
+
+Read = TypeVar("Read")
 
 HEAD_NUMBER_MAX = 1 << 62
 """As ns since 1970: the year 2116."""
@@ -77,3 +80,24 @@ def _integer(value: Any) -> int | None:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
+
+
+# -- one file for each rank -------------------------------------------------------------------------------------------
+
+
+class ByRank(Generic[Read]):
+    """What was read of trace files, where two files cannot be one rank's."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int | None, tuple[str, Read]] = {}
+
+    def add(self, rank: int | None, file: str, read: Read) -> None:
+        """Raises TraceError when an earlier file was of this rank, or told none either."""
+        if rank in self._kept:
+            says = "tells no rank" if rank is None else f"claims rank {rank}"
+            raise TraceError(f"it {says}, as {self._kept[rank][0]} does; give one file for each rank")
+        self._kept[rank] = file, read
+
+    def in_order(self) -> list[Read]:
+        """By rank; what tells none stands last."""
+        return [self._kept[rank][1] for rank in sorted(self._kept, key=lambda rank: (rank is None, rank or 0))]

@@ -28,7 +28,7 @@ import msgspec
 
 from rankscope.collector.traces import cross_rank
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, read_chunks
-from rankscope.collector.traces.origin import read_origin
+from rankscope.collector.traces.origin import ByRank, read_origin
 from rankscope.collector.traces.tables import Collective, find_collectives
 from rankscope.collector.traces.timeline_events import (
     EventArray,
@@ -137,14 +137,11 @@ def merge(paths: Sequence[str] | str, out: Path, *, progress: Progress | None = 
 
 def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress | None) -> list[Source]:
     """The usable files by rank."""
-    kept: dict[int | None, Source] = {}
+    kept = ByRank[Source]()
     for place, file in enumerate(files):
         try:
             source = read_source(file.path)
-            if source.rank in kept:
-                says = "tells no rank" if source.rank is None else f"claims rank {source.rank}"
-                raise TraceError(f"it {says}, as {kept[source.rank].file} does; give one file for each rank")
-            kept[source.rank] = source
+            kept.add(source.rank, file.path, source)
             notes.warnings += [f"{file.path}: {warning}" for warning in source.warnings]
         except RankscopeError as error:
             is_no_trace = isinstance(error, NotATraceError) and not file.named
@@ -153,11 +150,12 @@ def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress 
             notes.errors.append((file.path, "not enough memory to read it"))
         if progress is not None:
             progress(place + 1, 2 * len(files))
-    if not kept:
+    sources = kept.in_order()
+    if not sources:
         reasons = (notes.errors or notes.skipped)[:REASONS_SHOWN_MAX]
         says = "; ".join(f"{file}: {reason}" for file, reason in reasons)
         raise UnavailableError(f"none of the {len(files)} files can be merged: {says}")
-    return sorted(kept.values(), key=lambda source: (source.rank is None, source.rank or 0))
+    return sources
 
 
 def read_source(path: str) -> Source:

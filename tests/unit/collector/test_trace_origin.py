@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rankscope.collector.traces.origin import HEAD_NUMBER_MAX, DeviceProperties, read_origin
+from rankscope.collector.traces.origin import HEAD_NUMBER_MAX, ByRank, DeviceProperties, read_origin
+from rankscope.measure.errors import TraceError
 
 HEAD = {
     "distributedInfo": {"rank": 2, "world_size": 8, "pg_count": 1, "backend": "nccl"},
@@ -43,3 +44,19 @@ def test_group_of_an_operation_is_beyond_doubt_only_when_there_is_one(
 ) -> None:
     distributed = {"world_size": 8, "pg_count": group_count}
     assert read_origin({"distributedInfo": distributed}, "a.json").only_group_size == size
+
+
+def test_ranks_come_in_order_whatever_the_order_of_the_files_and_without_a_rank_last() -> None:
+    files = ByRank[str]()
+    for rank, file in ((None, "a"), (10, "b"), (2, "c")):
+        files.add(rank, file, file.upper())
+    assert files.in_order() == ["C", "B", "A"]
+
+
+@pytest.mark.parametrize(("rank", "says"), [(3, "it claims rank 3"), (None, "it tells no rank")])
+def test_second_file_of_one_rank_is_refused_naming_the_first(rank: int | None, says: str) -> None:
+    files = ByRank[str]()
+    files.add(rank, "a.json", "first")
+    with pytest.raises(TraceError, match=rf"^{says}, as a\.json does; give one file for each rank$"):
+        files.add(rank, "b.json", "second")
+    assert files.in_order() == ["first"]
