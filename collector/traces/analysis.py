@@ -161,29 +161,35 @@ def _analyse_files(
     executor: Executor | str | None,
     progress: Progress | None,
 ) -> tuple[list[RankAnalysis], list[Failure]]:
-    results: list[RankAnalysis | Failure | None] = [None] * len(files)
-    done = 0
+    """What each file gave, both in the order of the files."""
+    by_path: dict[str, RankAnalysis | Failure] = {}
     with _open_executor(executor, len(files)) as pool:
-        if pool is None:
-            for place, file in enumerate(files):
-                results[place] = analyse_file(file, steps, cores())
-                if progress is not None:
-                    progress(place + 1, len(files))
-        else:
-            places: dict[Future[Any], int] = {
-                pool.submit(analyse_file, file, steps): place for place, file in enumerate(files)
-            }
-            for future in as_completed(places):
-                file = files[places[future]]
-                try:
-                    results[places[future]] = future.result()
-                except Exception as error:  # noqa: BLE001 - a worker that died costs its file, not the others
-                    results[places[future]] = Failure(file.path, f"its worker failed: {error!r}", is_no_trace=False)
-                done += 1
-                if progress is not None:
-                    progress(done, len(files))
+        for path, result in _analyse_here(files, steps) if pool is None else _analyse_on(pool, files, steps):
+            by_path[path] = result
+            if progress is not None:
+                progress(len(by_path), len(files))
+    results = [by_path[file.path] for file in files]
     found = [one for one in results if isinstance(one, RankAnalysis)]
     return found, [one for one in results if isinstance(one, Failure)]
+
+
+def _analyse_here(
+    files: Sequence[TraceFile], steps: tuple[int | None, int | None] | None
+) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+    for file in files:
+        yield file.path, analyse_file(file, steps, cores())
+
+
+def _analyse_on(
+    pool: Executor, files: Sequence[TraceFile], steps: tuple[int | None, int | None] | None
+) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+    """As they get ready."""
+    paths: dict[Future[Any], str] = {pool.submit(analyse_file, file, steps): file.path for file in files}
+    for future in as_completed(paths):
+        try:
+            yield paths[future], future.result()
+        except Exception as error:  # noqa: BLE001 - a worker that died costs its file, not the others
+            yield paths[future], Failure(paths[future], f"its worker failed: {error!r}", is_no_trace=False)
 
 
 @contextlib.contextmanager
@@ -242,14 +248,12 @@ def _compare(found: Sequence[RankAnalysis], errors: list[FileError]) -> TraceRep
 
 def _compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankReport]]:
     """The comparison, and the ranks' reports with what only it tells."""
-    ranked = [one for one in found if one.report.rank is not None]
-    worlds = [one.report.world_size for one in ranked if one.report.world_size is not None]
+    ranked = {one.report.rank: one for one in found if one.report.rank is not None}
+    worlds = [one.report.world_size for one in ranked.values() if one.report.world_size is not None]
     matching = cross_rank.match(
         [
-            cross_rank.RankCollectives(
-                one.report.rank or 0, one.report.host, one.collectives, on_host=not one.report.devices
-            )
-            for one in ranked
+            cross_rank.RankCollectives(rank, one.report.host, one.collectives, on_host=not one.report.devices)
+            for rank, one in ranked.items()
         ],
         max(worlds, default=None),
     )
@@ -260,7 +264,7 @@ def _compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankR
         collectives=collectives,
         wait_ns=wait if believed else None,
         transfer_ns=transfer if believed else None,
-        findings=find_stragglers({one.report.rank or 0: one for one in ranked}, matching) if believed else [],
+        findings=find_stragglers(ranked, matching) if believed else [],
         lower_bound=matching.missing_ranks,
         refused=matching.refused,
         end_disagreement_ns=matching.end_disagreement_ns,
