@@ -29,7 +29,8 @@ def summarise(run: RunSnapshot) -> str:
         f"run {run.run}: {run.world_size} ranks, {steps} steps{median}; {reports} reports, {lost} lost",
         "ended: " + "; ".join(f"{reason}: {_ranks(ranks)}" for reason, ranks in sorted(ends.items())),
     ]
-    lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not _costliest(run)]
+    costliest = _costliest(run)
+    lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not costliest]
     lines.append(f"verdict: {verdict(run)}")
     return "\n".join(lines)
 
