@@ -183,9 +183,8 @@ def _check_ends(
     spreads: list[int] = []
     wrong = 0
     for one in matched:
-        ends = [c.start_ns + c.duration_ns - offsets[rank] for rank, c in one.by_rank.items()]
         shortest = min(c.duration_ns for c in one.by_rank.values())
-        spreads.append(max(ends) - min(ends))
+        spreads.append(find_end_spread(one, offsets))
         wrong += spreads[-1] > max(limit_ns, END_DISAGREEMENT_SHARE_MAX * shortest)
     typical = round(median(spreads))
     if wrong > DISAGREEING_SHARE_MAX * len(spreads):
@@ -194,6 +193,12 @@ def _check_ends(
             f"{typical / NS_PER_MS:.1f} ms in the median): the traces are of different steps, or sampled"
         )
     return typical, None
+
+
+def find_end_spread(one: Matched, offsets_ns: Mapping[int, int] | Mapping[int | None, int]) -> int:
+    """How far apart the ranks leave an operation, once their clocks' offsets are taken off, in ns."""
+    ends = [c.start_ns + c.duration_ns - offsets_ns[rank] for rank, c in one.by_rank.items()]
+    return max(ends) - min(ends)
 
 
 def _limit_ns(ranks: Sequence[RankCollectives]) -> int:
@@ -222,10 +227,11 @@ def _check_hosts(ranks: Sequence[RankCollectives], offsets: Mapping[int, int]) -
 def split(matching: Matching) -> list[MatchedCollective]:
     """Each matched operation as it is reported, in time order of its first rank."""
     ordered = sorted(matching.matched, key=lambda one: min((r, c.start_ns) for r, c in one.by_rank.items())[1])
-    return [_split_one(one, believed=matching.refused is None) for one in ordered]
+    return [split_one(one, believed=matching.refused is None) for one in ordered]
 
 
-def _split_one(one: Matched, *, believed: bool) -> MatchedCollective:
+def split_one(one: Matched, *, believed: bool) -> MatchedCollective:
+    """An operation as it is reported. Waiting and who came last only when the matching is `believed`."""
     ranks = sorted(one.by_rank)
     transfer = wait = late = lateness = None
     if believed and one.op in SYNCHRONISING_OPS:

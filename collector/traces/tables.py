@@ -123,10 +123,15 @@ class Collective(msgspec.Struct, frozen=True, array_like=True):
     duration_ns: int
 
 
+def find_communication_rows(view: RankView) -> Ints:
+    """The rows of what communicates, by start: kernels on a device, ranges of the backend on a CPU."""
+    return view.work.row[view.work.is_communication] if view.has_device else view.cpu_communication_rows
+
+
 def find_collectives(view: RankView, origin: Origin) -> list[Collective]:
-    """Every communication of the trace by start: kernels on a device, ranges of the backend on a CPU."""
+    """Every communication of the trace, in the order of `find_communication_rows`."""
     if not view.has_device:
-        return [_of_host_range(view, origin, row) for row in view.cpu_communication_rows.tolist()]
+        return [_of_host_range(view, origin, row) for row in find_communication_rows(view).tolist()]
     return [_of_kernel(view, origin, place) for place in np.flatnonzero(view.work.is_communication).tolist()]
 
 

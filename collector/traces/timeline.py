@@ -29,7 +29,7 @@ import msgspec
 from rankscope.collector.traces import cross_rank
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, read_chunks
 from rankscope.collector.traces.origin import ByRank, read_origin
-from rankscope.collector.traces.tables import Collective, find_collectives
+from rankscope.collector.traces.tables import Collective, find_collectives, find_communication_rows
 from rankscope.collector.traces.timeline_events import (
     EventArray,
     FirstTime,
@@ -168,9 +168,7 @@ def read_source(path: str) -> Source:
         raise TraceError("none of its events has a time")
     view = RankView(trace)
     origin = read_origin(trace.head, path)
-    work = view.work
-    rows = work.row[work.is_communication] if view.has_device else view.cpu_communication_rows
-    threads = [trace.threads[code] for code in trace.events.thread[rows].tolist()]
+    threads = [trace.threads[code] for code in trace.events.thread[find_communication_rows(view)].tolist()]
     return Source(
         file=path,
         rank=origin.rank,
@@ -261,11 +259,7 @@ def find_error_bound(matching: cross_rank.Matching, offsets_ns: Mapping[int | No
     """How far apart the ends of one synchronising collective on different ranks are, with their clocks' offsets taken
     off: the value that BOUND_SHARE of the collectives stay within.
     """
-    spreads = []
-    for one in matching.matched:
-        if one.op in SYNCHRONISING_OPS:
-            ends = [c.start_ns + c.duration_ns - offsets_ns[rank] for rank, c in one.by_rank.items()]
-            spreads.append(max(ends) - min(ends))
+    spreads = [cross_rank.find_end_spread(one, offsets_ns) for one in matching.matched if one.op in SYNCHRONISING_OPS]
     return sorted(spreads)[-int(len(spreads) * (1 - BOUND_SHARE)) - 1] if spreads else None
 
 
@@ -373,7 +367,7 @@ def _link(
     threads = {source.rank: source.collectives for source in sources}
     arrow_count = 0
     for place, one in enumerate(clock.matching.matched):
-        late_rank = cross_rank.split(clock.matching._replace(matched=[one]))[0].late_rank
+        late_rank = cross_rank.split_one(one, believed=True).late_rank
         events = []
         moments = find_moments(one.by_rank, late_rank, clock.offsets_ns)
         last = len(moments) - 1
