@@ -85,3 +85,30 @@ def touching(found: Intervals, start_ns: int, end_ns: int) -> Intervals:
 def total_ns(intervals: Intervals) -> int:
     """The length of a set."""
     return int((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def contains(found: Intervals, moments_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """For each moment whether the set covers it.
+
+    >>> contains(np.array([[2, 5]]), np.array([1, 2, 5])).tolist()
+    [False, True, False]
+    """
+    if len(found) == 0:
+        return np.zeros(len(moments_ns), dtype=bool)
+    place = np.searchsorted(found[:, 0], moments_ns, side="right") - 1
+    covered: npt.NDArray[np.bool_] = (place >= 0) & (moments_ns < found[np.maximum(place, 0), 1])
+    return covered
+
+
+def covered_before(found: Intervals, moments_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How much of a set lies before each moment, in ns.
+
+    >>> covered_before(np.array([[2, 5], [7, 8]]), np.array([1, 3, 9])).tolist()
+    [0, 1, 4]
+    """
+    if len(found) == 0:
+        return np.zeros(len(moments_ns), dtype=np.int64)
+    before = np.concatenate([[0], np.cumsum(found[:, 1] - found[:, 0])])
+    place = np.searchsorted(found[:, 0], moments_ns, side="right")
+    beyond = np.where(place > 0, np.maximum(found[place - 1, 1] - moments_ns, 0), 0)
+    return before[place] - beyond

@@ -17,7 +17,7 @@ import numpy as np
 
 from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import Signs
-from rankscope.collector.traces.stages import DATA_LOADER, contains
+from rankscope.collector.traces.stages import DATA_LOADER
 from rankscope.collector.traces.tables import SYNCHRONISES
 from rankscope.measure import intervals
 from rankscope.measure.communication import GEMMS
@@ -121,7 +121,7 @@ class _Idle:
         events, rows = self.view.events, self.blocking_rows
         launch = self.view.launch
         launchers = np.unique(events.thread[launch[launch != NONE]])
-        waited = contains(self.busy, events.start_ns[rows]) & np.isin(events.thread[rows], launchers)
+        waited = intervals.contains(self.busy, events.start_ns[rows]) & np.isin(events.thread[rows], launchers)
         return intervals.total_ns(intervals.clip(self._of_rows(rows[waited]), self.start_ns, self.end_ns))
 
     # -- what the host did --------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from rankscope.collector.traces.report import EventTypeRow, ModelRow
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import LAUNCHES, Category, Ints
-from rankscope.measure.rank_view import Bools, RankView, Step
+from rankscope.measure.rank_view import RankView, Step
 
 DATA_LOADER = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#.*\.step$")
@@ -150,24 +150,15 @@ def _device_time(view: RankView, sets: Sequence[tuple[str, Intervals]]) -> list[
         return []
     launched, call_ns = view.work_by_call
     steps = intervals.union(np.array([[step.start_ns, step.next_start_ns] for step in view.steps], dtype=np.int64))
-    inside_steps = contains(steps, call_ns)
+    inside_steps = intervals.contains(steps, call_ns)
     length = (view.work.end_ns - view.work.start_ns)[launched]
     left = inside_steps
     found = []
     for stage, part in sets:
-        mine = left & contains(part, call_ns)
+        mine = left & intervals.contains(part, call_ns)
         found.append((stage, int(length[mine].sum())))
         left = left & ~mine
     return [*found, ("other", int(length[left].sum()))]
-
-
-def contains(found: Intervals, moments_ns: Ints) -> Bools:
-    """For each moment whether the set covers it."""
-    if len(found) == 0:
-        return np.zeros(len(moments_ns), dtype=bool)
-    place = np.searchsorted(found[:, 0], moments_ns, side="right") - 1
-    covered: Bools = (place >= 0) & (moments_ns < found[np.maximum(place, 0), 1])
-    return covered
 
 
 def extended_step(view: RankView, step: Step, launched: Ints) -> tuple[int, int]:

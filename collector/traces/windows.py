@@ -200,7 +200,7 @@ def draw_timeline(view: RankView, bins: int = TIMELINE_BINS) -> Timeline | None:
         intervals.subtract(communication, compute),
         intervals.subtract(copies, work),
     )
-    binned = [np.diff(covered_before(part, edges)).tolist() for part in parts]
+    binned = [np.diff(intervals.covered_before(part, edges)).tolist() for part in parts]
     return Timeline(
         start_ns=start_ns - view.origin_ns,
         bin_ns=bin_ns,
@@ -209,13 +209,3 @@ def draw_timeline(view: RankView, bins: int = TIMELINE_BINS) -> Timeline | None:
         communication=binned[2],
         copy=binned[3],
     )
-
-
-def covered_before(found: Intervals, moments_ns: Ints) -> Ints:
-    """How much of a set lies before each moment, in ns."""
-    if len(found) == 0:
-        return np.zeros(len(moments_ns), dtype=np.int64)
-    before = np.concatenate([[0], np.cumsum(found[:, 1] - found[:, 0])])
-    place = np.searchsorted(found[:, 0], moments_ns, side="right")
-    beyond = np.where(place > 0, np.maximum(found[place - 1, 1] - moments_ns, 0), 0)
-    return before[place] - beyond

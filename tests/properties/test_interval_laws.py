@@ -74,6 +74,18 @@ def test_the_length_of_a_set_is_the_number_of_its_nanoseconds(raw: Spans) -> Non
     assert intervals.total_ns(to_set(raw)) == len(to_points(raw))
 
 
+@given(raw_spans, st.lists(st.integers(-14, 14)))
+def test_moments_that_a_set_contains_are_its_nanoseconds(raw: Spans, asked: list[int]) -> None:
+    expected = [moment in to_points(raw) for moment in asked]
+    assert intervals.contains(to_set(raw), np.array(asked, dtype=np.int64)).tolist() == expected
+
+
+@given(raw_spans, st.lists(st.integers(-14, 14)))
+def test_what_is_covered_before_a_moment_is_counted_by_the_nanosecond(raw: Spans, asked: list[int]) -> None:
+    expected = [sum(ns < moment for ns in to_points(raw)) for moment in asked]
+    assert intervals.covered_before(to_set(raw), np.array(asked, dtype=np.int64)).tolist() == expected
+
+
 @given(raw_spans, raw_spans, raw_spans, moments, st.integers(0, 12))
 def test_every_nanosecond_of_a_window_is_spent_on_one_part(
     compute: Spans, communication: Spans, copies: Spans, start_ns: int, window_ns: int

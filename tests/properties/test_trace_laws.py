@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.collector.traces.analysis import reduce_trace
 from rankscope.collector.traces.report import RankReport
-from rankscope.collector.traces.windows import covered_before, draw_timeline
-from rankscope.measure import intervals
+from rankscope.collector.traces.windows import draw_timeline
 from rankscope.measure.nesting import OUTSIDE, Nesting, nest
 from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import (
@@ -188,16 +187,6 @@ def test_the_bins_of_the_timeline_sum_to_the_breakdown(events: list[Event], bins
     assert sum(timeline.copy) == report.copy_ns
     filled = np.array([timeline.compute, timeline.overlap, timeline.communication, timeline.copy]).sum(axis=0)
     assert filled.max(initial=0) <= timeline.bin_ns
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6), st.lists(st.integers(-2, 22)))
-def test_what_is_covered_before_a_moment_is_counted_by_the_nanosecond(
-    spans: list[tuple[int, int]], moments: list[int]
-) -> None:
-    found = intervals.union(np.array(spans, dtype=np.int64).reshape(-1, 2))
-    covered = {ns for start, end in spans for ns in range(start, end)}
-    expected = [sum(ns < moment for ns in covered) for moment in moments]
-    assert covered_before(found, np.array(moments, dtype=np.int64)).tolist() == expected
 
 
 # -- who encloses whom ------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import pytest
 
 from rankscope.collector.traces.stages import (
     KINDS,
-    contains,
     extended_step,
     split_by_kind,
     sum_event_types,
@@ -129,15 +128,6 @@ def test_device_time_belongs_to_the_stage_that_launched_it(start_us: int, stage:
 
 def test_work_launched_outside_of_the_steps_is_in_no_stage() -> None:
     assert device_us(step(1, 0, 20), launch(25, 1), kernel("gemm", 50, 7, correlation=1)) == {}
-
-
-# -- moments ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("found", "expected"), [([[2, 5]], [False, True, True, False]), ([], [False] * 4)])
-def test_a_set_contains_its_start_and_not_its_end(found: list[list[int]], expected: list[bool]) -> None:
-    covered = contains(np.array(found, dtype=np.int64).reshape(-1, 2), np.array([1, 2, 4, 5]))
-    assert covered.tolist() == expected
 
 
 @pytest.mark.parametrize(("correlation", "end_us"), [(1, 57), (9, 20)])

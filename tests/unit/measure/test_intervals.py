@@ -79,3 +79,9 @@ def test_the_length_of_a_set_is_exact_beyond_what_a_float_can_count() -> None:
 def test_starts_and_durations_make_raw_intervals() -> None:
     assert pairs(intervals.from_starts([5, 1], [2, 0])) == [(5, 7), (1, 1)]
     assert intervals.from_starts([], []).shape == (0, 2)
+
+
+@pytest.mark.parametrize(("found", "expected"), [([(2, 5)], [False, True, True, False]), ([], [False] * 4)])
+def test_a_set_contains_its_start_and_not_its_end(found: Spans, expected: list[bool]) -> None:
+    covered = intervals.contains(spans(*found), np.array([1, 2, 4, 5]))
+    assert covered.tolist() == expected
