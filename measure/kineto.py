@@ -153,6 +153,10 @@ class KinetoTrace:
         wanted[list(categories)] = True
         return np.flatnonzero(wanted[self.events.category])
 
-    def names_like(self, matches: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
-        """For each name whether it matches; asked once per name, however often it occurs."""
+    def names_like(self, matches: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+        """For each name whether the answer is a true one; asked once per name, however often it occurs."""
         return np.fromiter(map(matches, self.names), dtype=bool, count=len(self.names))
+
+    def rows_named(self, rows: Ints, matches: Callable[[str], object]) -> Ints:
+        """Those of the rows whose name matches."""
+        return rows[self.names_like(matches)[self.events.name[rows]]]

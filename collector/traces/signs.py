@@ -129,9 +129,8 @@ class _Idle:
     @cached_property
     def loader_rows(self) -> Ints:
         """Where the data loader was asked for a batch."""
-        view = self.view
-        host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
-        return host[view.trace.names_like(lambda name: DATA_LOADER.match(name) is not None)[view.events.name[host]]]
+        trace = self.view.trace
+        return trace.rows_named(trace.rows(Category.CPU_OP, Category.ANNOTATION), DATA_LOADER.match)
 
     @cached_property
     def _loader(self) -> Intervals:
@@ -143,8 +142,7 @@ class _Idle:
 
     @cached_property
     def _allocation(self) -> Intervals:
-        allocates = self.view.trace.names_like(lambda name: _ALLOCATES.match(name) is not None)
-        return self._of_rows(self._calls[allocates[self.view.events.name[self._calls]]])
+        return self._of_rows(self.view.trace.rows_named(self._calls, _ALLOCATES.match))
 
     @cached_property
     def blocking_rows(self) -> Ints:
@@ -152,8 +150,7 @@ class _Idle:
         their own end, as those from and to pageable memory do although their name says Async.
         """
         view = self.view
-        is_sync = view.trace.names_like(lambda name: SYNCHRONISES.match(name) is not None)
-        rows = self._calls[is_sync[view.events.name[self._calls]]]
+        rows = view.trace.rows_named(self._calls, SYNCHRONISES.match)
         rows = rows[rows != self._profiler_row]
         copies = np.flatnonzero((view.events.category[view.work.row] == Category.MEMCPY) & (view.launch != NONE))
         call = view.launch[copies]
@@ -166,8 +163,7 @@ class _Idle:
         device work was launched after it.
         """
         view = self.view
-        is_sync = view.trace.names_like(lambda name: _DEVICE_SYNCHRONIZE.match(name) is not None)
-        rows = self._calls[is_sync[view.events.name[self._calls]]]
+        rows = view.trace.rows_named(self._calls, _DEVICE_SYNCHRONIZE.match)
         launched = view.launch[view.launch != NONE] if view.has_device else rows[:0]
         if not len(rows) or (len(launched) and view.events.start_ns[launched].max() > view.events.start_ns[rows[-1]]):
             return NONE

@@ -15,7 +15,7 @@ launched during it.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -55,12 +55,12 @@ def sum_event_types(view: RankView) -> list[EventTypeRow]:
 
 def kinds_of_time(view: RankView, work: Ints | None = None) -> list[Intervals]:
     """For each kind but the last the set of time it was going on; of the device only these places in `work`."""
-    names, events = view.trace.names_like, view.events
+    events = view.events
     places = np.arange(len(view.work)) if work is None else work
     raw = np.stack([view.work.start_ns[places], view.work.end_ns[places]], axis=1)
     category = events.category[view.work.row[places]]
     host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
-    is_loader = names(lambda name: DATA_LOADER.match(name) is not None)[events.name[host]]
+    is_loader = view.trace.names_like(DATA_LOADER.match)[events.name[host]]
     is_range = events.category[host] == Category.ANNOTATION
     is_operator = (np.isin(host, view.operator_rows) | is_range) & ~is_loader & ~np.isin(host, view.step_rows)
     return [
@@ -109,15 +109,12 @@ def sum_stages(view: RankView) -> list[ModelRow]:
 
 def _sets_of_stages(view: RankView) -> list[tuple[str, Intervals]]:
     """The stages by precedence, each the time it was going on."""
-    names, events = view.trace.names_like, view.events
     host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
 
-    def of(matching: Iterable[bool]) -> Intervals:
-        return intervals.union(view.intervals_of(host[np.asarray(matching)[events.name[host]]]))
+    def of(matches: Callable[[str], object]) -> Intervals:
+        return intervals.union(view.intervals_of(view.trace.rows_named(host, matches)))
 
-    loader = of(names(lambda name: DATA_LOADER.match(name) is not None))
-    optimizer = of(names(lambda name: _OPTIMIZER.match(name) is not None))
-    engine = of(names(lambda name: _BACKWARD.search(name) is not None))
+    loader, optimizer, engine = of(DATA_LOADER.match), of(_OPTIMIZER.match), of(_BACKWARD.search)
     between = intervals.union(np.concatenate([loader, optimizer]))
     backward = _bridge(engine, between)
     rows = view.operator_rows if view.has_device else view.cpu_compute_rows

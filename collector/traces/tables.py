@@ -264,7 +264,7 @@ def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:
 
 def sum_user_ranges(view: RankView) -> list[RangeRow]:
     """Ranges that the script or torch marked, on the host and as the device saw them, but no steps or collectives."""
-    skip = view.trace.names_like(lambda name: STEP_NAME.match(name) is not None or communication.is_backend_range(name))
+    skip = view.trace.names_like(lambda name: STEP_NAME.match(name) or communication.is_backend_range(name))
     host = view.trace.rows(Category.ANNOTATION)
     host = host[~skip[view.events.name[host]]]
     device = view.trace.rows(Category.GPU_ANNOTATION)
@@ -290,9 +290,7 @@ def sum_user_ranges(view: RankView) -> list[RangeRow]:
 
 def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
     """Calls that waited for the device, by the operator and the source line they came from."""
-    is_sync = view.trace.names_like(lambda name: SYNCHRONISES.match(name) is not None)
-    rows = view.trace.rows(*LAUNCHES)
-    rows = rows[is_sync[view.events.name[rows]]]
+    rows = view.trace.rows_named(view.trace.rows(*LAUNCHES), SYNCHRONISES.match)
     operators = _operators_around(view, rows)
     sources = find_sources(view, rows, operators)
     found: dict[tuple[str, str | None, str | None], list[int]] = defaultdict(list)
