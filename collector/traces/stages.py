@@ -15,7 +15,7 @@ launched during it.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def kinds_of_time(view: RankView, work: Ints | None = None) -> list[Intervals]:
 
 
 def split_by_kind(kinds: Sequence[Intervals], start_ns: int, end_ns: int) -> list[int]:
-    """The window by kind, the first that is going on counting; the last is what is left."""
+    """The window by kind, or by stage, the first that is going on counting; the last is what is left."""
     taken = intervals.EMPTY
     found = []
     for kind in kinds:
@@ -93,21 +93,15 @@ def sum_stages(view: RankView) -> list[ModelRow]:
         return []
     sets = _sets_of_stages(view)
     host_ns = dict.fromkeys(STAGES, 0)
-    device_ns = dict.fromkeys(STAGES, 0)
     for step in view.steps:
-        taken = intervals.EMPTY
-        for stage, found in sets:
-            inside = intervals.touching(found, step.start_ns, step.next_start_ns)
-            mine = intervals.subtract(intervals.clip(inside, step.start_ns, step.next_start_ns), taken)
-            host_ns[stage] += intervals.total_ns(mine)
-            taken = intervals.union(np.concatenate([taken, mine]))
-        host_ns["other"] += step.next_start_ns - step.start_ns - intervals.total_ns(taken)
-    for stage, length in _device_time(view, sets):
-        device_ns[stage] += length
-    return [ModelRow(stage=stage, host_ns=host_ns[stage], device_ns=device_ns[stage]) for stage in STAGES]
+        split = split_by_kind([*sets.values()], step.start_ns, step.next_start_ns)
+        for stage, length in zip((*sets, "other"), split, strict=True):
+            host_ns[stage] += length
+    device_ns = _device_time(view, sets)
+    return [ModelRow(stage=stage, host_ns=host_ns[stage], device_ns=device_ns.get(stage, 0)) for stage in STAGES]
 
 
-def _sets_of_stages(view: RankView) -> list[tuple[str, Intervals]]:
+def _sets_of_stages(view: RankView) -> dict[str, Intervals]:
     """The stages by precedence, each the time it was going on."""
     host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
 
@@ -118,12 +112,12 @@ def _sets_of_stages(view: RankView) -> list[tuple[str, Intervals]]:
     between = intervals.union(np.concatenate([loader, optimizer]))
     backward = _bridge(engine, between)
     rows = view.operator_rows if view.has_device else view.cpu_compute_rows
-    return [
-        ("data_loader", loader),
-        ("optimizer", optimizer),
-        ("backward", backward),
-        ("forward", intervals.union(view.intervals_of(rows))),
-    ]
+    return {
+        "data_loader": loader,
+        "optimizer": optimizer,
+        "backward": backward,
+        "forward": intervals.union(view.intervals_of(rows)),
+    }
 
 
 def _bridge(engine: Intervals, between: Intervals) -> Intervals:
@@ -141,21 +135,20 @@ GAP_NS_MAX = 1_000_000
 takes milliseconds."""
 
 
-def _device_time(view: RankView, sets: Sequence[tuple[str, Intervals]]) -> list[tuple[str, int]]:
+def _device_time(view: RankView, sets: Mapping[str, Intervals]) -> dict[str, int]:
     """The device time of what was launched during each stage, by the first stage that was going on."""
     if not view.has_device:
-        return []
+        return {}
     launched, call_ns = view.work_by_call
     steps = intervals.union(np.array([[step.start_ns, step.next_start_ns] for step in view.steps], dtype=np.int64))
-    inside_steps = intervals.contains(steps, call_ns)
+    left = intervals.contains(steps, call_ns)
     length = (view.work.end_ns - view.work.start_ns)[launched]
-    left = inside_steps
-    found = []
-    for stage, part in sets:
+    found = {}
+    for stage, part in sets.items():
         mine = left & intervals.contains(part, call_ns)
-        found.append((stage, int(length[mine].sum())))
+        found[stage] = int(length[mine].sum())
         left = left & ~mine
-    return [*found, ("other", int(length[left].sum()))]
+    return {**found, "other": int(length[left].sum())}
 
 
 def extended_step(view: RankView, step: Step, launched: Ints) -> tuple[int, int]:
