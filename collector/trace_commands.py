@@ -10,6 +10,7 @@ import msgspec
 
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.files import Progress
+from rankscope.collector.traces.rank_analysis import StepRange
 from rankscope.collector.traces.report import TraceReport
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.units import format_duration
@@ -63,7 +64,7 @@ def _finish(report: TraceReport) -> int:
     return SOME_FAILED if report.errors else ALL_GOOD
 
 
-def parse_steps(text: str | None) -> tuple[int | None, int | None] | None:
+def parse_steps(text: str | None) -> StepRange | None:
     """`A:B`, `A:` or `:B`; None for all steps. Raises SettingError.
 
     >>> parse_steps("3:5"), parse_steps("3:"), parse_steps(None)

@@ -7,33 +7,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rankscope.collector.traces import cross_rank, stages, tables, windows
+from rankscope.collector.traces import cross_rank
 from rankscope.collector.traces.advice import advise
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, rank_in_name
-from rankscope.collector.traces.memory import summarise_memory
-from rankscope.collector.traces.origin import ByRank, read_origin
+from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
+from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
-from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.stragglers import find_stragglers
-from rankscope.measure import intervals
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
-from rankscope.measure.intervals import Intervals
-from rankscope.measure.kineto import NONE, KinetoTrace
-from rankscope.measure.rank_view import RankView
 from rankscope.measure.units import NS_PER_S
-
-
-class RankAnalysis(NamedTuple):
-    """What a worker gives back of one file: the report, and what the comparison of the ranks needs, with times on the
-    clock of the host.
-    """
-
-    report: RankReport
-    collectives: list[tables.Collective]
-    overlap: Intervals
-    steps: list[tuple[int, int, int]]
 
 
 class Failure(NamedTuple):
@@ -47,7 +31,7 @@ class Failure(NamedTuple):
 def analyze(
     paths: Sequence[str] | str,
     *,
-    steps: tuple[int | None, int | None] | None = None,
+    steps: StepRange | None = None,
     rank: int | None = None,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
@@ -82,9 +66,7 @@ def analyze(
 # -- one file ---------------------------------------------------------------------------------------------------------
 
 
-def analyse_file(
-    file: TraceFile, steps: tuple[int | None, int | None] | None = None, workers: int = 1
-) -> RankAnalysis | Failure:
+def analyse_file(file: TraceFile, steps: StepRange | None = None, workers: int = 1) -> RankAnalysis | Failure:
     """One file, decoded by so many processes. Runs on a worker; never raises for what is wrong with the file."""
     try:
         return reduce_trace(read_file(file.path, workers), file.path, steps)
@@ -94,70 +76,12 @@ def analyse_file(
         return Failure(file.path, "not enough memory to read it", is_no_trace=False)
 
 
-def reduce_trace(trace: KinetoTrace, path: str, steps: tuple[int | None, int | None] | None = None) -> RankAnalysis:
-    """A trace summed up."""
-    view = RankView(trace, steps)
-    origin = read_origin(trace.head, path)
-    bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
-    collectives = tables.find_collectives(view, origin)
-    devices = windows.summarise_devices(view, origin.devices)
-    report = RankReport(
-        rank=origin.rank,
-        file=path,
-        device=devices[0].name if devices else ("CPU" if len(view.compute) else None),
-        world_size=origin.world_size,
-        backend=origin.backend,
-        host=origin.host,
-        start_ns=bounds[0] - view.origin_ns,
-        kernel_count=int(view.work.is_kernel.sum()),
-        event_count=trace.event_count,
-        steps=windows.break_down_steps(view),
-        devices=devices,
-        event_types=stages.sum_event_types(view),
-        model=stages.sum_stages(view),
-        collectives=tables.sum_collectives(collectives),
-        operators=tables.sum_operators(view),
-        kernels=tables.sum_kernels(view),
-        copies=tables.sum_copies(view),
-        user_ranges=tables.sum_user_ranges(view),
-        synchronisations=tables.sum_synchronisations(view),
-        memory=summarise_memory(view),
-        timeline=windows.draw_timeline(view),
-        signs=find_signs(view, origin.devices),
-        warnings=[*trace.warnings, *_warn(view, len(devices))],
-        **windows.break_down_window(view, *bounds),
-    )
-    compute, communication, _ = view.sets
-    overlap = intervals.intersect(compute, communication)
-    step_bounds = [
-        (step.number, step.start_ns + origin.base_ns, step.next_start_ns + origin.base_ns) for step in view.steps
-    ]
-    return RankAnalysis(report, collectives, overlap + origin.base_ns, step_bounds)
-
-
-def _warn(view: RankView, device_count: int) -> list[str]:
-    found = []
-    if device_count > 1:
-        found.append(f"{device_count} devices in one file: the totals are of all together, see devices")
-    if view.bounds_ns is None:
-        found.append("no device work, and no operators either: nothing to break down")
-    if not view.steps:
-        found.append("no ProfilerStep in the trace (profiler.step() was not called): no steps")
-    lost = int((view.launch == NONE).sum()) if view.has_device else 0
-    if lost:
-        found.append(
-            f"{lost:,} of {len(view.work):,} pieces of device work were launched before the record, or by calls that "
-            "are not in it: they are in no step's launched view"
-        )
-    return found
-
-
 # -- many files -------------------------------------------------------------------------------------------------------
 
 
 def _analyse_files(
     files: Sequence[TraceFile],
-    steps: tuple[int | None, int | None] | None,
+    steps: StepRange | None,
     executor: Executor | str | None,
     progress: Progress | None,
 ) -> tuple[list[RankAnalysis], list[Failure]]:
@@ -173,15 +97,13 @@ def _analyse_files(
     return found, [one for one in results if isinstance(one, Failure)]
 
 
-def _analyse_here(
-    files: Sequence[TraceFile], steps: tuple[int | None, int | None] | None
-) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+def _analyse_here(files: Sequence[TraceFile], steps: StepRange | None) -> Iterator[tuple[str, RankAnalysis | Failure]]:
     for file in files:
         yield file.path, analyse_file(file, steps, cores())
 
 
 def _analyse_on(
-    pool: Executor, files: Sequence[TraceFile], steps: tuple[int | None, int | None] | None
+    pool: Executor, files: Sequence[TraceFile], steps: StepRange | None
 ) -> Iterator[tuple[str, RankAnalysis | Failure]]:
     """As they get ready."""
     paths: dict[Future[Any], str] = {pool.submit(analyse_file, file, steps): file.path for file in files}

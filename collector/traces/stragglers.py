@@ -7,15 +7,12 @@ it was clearly slower than its peers, slower in most of them taken singly too, a
 
 from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING
 
 from rankscope.collector.traces.cross_rank import Matching, find_waiting
+from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import Finding, RankReport
 from rankscope.measure import intervals
 from rankscope.measure.units import NS_PER_MS
-
-if TYPE_CHECKING:
-    from rankscope.collector.traces.analysis import RankAnalysis
 
 SLOWDOWN_MIN = 1.15
 """Between the two ranks of a clean job on two busy cores three steps differed by 13.5 % (gloo-2.13/ddp_2r_clean); the
@@ -35,7 +32,7 @@ _CAUSE_WORDS = {
 }
 
 
-def find_stragglers(found: Mapping[int, "RankAnalysis"], matching: Matching) -> list[Finding]:
+def find_stragglers(found: Mapping[int, RankAnalysis], matching: Matching) -> list[Finding]:
     """The slow ranks, the slowest first; empty when all are alike, or nothing can be compared."""
     self_ns = {rank: self_times(one, matching, rank) for rank, one in found.items()}
     common = set.intersection(*(set(times) for times in self_ns.values())) if len(self_ns) > 1 else set()
@@ -53,7 +50,7 @@ def find_stragglers(found: Mapping[int, "RankAnalysis"], matching: Matching) -> 
     return findings
 
 
-def self_times(one: "RankAnalysis", matching: Matching, rank: int) -> dict[int, int]:
+def self_times(one: RankAnalysis, matching: Matching, rank: int) -> dict[int, int]:
     """By step: its length less the waiting that no computing hid, in ns."""
     waiting = intervals.subtract(intervals.union(find_waiting(matching, rank)), one.overlap)
     return {
@@ -62,7 +59,7 @@ def self_times(one: "RankAnalysis", matching: Matching, rank: int) -> dict[int, 
     }
 
 
-def _describe(found: Mapping[int, "RankAnalysis"], rank: int, ratio: float, excess_ns: list[float]) -> Finding:
+def _describe(found: Mapping[int, RankAnalysis], rank: int, ratio: float, excess_ns: list[float]) -> Finding:
     report = found[rank].report
     peers = [one.report for other, one in found.items() if other != rank]
     cause = find_cause(report, peers, sum(excess_ns) / len(excess_ns))

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.traces.analysis import reduce_trace
+from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import RankReport
 from rankscope.collector.traces.windows import draw_timeline
 from rankscope.measure.nesting import OUTSIDE, Nesting, nest

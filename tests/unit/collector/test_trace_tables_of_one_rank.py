@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rankscope.collector.traces import tables
-from rankscope.collector.traces.analysis import reduce_trace
 from rankscope.collector.traces.origin import read_origin
+from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import DeviceReport
 from rankscope.collector.traces.tables import Collective
 from rankscope.collector.traces.windows import break_down_steps, draw_timeline, summarise_devices

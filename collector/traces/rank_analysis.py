@@ -1,0 +1,85 @@
+"""One trace -> its rank's report, and what the comparison of the ranks needs of it."""
+
+from typing import NamedTuple
+
+from rankscope.collector.traces import stages, tables, windows
+from rankscope.collector.traces.memory import summarise_memory
+from rankscope.collector.traces.origin import read_origin
+from rankscope.collector.traces.report import RankReport
+from rankscope.collector.traces.signs import find_signs
+from rankscope.measure import intervals
+from rankscope.measure.intervals import Intervals
+from rankscope.measure.kineto import NONE, KinetoTrace
+from rankscope.measure.rank_view import RankView
+
+StepRange = tuple[int | None, int | None]
+"""Steps from the first number up to, not including, the second; None leaves an end open."""
+
+
+class RankAnalysis(NamedTuple):
+    """What a worker gives back of one file: the report, and what the comparison of the ranks needs, with times on the
+    clock of the host: `steps` are (number, start, the next one's start).
+    """
+
+    report: RankReport
+    collectives: list[tables.Collective]
+    overlap: Intervals
+    steps: list[tuple[int, int, int]]
+
+
+def reduce_trace(trace: KinetoTrace, path: str, steps: StepRange | None = None) -> RankAnalysis:
+    """A trace summed up, of the steps in this range."""
+    view = RankView(trace, steps)
+    origin = read_origin(trace.head, path)
+    bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
+    collectives = tables.find_collectives(view, origin)
+    devices = windows.summarise_devices(view, origin.devices)
+    report = RankReport(
+        rank=origin.rank,
+        file=path,
+        device=devices[0].name if devices else ("CPU" if len(view.compute) else None),
+        world_size=origin.world_size,
+        backend=origin.backend,
+        host=origin.host,
+        start_ns=bounds[0] - view.origin_ns,
+        kernel_count=int(view.work.is_kernel.sum()),
+        event_count=trace.event_count,
+        steps=windows.break_down_steps(view),
+        devices=devices,
+        event_types=stages.sum_event_types(view),
+        model=stages.sum_stages(view),
+        collectives=tables.sum_collectives(collectives),
+        operators=tables.sum_operators(view),
+        kernels=tables.sum_kernels(view),
+        copies=tables.sum_copies(view),
+        user_ranges=tables.sum_user_ranges(view),
+        synchronisations=tables.sum_synchronisations(view),
+        memory=summarise_memory(view),
+        timeline=windows.draw_timeline(view),
+        signs=find_signs(view, origin.devices),
+        warnings=[*trace.warnings, *_warn(view, len(devices))],
+        **windows.break_down_window(view, *bounds),
+    )
+    compute, communication, _ = view.sets
+    overlap = intervals.intersect(compute, communication)
+    step_bounds = [
+        (step.number, step.start_ns + origin.base_ns, step.next_start_ns + origin.base_ns) for step in view.steps
+    ]
+    return RankAnalysis(report, collectives, overlap + origin.base_ns, step_bounds)
+
+
+def _warn(view: RankView, device_count: int) -> list[str]:
+    found = []
+    if device_count > 1:
+        found.append(f"{device_count} devices in one file: the totals are of all together, see devices")
+    if view.bounds_ns is None:
+        found.append("no device work, and no operators either: nothing to break down")
+    if not view.steps:
+        found.append("no ProfilerStep in the trace (profiler.step() was not called): no steps")
+    lost = int((view.launch == NONE).sum()) if view.has_device else 0
+    if lost:
+        found.append(
+            f"{lost:,} of {len(view.work):,} pieces of device work were launched before the record, or by calls that "
+            "are not in it: they are in no step's launched view"
+        )
+    return found
