@@ -15,6 +15,7 @@ from rankscope.collector.traces.parallel_reading import cores, process_context, 
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
 from rankscope.collector.traces.stragglers import find_stragglers
+from rankscope.collector.traces.tables import kind_of
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
 from rankscope.measure.units import NS_PER_S
@@ -199,8 +200,7 @@ def _add_transfers(report: RankReport, matching: cross_rank.Matching) -> RankRep
     transfers = cross_rank.sum_transfers(matching, report.rank) if report.rank is not None else {}
     rows = []
     for row in report.collectives:
-        kind = cross_rank.Kind(row.group, row.group_size, row.op, row.dtype)
-        count, transfer_ns = transfers.get(kind, (0, 0))
+        count, transfer_ns = transfers.get(kind_of(row), (0, 0))
         if count == row.count:
             factor = bus_factor(row.op, row.group_size or 0)
             known = row.bytes is not None and factor is not None and transfer_ns > 0

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.traces.report import MatchedCollective
-from rankscope.collector.traces.tables import Collective
+from rankscope.collector.traces.tables import Collective, Kind, kind_of
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.kineto import Ints
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
@@ -248,15 +248,6 @@ def split_one(one: Matched, *, believed: bool) -> MatchedCollective:
     )  # fmt: skip
 
 
-class Kind(NamedTuple):
-    """A kind of collective, as a row of `tables.sum_collectives` has it."""
-
-    group: str
-    group_size: int | None
-    op: str
-    dtype: str | None
-
-
 def sum_transfers(matching: Matching, rank: int) -> dict[Kind, tuple[int, int]]:
     """By kind of collective of one rank: how many of them all members of the group were seen in, and the transfer of
     these together in ns. Empty when the matching was refused.
@@ -265,7 +256,7 @@ def sum_transfers(matching: Matching, rank: int) -> dict[Kind, tuple[int, int]]:
     for one in matching.matched if matching.refused is None else ():
         mine = one.by_rank.get(rank)
         if mine is not None and one.op in SYNCHRONISING_OPS and len(one.by_rank) == one.expected:
-            kind = Kind(mine.group, mine.group_size, mine.op, mine.dtype)
+            kind = kind_of(mine)
             count, transfer_ns = found.get(kind, (0, 0))
             found[kind] = (count + 1, transfer_ns + min(c.duration_ns for c in one.by_rank.values()))
     return found

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -201,21 +202,32 @@ def _of_host_range(view: RankView, origin: Origin, row: int) -> Collective:
     )
 
 
+class Kind(NamedTuple):
+    """What the collectives of one row have in common."""
+
+    group: str
+    group_size: int | None
+    op: str
+    dtype: str | None
+
+
+def kind_of(one: Collective | CollectiveRow) -> Kind:
+    """The kind of a collective, or of a row of them."""
+    return Kind(one.group, one.group_size, one.op, one.dtype)
+
+
 def sum_collectives(found: Sequence[Collective]) -> list[CollectiveRow]:
-    """By group, size, operation and type of element; the longest in total first."""
-    kinds: dict[tuple[str, int | None, str, str | None], list[Collective]] = defaultdict(list)
+    """By kind; the longest in total first."""
+    kinds: dict[Kind, list[Collective]] = defaultdict(list)
     for one in found:
-        kinds[one.group, one.group_size, one.op, one.dtype].append(one)
+        kinds[kind_of(one)].append(one)
     rows = []
-    for (group, size, op, dtype), mine in kinds.items():
+    for kind, mine in kinds.items():
         known = [one.bytes for one in mine if one.bytes is not None]
         total_ns = sum(one.duration_ns for one in mine)
         rows.append(
             CollectiveRow(
-                group=group,
-                group_size=size,
-                op=op,
-                dtype=dtype,
+                **kind._asdict(),
                 count=len(mine),
                 bytes=sum(known) if len(known) == len(mine) else None,
                 total_ns=total_ns,
