@@ -36,6 +36,7 @@ from rankscope.collector.traces.timeline_events import (
     RankEvents,
     TimelineFile,
     format_us,
+    make_distinct,
     read_raw_events,
 )
 from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
@@ -368,6 +369,8 @@ def _link(
     arrow_count = 0
     for place, one in enumerate(clock.matching.matched):
         late_rank = cross_rank.split_one(one, believed=True).late_rank
+        # The place behind those of the ranks, which keep the flows of their own files.
+        flow = make_distinct(msgspec.Raw(str(place).encode()), len(sources), len(sources) + 1)
         events = []
         moments = find_moments(one.by_rank, late_rank, clock.offsets_ns)
         last = len(moments) - 1
@@ -380,7 +383,7 @@ def _link(
                     "ph": "s" if index == 0 else "f" if index == last else "t",
                     "cat": "collective",
                     "name": one.op,
-                    "id": place * (len(sources) + 1) + len(sources),
+                    "id": flow,
                     "pid": thread.pid,
                     "tid": msgspec.Raw(thread.tid),
                     "ts": msgspec.Raw(format_us(moment_ns - origin_ns)),
