@@ -7,11 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-FAST_TESTS := tests/unit tests/properties tests/contract
+FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv test check test-fast test-integration coverage format demo bench clean
+.PHONY: help venv test check test-fast test-integration coverage format demo score bench clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ format: $(STAMP) ## format the code and mend what can be mended by itself
 
 demo: $(STAMP) ## a small training on this machine with one slow rank
 	$(BIN)/rankscope demo
+
+score: $(STAMP) ## how well stragglers are found in simulated jobs whose truth is known
+	$(BIN)/python -m tests.simulation.score --workers $(WORKERS)
 
 bench: $(STAMP) ## what the agent costs; writes tests/benchmarks/results
 	$(BIN)/python -m tests.benchmarks.overhead

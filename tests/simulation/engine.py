@@ -1,0 +1,143 @@
+"""Steps of a job, computed: when every rank works, waits and communicates. All ranks at once, step after step.
+
+A synchronising operation begins on a rank when the rank has come to it and its communication stream is free, and ends
+on all members when the last has begun and the data is moved. That is all the physics there is: what a straggler does to
+the others follows from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope.measure.records import PHASES
+from tests.simulation.program import Collective, Handover, Join, Operation, Program, Work
+from tests.simulation.topology import PIPELINE, Ints, Topology
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What one step is like. `work[kind]` are factors on each rank's work, `pause_ns` what each rank stands still for
+    before the step (a checkpoint, a stall), `transfer` factors on each rank's data movement.
+    """
+
+    work: Mapping[str, Floats]
+    pause_ns: Floats
+    transfer: Floats
+
+
+@dataclass
+class Call:
+    """One operation of a step; shape (ranks,), times on the true clock. While `exposed_ns` a rank did nothing else."""
+
+    dimension: str
+    op: str
+    size_bytes: int
+    takes_part: npt.NDArray[np.bool_]
+    start_ns: Ints
+    end_ns: Ints
+    exposed_ns: Ints
+
+
+@dataclass
+class Step:
+    """One step of all ranks, shape (ranks,) each, and its operations in the order they were begun."""
+
+    start_ns: Ints
+    end_ns: Ints
+    phases_ns: dict[str, Ints]
+    worked_ns: dict[str, Ints]
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def duration_ns(self) -> Ints:
+        """How long it took each rank."""
+        return self.end_ns - self.start_ns
+
+
+class Engine:
+    """Runs a program on a topology."""
+
+    def __init__(self, topology: Topology, program: Program) -> None:
+        self._topology = topology
+        self._program = program
+        self._now_ns = np.zeros(topology.world_size, dtype=np.int64)
+        self._stream_ns = self._now_ns.copy()
+        self._groups = [self._members(operation) for operation in program]
+        self._everybody = np.arange(topology.world_size)
+
+    def _members(self, operation: Operation) -> Ints:
+        """The groups that take part in a collective, shape (groups, members)."""
+        if not isinstance(operation, Collective):
+            return np.empty((0, 0), dtype=np.int64)
+        groups = self._topology.groups[operation.dimension]
+        return groups[np.isin(groups, operation.ranks).all(axis=1)]
+
+    def run_step(self, conditions: Conditions) -> Step:
+        """The next step."""
+        start_ns = self._now_ns.copy()
+        empty = np.zeros(self._topology.world_size, dtype=np.int64)
+        step = Step(start_ns, start_ns, {name: empty.copy() for name in PHASES}, {})
+        self._spend(step, "other", self._everybody, conditions.pause_ns.astype(np.int64))
+        for operation, groups in zip(self._program, self._groups, strict=True):
+            match operation:
+                case Work():
+                    self._work(step, operation, conditions)
+                case Collective():
+                    self._collect(step, operation, groups, conditions)
+                case Handover():
+                    self._hand_over(step, operation, conditions)
+                case Join():
+                    self._wait_until(step, operation.phase, self._everybody, self._stream_ns)
+        step.end_ns = self._now_ns.copy()
+        return step
+
+    def _spend(self, step: Step, phase: str, ranks: Ints, ns: Ints) -> None:
+        self._now_ns[ranks] += ns
+        step.phases_ns[phase][ranks] += ns
+
+    def _wait_until(self, step: Step, phase: str, ranks: Ints, until_ns: Ints) -> None:
+        """These ranks do nothing but wait, and what communicates meanwhile is exposed."""
+        from_ns = self._now_ns[ranks]
+        until_ns = np.maximum(until_ns, from_ns)
+        for call in step.calls:
+            exposed = np.minimum(call.end_ns[ranks], until_ns) - np.maximum(call.start_ns[ranks], from_ns)
+            call.exposed_ns[ranks] += np.where(call.takes_part[ranks], np.maximum(exposed, 0), 0)
+        self._spend(step, phase, ranks, until_ns - from_ns)
+
+    def _work(self, step: Step, work: Work, conditions: Conditions) -> None:
+        ns = (work.ns * conditions.work[work.kind][work.ranks]).astype(np.int64)
+        self._spend(step, work.phase, work.ranks, ns)
+        done = step.worked_ns.setdefault(work.kind, np.zeros(self._topology.world_size, dtype=np.int64))
+        done[work.ranks] += ns
+
+    def _collect(self, step: Step, collective: Collective, groups: Ints, conditions: Conditions) -> None:
+        begin_ns = np.maximum(self._now_ns, self._stream_ns)[groups]
+        transfer_ns = collective.transfer_ns * conditions.transfer[groups].max(axis=1)
+        end_ns = np.repeat(begin_ns.max(axis=1) + transfer_ns.astype(np.int64), groups.shape[1])
+        ranks = groups.ravel()
+        what = (collective.dimension, collective.op, collective.size_bytes)
+        self._note(step, what, ranks, begin_ns.ravel(), end_ns)
+        if not collective.is_async:
+            self._wait_until(step, collective.phase, ranks, end_ns)
+
+    def _hand_over(self, step: Step, handover: Handover, conditions: Conditions) -> None:
+        """The sender goes on at once, its stream is busy until the receiver has it."""
+        senders, receivers = handover.senders, handover.receivers
+        sent_ns = np.maximum(self._now_ns[senders], self._stream_ns[senders])
+        wanted_ns = np.maximum(self._now_ns[receivers], self._stream_ns[receivers])
+        factor = np.maximum(conditions.transfer[senders], conditions.transfer[receivers])
+        end_ns = np.maximum(sent_ns, wanted_ns) + (handover.transfer_ns * factor).astype(np.int64)
+        for op, ranks, begin_ns in (("send", senders, sent_ns), ("recv", receivers, wanted_ns)):
+            self._note(step, (PIPELINE, op, handover.size_bytes), ranks, begin_ns, end_ns)
+        self._wait_until(step, handover.phase, receivers, end_ns)
+
+    def _note(self, step: Step, what: tuple[str, str, int], ranks: Ints, begin_ns: Ints, end_ns: Ints) -> None:
+        takes_part = np.zeros(self._topology.world_size, dtype=bool)
+        start, end, exposed = (np.zeros(self._topology.world_size, dtype=np.int64) for _ in range(3))
+        takes_part[ranks], start[ranks], end[ranks] = True, begin_ns, end_ns
+        self._stream_ns[ranks] = end_ns
+        step.calls.append(Call(*what, takes_part, start, end, exposed))

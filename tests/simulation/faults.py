@@ -1,0 +1,107 @@
+"""What can be wrong, injected with its truth: which ranks, since which step, and the cause that should be named."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.simulation.engine import Conditions, Floats
+from tests.simulation.program import HOST, KERNEL, READ
+from tests.simulation.topology import Ints
+
+
+class Effect(NamedTuple):
+    """Where a cause takes its time (a kind of work, or the transfer), and what it shows beside."""
+
+    kind: str
+    pauses_collector: bool = False
+    more_operators: bool = False
+    throttle_reason: str | None = None
+    clock_ratio: float = 1.0
+    xid: int | None = None
+    retries: bool = False
+    burns_cpu: bool = True
+
+
+TRANSFER = "transfer"
+
+EFFECTS: dict[str, Effect] = {
+    "data_loading": Effect(READ, burns_cpu=False),
+    "host_cpu": Effect(HOST, burns_cpu=False),
+    "garbage_collection": Effect(HOST, pauses_collector=True),
+    "gpu_thermal_throttle": Effect(KERNEL, throttle_reason="sw_thermal_slowdown", clock_ratio=0.7),
+    "gpu_power_cap": Effect(KERNEL, throttle_reason="sw_power_cap", clock_ratio=0.8),
+    "gpu_slow_clock": Effect(KERNEL, clock_ratio=0.6),
+    "gpu_compute": Effect(KERNEL),
+    "gpu_fault": Effect(KERNEL, xid=63),
+    "more_work": Effect(KERNEL, more_operators=True),
+    "memory_pressure": Effect(HOST, retries=True),
+    "slow_link": Effect(TRANSFER),
+}
+"""By cause of docs/definitions.md section 5."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Some ranks are `ratio` times as slow as they would be from step `begin` on, up to `end`.
+
+    `every`: only in every k-th step; `drift_steps`: the slowness grows to its full size over so many steps.
+    """
+
+    cause: str
+    ranks: tuple[int, ...]
+    ratio: float
+    begin: int
+    end: int | None = None
+    every: int = 1
+    drift_steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what would be no fault."""
+        if self.cause not in EFFECTS:
+            raise ValueError(f"cause is {self.cause!r}; known are {', '.join(EFFECTS)}")
+        if self.ratio <= 1 or self.every < 1 or not self.ranks:
+            raise ValueError(f"a fault needs a ratio above 1, a period from 1 on and ranks: {self}")
+
+    @property
+    def effect(self) -> Effect:
+        """What the cause does."""
+        return EFFECTS[self.cause]
+
+    def strength(self, step: int) -> float:
+        """The share by which a step of these ranks is longer: 0.3 for one that is 1.3 times as long."""
+        since = step - self.begin
+        if since < 0 or (self.end is not None and step >= self.end) or since % self.every:
+            return 0.0
+        grown = min(1.0, (since + 1) / self.drift_steps) if self.drift_steps else 1.0
+        return (self.ratio - 1) * grown
+
+
+class Injection:
+    """Puts faults into the conditions of a step. `base_ns[kind]` is each rank's work of a kind in a healthy step."""
+
+    def __init__(self, faults: Sequence[Fault], base_ns: dict[str, Floats], transfer_ns: float) -> None:
+        self._faults = tuple(faults)
+        self._base_ns = base_ns
+        self._whole_ns = np.sum(list(base_ns.values()), axis=0)
+        self._transfer_ns = transfer_ns
+
+    def apply(self, conditions: Conditions, step: int) -> Conditions:
+        """The conditions with the faults in them."""
+        work = {kind: factor.copy() for kind, factor in conditions.work.items()}
+        transfer = conditions.transfer.copy()
+        for fault in self._faults:
+            extra_ns = self.extra_ns(fault, step)
+            if fault.effect.kind == TRANSFER:
+                transfer[list(fault.ranks)] += extra_ns[list(fault.ranks)] / self._transfer_ns
+            else:
+                work[fault.effect.kind] += extra_ns / self._base_ns[fault.effect.kind]
+        return replace(conditions, work=work, transfer=transfer)
+
+    def extra_ns(self, fault: Fault, step: int) -> Floats:
+        """What the fault takes each rank in a step."""
+        ranks: Ints = np.array(fault.ranks)
+        extra = np.zeros(len(self._whole_ns))
+        extra[ranks] = fault.strength(step) * self._whole_ns[ranks]
+        return extra

@@ -1,0 +1,192 @@
+"""What the ranks do in one step, as a list of operations that all of them go through in this order.
+
+Each builder takes what a step of one rank alone would take and shares it out as the kind of training does. Shares are
+round figures of transformer training (forward : backward = 1 : 2, a tenth for the optimizer), not of any one model.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.simulation.topology import DATA, EXPERT, TENSOR, Ints, Topology
+
+READ, HOST, KERNEL = "read", "host", "kernel"
+"""Kinds of work: the data loader, the host (Python, launching), the device."""
+
+LAYERS = 4
+MICRO_BATCHES = 4
+
+
+class Work(NamedTuple):
+    """Something a rank does by itself. `ns` has a value for each of `ranks`."""
+
+    kind: str
+    phase: str
+    ranks: Ints
+    ns: Ints
+
+
+class Collective(NamedTuple):
+    """An operation of every group of a dimension. With `is_async` the ranks go on with their work meanwhile."""
+
+    dimension: str
+    op: str
+    phase: str
+    size_bytes: int
+    transfer_ns: int
+    ranks: Ints
+    is_async: bool = False
+
+
+class Handover(NamedTuple):
+    """Point to point: `senders[i]` gives to `receivers[i]`, which waits for it."""
+
+    phase: str
+    size_bytes: int
+    transfer_ns: int
+    senders: Ints
+    receivers: Ints
+
+
+class Join(NamedTuple):
+    """Everybody waits for what was begun with `is_async`."""
+
+    phase: str
+
+
+Operation = Work | Collective | Handover | Join
+Program = list[Operation]
+
+
+class Scale(NamedTuple):
+    """How large a step is: what a rank works in it, and what the data movement of all its collectives takes."""
+
+    work_ns: int = 100_000_000
+    transfer_ns: int = 10_000_000
+    gradient_bytes: int = 400_000_000
+
+
+def data_parallel(topology: Topology, scale: Scale) -> Program:
+    """DDP: buckets of gradients are reduced while backward goes on."""
+    steps = _Builder(topology, scale)
+    steps.begin()
+    steps.work(KERNEL, "forward", 0.28)
+    for _ in range(LAYERS):
+        steps.work(KERNEL, "backward", 0.56 / LAYERS)
+        steps.collect(DATA, "all_reduce", "backward", 1 / LAYERS, is_async=True)
+    return steps.end()
+
+
+def fully_sharded(topology: Topology, scale: Scale) -> Program:
+    """FSDP: parameters are gathered layer by layer, gradients scattered."""
+    steps = _Builder(topology, scale)
+    steps.begin()
+    for _ in range(LAYERS):
+        steps.collect(DATA, "all_gather", "forward", 0.25 / LAYERS)
+        steps.work(KERNEL, "forward", 0.28 / LAYERS)
+    for _ in range(LAYERS):
+        steps.collect(DATA, "all_gather", "backward", 0.25 / LAYERS)
+        steps.work(KERNEL, "backward", 0.56 / LAYERS)
+        steps.collect(DATA, "reduce_scatter", "backward", 0.5 / LAYERS, is_async=True)
+    return steps.end()
+
+
+def tensor_parallel(topology: Topology, scale: Scale) -> Program:
+    """Tensor parallel layers meet in every layer, forward and backward; their gradients are data parallel."""
+    steps = _Builder(topology, scale)
+    steps.begin()
+    for phase, share in (("forward", 0.28), ("backward", 0.56)):
+        for _ in range(LAYERS):
+            steps.work(KERNEL, phase, share / LAYERS)
+            steps.collect(TENSOR, "all_reduce", phase, 0.25 / LAYERS)
+    steps.collect(DATA, "all_reduce", "backward", 0.5, is_async=True)
+    return steps.end()
+
+
+def expert_parallel(topology: Topology, scale: Scale) -> Program:
+    """Tokens go to the experts and back in every layer, forward and backward."""
+    steps = _Builder(topology, scale)
+    steps.begin()
+    for phase, share in (("forward", 0.28), ("backward", 0.56)):
+        for _ in range(LAYERS):
+            for _ in ("dispatch", "combine"):
+                steps.work(KERNEL, phase, share / LAYERS / 2)
+                steps.collect(EXPERT, "all_to_all", phase, 0.125 / LAYERS)
+    steps.collect(DATA, "all_reduce", "backward", 0.5, is_async=True)
+    return steps.end()
+
+
+def pipeline(topology: Topology, scale: Scale, stage_shares: Sequence[float] | None = None) -> Program:
+    """All micro batches go forward through the stages, then back. `stage_shares` is the work of the stages over
+    their mean (the first has the embedding, the last the loss).
+    """
+    steps = _Builder(topology, scale, stage_shares)
+    tensor = topology.groups[TENSOR].shape[1] > 1
+    steps.begin()
+    for phase, share, order in (
+        ("forward", 0.28, range(topology.stages)),
+        ("backward", 0.56, range(topology.stages - 1, -1, -1)),
+    ):
+        for _ in range(MICRO_BATCHES):
+            for stage in order:
+                if stage != order[0]:
+                    steps.hand_over(phase, stage - order.step, stage)
+                steps.work(KERNEL, phase, share / MICRO_BATCHES, stage)
+                if tensor:
+                    steps.collect(TENSOR, "all_reduce", phase, 0.25 / MICRO_BATCHES, stage=stage)
+    steps.collect(DATA, "all_reduce", "backward", 0.5, is_async=True)
+    return steps.end()
+
+
+KINDS: dict[str, Callable[[Topology, Scale], Program]] = {
+    "dp": data_parallel,
+    "fsdp": fully_sharded,
+    "tp": tensor_parallel,
+    "ep": expert_parallel,
+    "pp": pipeline,
+}
+
+
+class _Builder:
+    """Collects operations; shares are of the whole step's work and transfer."""
+
+    def __init__(self, topology: Topology, scale: Scale, stage_shares: Sequence[float] | None = None) -> None:
+        self._topology = topology
+        self._scale = scale
+        self._shares = np.array(stage_shares if stage_shares is not None else [1.0] * topology.stages)
+        self._program: Program = []
+
+    def begin(self) -> None:
+        self.work(READ, "data", 0.02)
+        self.work(HOST, "forward", 0.04)
+
+    def end(self) -> Program:
+        self._program.append(Join("backward"))
+        self.work(KERNEL, "optimizer", 0.08)
+        self.work(HOST, "other", 0.02)
+        return self._program
+
+    def work(self, kind: str, phase: str, share: float, stage: int | None = None) -> None:
+        ranks = self._ranks(stage)
+        ns = self._scale.work_ns * share * self._shares[self._topology.stage[ranks]]
+        self._program.append(Work(kind, phase, ranks, ns.astype(np.int64)))
+
+    def collect(
+        self, dimension: str, op: str, phase: str, share: float, *, is_async: bool = False, stage: int | None = None
+    ) -> None:
+        if self._topology.groups[dimension].shape[1] == 1:
+            return
+        size_bytes, transfer_ns = round(self._scale.gradient_bytes * share), round(self._scale.transfer_ns * share)
+        ranks = self._ranks(stage)
+        self._program.append(Collective(dimension, op, phase, size_bytes, transfer_ns, ranks, is_async))
+
+    def hand_over(self, phase: str, from_stage: int, to_stage: int) -> None:
+        size_bytes = self._scale.gradient_bytes // 100
+        transfer_ns = self._scale.transfer_ns // 100
+        senders, receivers = self._ranks(from_stage), self._ranks(to_stage)
+        self._program.append(Handover(phase, size_bytes, transfer_ns, senders, receivers))
+
+    def _ranks(self, stage: int | None) -> Ints:
+        everybody = np.arange(self._topology.world_size)
+        return everybody if stage is None else everybody[self._topology.stage == stage]

@@ -1,0 +1,143 @@
+"""Ranks that report their simulated steps through the agent's own report builder and codec."""
+
+from collections.abc import Sequence
+
+from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.measure.codec import encode
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello
+from rankscope.measure.records import (
+    CollectiveRecord,
+    DeviceSample,
+    GroupInfo,
+    HostSample,
+    StepRecord,
+    WindowBreakdown,
+)
+from tests.simulation.engine import Step
+from tests.simulation.faults import Fault
+from tests.simulation.program import HOST, KERNEL, READ
+from tests.simulation.topology import Topology
+
+RUN = "simulated"
+OPERATORS = 1_000
+HEALTHY_CLOCK_HERTZ = 1_980_000_000
+
+
+class SimulatedRank:
+    """One rank. `clock_offset_ns` is what its clock is off by."""
+
+    def __init__(self, rank: int, topology: Topology, groups: tuple[GroupInfo, ...], clock_offset_ns: int = 0) -> None:
+        self._rank = rank
+        self._offset_ns = clock_offset_ns
+        self._groups = {group.label: group for group in groups}
+        self._label = {group.description: group.label for group in groups}
+        self._builder = ReportBuilder()
+        self._gc_pause_ns = 0
+        self.identity = RankIdentity(
+            run=RUN,
+            rank=rank,
+            local_rank=rank % topology.ranks_per_node,
+            world_size=topology.world_size,
+            node=f"node{topology.node[rank]:04}",
+            restart_count=0,
+            boot_id=f"simulated-{rank}",
+            pid=1000 + rank,
+        )
+
+    def say_hello(self) -> Hello:
+        """What it introduces itself with."""
+        return Hello(
+            identity=self.identity, first_sequence=1, host_ns=self._offset_ns, wall_ns=0, report_interval_ns=10**9
+        )
+
+    def report(self, first_step: int, steps: Sequence[Step], faults: Sequence[Sequence[tuple[Fault, float]]]) -> bytes:
+        """The frame about these steps; `faults` are those of each step, with what each took this rank in ns."""
+        numbered = list(enumerate(steps, first_step))
+        mine = [[(fault, ns) for fault, ns in present if self._rank in fault.ranks] for present in faults]
+        last_step = first_step + len(steps) - 1
+        now_ns = int(steps[-1].end_ns[self._rank]) + self._offset_ns
+        interval = Interval(
+            steps=[self._record(number, step, there) for (number, step), there in zip(numbered, mine, strict=True)],
+            collectives=[record for number, step in numbered for record in self._collectives(number, step)],
+            covered_steps=[(first_step, last_step)],
+            breakdowns=[self._break_down(last_step, steps[-1], mine[-1])],
+            host=self._host_sample(now_ns, mine),
+            devices=(self._device_sample(now_ns, mine[-1]),),
+            groups=self._groups,
+        )
+        return encode(self._builder.build(interval, now_ns))
+
+    def _record(self, number: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> StepRecord:
+        rank = self._rank
+        duration_ns = int(step.duration_ns[rank])
+        blocked_ns = sum(ns for fault, ns in faults if not fault.effect.burns_cpu)
+        waits_ns = duration_ns - sum(int(done[rank]) for done in step.worked_ns.values())
+        return StepRecord(
+            step=number,
+            start_host_ns=int(step.start_ns[rank]) + self._offset_ns,
+            duration_ns=duration_ns,
+            phases_ns={name: int(values[rank]) for name, values in step.phases_ns.items()},
+            cpu_ns=max(0, duration_ns - waits_ns - round(blocked_ns)),
+            batches=1,
+            backwards=1,
+        )
+
+    def _collectives(self, number: int, step: Step) -> list[CollectiveRecord]:
+        rank = self._rank
+        return [
+            CollectiveRecord(
+                step=number,
+                group=self._label[call.dimension],
+                op=call.op,
+                start_host_ns=int(call.start_ns[rank]) + self._offset_ns,
+                duration_ns=int(call.end_ns[rank] - call.start_ns[rank]),
+                sequence=number * len(step.calls) + index,
+                bytes=call.size_bytes,
+                exposed_ns=int(call.exposed_ns[rank]),
+            )
+            for index, call in enumerate(step.calls)
+            if call.takes_part[rank]
+        ]
+
+    def _break_down(self, number: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> WindowBreakdown:
+        """The step as the device saw it: what is neither kernels nor waiting for others is idle."""
+        rank = self._rank
+        window_ns = int(step.duration_ns[rank])
+        compute_ns = int(step.worked_ns[KERNEL][rank])
+        idle_ns = min(
+            window_ns - compute_ns,
+            int(step.worked_ns[READ][rank] + step.worked_ns[HOST][rank]),
+        )
+        exposed_ns = window_ns - compute_ns - idle_ns
+        more = 1 + sum(ns / compute_ns for fault, ns in faults if fault.effect.more_operators)
+        return WindowBreakdown(
+            first_step=number,
+            step_count=1,
+            window_ns=window_ns,
+            compute_ns=compute_ns,
+            communication_ns=exposed_ns,
+            overlap_ns=0,
+            exposed_communication_ns=exposed_ns,
+            copy_ns=0,
+            idle_ns=idle_ns,
+            operator_count=round(OPERATORS * more),
+        )
+
+    def _host_sample(self, now_ns: int, faults: Sequence[Sequence[tuple[Fault, float]]]) -> HostSample:
+        self._gc_pause_ns += round(sum(ns for there in faults for fault, ns in there if fault.effect.pauses_collector))
+        return HostSample(host_ns=now_ns, gc_pause_ns=self._gc_pause_ns, gc_collections=0)
+
+    def _device_sample(self, now_ns: int, faults: Sequence[tuple[Fault, float]]) -> DeviceSample:
+        effects = [fault.effect for fault, ns in faults if ns > 0]
+        clock_ratio = min((effect.clock_ratio for effect in effects), default=1.0)
+        xids = [effect.xid for effect in effects if effect.xid is not None]
+        return DeviceSample(
+            host_ns=now_ns,
+            uuid=f"GPU-{self._rank}",
+            model="simulated",
+            sm_clock_hertz=round(HEALTHY_CLOCK_HERTZ * clock_ratio),
+            throttle_reasons=tuple(effect.throttle_reason for effect in effects if effect.throttle_reason is not None),
+            xid_count=len(xids),
+            xid_last=xids[-1] if xids else None,
+        )

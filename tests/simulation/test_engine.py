@@ -1,0 +1,103 @@
+"""The physics of the simulation, by cases worked out by hand. Times in ns."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.simulation.engine import Conditions, Engine, Step
+from tests.simulation.noise import NOISES, Weather
+from tests.simulation.program import KINDS, Collective, Handover, Join, Program, Scale, Work
+from tests.simulation.topology import DATA, PIPELINE, TENSOR, Topology
+
+PAIR = Topology.mesh(dp=2)
+BOTH = np.arange(2)
+
+
+def calm(topology: Topology, **kernel: float) -> Conditions:
+    """Conditions without noise; `rank1=2.0` makes rank 1 work twice as long."""
+    ones = np.ones(topology.world_size)
+    work = ones.copy()
+    for name, factor in kernel.items():
+        work[int(name.removeprefix("rank"))] = factor
+    return Conditions({"read": ones, "host": ones, "kernel": work}, np.zeros(topology.world_size), ones)
+
+
+def work(ns: int, phase: str = "forward") -> Work:
+    return Work("kernel", phase, BOTH, np.array([ns, ns]))
+
+
+def reduce(transfer_ns: int, *, is_async: bool = False) -> Collective:
+    return Collective(DATA, "all_reduce", "backward", 64, transfer_ns, BOTH, is_async)
+
+
+def step_of(program: Program, **kernel: float) -> Step:
+    return Engine(PAIR, program).run_step(calm(PAIR, **kernel))
+
+
+def test_all_leave_a_collective_when_the_last_has_come_and_the_data_is_moved() -> None:
+    step = step_of([work(100), reduce(10)], rank1=1.5)
+    assert step.duration_ns.tolist() == [150 + 10, 150 + 10]
+    (call,) = step.calls
+    assert (call.end_ns - call.start_ns).tolist() == [50 + 10, 10]
+    assert step.phases_ns["backward"].tolist() == [60, 10]
+
+
+def test_collective_behind_which_a_rank_works_on_costs_it_nothing() -> None:
+    step = step_of([work(100), reduce(10, is_async=True), work(100), Join("backward")], rank1=1.5)
+    # Rank 1 comes at 150 and works until 300; rank 0 works until 200, when the operation has been over since 160.
+    assert step.duration_ns.tolist() == [200, 300]
+    assert step.calls[0].exposed_ns.tolist() == [0, 0]
+
+
+def test_end_of_a_collective_that_sticks_out_of_the_work_is_exposed() -> None:
+    step = step_of([work(100), reduce(10, is_async=True), work(20), Join("backward")], rank1=1.5)
+    # Rank 0 works until 120, the operation ends at 160; rank 1 works until 180.
+    assert step.duration_ns.tolist() == [160, 180]
+    assert step.calls[0].exposed_ns.tolist() == [40, 0]
+
+
+def test_operations_of_one_stream_run_one_after_the_other() -> None:
+    program: Program = [work(100), reduce(50, is_async=True), work(10), reduce(50, is_async=True), Join("backward")]
+    step = step_of(program)
+    assert [call.start_ns.tolist() for call in step.calls] == [[100, 100], [150, 150]]
+    assert step.duration_ns.tolist() == [200, 200]
+
+
+def test_receiver_waits_for_its_sender_and_not_the_other_way() -> None:
+    program: Program = [
+        Work("kernel", "forward", np.array([0]), np.array([100])),
+        Handover("forward", 64, 5, np.array([0]), np.array([1])),
+    ]
+    step = Engine(Topology.mesh(pp=2), program).run_step(calm(PAIR))
+    assert step.duration_ns.tolist() == [100, 105]
+    assert {call.op: (call.end_ns - call.start_ns).tolist() for call in step.calls} == {
+        "send": [5, 0],
+        "recv": [0, 105],
+    }
+
+
+def test_mesh_puts_tensor_parallel_ranks_side_by_side_and_stages_apart() -> None:
+    mesh = Topology.mesh(tp=2, dp=2, pp=2)
+    assert mesh.groups[TENSOR].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert mesh.groups[DATA].tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert mesh.groups[PIPELINE].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert mesh.stage.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [group.label for group in mesh.describe_groups()[5]] == [
+        "default_pg", "mesh_dp/5,7", "mesh_tp/4-5", "mesh_pp/1,5",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@given(st.integers(0, 2**32), st.sampled_from(sorted(NOISES)))
+def test_phases_sum_to_the_step_and_nobody_works_longer_than_it(kind: str, seed: int, noise: str) -> None:
+    topology = Topology.mesh(tp=2, dp=2, pp=2)
+    program = KINDS[kind](topology, Scale())
+    weather = Weather(NOISES[noise], topology, Scale().work_ns, np.random.default_rng(seed))
+    engine = Engine(topology, program)
+    for number in range(3):
+        step = engine.run_step(weather.draw(number))
+        assert (np.sum(list(step.phases_ns.values()), axis=0) == step.duration_ns).all()
+        assert (np.sum(list(step.worked_ns.values()), axis=0) <= step.duration_ns).all()
+        for call in step.calls:
+            assert ((call.exposed_ns >= 0) & (call.exposed_ns <= call.end_ns - call.start_ns)).all()

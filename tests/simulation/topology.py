@@ -1,0 +1,65 @@
+"""Which ranks work together: the process groups of a job with data, tensor, pipeline and expert parallelism."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope.measure.identity import group_label
+from rankscope.measure.records import GroupInfo
+
+Ints = npt.NDArray[np.int64]
+
+WORLD, DATA, TENSOR, PIPELINE, EXPERT = "default_pg", "mesh_dp", "mesh_tp", "mesh_pp", "mesh_ep"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Ranks in groups. `groups[dimension]` has shape (groups, members); `stage` is each rank's pipeline stage."""
+
+    world_size: int
+    ranks_per_node: int
+    groups: Mapping[str, Ints]
+    stage: Ints
+
+    @classmethod
+    def mesh(cls, *, dp: int = 1, tp: int = 1, pp: int = 1, ep: int = 1, ranks_per_node: int = 8) -> "Topology":
+        """Tensor parallel ranks are neighbours, then come data parallel ones, then stages. `ep` neighbours in a
+        data parallel group share out the experts.
+        """
+        if dp % ep:
+            raise ValueError(f"ep is {ep}, which does not divide dp, {dp}")
+        ranks = np.arange(pp * dp * tp).reshape(pp, dp, tp)
+        groups = {
+            WORLD: ranks.reshape(1, -1),
+            DATA: ranks.transpose(0, 2, 1).reshape(-1, dp),
+            TENSOR: ranks.reshape(-1, tp),
+            PIPELINE: ranks.transpose(1, 2, 0).reshape(-1, pp),
+            EXPERT: ranks.transpose(0, 2, 1).reshape(-1, ep),
+        }
+        stage = np.repeat(np.arange(pp), dp * tp)
+        return cls(ranks.size, ranks_per_node, groups, stage)
+
+    @property
+    def node(self) -> Ints:
+        """Each rank's node, by number."""
+        return np.arange(self.world_size) // self.ranks_per_node
+
+    @property
+    def stages(self) -> int:
+        """How many pipeline stages there are."""
+        return int(self.stage[-1]) + 1
+
+    def describe_groups(self) -> list[tuple[GroupInfo, ...]]:
+        """The process groups of each rank, those of one member left out."""
+        found: list[list[GroupInfo]] = [[] for _ in range(self.world_size)]
+        for dimension, groups in self.groups.items():
+            if groups.shape[1] == 1:
+                continue
+            for members in groups.tolist():
+                label = group_label(dimension, members, self.world_size)
+                group = GroupInfo(label=label, description=dimension, ranks=tuple(sorted(members)), backend="nccl")
+                for member in members:
+                    found[member].append(group)
+        return [tuple(groups) for groups in found]
