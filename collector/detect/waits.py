@@ -20,7 +20,10 @@ On a device a communication stream runs one operation after the other, so that t
 enqueue: in simulation the waiting behind four buckets of gradients came out twice as long as it was. There the rank
 tells how much of an operation was exposed, and since work that hides it was begun before it, that is its end:
 
-    exposed waiting of c = [max(start of c, end of c - exposed), end of c - transfer)
+    exposed part of c = [max(start of c, end of c - exposed), end of c)
+
+The transfer in it is taken off too: a rank that has to move its data over a slow link does not work slowly. Where
+exposure is not told the transfer stays in, since what of it was hidden behind compute would be taken off with it.
 
 Point to point
 --------------
@@ -82,9 +85,11 @@ class KindWaits(NamedTuple):
 
 
 class StepWaits(NamedTuple):
-    """One step: per rank its exposed waiting, None where a collective was not found on every member of its group."""
+    """One step: per rank its exposed waiting (and transfer, where told), None where a collective was not found on every
+    member of its group.
+    """
 
-    exposed_wait_ns: dict[int, int | None]
+    exposed_ns: dict[int, int | None]
     kinds: list[KindWaits]
 
 
@@ -226,9 +231,10 @@ def _exposed(rows: _Rows, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> 
     origin = rows.rank * stretch
     starts = np.sort(origin + start)
     latest = starts[np.maximum(np.searchsorted(starts, origin + end, side="left") - 1, 0)]
-    told = np.where(rows.exposed_ns == MISSING, latest, origin + end - rows.exposed_ns)
-    begin = np.maximum(origin + start, told)
-    waiting = np.stack([begin, origin + end - transfer_ns], axis=1)[wait_ns > 0]
+    is_told = rows.exposed_ns != MISSING
+    begin = np.maximum(origin + start, np.where(is_told, origin + end - rows.exposed_ns, latest))
+    finish = origin + end - np.where(is_told, 0, transfer_ns)
+    waiting = np.stack([begin, finish], axis=1)[(wait_ns > 0) | is_told]
     covered = intervals.union(waiting)
     lengths = np.bincount(covered[:, 0] // stretch, weights=covered[:, 1] - covered[:, 0], minlength=rank_count)
     return lengths.astype(np.int64)

@@ -119,7 +119,7 @@ class StepWindow:
         pending = self._pending.pop(step, {})
         waits = split_waits(pending, self._group_sizes)
         self._wait_ns[slot] = 0.0
-        for rank, wait_ns in waits.exposed_wait_ns.items():
+        for rank, wait_ns in waits.exposed_ns.items():
             self._wait_ns[slot, rank] = np.nan if wait_ns is None else float(wait_ns)
         # Full windows do not tell sizes, and a signature without sizes would not tell pipeline stages apart.
         if pending and all(bool(np.all(found.size_bytes != MISSING)) for found in pending.values()):

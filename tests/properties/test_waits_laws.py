@@ -112,17 +112,18 @@ def waited(calls: Calls, rank: int) -> set[int]:
 
 
 def exposed(calls: Calls, rank: int) -> int | None:
-    """How many of these nanoseconds the thread did nothing else: those that are told, which are the last ones of the
-    operation; else those before whose end no other operation was begun later.
+    """How many nanoseconds are taken off: of an operation that tells it, its last ones, with the transfer; of another
+    those of its waiting after the last begin of any operation before its end.
     """
     if any(call.op in HOLD_UP and not is_whole(calls, call) for call in calls[rank]):
         return None
     found: set[int] = set()
     for call in calls[rank]:
-        if holds_up(calls, call):
+        if call.exposed_ns is not None:
+            found |= set(range(call.end_ns - call.exposed_ns, call.end_ns))
+        elif holds_up(calls, call):
             begun = [other.start_ns for other in calls[rank] if other.start_ns < call.end_ns]
-            begin_ns = max([call.start_ns, *begun]) if call.exposed_ns is None else call.end_ns - call.exposed_ns
-            found |= set(range(begin_ns, call.end_ns - transfer_of(calls, call)))
+            found |= set(range(max([call.start_ns, *begun]), call.end_ns - transfer_of(calls, call)))
     return len(found)
 
 
@@ -131,14 +132,20 @@ def exposed(calls: Calls, rank: int) -> int | None:
 
 @given(operations())
 def test_exposed_waiting_is_that_of_the_model(calls: dict[int, list[Call]]) -> None:
-    assert split(calls).exposed_wait_ns == {rank: exposed(calls, rank) for rank in range(RANKS)}
+    assert split(calls).exposed_ns == {rank: exposed(calls, rank) for rank in range(RANKS)}
 
 
 @given(operations(complete=True))
 def test_exposed_waiting_is_between_nothing_and_all_waiting(calls: dict[int, list[Call]]) -> None:
-    for rank, wait_ns in split(calls).exposed_wait_ns.items():
+    for rank, wait_ns in split(calls).exposed_ns.items():
         assert wait_ns is not None
-        assert 0 <= wait_ns <= len(waited(calls, rank))
+        told = {
+            moment
+            for call in calls[rank]
+            if call.exposed_ns is not None
+            for moment in range(call.start_ns, call.end_ns)
+        }
+        assert 0 <= wait_ns <= len(waited(calls, rank) | told)
 
 
 @settings(max_examples=FEW)
@@ -155,7 +162,7 @@ def test_clocks_of_the_ranks_do_not_matter(calls: dict[int, list[Call]], shifts_
 @given(operations(), st.permutations(range(RANKS)))
 def test_order_of_the_ranks_does_not_matter(calls: dict[int, list[Call]], order: list[int]) -> None:
     moved, found = split({rank: calls[rank] for rank in order}), split(calls)
-    assert moved.exposed_wait_ns == found.exposed_wait_ns
+    assert moved.exposed_ns == found.exposed_ns
     assert sorted(moved.kinds) == sorted(found.kinds)
 
 
@@ -166,14 +173,14 @@ def test_order_of_the_rows_does_not_matter_where_sequences_are_known(
 ) -> None:
     shuffled = {rank: data.draw(st.permutations(found)) for rank, found in calls.items()}
     moved, found = split(shuffled), split(calls)
-    assert moved.exposed_wait_ns == found.exposed_wait_ns
+    assert moved.exposed_ns == found.exposed_ns
     assert sorted(moved.kinds) == sorted(found.kinds)
 
 
 @given(operations(), st.integers(0, RANKS - 1))
 def test_rank_that_comes_last_everywhere_has_waited_for_nobody(calls: dict[int, list[Call]], last: int) -> None:
     calls[last] = [call._replace(duration_ns=transfer_of(calls, call), exposed_ns=None) for call in calls[last]]
-    assert split(calls).exposed_wait_ns[last] in (0, None)
+    assert split(calls).exposed_ns[last] in (0, None)
 
 
 @settings(max_examples=FEW)

@@ -28,57 +28,57 @@ def split(*ranks: RankCollectives, size: int | None = None) -> StepWaits:
 
 def test_rank_that_came_last_did_not_wait_and_the_others_waited_for_it() -> None:
     waits = split(calls(("all_reduce", 1, 0, 100)), calls(("all_reduce", 1, 80, 20)), calls(("all_reduce", 1, 50, 50)))
-    assert waits.exposed_wait_ns == {0: 80, 1: 0, 2: 30}
+    assert waits.exposed_ns == {0: 80, 1: 0, 2: 30}
     assert [(kind.wait_ns, kind.transfer_ns) for kind in waits.kinds] == [(80, 20), (0, 20), (30, 20)]
 
 
 def test_clocks_of_the_ranks_do_not_matter() -> None:
     far = 10**18
     waits = split(calls(("all_reduce", 1, 0, 100)), calls(("all_reduce", 1, far, 20)))
-    assert waits.exposed_wait_ns == {0: 80, 1: 0}
+    assert waits.exposed_ns == {0: 80, 1: 0}
 
 
 def test_waiting_of_two_buckets_at_once_is_counted_once() -> None:
     # Rank 0 waits in both from 10 on; the second bucket was enqueued at 10, so before that it still computed.
     waiting = calls(("all_reduce", 1, 0, 100), ("all_reduce", 2, 10, 95))
     late = calls(("all_reduce", 1, 80, 20), ("all_reduce", 2, 90, 15))
-    assert split(waiting, late).exposed_wait_ns[0] == 90 - 10
+    assert split(waiting, late).exposed_ns[0] == 90 - 10
 
 
 def test_waiting_behind_compute_is_not_exposed() -> None:
     # The first bucket waits from 0 to 80, but at 70 the thread enqueued another: until then it was at work.
     waiting = calls(("all_reduce", 1, 0, 100), ("all_reduce", 2, 70, 40))
     late = calls(("all_reduce", 1, 80, 20), ("all_reduce", 2, 90, 20))
-    assert split(waiting, late).exposed_wait_ns[0] == 90 - 70
+    assert split(waiting, late).exposed_ns[0] == 90 - 70
 
 
 def test_sequence_matches_operations_that_began_in_another_order() -> None:
     one = calls(("all_reduce", 2, 0, 50), ("all_reduce", 1, 1, 60))
     other = calls(("all_reduce", 1, 0, 60), ("all_reduce", 2, 1, 50))
-    assert split(one, other).exposed_wait_ns == {0: 0, 1: 0}
+    assert split(one, other).exposed_ns == {0: 0, 1: 0}
 
 
 def test_without_sequence_the_kth_of_its_kind_is_matched() -> None:
     one = calls(("all_reduce", MISSING, 0, 50), ("all_gather", MISSING, 60, 10), ("all_reduce", MISSING, 80, 30))
     other = calls(("all_reduce", MISSING, 40, 10), ("all_gather", MISSING, 60, 10), ("all_reduce", MISSING, 80, 30))
-    assert split(one, other).exposed_wait_ns == {0: 40, 1: 0}
+    assert split(one, other).exposed_ns == {0: 40, 1: 0}
 
 
 def test_collective_that_a_member_did_not_report_leaves_the_waiting_unknown() -> None:
     waits = split(calls(("all_reduce", 1, 0, 100)), calls(), size=2)
-    assert waits.exposed_wait_ns == {0: None, 1: 0}
+    assert waits.exposed_ns == {0: None, 1: 0}
     assert waits.kinds[0].matched == 0
 
 
 def test_broadcast_is_not_split_but_its_length_is_nobodys_own_work() -> None:
     waits = split(calls(("broadcast", 1, 0, 100)), calls(("broadcast", 1, 80, 20)))
-    assert waits.exposed_wait_ns == {0: 80, 1: 0}
+    assert waits.exposed_ns == {0: 80, 1: 0}
     assert [(kind.calls, kind.matched, kind.duration_ns) for kind in waits.kinds] == [(1, 0, 100), (1, 0, 20)]
 
 
 def test_receiver_that_took_longer_than_the_shortest_of_its_kind_has_waited_for_the_sender() -> None:
     waits = split(calls(("recv", 1, 0, 100)), calls(("recv", 2, 80, 20)), calls(("send", 1, 0, 15)))
-    assert waits.exposed_wait_ns == {0: 100 - 20, 1: 0, 2: 0}
+    assert waits.exposed_ns == {0: 100 - 20, 1: 0, 2: 0}
 
 
 def test_point_to_point_is_counted_and_its_waiting_not_reported() -> None:
@@ -86,10 +86,17 @@ def test_point_to_point_is_counted_and_its_waiting_not_reported() -> None:
     assert [(kind.calls, kind.matched, kind.wait_ns) for kind in waits.kinds] == [(1, 0, 0), (1, 0, 0)]
 
 
-def test_waiting_behind_compute_on_the_device_is_not_exposed() -> None:
-    # Of the 100 only the last 30 were exposed, of which 20 are the transfer.
+def test_where_exposure_is_told_it_is_taken_off_with_the_transfer_in_it() -> None:
+    # Of the 100 of one rank the last 30 were exposed, of the 20 of the other the last 5.
     waiting = calls(("all_reduce", 1, 0, 100))._replace(exposed_ns=np.array([30]))
-    assert split(waiting, calls(("all_reduce", 1, 80, 20))).exposed_wait_ns == {0: 100 - 20 - 70, 1: 0}
+    late = calls(("all_reduce", 1, 80, 20))._replace(exposed_ns=np.array([5]))
+    assert split(waiting, late).exposed_ns == {0: 30, 1: 5}
+
+
+def test_exposed_part_of_operations_at_once_is_counted_once() -> None:
+    both = calls(("all_reduce", 1, 0, 100), ("all_reduce", 2, 50, 60))._replace(exposed_ns=np.array([30, 35]))
+    # From 70 to 100 and from 75 to 110.
+    assert split(both).exposed_ns == {0: 110 - 70}
 
 
 def test_groups_are_matched_apart() -> None:
@@ -100,7 +107,7 @@ def test_groups_are_matched_apart() -> None:
         3: calls(("all_reduce", 1, 10, 20), group="tp/2-3"),
     }
     waits = split_waits(by_rank, {"tp/0-1": 2, "tp/2-3": 2})
-    assert waits.exposed_wait_ns == {0: 90, 1: 0, 2: 10, 3: 0}
+    assert waits.exposed_ns == {0: 90, 1: 0, 2: 10, 3: 0}
 
 
 def test_step_without_collectives_has_no_waiting() -> None:
@@ -109,11 +116,11 @@ def test_step_without_collectives_has_no_waiting() -> None:
 
 def test_group_of_unknown_size_leaves_the_waiting_unknown() -> None:
     waits = split_waits({0: calls(("all_reduce", 1, 0, 9)), 1: calls(("all_reduce", 1, 0, 5))}, {})
-    assert waits.exposed_wait_ns == {0: None, 1: None}
+    assert waits.exposed_ns == {0: None, 1: None}
 
 
 def test_group_of_one_has_nobody_to_wait_for() -> None:
-    assert split_waits({0: calls(("all_reduce", 1, 0, 9))}, {"world": 1}).exposed_wait_ns == {0: 0}
+    assert split_waits({0: calls(("all_reduce", 1, 0, 9))}, {"world": 1}).exposed_ns == {0: 0}
 
 
 def test_sizes_are_summed_only_when_all_are_known() -> None:
