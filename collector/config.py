@@ -141,7 +141,7 @@ class CollectorConfig(Settings):
         ),
     )
     slowdown_ratio_min: float = setting(
-        1.10,
+        1.05,
         Setting(
             "Smallest effect called slow: the rank's own time over the median of the ranks that do the same work.",
             unit="ratio",
@@ -150,11 +150,11 @@ class CollectorConfig(Settings):
         ),
     )
     slowdown_close_ratio: float = setting(
-        1.05,
+        1.025,
         Setting("The same ratio at which an open finding closes.", unit="ratio", smallest=1.0, largest=10),
     )
     robust_z_min: float = setting(
-        4.0,
+        5.0,
         Setting(
             "Smallest distance from the median of the ranks that do the same work, in robust standard deviations "
             "(1.4826 times the median absolute deviation), called slow.",

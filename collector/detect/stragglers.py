@@ -44,9 +44,9 @@ class Thresholds:
 
     steps: int = 32
     steps_min: int = 12
-    slowdown_ratio_min: float = 1.10
-    slowdown_close_ratio: float = 1.05
-    robust_z_min: float = 4.0
+    slowdown_ratio_min: float = 1.05
+    slowdown_close_ratio: float = 1.025
+    robust_z_min: float = 5.0
     persistence_ratio: float = 0.7
 
 
@@ -195,8 +195,17 @@ def _judge(
 def _stretch_since_change(excess: Floats, thresholds: Thresholds) -> int:
     """Where the stretch to be judged begins: at the last clear change of level, up or down, else at the beginning.
 
-    A change so recent that fewer than `steps_min` steps follow it is left to the next ticks.
+    The clearest change of all need not be the last one: of a slowness that has passed it is the begin. So the part
+    behind a change is searched again. A change so recent that fewer than `steps_min` steps follow it is left to the
+    next ticks.
     """
+    since = 0
+    while (change := _find_clear_change(excess[since:], thresholds)) > 0:
+        since += change
+    return since
+
+
+def _find_clear_change(excess: Floats, thresholds: Thresholds) -> int:
     change = find_change(excess)
     after, before = excess[change:], excess[:change]
     if change == 0 or len(after) < thresholds.steps_min:
