@@ -20,10 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.traces.report import MatchedCollective
-from rankscope.collector.traces.tables import Collective, Kind, kind_of
+from rankscope.collector.traces.tables import Kind, kind_of
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.kineto import Ints
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
+from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.units import NS_PER_MS, NS_PER_US
 
 END_DISAGREEMENT_NS_MAX = 2 * NS_PER_MS

@@ -11,6 +11,7 @@ from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, KinetoTrace
 from rankscope.measure.rank_view import RankView
+from rankscope.measure.traced_collectives import Collective, find_collectives
 
 StepRange = tuple[int | None, int | None]
 """Steps from the first number up to, not including, the second; None leaves an end open."""
@@ -22,7 +23,7 @@ class RankAnalysis(NamedTuple):
     """
 
     report: RankReport
-    collectives: list[tables.Collective]
+    collectives: list[Collective]
     overlap: Intervals
     steps: list[tuple[int, int, int]]
 
@@ -32,7 +33,7 @@ def reduce_trace(trace: KinetoTrace, path: str, steps: StepRange | None = None) 
     view = RankView(trace, steps)
     origin = read_origin(trace.head, path)
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
-    collectives = tables.find_collectives(view, origin)
+    collectives = find_collectives(view, origin.base_ns, origin.only_group_size)
     devices = windows.summarise_devices(view, origin.devices)
     report = RankReport(
         rank=origin.rank,

@@ -5,10 +5,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from rankscope.collector.traces.origin import Origin
 from rankscope.collector.traces.report import (
     CollectiveRow,
     CopyRow,
@@ -18,9 +16,10 @@ from rankscope.collector.traces.report import (
     SynchronisationRow,
 )
 from rankscope.measure import communication
-from rankscope.measure.kineto import LAUNCHES, NONE, Category, Codes, CollectiveArguments, Ints
+from rankscope.measure.kineto import LAUNCHES, NONE, Category, Codes, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import STEP_NAME, RankView
+from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.units import NS_PER_S
 
 _TENSOR_CORE = re.compile(
@@ -32,8 +31,6 @@ _TENSOR_CORE = re.compile(
 MIOpen the shape of theirs (MI, gtcx), Composable Kernel "xdl" (MFMA on gfx908 and later)."""
 SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
 """Calls that return when the device is done. A blocking copy waits too; an Async one does only from pageable memory."""
-GROUP_UNKNOWN = "unknown"
-UNNAMED = "?"
 
 
 def uses_tensor_cores(name: str) -> bool:
@@ -106,100 +103,6 @@ def _by_name(codes: Codes) -> list[tuple[int, Ints]]:
 
 
 # -- collectives ------------------------------------------------------------------------------------------------------
-
-
-class Collective(msgspec.Struct, frozen=True, array_like=True):
-    """One communication of one rank. `sequence` is the backend's own number, when it is in the trace; `start_ns` is on
-    the clock of the host.
-    """
-
-    group: str
-    group_size: int | None
-    ranks: str | None
-    op: str
-    dtype: str | None
-    bytes: int | None
-    sequence: int | None
-    start_ns: int
-    duration_ns: int
-
-
-def find_communication_rows(view: RankView) -> Ints:
-    """The rows of what communicates, by start: kernels on a device, ranges of the backend on a CPU."""
-    return view.work.row[view.work.is_communication] if view.has_device else view.cpu_communication_rows
-
-
-def find_collectives(view: RankView, origin: Origin) -> list[Collective]:
-    """Every communication of the trace, in the order of `find_communication_rows`."""
-    if not view.has_device:
-        return [_of_host_range(view, origin, row) for row in find_communication_rows(view).tolist()]
-    return [_of_kernel(view, origin, place) for place in np.flatnonzero(view.work.is_communication).tolist()]
-
-
-def _of_kernel(view: RankView, origin: Origin, place: int) -> Collective:
-    row = int(view.work.row[place])
-    told = view.trace.collectives.get(row)
-    inside = int(view.launching_range[place])
-    name = view.trace.name(row)
-    if told is not None:
-        op: str | None = communication.find_operation(told.op)
-    elif inside != NONE:
-        op = communication.find_operation(view.trace.name(inside))
-    else:
-        op = communication.find_operation_of_kernel(name)
-    events = view.events
-    return Collective(
-        group=_group_of(told) if told is not None else GROUP_UNKNOWN,
-        group_size=told.group_size if told is not None else None,
-        ranks=told.group_ranks if told is not None else None,
-        op=op or UNNAMED,
-        dtype=told.dtype if told is not None else None,
-        bytes=_bytes_of(told) if told is not None else _shape_bytes(view, inside),
-        sequence=told.sequence if told is not None else None,
-        start_ns=int(events.start_ns[row]) + origin.base_ns,
-        duration_ns=int(events.duration_ns[row]),
-    )
-
-
-def _group_of(told: CollectiveArguments) -> str:
-    return told.group_description or told.group_name or GROUP_UNKNOWN
-
-
-def _bytes_of(told: CollectiveArguments) -> int | None:
-    """As nccl-tests counts: of gathers and scatters the full, gathered size is the larger of the two."""
-    elements = [count for count in (told.in_elements, told.out_elements) if count is not None]
-    size = communication.item_bytes(told.dtype) if told.dtype is not None else None
-    return max(elements) * size if elements and size is not None else None
-
-
-def _shape_bytes(view: RankView, row: int) -> int | None:
-    shapes = view.trace.shapes.get(row)
-    if shapes is None:
-        return None
-    try:
-        return communication.input_bytes(msgspec.json.decode(shapes[0]), msgspec.json.decode(shapes[1]))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def _of_host_range(view: RankView, origin: Origin, row: int) -> Collective:
-    op = communication.find_operation(view.trace.name(row))
-    size = _shape_bytes(view, row)
-    # gloo's ranges do not name their group; with one group there is no doubt.
-    group_size = origin.only_group_size
-    if op == "all_gather" and size is not None:
-        size = size * group_size if group_size is not None else None
-    return Collective(
-        group="default_pg" if group_size is not None else GROUP_UNKNOWN,
-        group_size=group_size,
-        ranks=None,
-        op=op,
-        dtype=None,
-        bytes=size,
-        sequence=None,
-        start_ns=int(view.events.start_ns[row]) + origin.base_ns,
-        duration_ns=int(view.events.duration_ns[row]),
-    )
 
 
 class Kind(NamedTuple):

@@ -29,7 +29,6 @@ import msgspec
 from rankscope.collector.traces import cross_rank
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, read_chunks
 from rankscope.collector.traces.origin import ByRank, read_origin
-from rankscope.collector.traces.tables import Collective, find_collectives, find_communication_rows
 from rankscope.collector.traces.timeline_events import (
     EventArray,
     FirstTime,
@@ -43,6 +42,7 @@ from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError,
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import SYNCHRONISING_OPS
+from rankscope.measure.traced_collectives import Collective, find_collectives, find_communication_rows
 
 BOUND_SHARE = 0.9
 """So many of the collectives end within the error bound. Not all: a thread that lost its turn sees the end late, which
@@ -177,7 +177,7 @@ def read_source(path: str) -> Source:
         world_size=origin.world_size,
         base_ns=origin.base_ns,
         first_ns=times.first_ns + origin.base_ns,
-        collectives=dict(zip(find_collectives(view, origin), threads, strict=True)),
+        collectives=dict(zip(find_collectives(view, origin.base_ns, origin.only_group_size), threads, strict=True)),
         on_host=not view.has_device,
         warnings=trace.warnings,
     )

@@ -10,10 +10,10 @@ import pytest
 
 from rankscope.collector.traces.files import read_chunks
 from rankscope.collector.traces.origin import read_origin
-from rankscope.collector.traces.tables import find_collectives
 from rankscope.collector.traces.timeline import MergeReport, merge
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
+from rankscope.measure.traced_collectives import find_collectives
 
 TRACES = Path(__file__).parent.parent / "traces"
 SETS = {
@@ -144,7 +144,8 @@ def test_ends_of_a_collective_agree_within_the_error_bound(merged: Merged) -> No
     ends = []
     for one in merged.report.ranks:
         trace = read_trace(read_chunks(one.file))
-        found = find_collectives(RankView(trace), read_origin(trace.head, one.file))
+        origin = read_origin(trace.head, one.file)
+        found = find_collectives(RankView(trace), origin.base_ns, origin.only_group_size)
         ends.append([c.start_ns + c.duration_ns - one.offset_ns for c in found])
     spreads = [max(together) - min(together) for together in zip(*ends, strict=True)]
     assert merged.report.error_bound_ns is not None

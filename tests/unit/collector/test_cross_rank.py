@@ -13,7 +13,7 @@ from rankscope.collector.traces.cross_rank import (
     split,
     sum_by_rank,
 )
-from rankscope.collector.traces.tables import Collective
+from rankscope.measure.traced_collectives import Collective
 
 US = 1_000
 MS = 1_000_000

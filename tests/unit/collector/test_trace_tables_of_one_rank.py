@@ -8,9 +8,9 @@ from rankscope.collector.traces import tables
 from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import DeviceReport
-from rankscope.collector.traces.tables import Collective
 from rankscope.collector.traces.windows import break_down_steps, draw_timeline, summarise_devices
 from rankscope.measure.rank_view import RankView
+from rankscope.measure.traced_collectives import Collective, find_collectives
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -35,7 +35,8 @@ def operator(name: str, start_us: int, duration_us: int, **args: Any) -> Event:
 
 def collectives_of(*events: Event, **head: Any) -> list[Collective]:
     view = view_of(*events, **head)
-    return tables.find_collectives(view, read_origin(view.trace.head, "trace.json"))
+    origin = read_origin(view.trace.head, "trace.json")
+    return find_collectives(view, origin.base_ns, origin.only_group_size)
 
 
 def devices_of(*events: Event, **head: Any) -> list[DeviceReport]:

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.collector.traces.tables import Collective
 from rankscope.collector.traces.timeline import find_moments, merge, place_clocks
 from rankscope.collector.traces.timeline_events import EventArray, TimelineFile, format_us, make_distinct, parse_ns
 from rankscope.measure.errors import UnavailableError
+from rankscope.measure.traced_collectives import Collective
 
 EPOCH_US = 1694128201427784
 Event = dict[str, Any]

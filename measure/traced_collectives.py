@@ -1,0 +1,111 @@
+"""Every communication in one rank's trace: which group, operation, sequence, size and type, from when and how long."""
+
+import msgspec
+import numpy as np
+
+from rankscope.measure import communication
+from rankscope.measure.kineto import NONE, CollectiveArguments, Ints
+from rankscope.measure.rank_view import RankView
+
+GROUP_UNKNOWN = "unknown"
+UNNAMED = "?"
+
+
+class Collective(msgspec.Struct, frozen=True, array_like=True):
+    """One communication of one rank. `sequence` is the backend's own number and `group_name` torch's own name of the
+    group, when they are in the trace; `start_ns` is on the clock of the host.
+    """
+
+    group: str
+    group_size: int | None
+    ranks: str | None
+    op: str
+    dtype: str | None
+    bytes: int | None
+    sequence: int | None
+    start_ns: int
+    duration_ns: int
+    group_name: str | None = None
+
+
+def find_communication_rows(view: RankView) -> Ints:
+    """The rows of what communicates, by start: kernels on a device, ranges of the backend on a CPU."""
+    return view.work.row[view.work.is_communication] if view.has_device else view.cpu_communication_rows
+
+
+def find_collectives(view: RankView, base_ns: int = 0, only_group_size: int | None = None) -> list[Collective]:
+    """Every communication of the trace, in the order of `find_communication_rows`.
+
+    The trace's times count from `base_ns` on the host's clock. `only_group_size` is the size of the job's one process
+    group, None when it has more or that is not known: gloo's ranges do not name their group.
+    """
+    if not view.has_device:
+        rows = find_communication_rows(view).tolist()
+        return [_of_host_range(view, row, base_ns, only_group_size) for row in rows]
+    places = np.flatnonzero(view.work.is_communication).tolist()
+    return [_of_kernel(view, place, base_ns) for place in places]
+
+
+def _of_kernel(view: RankView, place: int, base_ns: int) -> Collective:
+    row = int(view.work.row[place])
+    told = view.trace.collectives.get(row)
+    inside = int(view.launching_range[place])
+    name = view.trace.name(row)
+    if told is not None:
+        op: str | None = communication.find_operation(told.op)
+    elif inside != NONE:
+        op = communication.find_operation(view.trace.name(inside))
+    else:
+        op = communication.find_operation_of_kernel(name)
+    events = view.events
+    return Collective(
+        group=_group_of(told) if told is not None else GROUP_UNKNOWN,
+        group_size=told.group_size if told is not None else None,
+        ranks=told.group_ranks if told is not None else None,
+        op=op or UNNAMED,
+        dtype=told.dtype if told is not None else None,
+        bytes=_bytes_of(told) if told is not None else _shape_bytes(view, inside),
+        sequence=told.sequence if told is not None else None,
+        start_ns=int(events.start_ns[row]) + base_ns,
+        duration_ns=int(events.duration_ns[row]),
+        group_name=told.group_name if told is not None else None,
+    )
+
+
+def _group_of(told: CollectiveArguments) -> str:
+    return told.group_description or told.group_name or GROUP_UNKNOWN
+
+
+def _bytes_of(told: CollectiveArguments) -> int | None:
+    """As nccl-tests counts: of gathers and scatters the full, gathered size is the larger of the two."""
+    elements = [count for count in (told.in_elements, told.out_elements) if count is not None]
+    size = communication.item_bytes(told.dtype) if told.dtype is not None else None
+    return max(elements) * size if elements and size is not None else None
+
+
+def _shape_bytes(view: RankView, row: int) -> int | None:
+    shapes = view.trace.shapes.get(row)
+    if shapes is None:
+        return None
+    try:
+        return communication.input_bytes(msgspec.json.decode(shapes[0]), msgspec.json.decode(shapes[1]))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _of_host_range(view: RankView, row: int, base_ns: int, only_group_size: int | None) -> Collective:
+    op = communication.find_operation(view.trace.name(row))
+    size = _shape_bytes(view, row)
+    if op == "all_gather" and size is not None:
+        size = size * only_group_size if only_group_size is not None else None
+    return Collective(
+        group="default_pg" if only_group_size is not None else GROUP_UNKNOWN,
+        group_size=only_group_size,
+        ranks=None,
+        op=op,
+        dtype=None,
+        bytes=size,
+        sequence=None,
+        start_ns=int(view.events.start_ns[row]) + base_ns,
+        duration_ns=int(view.events.duration_ns[row]),
+    )
