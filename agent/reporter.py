@@ -23,6 +23,7 @@ from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.agent.report.delivery import Delivery
 from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
+from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
@@ -82,7 +83,7 @@ class Reporter:
         self._groups_wanted = False
         self._sender = Sender(self._delivery, clock, identity.boot_id, self._introduce)
         source = GroupSource(self._find_groups, probes.progress.read_entries)
-        self._reduction = WindowReduction(source, events_max=config.window_events_max)
+        self._reduction = WindowReduction(source, WindowChildren(), events_max=config.window_events_max)
         self._gc_meter = GcMeter()
         self._host = HostSampler(clock, self._gc_meter)
         self._devices = NvmlSampler(clock, probes.device.uuid)
@@ -141,7 +142,7 @@ class Reporter:
 
     def _finish(self) -> None:
         try:
-            self._report()
+            self._report(last=True)
             self._push(self._builder.build_goodbye(*self._goodbye), step_count=0)
             self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
         except Exception as error:  # noqa: BLE001
@@ -168,11 +169,12 @@ class Reporter:
 
     # -- one report ---------------------------------------------------------------------------------------------------
 
-    def _report(self) -> None:
+    def _report(self, *, last: bool = False) -> None:
         now_ns = self._clock.monotonic_ns()
         if self._samples.due(now_ns):
             self._samples.run(now_ns)
         windows = [self._reduce(window) for window in self._probes.raw_windows.drain()]
+        windows += self._collect(self._reduction.finish if last else self._reduction.collect)
         steps = self._probes.steps.drain()
         self._learn(steps)
         interval = Interval(
@@ -216,6 +218,13 @@ class Reporter:
         finally:
             self._learn_cost(window, time.thread_time_ns() - begin_ns)
 
+    def _collect(self, answers: Callable[[], list[ReducedWindow]]) -> list[ReducedWindow]:
+        try:
+            return answers()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.record(WINDOWS, error)
+            return []
+
     def _learn_cost(self, window: RawWindow, reduction_ns: int) -> None:
         if not self._step_times_ns:
             return
@@ -235,12 +244,7 @@ class Reporter:
 
     def _losses(self) -> Losses:
         skipped = dict(self._probes.windows.skipped) if self._probes.windows is not None else {}
-        for reason, count in (
-            ("events_max", self._reduction.windows_too_large),
-            ("collectives_unplaced", self._reduction.collectives_unplaced),
-        ):
-            if count:
-                skipped[reason] = count
+        skipped.update(self._reduction.skipped)
         return Losses(
             steps_overwritten=self._probes.steps.overwritten,
             steps_dropped_in_reports=self._buffer.steps_dropped,
@@ -250,9 +254,10 @@ class Reporter:
         )
 
     def _overhead_ratio(self, now_ns: int) -> float:
-        """The agent's time over the wall time since it started, all its threads together: an upper bound of what it
-        costs training, since the agent thread mostly finds a core of its own.
+        """The agent's time over the wall time since it started, all its threads and the processes that reduce windows
+        together: an upper bound of what it costs training, since these mostly find a core of their own.
         """
         windows_ns = self._probes.windows.spent_ns if self._probes.windows is not None else 0
         spent_ns = self._probes.hooks.moments * MOMENT_COST_NS + windows_ns + time.thread_time_ns()
+        spent_ns += self._reduction.child_cpu_ns
         return spent_ns / max(1, now_ns - self._started_ns)

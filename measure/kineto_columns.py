@@ -192,7 +192,7 @@ class TraceColumns:
             )
         )
         for row in [row for row, a in zip(places, mine, strict=True) if a.collective is not None]:
-            self._collectives[first + row] = _read_collective(arguments[row])
+            self._collectives[first + row] = read_collective(arguments[row])
 
     def _add_memory(self, found: list[Any]) -> None:
         times_ns = to_ns([event.ts for event in found])
@@ -303,7 +303,9 @@ def _hashable(thing: Any) -> Any:
     return thing if thing.__hash__ else str(thing)
 
 
-def _read_collective(a: Arguments) -> CollectiveArguments:
+def read_collective(a: Arguments) -> CollectiveArguments:
+    """What the arguments of a communication kernel, or of the operator that launched it, say."""
+
     def integer(value: object) -> int | None:
         return value if type(value) is int else None
 

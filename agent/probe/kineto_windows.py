@@ -50,7 +50,8 @@ class RawWindow(NamedTuple):
 
     `wall_minus_host_ns` takes Kineto's wall-clock times to the host clock, `enqueued_before` and `enqueued_after` are
     the last sequence numbers of each process group at its begin and end, `training_cost_ns` the CPU time that
-    beginning and ending it took the training thread.
+    beginning and ending it took the training thread. With `on_device` a full window holds what a device did, and one
+    step more than is to be reported: the last only says where the one before ends.
     """
 
     full: bool
@@ -60,6 +61,7 @@ class RawWindow(NamedTuple):
     enqueued_before: dict[int, int]
     enqueued_after: dict[int, int]
     training_cost_ns: int
+    on_device: bool = False
 
 
 class WindowPlan:

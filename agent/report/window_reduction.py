@@ -1,37 +1,22 @@
 """A finished profiler window -> collectives with group and sequence, and the breakdown of each step.
 
-Runs on the agent thread. Reading an activity costs about 2 us with the GIL held, so they are read in short batches
-with the GIL let go in between.
+Runs on the agent thread. What a light window tells is placed here; a full one is read here (`window_reading.py`) and
+broken down in a process of its own (`window_child.py`), so that what it tells comes a little later.
 """
 
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from rankscope.agent.probe.collectives import FlightEntry, count_enqueued
 from rankscope.agent.probe.kineto_windows import RawWindow
-from rankscope.measure import intervals
-from rankscope.measure.breakdown import break_down
-from rankscope.measure.communication import ENQUEUE_PREFIX, HOST_PREFIXES, POINT_TO_POINT_OPS, input_bytes
+from rankscope.agent.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
+from rankscope.agent.report.window_child import WindowChildren
+from rankscope.agent.report.window_reading import HostRange, read_window
+from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord, WindowBreakdown
-
-BATCH_EVENTS = 250
-"""About 0.5 ms with the GIL held."""
-
-
-class Activity(NamedTuple):
-    """One activity that Kineto recorded on the CPU, on the host clock."""
-
-    name: str
-    is_operator: bool
-    start_host_ns: int
-    duration_ns: int
-    thread: int
-    metadata: str
 
 
 class ReducedWindow(NamedTuple):
@@ -40,6 +25,9 @@ class ReducedWindow(NamedTuple):
     collectives: list[CollectiveRecord]
     breakdowns: list[WindowBreakdown]
     covered_steps: tuple[int, int] | None
+
+
+NOTHING = ReducedWindow([], [], None)
 
 
 class GroupSource:
@@ -60,56 +48,121 @@ class WindowReduction:
     A window of more than `events_max` events is skipped and counted: a part of it would pass for idle time.
     """
 
-    def __init__(self, source: GroupSource, *, events_max: int, yield_gil: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        source: GroupSource,
+        children: WindowChildren,
+        *,
+        events_max: int,
+        yield_gil: Callable[[], None] | None = None,
+    ) -> None:
         self._source = source
+        self._children = children
         self._events_max = events_max
         self._yield_gil = yield_gil or (lambda: time.sleep(0))
         self._group_of_thread: dict[int, int] = {}
         self._torch_name_of_group: dict[int, str] = {}
         self._known_groups: dict[str, GroupInfo] = {}
-        self.windows_too_large = 0
-        self.collectives_unplaced = 0
+        self._skipped: dict[str, int] = {}
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many windows, steps and collectives were not used, by reason."""
+        return {**self._skipped, **self._children.failed}
+
+    @property
+    def child_cpu_ns(self) -> int:
+        """The CPU time of the processes that have broken windows down."""
+        return self._children.cpu_ns
 
     def reduce(self, window: RawWindow) -> ReducedWindow:
-        """Everything the window tells about its steps."""
-        found = window.result.trace_activities() if window.steps else ()
-        self.windows_too_large += len(found) > self._events_max
-        if not window.steps or len(found) > self._events_max:
-            return ReducedWindow([], [], None)
-        activities = list(self._read_activities(window, found))
-        communication = sorted(
-            (found for found in activities if found.name.startswith(HOST_PREFIXES)),
-            key=lambda found: found.start_host_ns,
-        )
-        breakdowns = _break_down_steps(window.steps, activities, communication) if window.full else []
-        collectives = self._place(window, communication)
+        """What can be told of the window at once; the breakdown of a full one comes with `collect`."""
+        if not window.steps:
+            return NOTHING
+        found = window.result.trace_activities()
+        if len(found) > self._events_max:
+            self._count("events_max")
+            return NOTHING
+        read = read_window(window, found, self._yield_gil)
+        if read.columns is not None:
+            bounds = tuple(StepBounds(s.step, s.start_host_ns, s.end_host_ns) for s in window.steps)
+            self._children.submit(
+                WindowRequest(
+                    columns=read.columns,
+                    steps=bounds,
+                    wall_minus_host_ns=window.wall_minus_host_ns,
+                    on_device=window.on_device,
+                )
+            )
+        collectives = self._place(window, read.ranges)
         if collectives is None:
+            return NOTHING
+        # Which steps a window of a device covers is known when it is known which of them are whole.
+        covered = None if window.on_device else (window.steps[0].step, window.steps[-1].step)
+        return ReducedWindow(collectives, [], covered)
+
+    def collect(self) -> list[ReducedWindow]:
+        """What the full windows tell that have been broken down since. Never waits."""
+        return [self._take(answer) for answer in self._children.collect()]
+
+    def finish(self) -> list[ReducedWindow]:
+        """What the full windows tell that have not been collected; those not broken down yet are now, right here."""
+        return [self._take(answer) for answer in self._children.finish()]
+
+    def _count(self, reason: str, count: int = 1) -> None:
+        self._skipped[reason] = self._skipped.get(reason, 0) + count
+
+    # -- on a device --------------------------------------------------------------------------------------------------
+
+    def _take(self, answer: WindowAnswer) -> ReducedWindow:
+        if answer.steps_cut:
+            self._count("steps_cut", answer.steps_cut)
+        breakdowns = list(answer.breakdowns)
+        counted = [found for found in answer.collectives if found.op not in POINT_TO_POINT_OPS]
+        self._known_groups.update(self._source.read_groups() if counted else {})
+        groups = [self._find_group_of(found) for found in counted]
+        if None in groups:
+            # As with those of the host: a step of which some cannot be given their group has not been seen whole.
+            self._count("collectives_unplaced", len(counted))
             return ReducedWindow([], breakdowns, None)
-        return ReducedWindow(collectives, breakdowns, (window.steps[0].step, window.steps[-1].step))
+        steps = [found.first_step for found in breakdowns]
+        in_a_row = bool(steps) and steps[-1] - steps[0] == len(steps) - 1
+        records = [
+            CollectiveRecord(
+                step=found.step,
+                group=group.label,
+                op=found.op,
+                start_host_ns=found.start_host_ns,
+                duration_ns=found.duration_ns,
+                sequence=found.sequence,
+                bytes=found.bytes,
+            )
+            for found, group in zip(counted, groups, strict=True)
+            if group is not None
+        ]
+        return ReducedWindow(records, breakdowns, (steps[0], steps[-1]) if answer.on_device and in_a_row else None)
 
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    def _read_activities(self, window: RawWindow, found: Sequence[Any]) -> Iterator[Activity]:
-        for index, activity in enumerate(found):
-            if index % BATCH_EVENTS == BATCH_EVENTS - 1:
-                self._yield_gil()
-            read = _read_activity(activity, window)
-            if read is not None:
-                yield read
+    def _find_group_of(self, found: DeviceCollective) -> GroupInfo | None:
+        """By torch's own name of it. A replayed graph does not tell: with one group there is no doubt."""
+        if found.group_name is None and len(self._known_groups) == 1:
+            return next(iter(self._known_groups.values()))
+        return self._known_groups.get(found.group_name or "")
 
     # -- groups and sequences -----------------------------------------------------------------------------------------
 
-    def _place(self, window: RawWindow, communication: list[Activity]) -> list[CollectiveRecord] | None:
+    def _place(self, window: RawWindow, communication: Sequence[HostRange]) -> list[CollectiveRecord] | None:
         """The collectives that began within the window's steps; None when some cannot be given their group, since then
         the steps have not been seen whole.
         """
+        if not communication:
+            return []
         enqueued = count_enqueued(window.enqueued_before, window.enqueued_after)
         counted = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
         self._learn_threads(counted, enqueued)
         groups = self._find_groups(enqueued)
         strangers = [found for found in counted if self._group_of_thread.get(found.thread) not in groups]
         if strangers:
-            self.collectives_unplaced += len(counted)
+            self._count("collectives_unplaced", len(counted))
             return None
         starts_ns = [step.start_host_ns for step in window.steps]
         records = []
@@ -122,7 +175,7 @@ class WindowReduction:
                     records.append(_to_record(step, found, groups[number], first + index if complete else None))
         return records
 
-    def _learn_threads(self, counted: list[Activity], enqueued: Mapping[int, tuple[int, int]]) -> None:
+    def _learn_threads(self, counted: list[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> None:
         """Each process group has worker threads of its own, which stay. Learnt once, the cheap status is enough."""
         if all(found.thread in self._group_of_thread for found in counted) or not enqueued:
             return
@@ -167,22 +220,11 @@ def _step_at(steps: Sequence[StepRecord], starts_ns: Sequence[int], host_ns: int
     return steps[position].step if position >= 0 and host_ns < steps[position].end_host_ns else None
 
 
-def _op(activity: Activity) -> str:
+def _op(activity: HostRange) -> str:
     return activity.name.partition(":")[2]
 
 
-def _read_activity(activity: Any, window: RawWindow) -> Activity | None:
-    name = activity.name()
-    is_communication = name.startswith(HOST_PREFIXES)
-    is_operator = window.full and not is_communication and activity.type() == "cpu_op"
-    if not is_communication and not is_operator:
-        return None
-    metadata = activity.metadata_json() if is_communication and not window.full else ""
-    start_host_ns = activity.timestamp() - window.wall_minus_host_ns
-    return Activity(name, is_operator, start_host_ns, activity.duration(), activity.resource_id(), metadata)
-
-
-def _to_record(step: int, found: Activity, group: GroupInfo, sequence: int | None) -> CollectiveRecord:
+def _to_record(step: int, found: HostRange, group: GroupInfo, sequence: int | None) -> CollectiveRecord:
     op = _op(found)
     size_bytes = parse_bytes(found.metadata)
     if op == "all_gather" and size_bytes is not None:
@@ -209,54 +251,3 @@ def parse_bytes(metadata: str) -> int | None:
         return input_bytes(fields["Input type"], fields["Input Dims"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-# -- the breakdown of a full window -----------------------------------------------------------------------------------
-
-
-def _break_down_steps(
-    steps: tuple[StepRecord, ...], activities: list[Activity], communication: list[Activity]
-) -> list[WindowBreakdown]:
-    """On the CPU the operators on the threads that run the model are the compute, and the backend's ranges on its own
-    threads the communication. `c10d::` operators only enqueue. Point-to-point ranges are on the thread that called.
-    """
-    worker_threads = {found.thread for found in communication if _op(found) not in POINT_TO_POINT_OPS}
-    operators = [
-        found
-        for found in activities
-        if found.is_operator and found.thread not in worker_threads and not found.name.startswith(ENQUEUE_PREFIX)
-    ]
-    compute = _to_intervals(operators)
-    starts_of_top = _starts_of_top(operators)
-    return [
-        break_down(
-            compute,
-            _to_intervals(communication),
-            intervals.EMPTY,
-            start_ns=step.start_host_ns,
-            end_ns=step.end_host_ns,
-            first_step=step.step,
-            step_count=1,
-            operator_count=int(
-                np.count_nonzero((starts_of_top >= step.start_host_ns) & (starts_of_top < step.end_host_ns))
-            ),
-        )
-        for step in steps
-    ]
-
-
-def _to_intervals(activities: list[Activity]) -> intervals.Intervals:
-    if not activities:
-        return intervals.EMPTY
-    return intervals.from_starts([a.start_host_ns for a in activities], [a.duration_ns for a in activities])
-
-
-def _starts_of_top(operators: list[Activity]) -> intervals.Intervals:
-    """When each operator began that no other operator of its thread encloses."""
-    starts = []
-    reached_ns: dict[int, int] = {}
-    for found in sorted(operators, key=lambda o: (o.start_host_ns, -o.duration_ns)):
-        if found.start_host_ns >= reached_ns.get(found.thread, found.start_host_ns):
-            starts.append(found.start_host_ns)
-            reached_ns[found.thread] = found.start_host_ns + found.duration_ns
-    return np.array(starts, dtype=np.int64)

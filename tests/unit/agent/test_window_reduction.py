@@ -3,7 +3,7 @@
 Steps last 1,000 ticks on the host clock. Kineto writes wall time, which is `WALL` ahead of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -11,8 +11,11 @@ import pytest
 
 from rankscope.agent.probe.collectives import FlightEntry
 from rankscope.agent.probe.kineto_windows import RawWindow
-from rankscope.agent.report.window_reduction import BATCH_EVENTS, GroupSource, WindowReduction, parse_bytes
-from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
+from rankscope.agent.report.window_child import WindowChildren
+from rankscope.agent.report.window_reading import BATCH_EVENTS
+from rankscope.agent.report.window_reduction import GroupSource, WindowReduction, parse_bytes
+from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord, WindowBreakdown
+from tests.unit.agent.prompt_child import PromptChild
 
 WALL = 1_700_000_000_000_000_000
 STEP = 1_000
@@ -108,8 +111,16 @@ def window(
     )
 
 
-def reduction(world: World) -> WindowReduction:
-    return WindowReduction(world.source(), events_max=EVENTS_MAX, yield_gil=lambda: None)
+def reduction(world: World, yield_gil: Callable[[], None] = lambda: None) -> WindowReduction:
+    return WindowReduction(world.source(), WindowChildren(PromptChild), events_max=EVENTS_MAX, yield_gil=yield_gil)
+
+
+def break_down(world: World, window: RawWindow) -> list[WindowBreakdown]:
+    """The breakdown of each step of a full window."""
+    reducing = reduction(world)
+    assert reducing.reduce(window).breakdowns == [], "they come later"
+    (reduced,) = reducing.collect()
+    return reduced.breakdowns
 
 
 def only_world() -> World:
@@ -230,7 +241,7 @@ def test_operations_that_do_not_fit_the_flight_recorder_are_counted_and_cover_no
     reducing = reduction(World(entries=TWO_GROUPS_ENTRIES[:-1]))  # one entry less than there are operations
     reduced = reducing.reduce(window(TWO_GROUPS, TWO_GROUPS_ENQUEUED))
     assert (reduced.collectives, reduced.covered_steps) == ([], None)
-    assert reducing.collectives_unplaced == 3
+    assert reducing.skipped == {"collectives_unplaced": 3}
 
 
 def test_a_worker_that_would_belong_to_two_groups_is_not_learnt() -> None:
@@ -258,7 +269,7 @@ def test_a_worker_that_is_known_is_never_learnt_anew() -> None:
 def test_collectives_of_a_group_that_nobody_knows_are_counted_and_cover_no_step() -> None:
     reducing = reduction(World(groups={}))
     reduced = reducing.reduce(window([gloo("all_reduce", 5_100)], {0: (1, 1)}))
-    assert (reduced.collectives, reduced.covered_steps, reducing.collectives_unplaced) == ([], None, 1)
+    assert (reduced.collectives, reduced.covered_steps, reducing.skipped) == ([], None, {"collectives_unplaced": 1})
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------
@@ -300,21 +311,19 @@ def test_a_window_of_too_many_events_is_skipped_and_counted() -> None:
     many = [gloo("all_reduce", 5_100)] * (EVENTS_MAX + 1)
     reduced = reducing.reduce(window(many, {0: (1, EVENTS_MAX + 1)}, full=True))
     assert (reduced.collectives, reduced.breakdowns, reduced.covered_steps) == ([], [], None)
-    assert reducing.windows_too_large == 1
+    assert reducing.skipped == {"events_max": 1}
 
 
 def test_a_window_of_exactly_as_many_events_as_allowed_is_read() -> None:
     reducing = reduction(only_world())
     many = [gloo("all_reduce", 5_100)] * EVENTS_MAX
     assert len(reducing.reduce(window(many, {0: (1, EVENTS_MAX)})).collectives) == EVENTS_MAX
-    assert reducing.windows_too_large == 0
+    assert reducing.skipped == {}
 
 
 def test_the_lock_of_the_interpreter_is_let_go_after_each_batch_of_events() -> None:
     let_go: list[None] = []
-    reducing = WindowReduction(
-        only_world().source(), events_max=EVENTS_MAX, yield_gil=lambda: let_go.append(None)
-    )  # fmt: skip
+    reducing = reduction(only_world(), yield_gil=lambda: let_go.append(None))
     reducing.reduce(window([operator("aten::add", 5_100, 1)] * (3 * BATCH_EVENTS), {}, full=True))
     assert len(let_go) == 3
 
@@ -331,7 +340,7 @@ def test_a_step_is_broken_down_into_compute_overlap_exposed_communication_and_id
         operator("autograd::engine", 5_350, 100, thread=AUTOGRAD),
         gloo("all_reduce", 5_200, ticks=200),
     ]
-    first, second = reduction(only_world()).reduce(window(activities, {0: (1, 1)}, full=True)).breakdowns
+    first, second = break_down(only_world(), window(activities, {0: (1, 1)}, full=True))
     assert (first.first_step, first.step_count, first.window_ns) == (5, 1, 1_000)
     assert (first.compute_ns, first.communication_ns) == (200 + 100, 200)
     assert first.overlap_ns == 50 + 50  # 5200-5250 and 5350-5400
@@ -348,7 +357,7 @@ def test_nested_operators_count_once_and_their_time_is_not_added_up() -> None:
         operator("aten::relu", 5_200, 20),  # begins where linear ends
         operator("aten::add", 5_150, 20, thread=AUTOGRAD),  # inside linear's time, but on another thread
     ]
-    breakdown = reduction(World()).reduce(window(activities, {}, full=True)).breakdowns[0]
+    breakdown = break_down(World(), window(activities, {}, full=True))[0]
     assert (breakdown.compute_ns, breakdown.operator_count) == (120, 3)
 
 
@@ -358,16 +367,16 @@ def test_what_gloos_workers_and_the_enqueueing_calls_do_is_no_compute() -> None:
         operator("aten::copy_", 5_300, 100, thread=WORKER_A),
         gloo("all_reduce", 5_300, ticks=100),
     ]
-    breakdown = reduction(only_world()).reduce(window(activities, {0: (1, 1)}, full=True)).breakdowns[0]
+    breakdown = break_down(only_world(), window(activities, {0: (1, 1)}, full=True))[0]
     assert (breakdown.compute_ns, breakdown.operator_count, breakdown.communication_ns) == (0, 0, 100)
 
 
 def test_a_send_on_the_training_thread_does_not_make_it_a_worker() -> None:
     activities = [operator("aten::linear", 5_100, 200), gloo("send", 5_400, ticks=10, thread=MAIN)]
-    breakdown = reduction(World()).reduce(window(activities, {}, full=True)).breakdowns[0]
+    breakdown = break_down(World(), window(activities, {}, full=True))[0]
     assert (breakdown.compute_ns, breakdown.communication_ns) == (200, 10)
 
 
 def test_communication_that_cannot_be_placed_still_counts_in_the_breakdown() -> None:
-    reduced = reduction(World(groups={})).reduce(window([gloo("all_reduce", 5_100)], {0: (1, 1)}, full=True))
-    assert (reduced.collectives, reduced.breakdowns[0].communication_ns) == ([], 50)
+    seen = window([gloo("all_reduce", 5_100)], {0: (1, 1)}, full=True)
+    assert break_down(World(groups={}), seen)[0].communication_ns == 50

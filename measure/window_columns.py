@@ -1,0 +1,110 @@
+"""The events of a live window as packed columns: what one process reads off the profiler and another reduces.
+
+Only what the breakdown and the collectives need is in them: no shapes, no stacks, no memory. `to_trace` gives what
+`kineto_columns.read_trace` gives of a file of the same events, so that one engine, `RankView`, looks at both.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rankscope.measure.kineto import (
+    DEVICE_WORK,
+    NONE,
+    CollectiveArguments,
+    DeviceWork,
+    Events,
+    Ints,
+    KinetoTrace,
+    MemoryEvents,
+)
+from rankscope.measure.kineto_columns import read_collective
+from rankscope.measure.kineto_json import Arguments
+
+
+class WindowColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Events in any order, as columns of the machine's own integers.
+
+    `category` (int8) is a `kineto.Category`, `name` and `lane` (int32) index `names` and `lanes`; a lane is a thread of
+    the host or a stream of the device. `start_ns` and `duration_ns` (int64) are of one clock, whichever the
+    reader says; `correlation` (int64) ties device work to its launch. `told` is, by place, what the operator that
+    launched a communication kernel says: Kineto's metadata, the inside of a JSON object.
+    """
+
+    names: tuple[str, ...] = ()
+    lanes: tuple[int, ...] = ()
+    category: bytes = b""
+    name: bytes = b""
+    lane: bytes = b""
+    start_ns: bytes = b""
+    duration_ns: bytes = b""
+    correlation: bytes = b""
+    told: Mapping[int, str] = {}
+
+    def __len__(self) -> int:
+        """How many events."""
+        return len(self.category)
+
+
+def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
+    """The trace of a window, its starts put back by `ahead_ns`: from the clock that wrote them to the one wanted.
+
+    Raises ValueError when the columns have different lengths.
+    """
+    start_ns = _unpack(columns.start_ns, np.int64) - ahead_ns
+    duration_ns = np.maximum(_unpack(columns.duration_ns, np.int64), 0)
+    order = np.lexsort((-duration_ns, start_ns))  # at one start the longest first: it encloses the others
+    category, name, lane, correlation = (
+        _unpack(packed, dtype)[order]
+        for packed, dtype in (
+            (columns.category, np.int8),
+            (columns.name, np.int32),
+            (columns.lane, np.int32),
+            (columns.correlation, np.int64),
+        )
+    )
+    nothing = np.full(len(order), NONE, dtype=np.int64)
+    events = Events(category, name, lane, start_ns[order], duration_ns[order], correlation, nothing)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return KinetoTrace(
+        head={},
+        names=columns.names,
+        threads=[(str(lane), "") for lane in columns.lanes],
+        events=events,
+        device_work=_find_device_work(events, columns.lanes),
+        collectives=_read_told(columns.told, place),
+        shapes={},
+        stacks={},
+        memory=MemoryEvents(*(nothing[:0] for _ in MemoryEvents.__slots__)),
+        phases={},
+        categories={},
+        event_count=len(order),
+        warnings=(),
+    )
+
+
+def _unpack(packed: bytes, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.frombuffer(packed, dtype=dtype)
+
+
+def _find_device_work(events: Events, lanes: tuple[int, ...]) -> DeviceWork:
+    row = np.flatnonzero(np.isin(events.category, [int(kind) for kind in DEVICE_WORK]))
+    unknown, untold = np.full(len(row), NONE, dtype=np.int64), np.full(len(row), np.nan)
+    stream = np.array(lanes, dtype=np.int64)[events.thread[row]] if len(row) else unknown
+    return DeviceWork(row, unknown, stream, unknown, untold, untold)
+
+
+def _read_told(told: Mapping[int, str], place: Ints) -> dict[int, CollectiveArguments]:
+    found = {}
+    for index, metadata in told.items():
+        try:
+            arguments = msgspec.json.decode(f"{{{metadata}}}", type=Arguments)
+        except msgspec.DecodeError:
+            continue
+        if arguments.collective is not None:
+            found[int(place[index])] = read_collective(arguments)
+    return found

@@ -1,0 +1,110 @@
+"""WindowReduction with windows of a device: whose collectives they are, and which steps are covered.
+
+Steps last 1,000 ticks on the host clock, of which the device is 100 behind. Group "0" is the world, "17" two ranks.
+"""
+
+import pytest
+
+from rankscope.agent.probe.kineto_windows import RawWindow
+from rankscope.agent.report.window_child import WindowChildren
+from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
+from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
+from tests.unit.agent.prompt_child import PromptChild
+from tests.unit.agent.traced_activities import PARAM_COMMS, TracedActivity
+
+WALL = 1_700_000_000_000_000_000
+STEP = 1_000
+MAIN, STREAM = 100, 7
+WORLD = GroupInfo(label="default_pg", description="default_pg", ranks=(0, 1, 2, 3), backend="nccl")
+TENSOR = GroupInfo(label="mesh_tp/0-1", description="mesh_tp", ranks=(0, 1), backend="nccl")
+GROUPS = {"0": WORLD, "17": TENSOR}
+NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+class Result:
+    """What the profiler gives at a window's end."""
+
+    def __init__(self, activities: list[TracedActivity]) -> None:
+        self._activities = activities
+
+    def trace_activities(self) -> list[TracedActivity]:
+        return list(self._activities)
+
+
+def kernel(
+    called: int, name: str = "gemm", *, group: str | None = None, op: str = "all_gather"
+) -> list[TracedActivity]:
+    """A call at this tick and the kernel that it launched, 100 ticks later, for 50 ticks."""
+    told = (
+        f'"Collective name": "{op}", "In msg nelems": 10, "Out msg nelems": 40, "Group size": 4, "dtype": "Float", '
+        f'"Process Group Name": "{group}", "Seq": {called}'
+    )
+    operator = None if group is None else TracedActivity(PARAM_COMMS, "cpu_op", 0, 0, MAIN, metadata=told)
+    return [
+        TracedActivity("cudaLaunchKernel", "cuda_runtime", called + WALL, 1, MAIN, correlation=called),
+        TracedActivity(name, "kernel", called + 100 + WALL, 50, STREAM, correlation=called, linked=operator),
+    ]
+
+
+STEPS_5_TO_7 = [*kernel(5_000), *kernel(6_000), *kernel(7_000), *kernel(8_000)]
+"""A kernel at the start of each: the three are whole, step 8 only bounds the last of them."""
+
+
+def reduce(
+    activities: list[TracedActivity], groups: dict[str, GroupInfo] = GROUPS
+) -> tuple[ReducedWindow, dict[str, int]]:
+    source = GroupSource(lambda: dict(groups), lambda: ([], {}))
+    reducing = WindowReduction(source, WindowChildren(PromptChild), events_max=1_000, yield_gil=lambda: None)
+    steps = [StepRecord(step=n, start_host_ns=n * STEP, duration_ns=STEP, phases_ns={}) for n in range(5, 9)]
+    at_once = reducing.reduce(RawWindow(True, tuple(steps), Result(activities), WALL, {}, {}, 0, on_device=True))
+    assert at_once == ReducedWindow([], [], None), "what it covers is not known yet"
+    (later,) = reducing.collect()
+    return later, reducing.skipped
+
+
+def test_a_collective_of_a_device_has_its_groups_label_its_sequence_and_the_gathered_size() -> None:
+    reduced, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, NCCL, group="17")])
+    assert reduced.collectives == [
+        CollectiveRecord(
+            step=6,
+            group="mesh_tp/0-1",
+            op="all_gather",
+            start_host_ns=6_400,
+            duration_ns=50,
+            sequence=6_300,
+            bytes=160,  # the gathered size: 40 floats of 4 bytes
+        )
+    ]
+    assert (reduced.covered_steps, skipped) == ((5, 7), {})
+
+
+def test_steps_of_a_device_without_communication_are_covered() -> None:
+    reduced, _ = reduce(STEPS_5_TO_7)
+    assert ([found.first_step for found in reduced.breakdowns], reduced.covered_steps) == ([5, 6, 7], (5, 7))
+
+
+def test_a_collective_of_a_group_that_nobody_knows_is_counted_and_covers_no_step() -> None:
+    reduced, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, NCCL, group="99")])
+    assert (reduced.collectives, reduced.covered_steps, len(reduced.breakdowns)) == ([], None, 3)
+    assert skipped == {"collectives_unplaced": 1}
+
+
+@pytest.mark.parametrize(("groups", "labels"), [({"0": WORLD}, ["default_pg"]), (GROUPS, [])])
+def test_a_collective_that_names_no_group_is_the_only_ones_or_nobodys(
+    groups: dict[str, GroupInfo], labels: list[str]
+) -> None:
+    reduced, _ = reduce([*STEPS_5_TO_7, *kernel(6_300, NCCL)], groups)
+    assert [(found.group, found.sequence) for found in reduced.collectives] == [(label, None) for label in labels]
+
+
+@pytest.mark.parametrize("op", ["send", "recv 0<-1"])
+def test_what_goes_from_one_rank_to_another_is_no_collective(op: str) -> None:
+    reduced, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, "ncclDevKernel_SendRecv", group="99", op=op)])
+    assert (reduced.collectives, reduced.covered_steps, skipped) == ([], (5, 7), {})
+
+
+def test_a_window_with_a_hole_covers_no_range_of_steps_and_counts_what_is_cut() -> None:
+    lost = TracedActivity("cudaLaunchKernel", "cuda_runtime", 6_500 + WALL, 1, MAIN, correlation=99)
+    reduced, skipped = reduce([*STEPS_5_TO_7, lost])
+    assert ([found.first_step for found in reduced.breakdowns], reduced.covered_steps) == ([5, 7], None)
+    assert skipped == {"steps_cut": 1}
