@@ -16,9 +16,10 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.probe.collectives import GroupProgress, read_groups
 from rankscope.agent.probe.kineto_windows import PART as WINDOWS
-from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
+from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.torch_hooks import TorchHooks
+from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.agent.report.delivery import Delivery
 from rankscope.agent.report.resend_buffer import ResendBuffer

@@ -22,13 +22,14 @@ from rankscope.agent.embedded import EmbeddedCollector, Rendezvous
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
 from rankscope.agent.probe.collectives import GroupProgress
-from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
+from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS
 from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
 from rankscope.agent.probe.torch_profiler import TorchProfiler
+from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.reporter import Probes, Reporter
 from rankscope.agent.sample.nvml import TrainingDevice
 from rankscope.measure import __version__

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.kineto_windows import PART, KinetoWindows, Profiler, RawWindow, WindowPlan
+from rankscope.agent.probe.kineto_windows import PART, KinetoWindows, Profiler, RawWindow
 from rankscope.agent.probe.torch_profiler import TorchProfiler
+from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_S
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.agent.probe.kineto_windows import FULL_FIRST_INTERVAL_STEPS, LIGHT_FIRST_INTERVAL_STEPS, WindowPlan
+from rankscope.agent.probe.window_plan import FULL_FIRST_INTERVAL_STEPS, LIGHT_FIRST_INTERVAL_STEPS, WindowPlan
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 WARMUP_STEPS = 4
