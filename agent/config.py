@@ -126,7 +126,8 @@ class AgentConfig(Settings):
     window_events_max: int = setting(
         200_000,
         Setting(
-            "Most profiler events that a window is reduced from. A window with more is skipped and counted.",
+            "Most profiler events that a window is reduced from. A window with more is skipped and counted, and the "
+            "next one is shorter.",
             unit="events",
             smallest=1000,
             largest=10_000_000,
@@ -135,7 +136,8 @@ class AgentConfig(Settings):
     overhead_ratio_max: float = setting(
         0.005,
         Setting(
-            "Largest share of the training time that the windows may cost. When they cost more, they come less often.",
+            "Largest share of the training time that the agent may cost. Above it windows come less often, then parts "
+            "are dropped, in the order of docs/cost.md.",
             unit="ratio",
             smallest=0.0001,
             largest=1.0,

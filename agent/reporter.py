@@ -14,6 +14,7 @@ import msgspec
 
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
+from rankscope.agent.own_cost import WINDOW_CHILDREN, OwnCost
 from rankscope.agent.probe.collectives import GroupProgress, read_groups
 from rankscope.agent.probe.kineto_windows import PART as WINDOWS
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
@@ -33,14 +34,11 @@ from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Message
-from rankscope.measure.records import GroupInfo, Losses, StepRecord
+from rankscope.measure.records import AgentCost, GroupInfo, Losses, StepRecord
 from rankscope.measure.units import s_to_ns
 
 PART = "agent_thread"
 GROUPS = "groups"
-MOMENT_COST_NS = 8_500
-"""What one hooked moment costs the training thread, hook and clock and state machine, for the agent's own meter: seen
-amid training, where the caches are cold; 2,000 ns in a bare loop (`tests/benchmarks/results/moments.md`)."""
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5
@@ -94,6 +92,15 @@ class Reporter:
         # That a sampler is slow is the machine's business and no news for the person who trains.
         self._samples = SampleLoop(
             samplers, clock, s_to_ns(config.sample_interval_s), guard.record, on_notice=lambda _text: None
+        )
+        self._cost = OwnCost(
+            config.overhead_ratio_max,
+            probes.hooks,
+            probes.windows,
+            probes.plan,
+            self._samples,
+            children=self._reduction,
+            started_ns=clock.monotonic_ns(),
         )
         self._step_times_ns: list[int] = []
         self._endpoint: str | None = None
@@ -177,6 +184,7 @@ class Reporter:
         windows = [self._reduce(window) for window in self._probes.raw_windows.drain()]
         windows += self._collect(self._reduction.finish if last else self._reduction.collect)
         steps = self._probes.steps.drain()
+        cost = self._cost.govern(now_ns)
         self._learn(steps)
         interval = Interval(
             steps=steps,
@@ -187,7 +195,8 @@ class Reporter:
             devices=self._samples.latest.get("gpu") or (),
             groups=self._read_groups(),
             losses=self._losses(),
-            overhead_ratio=self._overhead_ratio(now_ns),
+            overhead_ratio=self._overhead_ratio(cost, now_ns),
+            cost=cost,
         )
         report = self._builder.build(interval, now_ns)
         if self._groups_wanted:
@@ -211,12 +220,15 @@ class Reporter:
 
     def _reduce(self, window: RawWindow) -> ReducedWindow:
         begin_ns = time.thread_time_ns()
+        too_large_before = self._reduction.windows_too_large
         try:
             return self._reduction.reduce(window)
         except Exception as error:  # noqa: BLE001 - what cannot be read of a window must not cost the steps
             self._guard.record(WINDOWS, error)
             return ReducedWindow([], [], None)
         finally:
+            if self._reduction.windows_too_large > too_large_before:
+                self._probes.plan.learn_too_large(full=window.full)
             self._learn_cost(window, time.thread_time_ns() - begin_ns)
 
     def _collect(self, answers: Callable[[], list[ReducedWindow]]) -> list[ReducedWindow]:
@@ -227,6 +239,7 @@ class Reporter:
             return []
 
     def _learn_cost(self, window: RawWindow, reduction_ns: int) -> None:
+        self._cost.note_window(full=window.full, training_ns=window.training_cost_ns, reduction_ns=reduction_ns)
         if not self._step_times_ns:
             return
         cost_ns = reduction_ns + window.training_cost_ns
@@ -254,11 +267,7 @@ class Reporter:
             errors=self._guard.errors,
         )
 
-    def _overhead_ratio(self, now_ns: int) -> float:
-        """The agent's time over the wall time since it started, all its threads and the processes that reduce windows
-        together: an upper bound of what it costs training, since these mostly find a core of their own.
-        """
-        windows_ns = self._probes.windows.spent_ns if self._probes.windows is not None else 0
-        spent_ns = self._probes.hooks.moments * MOMENT_COST_NS + windows_ns + time.thread_time_ns()
-        spent_ns += self._reduction.child_cpu_ns
-        return spent_ns / max(1, now_ns - self._started_ns)
+    def _overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:
+        """The agent's own time in this process over the wall time since it started."""
+        own_ns = sum(spent_ns for part, spent_ns in cost.part_ns.items() if part != WINDOW_CHILDREN)
+        return own_ns / max(1, now_ns - self._started_ns)

@@ -218,7 +218,6 @@ class Session:
             self._progress.read_enqueued,
             light=self._config.collective_windows,
             full=self._config.full_windows,
-            full_window_steps=self._config.full_window_steps,
         )
 
     def _on_record(self, record: StepRecord) -> None:

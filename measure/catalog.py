@@ -60,6 +60,7 @@ _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 _NVML: Final = "agent: NVML (DeviceSample)"
 _PROCESS: Final = "agent: the training process (HostSample)"
 _LOSSES: Final = "agent: its own count (Losses)"
+_COST: Final = "agent: its overhead meter (AgentCost)"
 _ADMISSION: Final = "collector: admission"
 _COLLECTOR: Final = "collector: about itself (CollectorCounts)"
 
@@ -291,6 +292,25 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "rankscope_agent_overhead_ratio", "gauge", "ratio", RANK,
         "Part of the time that the agent itself costs the training process.", "own time / elapsed time",
         "agent: its overhead meter", NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_agent_part_seconds_total", "counter", "seconds", (*RANK, "part"),
+        "Own CPU time of each part of the agent, in the training thread and beside it.",
+        "sum of thread CPU time by part", _COST, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_agent_part_dropped", "gauge", "", (*RANK, "part"),
+        "1 while the agent does without the part to keep its cost within overhead_ratio_max, 0 while it does not.",
+        "1 if dropped", _COST, RATIO,
+    ),
+    Measure(
+        "rankscope_agent_window_stretch_ratio", "gauge", "ratio", (*RANK, "kind"),
+        "How many times further apart profiler windows are, because of their cost, than they would be; full or light.",
+        "distance / distance without regard to cost", _COST, (1, None),
+    ),
+    Measure(
+        "rankscope_agent_part_changes_total", "counter", "", RANK,
+        "How often the agent has dropped a part or taken it back because of its cost.", "count", _COST, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_agent_errors_total", "counter", "", (*RANK, "part"),

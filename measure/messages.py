@@ -17,7 +17,16 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from rankscope.measure.identity import Count, RankIdentity
-from rankscope.measure.records import Collectives, DeviceSample, GroupInfo, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.records import (
+    AgentCost,
+    Collectives,
+    DeviceSample,
+    GroupInfo,
+    HostSample,
+    Losses,
+    Totals,
+    WindowBreakdown,
+)
 from rankscope.measure.table import Table
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
@@ -74,6 +83,7 @@ class Report(Message, frozen=True):
     losses: Losses = Losses()
     groups: tuple[GroupInfo, ...] | None = None
     overhead_ratio: float | None = None
+    cost: AgentCost = AgentCost()
 
 
 class Ack(Message, frozen=True):

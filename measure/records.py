@@ -177,6 +177,21 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     errors: Mapping[str, int] = {}
 
 
+class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What the agent itself has cost this rank so far, and what it does without to cost less.
+
+    `part_ns` is CPU time by part of the agent, `dropped` says of each part that can be whether it is. A stretch is the
+    distance between two windows over the distance without regard to cost. `changes` counts how often a part was dropped
+    or came back.
+    """
+
+    part_ns: Mapping[str, int] = {}
+    dropped: Mapping[str, bool] = {}
+    full_stretch_ratio: float | None = None
+    light_stretch_ratio: float | None = None
+    changes: int = 0
+
+
 STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards")
 PHASE_PREFIX = "phase:"
 COLLECTIVE_COLUMNS = ("step", "group", "op", "start_host_ns", "duration_ns", "sequence", "bytes", "exposed_ns")

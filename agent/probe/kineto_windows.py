@@ -74,7 +74,6 @@ class KinetoWindows:
         *,
         light: bool,
         full: bool,
-        full_window_steps: int,
         user_profiler_wait_s: float = USER_PROFILER_WAIT_S,
     ) -> None:
         self._profiler = profiler
@@ -84,7 +83,6 @@ class KinetoWindows:
         self._read_enqueued = read_enqueued
         self._light_wanted = light
         self._full_wanted = full
-        self._full_window_steps = full_window_steps
         self._user_profiler_wait_s = user_profiler_wait_s
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
         self._thread = get_ident()
@@ -146,21 +144,27 @@ class KinetoWindows:
             self._plan.begins_light(step)
             or self._plan.begins_full(step)
             or bool(self._user_profilers)
-            or (self._running is True and len(self._steps) >= self._full_window_steps)
+            or self._has_run_its_length(step)
         )
 
     def _advance(self, step: int) -> None:
         if self._running is not None and self._user_profilers:
             self._throw_away()
-        full_ends = self._running is True and len(self._steps) >= self._full_window_steps
+        ends = self._has_run_its_length(step)
+        full_ends = ends and self._running is True
         begins_full = self._full_wanted and self._running is not True and self._plan.begins_full(step)
         rolls = self._running is False and self._plan.begins_light(step)
-        if self._running is not None and (full_ends or begins_full or rolls):
+        if self._running is not None and (ends or begins_full or rolls):
             self._finish()
-        if self._running is None and (
-            begins_full or (self._light_wanted and self._plan.begins_light(step)) or full_ends
-        ):
+        begins_light = self._plan.begins_light(step) or (full_ends and self._plan.is_light(step))
+        if self._running is None and (begins_full or (self._light_wanted and begins_light)):
             self._begin(full=begins_full)
+
+    def _has_run_its_length(self, step: int) -> bool:
+        """Whether the running window, if any, has all the steps it was meant to have."""
+        if self._running:
+            return len(self._steps) >= self._plan.full_window_steps
+        return self._running is False and not self._plan.is_light(step)
 
     def _begin(self, *, full: bool) -> None:
         if not full and not self._light_wanted:

@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import Any
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.moment_meter import TIMED_EVERY, MomentMeter
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.steps import StepTimer
 
@@ -46,7 +47,13 @@ class TorchHooks:
         self._thread_is_sure = False
         self._undo: list[Callable[[], None]] = []
         self._pending: list[tuple[Callable[..., None], int, tuple[object, ...]]] = []
+        self._meter = MomentMeter()
         self.moments = 0
+
+    @property
+    def spent_ns(self) -> int:
+        """What the hooks have cost the training thread so far. For one other thread to ask."""
+        return self._meter.spent_ns(self.moments)
 
     def install(self) -> None:
         """Patch torch. Raises what torch's absence or another shape of it raises; what was patched is put back."""
@@ -93,16 +100,22 @@ class TorchHooks:
         """A moment that ends no step: written down."""
         if get_ident() == self._thread:
             self.moments += 1
-            self._pending.append((event, monotonic_ns(), arguments))
+            now_ns = monotonic_ns()
+            self._pending.append((event, now_ns, arguments))
             if len(self._pending) >= PENDING_MAX:
                 self.catch_up()
+            if self.moments % TIMED_EVERY == 0:
+                self._meter.note(monotonic_ns() - now_ns)
 
     def _moment(self, event: Callable[..., None], *arguments: object) -> None:
         """A moment that may end a step: handled now, after those before it."""
         if get_ident() == self._thread:
             self.moments += 1
-            self._pending.append((event, monotonic_ns(), arguments))
+            now_ns = monotonic_ns()
+            self._pending.append((event, now_ns, arguments))
             self.catch_up()
+            if self.moments % TIMED_EVERY == 0:
+                self._meter.note(monotonic_ns() - now_ns)
 
     def _claim_thread(self) -> None:
         if not self._thread_is_sure:

@@ -1,15 +1,42 @@
-"""Which steps begin profiler windows: step numbers that every rank computes for itself, and how time and cost set
-their distance.
+"""Which steps begin profiler windows: step numbers that every rank computes for itself, and how time and cost set their
+distance.
+
+Nobody talks: a rank whose windows cost more has them at fewer of the same steps
+--------------------------------------------------------------------------------
+Windows begin at multiples of a power of two of steps after the warm-up. The power follows from the step time and from
+what a window has cost; it changes only when it would be too small, or more than ROOM too large. So two ranks with
+different costs or step times have the same power, or powers of which one divides the other: the rarer windows are a
+subset of the more frequent ones. Of a young job there are full windows at the powers of two from
+FULL_FIRST_INTERVAL_STEPS on, as far as they are paid for: whether they are is asked for all windows up to that step
+together, as if each had been taken, so that it does not depend on which were.
+
+Light windows follow each other without a gap while they are paid for. When they are not, they keep their length and
+begin less often: a longer one would cost more.
+
+`Allowance` bounds all this: no window begins that would overdraw the agent's account (`governor.py`).
 """
 
+from rankscope.agent.governor import FULL_WINDOWS, HEAD_START_NS, LIGHT_WINDOWS, Allowance
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
+
 FULL_FIRST_INTERVAL_STEPS = 32
-"""After the first full window the next come 32, 64, 128 ... steps later, until the interval aimed at is reached: a
-young job is understood early, and the windows of a long one cost log2(steps) more."""
+"""Where the second full window of a young job may be; the next ones at 64, 128 ... until the interval aimed at is
+reached."""
 LIGHT_FIRST_INTERVAL_STEPS = 8
-"""Until the step time is known."""
-STRETCH_MARGIN = 1.25
-"""A new power of two is chosen when the old one is off by this much, so that a step time near a limit does not make
-two ranks disagree for long. While they do, the longer interval's windows are a subset of the shorter's."""
+"""Until the step time is known a light window begins after 8, 16, 32, 64 ... steps."""
+LIGHT_LENGTH_STEPS_MAX = 4096
+"""Until the step time is known: should it never be, a window must not fill the memory."""
+ROOM = 3.125
+"""A power stays until it is this much too large, so that a step time near a limit does not make two ranks disagree for
+long. At least 2, that there is always one in the room; 1.5625 times that is what the step time may swing by."""
+FULL_COST_ASSUMED_NS = 60 * NS_PER_MS
+"""Until one has been paid for: two steps of 3,000 operators at 10 us. At the default budget one of them is within the
+first head start, two are not."""
+LIGHT_COST_ASSUMED_NS = NS_PER_MS
+INTERVAL_NS_MAX = 3600 * NS_PER_S
+"""Full windows that would have to be further apart are not taken: no one would wait for the next."""
+UNKNOWN_STEPS = 1 << 62
+"""An interval no job reaches."""
 
 
 class WindowPlan:
@@ -27,50 +54,143 @@ class WindowPlan:
         self._warmup_steps = warmup_steps
         self._collective_window_ns = collective_window_ns
         self._full_window_interval_ns = full_window_interval_ns
-        self._full_window_steps = full_window_steps
-        self._overhead_ratio_max = overhead_ratio_max
-        self._full_cost_ns = 0
-        self._light_cost_ns = 0
-        self.light_interval_steps = LIGHT_FIRST_INTERVAL_STEPS
-        self.full_interval_steps = FULL_FIRST_INTERVAL_STEPS
+        self._allowance = Allowance(overhead_ratio_max, int(overhead_ratio_max * HEAD_START_NS), 0)
+        self._full_cost_ns: int | None = None
+        self._light_cost_ns: int | None = None
+        self._full_is_too_rare = False
+        self.full_window_steps = full_window_steps
+        """How many steps the next full window spans; 0 when even one step has too many events to be read."""
+        self.light_interval_steps = UNKNOWN_STEPS
+        self.light_window_steps = UNKNOWN_STEPS
+        self.full_interval_steps = UNKNOWN_STEPS
+        self.full_stretch_ratio = 1.0
+        """How many times further apart full windows are than without regard to cost, and light ones."""
+        self.light_stretch_ratio = 1.0
+
+    # -- what is learnt -----------------------------------------------------------------------------------------------
+
+    def allow(self, allowance: Allowance) -> None:
+        """From now on windows may spend this."""
+        self._allowance = allowance
 
     def learn(self, step_ns: int, *, full_cost_ns: int | None = None, light_cost_ns: int | None = None) -> None:
         """Set the intervals from the present step time and, after a window, what it has cost all threads together."""
         if full_cost_ns is not None:
-            self._full_cost_ns = max(full_cost_ns, self._full_cost_ns * 3 // 4)
+            self._full_cost_ns = max(full_cost_ns, (self._full_cost_ns or 0) * 3 // 4)
         if light_cost_ns is not None:
-            self._light_cost_ns = max(light_cost_ns, self._light_cost_ns * 3 // 4)
-        share = self._overhead_ratio_max / 2
-        light_ns = max(self._collective_window_ns, round(self._light_cost_ns / share))
-        full_ns = max(self._full_window_interval_ns, round(self._full_cost_ns / share))
-        self.light_interval_steps = _steps_for(light_ns, step_ns, self.light_interval_steps)
-        self.full_interval_steps = max(
-            _steps_for(full_ns, step_ns, self.full_interval_steps), _power_at_least(2 * self._full_window_steps)
-        )
+            self._light_cost_ns = max(light_cost_ns, (self._light_cost_ns or 0) * 3 // 4)
+        self._set_light(step_ns)
+        self._set_full(step_ns)
+
+    def learn_too_large(self, *, full: bool) -> None:
+        """A window had more events than may be read: all it cost was for nothing, so the next one is shorter."""
+        if full:
+            self.full_window_steps //= 2
+        else:
+            self._collective_window_ns //= 2
+
+    def _set_light(self, step_ns: int) -> None:
+        wished = self._collective_window_ns / max(1, step_ns)
+        self.light_window_steps = _nearest_power(wished, self.light_window_steps)
+        share = 1.0 if FULL_WINDOWS in self._allowance.dropped else 0.5
+        paid_ns = _interval_paying(self._expected_light_ns, share * self._allowance.windows_ratio)
+        paid = paid_ns / max(1, step_ns)
+        if paid <= self.light_window_steps:
+            self.light_interval_steps = self.light_window_steps
+        else:
+            self.light_interval_steps = _nearest_power(max(wished, paid), self.light_interval_steps)
+        self.light_stretch_ratio = self.light_interval_steps / self.light_window_steps
+
+    def _set_full(self, step_ns: int) -> None:
+        wished = max(self._full_window_interval_ns / max(1, step_ns), 2 * self.full_window_steps)
+        paid_ns = _interval_paying(self._expected_full_ns, self._full_ratio)
+        self._full_is_too_rare = paid_ns > INTERVAL_NS_MAX
+        self.full_interval_steps = _nearest_power(max(wished, paid_ns / max(1, step_ns)), self.full_interval_steps)
+        self.full_stretch_ratio = max(1.0, self.full_interval_steps / _power_at_least(wished))
+
+    # -- what is decided ----------------------------------------------------------------------------------------------
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The kinds of window that are not taken at all, here or by the governor."""
+        full_is_off = self._full_is_too_rare or not self.full_window_steps
+        own = frozenset({FULL_WINDOWS}) if full_is_off else frozenset()
+        return own | (self._allowance.dropped & {FULL_WINDOWS, LIGHT_WINDOWS})
 
     def begins_full(self, step: int) -> bool:
         """Whether a full window begins with this step."""
         since = step - self._warmup_steps
-        if since <= 0 or since % self.full_interval_steps == 0:
-            return since >= 0
-        return FULL_FIRST_INTERVAL_STEPS <= since < self.full_interval_steps and since & (since - 1) == 0
+        if since < 0 or not self._is_full_step(since) or FULL_WINDOWS in self.dropped:
+            return False
+        return self._is_paid(self._expected_full_ns) and (since == 0 or self._are_all_paid(since))
 
     def begins_light(self, step: int) -> bool:
         """Whether the light window is handed over at this step and a new one begun."""
         since = step - self._warmup_steps
-        return since >= 0 and since % self.light_interval_steps == 0
+        return since >= 0 and self._is_light_step(since) and self._light_is_allowed
+
+    def is_light(self, step: int) -> bool:
+        """Whether a light window may go on over this step."""
+        since = step - self._warmup_steps
+        if LIGHT_WINDOWS in self._allowance.dropped or (self._is_light_step(since) and not self._light_is_allowed):
+            return False
+        return since & (self.light_interval_steps - 1) < self.light_window_steps
+
+    @property
+    def _expected_full_ns(self) -> int:
+        return FULL_COST_ASSUMED_NS if self._full_cost_ns is None else self._full_cost_ns
+
+    @property
+    def _expected_light_ns(self) -> int:
+        return LIGHT_COST_ASSUMED_NS if self._light_cost_ns is None else self._light_cost_ns
+
+    @property
+    def _full_ratio(self) -> float:
+        return (1.0 if LIGHT_WINDOWS in self._allowance.dropped else 0.5) * self._allowance.windows_ratio
+
+    @property
+    def _light_is_allowed(self) -> bool:
+        return LIGHT_WINDOWS not in self._allowance.dropped and self._is_paid(self._expected_light_ns)
+
+    def _is_full_step(self, since: int) -> bool:
+        if since & (self.full_interval_steps - 1) == 0:
+            return True
+        return FULL_FIRST_INTERVAL_STEPS <= since < self.full_interval_steps and since & (since - 1) == 0
+
+    def _is_light_step(self, since: int) -> bool:
+        if self.light_interval_steps == UNKNOWN_STEPS:
+            is_power = since >= LIGHT_FIRST_INTERVAL_STEPS and since & (since - 1) == 0
+            return is_power or since % LIGHT_LENGTH_STEPS_MAX == 0
+        return since & (self.light_interval_steps - 1) == 0
+
+    def _is_paid(self, cost_ns: int) -> bool:
+        return cost_ns <= self._allowance.purse_ns
+
+    def _are_all_paid(self, since: int) -> bool:
+        """Whether the full windows' share of the time so far pays for all of them up to this step."""
+        interval = self.full_interval_steps
+        young = max(0, min(since, interval - 1).bit_length() - FULL_FIRST_INTERVAL_STEPS.bit_length() + 1)
+        count = 1 + young + since // interval
+        return count * self._expected_full_ns <= self._full_ratio * (self._allowance.elapsed_ns + HEAD_START_NS)
+
+
+def _interval_paying(cost_ns: int, ratio: float) -> float:
+    """The interval of which the cost is that ratio."""
+    return cost_ns / ratio if ratio > 0 else float(UNKNOWN_STEPS)
 
 
 def _power_at_least(count: float) -> int:
     power = 1
-    while power < count:
+    while power < min(count, UNKNOWN_STEPS):
         power *= 2
     return power
 
 
-def _steps_for(interval_ns: int, step_ns: int, present_steps: int) -> int:
-    """The power of two of steps that lasts at least the interval; the present one if it is near enough."""
-    wanted = interval_ns / max(1, step_ns)
-    if wanted / STRETCH_MARGIN <= present_steps <= 2 * wanted * STRETCH_MARGIN:
-        return present_steps
-    return _power_at_least(wanted)
+def _nearest_power(wanted: float, present: int) -> int:
+    """The power of two nearest to the present one that is at least what is wanted and at most ROOM times that.
+
+    Of two ranks that want different intervals the one that wants the longer never gets the shorter, whatever each had
+    before in that order: raising `wanted` or `present` never lowers the result.
+    """
+    smallest, largest = _power_at_least(wanted), _power_at_least(ROOM * wanted / 2)
+    return smallest if present == UNKNOWN_STEPS else min(max(present, smallest), largest)

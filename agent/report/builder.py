@@ -6,6 +6,7 @@ import msgspec
 
 from rankscope.measure.messages import Goodbye, Report
 from rankscope.measure.records import (
+    AgentCost,
     CollectiveRecord,
     Collectives,
     DeviceSample,
@@ -32,6 +33,7 @@ class Interval(msgspec.Struct, kw_only=True):
     groups: Mapping[str, GroupInfo] = {}
     losses: Losses = Losses()
     overhead_ratio: float | None = None
+    cost: AgentCost = AgentCost()
 
 
 class ReportBuilder:
@@ -66,6 +68,7 @@ class ReportBuilder:
             losses=interval.losses,
             groups=groups if changed else None,
             overhead_ratio=interval.overhead_ratio,
+            cost=interval.cost,
         )
 
     def build_goodbye(self, reason: str, detail: str, exit_code: int | None) -> Goodbye:

@@ -30,6 +30,9 @@ class ReducedWindow(NamedTuple):
 NOTHING = ReducedWindow([], [], None)
 
 
+TOO_LARGE = "events_max"
+
+
 class GroupSource:
     """Where groups and sequences are looked up: `collectives.py` for the real ones."""
 
@@ -71,6 +74,11 @@ class WindowReduction:
         return {**self._skipped, **self._children.failed}
 
     @property
+    def windows_too_large(self) -> int:
+        """How many windows had more events than may be read."""
+        return self._skipped.get(TOO_LARGE, 0)
+
+    @property
     def child_cpu_ns(self) -> int:
         """The CPU time of the processes that have broken windows down."""
         return self._children.cpu_ns
@@ -81,7 +89,7 @@ class WindowReduction:
             return NOTHING
         found = window.result.trace_activities()
         if len(found) > self._events_max:
-            self._count("events_max")
+            self._count(TOO_LARGE)
             return NOTHING
         read = read_window(window, found, self._yield_gil)
         if read.columns is not None:

@@ -9,6 +9,7 @@ A sampler cannot be stopped while it runs: a driver call has no deadline. What i
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import thread_time_ns
 from typing import Generic, TypeVar
 
 from rankscope.agent.guard import say
@@ -25,13 +26,20 @@ INTERVAL_NS_MAX = 60 * NS_PER_S
 
 FAILURES_MAX = 3
 
+RARER_TIMES = 16
+"""Of a sampler that has to save: every 32 s at the default, so it costs next to nothing and is still there."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplerCounts:
-    """What one sampler has done so far. `last_duration_ns` is None before its first run; failed runs count too."""
+    """What one sampler has done so far. `last_duration_ns` is None before its first run; failed runs count too.
+
+    `cpu_ns` is the CPU time of the calling thread in all its runs; in the rest of `total_ns` a driver let it wait.
+    """
 
     last_duration_ns: int | None
     total_ns: int
+    cpu_ns: int
     successes: int
     failures: int
     interval_ns: int
@@ -49,6 +57,7 @@ class _Sampler(Generic[T]):
     result: T | None = None
     last_duration_ns: int | None = None
     total_ns: int = 0
+    cpu_ns: int = 0
     successes: int = 0
     failures: int = 0
     failures_in_a_row: int = 0
@@ -76,6 +85,7 @@ class SampleLoop(Generic[T]):
         slow_ns: int = SLOW_NS,
         interval_ns_max: int = INTERVAL_NS_MAX,
         failures_max: int = FAILURES_MAX,
+        read_cpu_ns: Callable[[], int] = thread_time_ns,
     ) -> None:
         self._clock = clock
         self._interval_ns = interval_ns
@@ -84,6 +94,8 @@ class SampleLoop(Generic[T]):
         self._failures_max = failures_max
         self._on_error = on_error
         self._on_notice = on_notice
+        self._read_cpu_ns = read_cpu_ns
+        self._rarer: frozenset[str] = frozenset()
         self._samplers = {part: _Sampler(read, interval_ns, interval_ns) for part, read in samplers.items()}
 
     def due(self, now_ns: int) -> bool:
@@ -95,7 +107,12 @@ class SampleLoop(Generic[T]):
         for part, sampler in self._samplers.items():
             if sampler.is_due(now_ns):
                 self._run_one(part, sampler)
-                sampler.due_ns = now_ns + sampler.interval_ns
+                times = RARER_TIMES if part in self._rarer else 1
+                sampler.due_ns = now_ns + times * sampler.interval_ns
+
+    def make_rarer(self, parts: frozenset[str]) -> None:
+        """From their next run on these samplers run once in RARER_TIMES their interval, all others as they should."""
+        self._rarer = parts
 
     @property
     def latest(self) -> Mapping[str, T]:
@@ -109,6 +126,7 @@ class SampleLoop(Generic[T]):
             part: SamplerCounts(
                 last_duration_ns=sampler.last_duration_ns,
                 total_ns=sampler.total_ns,
+                cpu_ns=sampler.cpu_ns,
                 successes=sampler.successes,
                 failures=sampler.failures,
                 interval_ns=sampler.interval_ns,
@@ -119,7 +137,7 @@ class SampleLoop(Generic[T]):
 
     def _run_one(self, part: str, sampler: _Sampler[T]) -> None:
         is_first = sampler.last_duration_ns is None
-        start_ns = self._clock.monotonic_ns()
+        start_ns, start_cpu_ns = self._clock.monotonic_ns(), self._read_cpu_ns()
         try:
             sampler.result = sampler.read()
         except Exception as error:  # noqa: BLE001 - the boundary: whatever one sampler raises must not reach the others
@@ -129,6 +147,7 @@ class SampleLoop(Generic[T]):
             sampler.failures_in_a_row = 0
         sampler.last_duration_ns = self._clock.monotonic_ns() - start_ns
         sampler.total_ns += sampler.last_duration_ns
+        sampler.cpu_ns += self._read_cpu_ns() - start_cpu_ns
         if not is_first:  # the first run loads libraries and opens devices, which says nothing about the later ones
             self._pace(part, sampler, sampler.last_duration_ns)
 

@@ -217,6 +217,15 @@ def _phases(rank: RankSnapshot) -> Mapping[str, float]:
     return {phase: ns_to_s(nanoseconds) for phase, nanoseconds in rank.totals.phases_ns.items()}
 
 
+def _part_seconds(rank: RankSnapshot) -> Mapping[str, float]:
+    return {part: ns_to_s(nanoseconds) for part, nanoseconds in rank.cost.part_ns.items()}
+
+
+def _stretch(rank: RankSnapshot) -> Mapping[str, float]:
+    found = {"full": rank.cost.full_stretch_ratio, "light": rank.cost.light_stretch_ratio}
+    return {kind: ratio for kind, ratio in found.items() if ratio is not None}
+
+
 def _steps_lost(rank: RankSnapshot) -> Mapping[str, float]:
     if not rank.reports_admitted:
         return {}
@@ -289,6 +298,10 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_process_resident_memory_bytes": _of_host(lambda host: host.resident_bytes),
     "rankscope_gc_pause_seconds_total": _of_host(lambda host: _seconds(host.gc_pause_ns)),
     "rankscope_agent_overhead_ratio": _per_rank(lambda rank: rank.overhead_ratio),
+    "rankscope_agent_part_seconds_total": _per_rank_and(_part_seconds),
+    "rankscope_agent_part_dropped": _per_rank_and(lambda rank: rank.cost.dropped),
+    "rankscope_agent_window_stretch_ratio": _per_rank_and(_stretch),
+    "rankscope_agent_part_changes_total": _per_rank(lambda rank: rank.cost.changes if rank.cost.part_ns else None),
     "rankscope_agent_errors_total": _per_rank_and(lambda rank: rank.losses.errors),
     "rankscope_reports_dropped_total": _per_rank(
         lambda rank: rank.losses.reports_dropped if rank.reports_admitted else None

@@ -10,7 +10,15 @@ from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
-from rankscope.measure.records import SYNCHRONISING_OPS, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.records import (
+    SYNCHRONISING_OPS,
+    AgentCost,
+    DeviceSample,
+    HostSample,
+    Losses,
+    Totals,
+    WindowBreakdown,
+)
 from rankscope.measure.units import ns_to_s
 
 BREAKDOWNS_KEPT = 32
@@ -57,6 +65,7 @@ class RankState:
         self.host: HostSample | None = None
         self.devices: tuple[DeviceSample, ...] = ()
         self.overhead_ratio: float | None = None
+        self.cost = AgentCost()
         self.breakdowns: deque[WindowBreakdown] = deque(maxlen=BREAKDOWNS_KEPT)
         self.records_late = 0
         self.admitted = 0
@@ -80,6 +89,7 @@ class RankState:
         self.totals, self.losses = report.totals, report.losses
         self.breakdowns.extend(report.breakdowns)
         self.overhead_ratio = report.overhead_ratio
+        self.cost = report.cost
         self.devices = report.devices or self.devices
         if report.host is not None:
             self.host = report.host
@@ -137,6 +147,7 @@ class RankState:
             host=self.host,
             devices=self.devices,
             overhead_ratio=self.overhead_ratio,
+            cost=self.cost,
             clock_error_ns=alignment.error_ns if alignment is not None else None,
             **medians,  # type: ignore[arg-type]
         )

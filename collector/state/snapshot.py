@@ -6,7 +6,7 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.records import AgentCost, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
 
 
 class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +55,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceSample, ...] = ()
     overhead_ratio: float | None = None
     clock_error_ns: int | None = None
+    cost: AgentCost = AgentCost()
 
 
 class LostSeconds(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ hooks and without, one right after the other in every round:
 
     bare   the hooks around functions that do nothing: the hook, the clock and the state machine, and nothing else
     torch  a training so small that a step takes a fraction of a millisecond: the same hooks as training meets them,
-           with cold caches. The agent's own meter (MOMENT_COST_NS in agent/reporter.py) counts with this one.
+           with cold caches. Beside it stands what the agent's own meter takes a moment for (probe/moment_meter.py).
 
 What is taken is the CPU time of the thread, which hardly depends on what else the machine does.
 """
@@ -24,9 +24,9 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.moment_meter import UNSEEN_TIMES
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.torch_hooks import TorchHooks
-from rankscope.agent.reporter import MOMENT_COST_NS
 from tests.benchmarks.machine import RESULTS, describe_run
 
 ROUNDS = 40
@@ -37,13 +37,16 @@ RESAMPLES = 10_000
 
 
 class Costs(NamedTuple):
-    """ns a moment: the median over the rounds, the 95 % around it, and the smallest and largest round."""
+    """ns a moment: the median over the rounds, the 95 % around it, the smallest and largest round; and what the agent's
+    own meter held a moment for in the same rounds.
+    """
 
     median: float
     low: float
     high: float
     smallest: float
     largest: float
+    metered: float
 
 
 def make_hooks() -> TorchHooks:
@@ -93,20 +96,21 @@ class TinyTraining:
         return thread_time_ns() - begin_ns
 
 
-def measure(loop: Callable[[TorchHooks | None], int], steps: int, rounds: int) -> list[float]:
-    """ns a moment in each round, with hooks less without; which of the two comes first changes from round to round."""
-    costs = []
+def measure(loop: Callable[[TorchHooks | None], int], steps: int, rounds: int) -> Costs:
+    """A moment's cost over all rounds, with hooks less without; which of the two comes first takes turns."""
+    costs, metered = [], []
     for number in range(rounds):
-        taken_ns = {hooked: time_loop(loop, hooked=hooked) for hooked in (number % 2 == 0, number % 2 == 1)}
+        hooks = make_hooks()
+        taken_ns = {with_: time_loop(loop, hooks if with_ else None) for with_ in (number % 2 == 0, number % 2 == 1)}
         costs.append((taken_ns[True] - taken_ns[False]) / (steps * MOMENTS_PER_STEP))
-    return costs
+        metered.append(hooks.spent_ns / hooks.moments)
+    return summarise(costs, metered)
 
 
-def time_loop(loop: Callable[[TorchHooks | None], int], *, hooked: bool) -> int:
-    """ns of one pass, the hooks installed only for its time."""
-    if not hooked:
+def time_loop(loop: Callable[[TorchHooks | None], int], hooks: TorchHooks | None) -> int:
+    """ns of one pass, the hooks, if any, installed only for its time."""
+    if hooks is None:
         return loop(None)
-    hooks = make_hooks()
     hooks.install()
     try:
         return loop(hooks)
@@ -117,25 +121,30 @@ def time_loop(loop: Callable[[TorchHooks | None], int], *, hooked: bool) -> int:
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
-def summarise(costs: list[float]) -> Costs:
-    """The median over the rounds, and the middle 95 % of the medians of resampled rounds."""
+def summarise(costs: list[float], metered: list[float]) -> Costs:
+    """The medians over the rounds, and the middle 95 % of the medians of resampled rounds."""
     chance = random.Random(0)
     medians = sorted(statistics.median(chance.choices(costs, k=len(costs))) for _ in range(RESAMPLES))
     low, high = medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
-    return Costs(statistics.median(costs), low, high, min(costs), max(costs))
+    return Costs(statistics.median(costs), low, high, min(costs), max(costs), statistics.median(metered))
 
 
 def render(head: str, results: dict[str, Costs]) -> str:
     """The result file."""
-    lines = ["| loop | ns a moment | 95 % | smallest round | largest round |", "|---|---|---|---|---|"]
+    lines = [
+        "| loop | ns a moment | 95 % | smallest round | largest round | by the agent's meter |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, found in results.items():
-        spread = f"{found.low:.0f} to {found.high:.0f} | {found.smallest:.0f} | {found.largest:.0f}"
+        spread = (
+            f"{found.low:.0f} to {found.high:.0f} | {found.smallest:.0f} | {found.largest:.0f} | {found.metered:.0f}"
+        )
         lines.append(f"| {name} | {found.median:.0f} | {spread} |")
     explanation = (
         "Hook, clock and state machine: the thread's CPU time with hooks less that without, divided by the "
         f"{MOMENTS_PER_STEP} moments of a step. *bare*: around functions that do nothing, {BARE_STEPS} steps a pass. "
-        f"*torch*: in a training of one layer, {TORCH_STEPS} steps a pass. The agent's own meter counts "
-        f"{MOMENT_COST_NS} ns a moment."
+        f"*torch*: in a training of one layer, {TORCH_STEPS} steps a pass. The last column is what "
+        f"`agent/probe/moment_meter.py` made of the moments that timed themselves, {UNSEEN_TIMES} times what they saw."
     )
     return "\n\n".join(["# What one hooked moment costs", head, explanation, "\n".join(lines)]) + "\n"
 
@@ -150,10 +159,10 @@ def main() -> None:
     torch.set_num_threads(1)
     training = TinyTraining()
     for loop in (time_bare, training.time):  # the first passes import and allocate
-        time_loop(loop, hooked=True)
+        time_loop(loop, make_hooks())
     results = {
-        "bare": summarise(measure(time_bare, BARE_STEPS, options.rounds)),
-        "torch": summarise(measure(training.time, TORCH_STEPS, options.rounds)),
+        "bare": measure(time_bare, BARE_STEPS, options.rounds),
+        "torch": measure(training.time, TORCH_STEPS, options.rounds),
     }
     text = render(head, results)
     options.out.parent.mkdir(parents=True, exist_ok=True)

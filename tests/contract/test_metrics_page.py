@@ -30,7 +30,7 @@ from rankscope.collector.state.snapshot import (
 )
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, Measure
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.records import AgentCost, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 LABELS = {
@@ -71,6 +71,10 @@ def full_rank(rank: int) -> RankSnapshot:
         host=HostSample(host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS),
         devices=(device_of(rank),),
         overhead_ratio=0.0025,
+        cost=AgentCost(
+            part_ns={"step_hooks": 30 * MS, "full_windows": times * 20 * MS}, dropped={"full_windows": rank == 1},
+            full_stretch_ratio=4.0, light_stretch_ratio=1.0, changes=rank,
+        ),
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from rankscope.measure.messages import (
     Welcome,
 )
 from rankscope.measure.records import (
+    AgentCost,
     Collectives,
     DeviceSample,
     GroupInfo,
@@ -86,6 +87,11 @@ LOSSES = Losses(
     errors={"sample": 5},
 )  # fmt: skip
 
+COST = AgentCost(
+    part_ns={"step_hooks": 6_000}, dropped={"full_windows": True}, full_stretch_ratio=4.0, light_stretch_ratio=2.0,
+    changes=1,
+)  # fmt: skip
+
 STATED: dict[str, Message] = {
     "hello": Hello(
         identity=RankIdentity(
@@ -100,7 +106,7 @@ STATED: dict[str, Message] = {
         sequence=5, host_ns=1_650, steps=STEPS, collectives=COLLECTIVES, covered_steps=((40, 41), (44, 44)),
         breakdowns=(BREAKDOWN,), host=HOST, devices=(DEVICE,), totals=TOTALS, losses=LOSSES,
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
-        overhead_ratio=0.0025,
+        overhead_ratio=0.0025, cost=COST,
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -116,7 +122,7 @@ Place = tuple[str | int, ...]
 STRUCTURES: list[tuple[str, Place]] = [
     *((name, ()) for name in STATED),
     ("hello", ("identity",)),
-    *(("report", (field,)) for field in ("steps", "collectives", "host", "totals", "losses")),
+    *(("report", (field,)) for field in ("steps", "collectives", "host", "totals", "losses", "cost")),
     ("report", ("collectives", "table")),
     *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups")),
 ]
@@ -201,7 +207,14 @@ def test_a_report_of_an_agent_that_read_less_of_the_gpu_means_what_it_meant() ->
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_narrow_device.hex").read_text())
     report = STATED["report"]
     assert isinstance(report, Report)
-    assert decode(frame) == msgspec.structs.replace(report, devices=(NARROW_DEVICE,))
+    assert decode(frame) == msgspec.structs.replace(report, devices=(NARROW_DEVICE,), cost=AgentCost())
+
+
+def test_a_report_of_an_agent_that_did_not_tell_its_cost_means_what_it_meant() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_cost.hex").read_text())
+    report = STATED["report"]
+    assert isinstance(report, Report)
+    assert decode(frame) == msgspec.structs.replace(report, cost=AgentCost())
 
 
 @each_structure

@@ -21,7 +21,8 @@ from rankscope.measure.units import NS_PER_S
 DEADLINE_S = 60.0
 WARMUP_STEPS = 2
 LIGHT = 8
-"""Steps between light windows while the step time is not known."""
+FULL = 32
+"""Steps of 1 s between two windows of a kind."""
 FULL_STEPS = 3
 
 
@@ -190,21 +191,22 @@ class Training:
         self.windows_taken: list[RawWindow] = []
         self.room = room
         self.step = 0
+        self.plan = WindowPlan(
+            warmup_steps=WARMUP_STEPS,
+            collective_window_ns=LIGHT * NS_PER_S,
+            full_window_interval_ns=FULL * NS_PER_S,
+            full_window_steps=FULL_STEPS,
+            overhead_ratio_max=1.0,
+        )
+        self.plan.learn(NS_PER_S)
         self.windows = KinetoWindows(
             self.profiler,
-            WindowPlan(
-                warmup_steps=WARMUP_STEPS,
-                collective_window_ns=NS_PER_S,
-                full_window_interval_ns=NS_PER_S,
-                full_window_steps=FULL_STEPS,
-                overhead_ratio_max=0.01,
-            ),
+            self.plan,
             self.guard,
             self._take,
             lambda: {0: 2 * self.step},
             light=light,
             full=full,
-            full_window_steps=FULL_STEPS,
             user_profiler_wait_s=wait_s,
         )
 

@@ -1,0 +1,152 @@
+"""Keeps what the agent costs under `overhead_ratio_max`: pure arithmetic on times, driven once a report.
+
+The account
+-----------
+The agent may spend `overhead_ratio_max` of the time since it started, and of HEAD_START_NS more, as if the job had been
+running that long already: 0.1 s at 0.005, which is what the first windows of a young job are paid from. The same is
+asked of the last RECENT_NS, so that hours of cheap training do not excuse a costly present.
+
+    own time of parts that always run (hooks, the agent thread, samples)     `base`
+    own time of the profiler windows                                         what they may take is what base leaves
+
+What gives way, in this order
+-----------------------------
+1. Windows come less often: they get the ratio that base leaves (`Allowance.windows_ratio`), and none begins that the
+   account cannot pay (`Allowance.purse_ns`).
+2. Full windows are dropped when base takes FULL_WINDOWS_UP_TO of the budget: what is left is the light ones'.
+3. Light windows are dropped when base takes all of it.
+4. The GPU, 5. the process is sampled less often, each when base is above the budget still.
+
+Steps, their phases and the reports stay: they are the floor. A part is dropped at most once in DROP_PAUSE_NS; it comes
+back when base is BACK_MARGIN of the budget below where it was dropped, after BACK_PAUSE_NS, and twice that each time it
+had to be dropped again.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rankscope.measure.units import NS_PER_S
+
+STEP_HOOKS = "step_hooks"
+AGENT_THREAD = "agent_thread"
+FULL_WINDOWS = "full_windows"
+LIGHT_WINDOWS = "light_windows"
+GPU_SAMPLES = "gpu_samples"
+HOST_SAMPLES = "host_samples"
+WINDOWS = frozenset({FULL_WINDOWS, LIGHT_WINDOWS})
+
+HEAD_START_NS = 20 * NS_PER_S
+RECENT_NS = 300 * NS_PER_S
+RECENT_EVERY_NS = 5 * NS_PER_S
+"""How often the account is written down: 61 entries for RECENT_NS."""
+FULL_WINDOWS_UP_TO = 15 / 16
+"""Less than a sixteenth of the budget would give a full window of 30 ms (two steps of 3,000 operators) every 4 minutes
+at half the share."""
+DROP_ORDER = ((FULL_WINDOWS, FULL_WINDOWS_UP_TO), (LIGHT_WINDOWS, 1.0), (GPU_SAMPLES, 1.0), (HOST_SAMPLES, 1.0))
+"""Each part that can be dropped, and the share of the budget that base takes when it is."""
+DROP_PAUSE_NS = 30 * NS_PER_S
+BACK_MARGIN = 1 / 8
+BACK_PAUSE_NS = 120 * NS_PER_S
+BACK_PAUSE_NS_MAX = 3600 * NS_PER_S
+
+
+class Allowance(NamedTuple):
+    """What the windows may spend from now on: the share of the time, and what the account holds at this moment (ns,
+    negative when it is overdrawn), `elapsed_ns` after the start. `dropped` are the parts to do without.
+    """
+
+    windows_ratio: float
+    purse_ns: int
+    elapsed_ns: int
+    dropped: frozenset[str] = frozenset()
+
+
+class _Account(NamedTuple):
+    """What had been spent by a time: by the parts that always run, and by all."""
+
+    elapsed_ns: int
+    base_ns: int
+    all_ns: int
+
+
+class Governor:
+    """Decides what runs, from the own time of each part so far. One per process."""
+
+    def __init__(self, overhead_ratio_max: float) -> None:
+        self._ratio_max = overhead_ratio_max
+        entries_max = RECENT_NS // RECENT_EVERY_NS + 1
+        self._history: deque[_Account] = deque([_Account(0, 0, 0)], maxlen=entries_max)
+        self._changed = _Account(0, 0, 0)
+        self._back_pause_ns = BACK_PAUSE_NS
+        self._came_back_ns: int | None = None
+        self._level = 0
+        self.changes = 0
+        """How often a part was dropped or came back."""
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The parts that are dropped now: the first ones of DROP_ORDER."""
+        return frozenset(part for part, _ in DROP_ORDER[: self._level])
+
+    def decide(self, spent_ns: Mapping[str, int], elapsed_ns: int) -> Allowance:
+        """What is allowed from now on. `spent_ns` is each part's own time since the start, `elapsed_ns` the wall
+        time since then.
+        """
+        all_ns = sum(spent_ns.values())
+        now = _Account(elapsed_ns, all_ns - sum(spent_ns.get(part, 0) for part in WINDOWS), all_ns)
+        recent = self._history[0]
+        use = max(self._base_use(now, _Account(0, 0, 0)), self._base_use(now, recent))
+        self._change(now, use)
+        self._write_down(now)
+        purse_ns = min(self._left_ns(now, _Account(0, 0, 0)), self._left_ns(now, recent))
+        windows_ratio = self._ratio_max * max(0.0, 1 - use)
+        return Allowance(windows_ratio, purse_ns, elapsed_ns, self.dropped)
+
+    def _budget_ns(self, now: _Account, since: _Account) -> float:
+        return self._ratio_max * (now.elapsed_ns - since.elapsed_ns + HEAD_START_NS)
+
+    def _base_use(self, now: _Account, since: _Account) -> float:
+        """The share of the budget that base has taken since."""
+        return (now.base_ns - since.base_ns) / self._budget_ns(now, since)
+
+    def _present_use(self, now: _Account) -> float:
+        """As `_base_use` without a head start, over the last DROP_PAUSE_NS or since the last change: what was dropped
+        last may have been enough already, which the long horizons see late.
+        """
+        old = [entry for entry in self._history if now.elapsed_ns - entry.elapsed_ns >= DROP_PAUSE_NS]
+        since = max((self._changed, *old[-1:]), key=lambda entry: entry.elapsed_ns)
+        return (now.base_ns - since.base_ns) / (self._ratio_max * max(1, now.elapsed_ns - since.elapsed_ns))
+
+    def _write_down(self, now: _Account) -> None:
+        if now.elapsed_ns - self._history[-1].elapsed_ns >= RECENT_EVERY_NS:
+            self._history.append(now)
+        while len(self._history) > 1 and now.elapsed_ns - self._history[1].elapsed_ns >= RECENT_NS:
+            self._history.popleft()
+
+    def _left_ns(self, now: _Account, since: _Account) -> int:
+        return int(self._budget_ns(now, since)) - (now.all_ns - since.all_ns)
+
+    def _change(self, now: _Account, use: float) -> None:
+        pause_ns = now.elapsed_ns - self._changed.elapsed_ns
+        if self._level < len(DROP_ORDER) and pause_ns >= DROP_PAUSE_NS:
+            limit = DROP_ORDER[self._level][1]
+            if use > limit and self._present_use(now) > limit:
+                self._drop(now)
+                return
+        if self._level and pause_ns >= self._back_pause_ns and use < DROP_ORDER[self._level - 1][1] - BACK_MARGIN:
+            self._level -= 1
+            self._came_back_ns = now.elapsed_ns
+            self._note_change(now)
+
+    def _drop(self, now: _Account) -> None:
+        if self._came_back_ns is not None:
+            relapsed = now.elapsed_ns - self._came_back_ns < 2 * self._back_pause_ns
+            self._back_pause_ns = min(2 * self._back_pause_ns, BACK_PAUSE_NS_MAX) if relapsed else BACK_PAUSE_NS
+            self._came_back_ns = None
+        self._level += 1
+        self._note_change(now)
+
+    def _note_change(self, now: _Account) -> None:
+        self._changed = now
+        self.changes += 1

@@ -1,0 +1,105 @@
+"""What the agent itself costs, by part, and what follows from it: the governor is asked, windows and samplers obey.
+
+All times are CPU times of threads of ours or of the training thread while it ran our code, added up as if they all
+delayed training: an upper bound, since the agent thread mostly finds a core of its own. ZeroMQ's own thread, which
+writes to the socket, is not in it, nor is what operators take longer while a full window records them, about 1 us each.
+The processes that reduce full windows run beside training with less weight: what they took is told, and not governed.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rankscope.agent.governor import (
+    AGENT_THREAD,
+    DROP_ORDER,
+    FULL_WINDOWS,
+    GPU_SAMPLES,
+    HOST_SAMPLES,
+    LIGHT_WINDOWS,
+    STEP_HOOKS,
+    Governor,
+)
+from rankscope.agent.probe.window_plan import WindowPlan
+from rankscope.agent.sample.loop import SampleLoop
+from rankscope.measure.records import AgentCost
+
+WINDOW_CHILDREN = "window_children"
+SAMPLERS = {GPU_SAMPLES: "gpu", HOST_SAMPLES: "host"}
+"""The governor's parts, and the loop's names of them."""
+
+
+class Spender(Protocol):
+    """A part that counts its own time in the training thread."""
+
+    @property
+    def spent_ns(self) -> int:
+        """CPU time so far."""
+        ...
+
+
+class Beside(Protocol):
+    """What spends time in processes beside the training process."""
+
+    @property
+    def child_cpu_ns(self) -> int:
+        """CPU time so far."""
+        ...
+
+
+class OwnCost:
+    """Driven by the agent thread, whose time it counts."""
+
+    def __init__(
+        self,
+        overhead_ratio_max: float,
+        hooks: Spender,
+        windows: Spender | None,
+        plan: WindowPlan,
+        samples: SampleLoop[Any],
+        *,
+        children: Beside,
+        started_ns: int,
+    ) -> None:
+        self._governor = Governor(overhead_ratio_max)
+        self._hooks = hooks
+        self._windows = windows
+        self._plan = plan
+        self._samples = samples
+        self._children = children
+        self._started_ns = started_ns
+        self._reductions_ns = 0
+        self._full_ns = 0
+
+    def note_window(self, *, full: bool, training_ns: int, reduction_ns: int) -> None:
+        """A window was reduced on the agent thread; `training_ns` is what the training thread paid for it."""
+        self._reductions_ns += reduction_ns
+        if full:
+            self._full_ns += training_ns + reduction_ns
+
+    def govern(self, now_ns: int) -> AgentCost:
+        """Decide what runs from now on, and tell what was spent. To be called on the agent thread."""
+        spent_ns = self._spent_ns()
+        allowance = self._governor.decide(spent_ns, now_ns - self._started_ns)
+        self._plan.allow(allowance)
+        self._samples.make_rarer(frozenset(SAMPLERS[part] for part in allowance.dropped & SAMPLERS.keys()))
+        dropped = allowance.dropped | self._plan.dropped
+        return AgentCost(
+            part_ns={**spent_ns, WINDOW_CHILDREN: self._children.child_cpu_ns},
+            dropped={part: part in dropped for part, _ in DROP_ORDER},
+            full_stretch_ratio=self._plan.full_stretch_ratio,
+            light_stretch_ratio=self._plan.light_stretch_ratio,
+            changes=self._governor.changes,
+        )
+
+    def _spent_ns(self) -> Mapping[str, int]:
+        windows_ns = self._reductions_ns + (self._windows.spent_ns if self._windows is not None else 0)
+        counts = self._samples.counts
+        samples_ns = {part: counts[name].cpu_ns for part, name in SAMPLERS.items() if name in counts}
+        return {
+            STEP_HOOKS: self._hooks.spent_ns,
+            LIGHT_WINDOWS: max(0, windows_ns - self._full_ns),
+            FULL_WINDOWS: self._full_ns,
+            AGENT_THREAD: max(0, time.thread_time_ns() - self._reductions_ns - sum(samples_ns.values())),
+            **samples_ns,
+        }

@@ -1,0 +1,216 @@
+"""Laws of what the agent may cost: the budget holds, ranks with different costs share windows, nothing flaps.
+
+A rank is simulated step by step, with a report every second of its own time, as the agent makes one: plan and governor
+are the real ones, what hooks, windows and the agent thread cost is drawn.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.agent.governor import (
+    AGENT_THREAD,
+    BACK_PAUSE_NS,
+    DROP_ORDER,
+    DROP_PAUSE_NS,
+    FULL_WINDOWS,
+    HEAD_START_NS,
+    LIGHT_WINDOWS,
+    STEP_HOOKS,
+    Governor,
+)
+from rankscope.agent.probe.window_plan import WindowPlan
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
+
+BUDGET = 0.005
+WARMUP_STEPS = 4
+FULL_STEPS = 2
+STEPS = 2500
+few_examples = settings(max_examples=40)
+"""Each is thousands of steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What things take, in ns. `base_ratio` is the share of the time of hooks and agent thread; `swing` 0.5: a window
+    costs up to half less or more than its kind.
+    """
+
+    step_ns: int
+    full_ns: int
+    light_ns: int
+    base_ratio: float
+    swing: float = 0.0
+
+    def times(self, factor: float) -> "Costs":
+        """A rank on which all of the agent costs that many times as much; its steps are the same."""
+        return Costs(
+            step_ns=self.step_ns,
+            full_ns=round(self.full_ns * factor),
+            light_ns=round(self.light_ns * factor),
+            base_ratio=self.base_ratio * factor,
+            swing=self.swing,
+        )
+
+
+costs = st.builds(
+    Costs,
+    step_ns=st.integers(NS_PER_MS, 2 * NS_PER_S),
+    full_ns=st.integers(NS_PER_MS, NS_PER_S),
+    light_ns=st.integers(NS_PER_MS // 10, 20 * NS_PER_MS),
+    base_ratio=st.floats(0, 0.6 * BUDGET),
+)
+factors = st.floats(0.5, 1.5)
+
+
+@dataclass
+class Rank:
+    """One rank in training. Windows of both kinds are wanted."""
+
+    costs: Costs
+    chance: Random = field(default_factory=lambda: Random(0))
+    full_steps: list[int] = field(default_factory=list)
+    light_steps: list[int] = field(default_factory=list)
+    overdrawn_ns: float = -float("inf")
+    """The most by which what was spent has exceeded the budget of the time so far."""
+    dearest_ns: dict[str, int] = field(default_factory=lambda: {FULL_WINDOWS: 0, LIGHT_WINDOWS: 0})
+
+    def __post_init__(self) -> None:
+        self.plan = WindowPlan(
+            warmup_steps=WARMUP_STEPS,
+            collective_window_ns=2 * NS_PER_S,
+            full_window_interval_ns=20 * NS_PER_S,
+            full_window_steps=FULL_STEPS,
+            overhead_ratio_max=BUDGET,
+        )
+        self.governor = Governor(BUDGET)
+        self.now_ns = 0
+        self.spent_ns = {STEP_HOOKS: 0, AGENT_THREAD: 0, FULL_WINDOWS: 0, LIGHT_WINDOWS: 0}
+        self._next_report_ns = NS_PER_S
+        self._ended: list[tuple[str, int]] = []
+        self._running: str | None = None
+        self._full_ends = 0
+
+    def train(self, steps: int = STEPS) -> "Rank":
+        for step in range(steps):
+            self._cross(step)
+            self.now_ns += self.costs.step_ns
+            self.spent_ns[STEP_HOOKS] += round(self.costs.step_ns * self.costs.base_ratio)
+            if self.now_ns >= self._next_report_ns:
+                self._report(step)
+            budget_ns = BUDGET * (self.now_ns + HEAD_START_NS)
+            self.overdrawn_ns = max(self.overdrawn_ns, sum(self.spent_ns.values()) - budget_ns)
+        return self
+
+    def _cross(self, step: int) -> None:
+        """The boundary before a step, as KinetoWindows crosses it."""
+        begins_full = self._running != FULL_WINDOWS and self.plan.begins_full(step)
+        begins_light = self._running != FULL_WINDOWS and self.plan.begins_light(step)
+        full_ends = self._running == FULL_WINDOWS and step >= self._full_ends
+        light_ends = self._running == LIGHT_WINDOWS and not self.plan.is_light(step)
+        if self._running is not None and (begins_full or begins_light or full_ends or light_ends):
+            self._end(self._running)
+        if begins_full:
+            self._running, self._full_ends = FULL_WINDOWS, step + self.plan.full_window_steps
+            self.full_steps.append(step)
+        elif begins_light or (full_ends and self.plan.is_light(step)):
+            self._running = LIGHT_WINDOWS
+            if begins_light:
+                self.light_steps.append(step)
+
+    def _end(self, kind: str) -> None:
+        mean_ns = self.costs.full_ns if kind == FULL_WINDOWS else self.costs.light_ns
+        cost_ns = round(mean_ns * self.chance.uniform(1 - self.costs.swing, 1 + self.costs.swing))
+        self.spent_ns[kind] += cost_ns
+        self.dearest_ns[kind] = max(self.dearest_ns[kind], cost_ns)
+        self._ended.append((kind, cost_ns))
+        self._running = None
+
+    def _report(self, step: int) -> None:
+        self._next_report_ns = self.now_ns + NS_PER_S
+        for kind, cost_ns in self._ended:
+            if kind == FULL_WINDOWS:
+                self.plan.learn(self.costs.step_ns, full_cost_ns=cost_ns)
+            else:
+                self.plan.learn(self.costs.step_ns, light_cost_ns=cost_ns)
+        self._ended.clear()
+        self.plan.allow(self.governor.decide(self.spent_ns, self.now_ns))
+        if step >= 2 * WARMUP_STEPS:
+            self.plan.learn(self.costs.step_ns)
+
+
+@few_examples
+@given(costs, st.floats(0, 0.5), st.integers(0, 2**32))
+def test_what_the_agent_costs_stays_within_its_budget_but_for_the_window_that_surprises(
+    costs: Costs, swing: float, seed: int
+) -> None:
+    swinging = Costs(**{**costs.__dict__, "swing": swing})
+    rank = Rank(swinging, Random(seed)).train()
+    # That a window costs more than the last ones of its kind is known afterwards, and then paid off.
+    assert rank.overdrawn_ns <= rank.dearest_ns[FULL_WINDOWS] + 2 * rank.dearest_ns[LIGHT_WINDOWS]
+
+
+@few_examples
+@given(costs, st.floats(1.0, 20.0))
+def test_an_agent_whose_floor_is_above_the_budget_takes_no_window_once_the_head_start_is_spent(
+    costs: Costs, times: float
+) -> None:
+    rank = Rank(Costs(**{**costs.__dict__, "base_ratio": times * BUDGET})).train()
+    # What the windows had was there to be spent when they began.
+    windows_ns = rank.spent_ns[FULL_WINDOWS] + rank.spent_ns[LIGHT_WINDOWS]
+    assert windows_ns <= BUDGET * HEAD_START_NS + rank.dearest_ns[FULL_WINDOWS] + 2 * rank.dearest_ns[LIGHT_WINDOWS]
+
+
+@few_examples
+@given(costs, factors, factors)
+def test_the_windows_of_the_rank_where_they_cost_more_are_among_those_of_the_other(
+    costs: Costs, one: float, other: float
+) -> None:
+    dear, cheap = (Rank(costs.times(factor)).train() for factor in (max(one, other), min(one, other)))
+    assert set(dear.full_steps) <= set(cheap.full_steps)
+    # A full window holds the collectives too.
+    within_full = {step + offset for step in cheap.full_steps for offset in range(FULL_STEPS)}
+    assert set(dear.light_steps) <= set(cheap.light_steps) | within_full
+
+
+@few_examples
+@given(costs, factors, factors, st.integers(0, 2**32))
+def test_ranks_whose_costs_swing_still_have_most_of_the_rarer_windows_in_common(
+    costs: Costs, one: float, other: float, seed: int
+) -> None:
+    swinging = Costs(**{**costs.__dict__, "swing": 0.2})
+    ranks = [Rank(swinging.times(factor), Random(seed + place)).train() for place, factor in enumerate((one, other))]
+    for kind in ("full_steps", "light_steps"):
+        rarer, denser = sorted((set(getattr(rank, kind)) for rank in ranks), key=len)
+        assert len(rarer & denser) >= len(rarer) / 2
+
+
+@few_examples
+@given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 40)), min_size=1, max_size=40))
+def test_parts_do_not_flap_whatever_the_rest_costs(stretches: list[tuple[float, int]]) -> None:
+    governor = Governor(BUDGET)
+    base_ns = elapsed_ns = 0
+    changed_at_ns: list[int] = []
+    for times, reports in stretches:  # each so many times the budget, for so many reports 10 s apart
+        for _ in range(reports):
+            elapsed_ns += 10 * NS_PER_S
+            base_ns += round(10 * NS_PER_S * BUDGET * times)
+            before = governor.changes
+            governor.decide({STEP_HOOKS: base_ns}, elapsed_ns)
+            changed_at_ns += [elapsed_ns] * (governor.changes - before)
+    returns_max = elapsed_ns // BACK_PAUSE_NS
+    assert governor.changes <= 2 * returns_max + len(DROP_ORDER)
+    assert all(b - a >= DROP_PAUSE_NS for a, b in itertools.pairwise(changed_at_ns))
+
+
+@given(st.integers(NS_PER_MS, NS_PER_S), st.lists(st.floats(1, 1.5), min_size=2, max_size=50))
+def test_step_times_that_swing_by_half_change_no_distance_twice(step_ns: int, swings: list[float]) -> None:
+    plan = Rank(Costs(step_ns=step_ns, full_ns=1, light_ns=1, base_ratio=0)).plan
+    distances = []
+    for swing in swings:
+        plan.learn(round(step_ns * swing))
+        distances.append(plan.light_interval_steps)
+    assert sum(a != b for a, b in itertools.pairwise(distances)) <= 1

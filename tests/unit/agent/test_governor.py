@@ -1,0 +1,137 @@
+"""Governor: what the windows may spend, what is dropped when the rest costs too much, and when it comes back.
+
+The budget is 0.5 %: 5 ms of every second, and 100 ms for the 20 s of head start.
+"""
+
+import itertools
+
+from rankscope.agent.governor import (
+    AGENT_THREAD,
+    BACK_PAUSE_NS,
+    DROP_ORDER,
+    DROP_PAUSE_NS,
+    FULL_WINDOWS,
+    GPU_SAMPLES,
+    HOST_SAMPLES,
+    LIGHT_WINDOWS,
+    STEP_HOOKS,
+    Allowance,
+    Governor,
+)
+from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
+
+BUDGET = 0.005
+MINUTE_S = 60
+
+
+class Job:
+    """A job with a governor that is asked once a second."""
+
+    def __init__(self) -> None:
+        self.governor = Governor(BUDGET)
+        self.second = 0
+        self.spent_ns = {STEP_HOOKS: 0, AGENT_THREAD: 0, LIGHT_WINDOWS: 0, FULL_WINDOWS: 0, GPU_SAMPLES: 0}
+        self.dropped_at: list[tuple[int, frozenset[str]]] = []
+        self.allowance = self.governor.decide(self.spent_ns, 0)
+
+    def run(self, seconds: int, **ms_per_second: float) -> Allowance:
+        """Spend so many ms a second in each part; `dropped_at` notes when what is dropped changed."""
+        for _ in range(seconds):
+            self.second += 1
+            for part, spent_ms in ms_per_second.items():
+                self.spent_ns[part] += round(spent_ms * NS_PER_MS)
+            before = self.allowance.dropped
+            self.allowance = self.governor.decide(self.spent_ns, self.second * NS_PER_S)
+            if self.allowance.dropped != before:
+                self.dropped_at.append((self.second, self.allowance.dropped))
+        return self.allowance
+
+
+def test_a_job_that_has_spent_nothing_may_spend_the_head_start() -> None:
+    assert Job().allowance == Allowance(windows_ratio=BUDGET, purse_ns=100 * NS_PER_MS, elapsed_ns=0)
+
+
+def test_windows_get_what_hooks_and_the_agent_thread_leave() -> None:
+    allowance = Job().run(80, step_hooks=1.0, agent_thread=0.25)
+    # 100 ms of the 500 ms that 80 s and the head start allow.
+    assert allowance.windows_ratio == BUDGET * (1 - 100 / 500)
+    assert (allowance.purse_ns, allowance.dropped) == (400 * NS_PER_MS, frozenset())
+
+
+def test_what_windows_have_spent_is_taken_from_the_purse_and_not_from_their_ratio() -> None:
+    allowance = Job().run(80, full_windows=2.0, light_windows=1.0)
+    assert (allowance.windows_ratio, allowance.purse_ns) == (BUDGET, (500 - 240) * NS_PER_MS)
+
+
+def test_an_hour_of_cheap_training_does_not_pay_for_a_costly_present() -> None:
+    job = Job()
+    job.run(60 * MINUTE_S, step_hooks=1.0)
+    allowance = job.run(5 * MINUTE_S, step_hooks=4.0, light_windows=2.0)
+    # Of the 18 s that the hour allowed 3.6 were spent; the 1.6 s of the last 300 to 305 and 20 are overdrawn by 0.2.
+    assert -200 * NS_PER_MS <= allowance.purse_ns < -150 * NS_PER_MS
+    assert BUDGET * (1 - 1.2 / 1.6) <= allowance.windows_ratio < BUDGET * 0.27
+
+
+def test_parts_are_dropped_one_after_the_other_in_the_stated_order() -> None:
+    job = Job()
+    job.run(10 * MINUTE_S, step_hooks=50.0)
+    assert [dropped for _, dropped in job.dropped_at] == [
+        {FULL_WINDOWS},
+        {FULL_WINDOWS, LIGHT_WINDOWS},
+        {FULL_WINDOWS, LIGHT_WINDOWS, GPU_SAMPLES},
+        {FULL_WINDOWS, LIGHT_WINDOWS, GPU_SAMPLES, HOST_SAMPLES},
+    ]
+    assert [second for second, _ in job.dropped_at] == [ns_to_s(DROP_PAUSE_NS) * n for n in (1, 2, 3, 4)]
+    assert job.governor.changes == 4
+
+
+def test_nothing_is_dropped_while_the_rest_leaves_the_windows_a_tenth() -> None:
+    job = Job()
+    job.run(120 * MINUTE_S, step_hooks=4.5)
+    assert job.dropped_at == []
+
+
+def test_full_windows_alone_are_dropped_while_there_is_a_little_left_for_light_ones() -> None:
+    job = Job()
+    allowance = job.run(120 * MINUTE_S, step_hooks=4.9)
+    assert allowance.dropped == {FULL_WINDOWS}
+    assert allowance.windows_ratio > 0
+
+
+def test_what_was_dropped_last_is_given_time_to_help() -> None:
+    # Without GPU samples the rest is under the budget: the process is still sampled as often, whatever was before.
+    job = Job()
+    job.run(89, step_hooks=4.0, gpu_samples=8.0)
+    allowance = job.run(10 * MINUTE_S, step_hooks=4.0, gpu_samples=0.5)
+    assert allowance.dropped == {FULL_WINDOWS, LIGHT_WINDOWS, GPU_SAMPLES}
+
+
+def test_parts_come_back_in_reverse_when_the_cost_has_fallen() -> None:
+    job = Job()
+    job.run(3 * MINUTE_S, step_hooks=10.0)
+    job.dropped_at.clear()
+    job.run(60 * MINUTE_S, step_hooks=1.0)
+    assert [len(dropped) for _, dropped in job.dropped_at] == [3, 2, 1, 0]
+    seconds = [second for second, _ in job.dropped_at]
+    assert min(b - a for a, b in itertools.pairwise(seconds)) >= ns_to_s(BACK_PAUSE_NS)
+
+
+def test_a_cost_that_comes_and_goes_with_the_part_makes_each_return_twice_as_late() -> None:
+    job = Job()
+    returns = []
+    for _ in range(8 * 60 * MINUTE_S):
+        gpu = 0.0 if GPU_SAMPLES in job.allowance.dropped else 4.0
+        before = job.allowance.dropped
+        job.run(1, step_hooks=3.0, gpu_samples=gpu)
+        if before > job.allowance.dropped == {FULL_WINDOWS, LIGHT_WINDOWS}:
+            returns.append(job.second)
+    distances = [b - a for a, b in itertools.pairwise(returns)]
+    assert len(returns) < 12
+    assert distances[-1] > 2 * distances[0]
+
+
+def test_there_is_a_floor() -> None:
+    job = Job()
+    allowance = job.run(20 * MINUTE_S, step_hooks=900.0)
+    assert allowance.dropped == {part for part, _ in DROP_ORDER}
+    assert job.governor.changes == len(DROP_ORDER)

@@ -1,0 +1,115 @@
+"""OwnCost: whose time is whose, and that windows and samplers do what the governor says."""
+
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from rankscope.agent.governor import (
+    AGENT_THREAD,
+    DROP_ORDER,
+    DROP_PAUSE_NS,
+    FULL_WINDOWS,
+    GPU_SAMPLES,
+    HOST_SAMPLES,
+    LIGHT_WINDOWS,
+    STEP_HOOKS,
+)
+from rankscope.agent.own_cost import WINDOW_CHILDREN, OwnCost
+from rankscope.agent.probe.window_plan import WindowPlan
+from rankscope.agent.sample.loop import RARER_TIMES, SampleLoop
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
+
+WARMUP_STEPS = 1
+
+
+@dataclass
+class Agent:
+    """The parts of an agent whose own times a test sets, in a rank that started at 0."""
+
+    hooks: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
+    windows: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
+    children: Any = field(default_factory=lambda: SimpleNamespace(child_cpu_ns=0))
+    samples: SampleLoop[int] = field(
+        default_factory=lambda: SampleLoop({"host": lambda: 1}, SystemClock(), NS_PER_S, lambda _part, _error: None)
+    )
+
+    def __post_init__(self) -> None:
+        self.plan = WindowPlan(
+            warmup_steps=WARMUP_STEPS,
+            collective_window_ns=NS_PER_S,
+            full_window_interval_ns=NS_PER_S,
+            full_window_steps=1,
+            overhead_ratio_max=0.005,
+        )
+        self.cost = OwnCost(
+            0.005, self.hooks, self.windows, self.plan, self.samples, children=self.children, started_ns=0
+        )
+
+    def overspend(self) -> None:
+        """The hooks alone take twice the budget, until all that can be dropped is."""
+        for count in range(1, len(DROP_ORDER) + 1):
+            now_ns = count * DROP_PAUSE_NS + 3600 * NS_PER_S
+            self.hooks.spent_ns = now_ns // 100
+            self.cost.govern(now_ns)
+
+
+def test_each_part_has_its_own_time() -> None:
+    agent = Agent()
+    agent.hooks.spent_ns = 7 * NS_PER_MS
+    agent.windows.spent_ns = 5 * NS_PER_MS  # in the training thread, both kinds together
+    agent.cost.note_window(full=True, training_ns=4 * NS_PER_MS, reduction_ns=20 * NS_PER_MS)
+    agent.cost.note_window(full=False, training_ns=NS_PER_MS, reduction_ns=3 * NS_PER_MS)
+    part_ns = agent.cost.govern(NS_PER_S).part_ns
+    assert part_ns[STEP_HOOKS] == 7 * NS_PER_MS
+    assert part_ns[FULL_WINDOWS] == 24 * NS_PER_MS
+    assert part_ns[LIGHT_WINDOWS] == 4 * NS_PER_MS
+    assert set(part_ns) == {STEP_HOOKS, FULL_WINDOWS, LIGHT_WINDOWS, AGENT_THREAD, HOST_SAMPLES, WINDOW_CHILDREN}
+
+
+def test_what_is_spent_beside_training_is_told_and_costs_no_window() -> None:
+    agent = Agent()
+    agent.children.child_cpu_ns = 3600 * NS_PER_S
+    cost = agent.cost.govern(3600 * NS_PER_S)
+    assert cost.part_ns[WINDOW_CHILDREN] == 3600 * NS_PER_S
+    assert not any(cost.dropped.values())
+
+
+def test_what_this_thread_spends_on_nothing_else_is_the_agent_thread_s() -> None:
+    agent = Agent()
+    before_ns = agent.cost.govern(NS_PER_S).part_ns[AGENT_THREAD]
+    end_ns = time.thread_time_ns() + 20 * NS_PER_MS
+    while time.thread_time_ns() < end_ns:
+        pass
+    assert agent.cost.govern(NS_PER_S).part_ns[AGENT_THREAD] - before_ns >= 20 * NS_PER_MS
+
+
+def test_a_sampler_s_time_is_not_counted_twice() -> None:
+    agent = Agent()
+    agent.samples.run(0)
+    part_ns = agent.cost.govern(NS_PER_S).part_ns
+    assert part_ns[HOST_SAMPLES] > 0
+    assert part_ns[HOST_SAMPLES] + part_ns[AGENT_THREAD] <= time.thread_time_ns()
+
+
+def test_a_report_says_of_each_part_that_can_be_dropped_whether_it_is() -> None:
+    cost = Agent().cost.govern(NS_PER_S)
+    assert cost.dropped == {FULL_WINDOWS: False, LIGHT_WINDOWS: False, GPU_SAMPLES: False, HOST_SAMPLES: False}
+    assert (cost.full_stretch_ratio, cost.light_stretch_ratio, cost.changes) == (1.0, 1.0, 0)
+
+
+def test_full_windows_that_the_plan_gave_up_count_as_dropped() -> None:
+    agent = Agent()
+    agent.plan.learn_too_large(full=True)
+    assert agent.cost.govern(NS_PER_S).dropped[FULL_WINDOWS]
+
+
+def test_an_agent_that_costs_too_much_takes_no_windows_and_samples_rarely() -> None:
+    agent = Agent()
+    agent.samples.run(0)
+    agent.overspend()
+    assert not any(agent.plan.begins_light(step) or agent.plan.begins_full(step) for step in range(100))
+    agent.samples.run(NS_PER_S)
+    assert not agent.samples.due(RARER_TIMES * NS_PER_S)
+    assert agent.samples.due((RARER_TIMES + 1) * NS_PER_S)
