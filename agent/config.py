@@ -147,6 +147,10 @@ class AgentConfig(Settings):
         2.0,
         Setting("Time between two samples of the process and of its GPU.", unit="seconds", smallest=0.5, largest=600),
     )
+    device_times: bool = setting(
+        True,
+        Setting("Whether the phases of some steps are timed on the GPU as well, where torch is built for one."),
+    )
     gpu: bool = setting(True, Setting("Whether the GPU is sampled through NVML, where there is one."))
     embedded_metrics_port: int = setting(
         0,

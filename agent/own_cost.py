@@ -25,6 +25,7 @@ from rankscope.agent.sample.loop import SampleLoop
 from rankscope.measure.records import AgentCost
 
 WINDOW_CHILDREN = "window_children"
+DEVICE_TIMES = "device_times"
 SAMPLERS = {GPU_SAMPLES: "gpu", HOST_SAMPLES: "host"}
 """The governor's parts, and the loop's names of them."""
 
@@ -53,17 +54,19 @@ class OwnCost:
     def __init__(
         self,
         overhead_ratio_max: float,
-        hooks: Spender,
-        windows: Spender | None,
         plan: WindowPlan,
         samples: SampleLoop[Any],
         *,
+        hooks: Spender,
+        windows: Spender | None,
+        timers: Spender | None,
         children: Beside,
         started_ns: int,
     ) -> None:
         self._governor = Governor(overhead_ratio_max)
         self._hooks = hooks
         self._windows = windows
+        self._timers = timers
         self._plan = plan
         self._samples = samples
         self._children = children
@@ -98,6 +101,7 @@ class OwnCost:
         samples_ns = {part: counts[name].cpu_ns for part, name in SAMPLERS.items() if name in counts}
         return {
             STEP_HOOKS: self._hooks.spent_ns,
+            DEVICE_TIMES: self._timers.spent_ns if self._timers is not None else 0,
             LIGHT_WINDOWS: max(0, windows_ns - self._full_ns),
             FULL_WINDOWS: self._full_ns,
             AGENT_THREAD: max(0, time.thread_time_ns() - self._reductions_ns - sum(samples_ns.values())),

@@ -16,6 +16,7 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.own_cost import WINDOW_CHILDREN, OwnCost
 from rankscope.agent.probe.collectives import GroupProgress, read_groups
+from rankscope.agent.probe.device_timers import DeviceTimers
 from rankscope.agent.probe.kineto_windows import PART as WINDOWS
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.ring import Ring
@@ -54,6 +55,7 @@ class Probes(NamedTuple):
     hooks: TorchHooks
     progress: GroupProgress
     device: TrainingDevice
+    device_timers: DeviceTimers | None = None
 
 
 class Reporter:
@@ -95,10 +97,11 @@ class Reporter:
         )
         self._cost = OwnCost(
             config.overhead_ratio_max,
-            probes.hooks,
-            probes.windows,
             probes.plan,
             self._samples,
+            hooks=probes.hooks,
+            windows=probes.windows,
+            timers=probes.device_timers,
             children=self._reduction,
             started_ns=clock.monotonic_ns(),
         )
@@ -254,17 +257,22 @@ class Reporter:
         warm = [record.duration_ns for record in steps if record.step >= self._config.warmup_steps]
         self._step_times_ns = (self._step_times_ns + warm)[-STEP_TIMES_KEPT:]
         if len(self._step_times_ns) >= STEPS_MIN:
-            self._probes.plan.learn(round(median(self._step_times_ns)))
+            step_ns = round(median(self._step_times_ns))
+            self._probes.plan.learn(step_ns)
+            if self._probes.device_timers is not None:
+                self._probes.device_timers.plan.learn_step(step_ns)
 
     def _losses(self) -> Losses:
         skipped = dict(self._probes.windows.skipped) if self._probes.windows is not None else {}
         skipped.update(self._reduction.skipped)
+        timers = self._probes.device_timers
         return Losses(
             steps_overwritten=self._probes.steps.overwritten,
             steps_dropped_in_reports=self._buffer.steps_dropped,
             reports_dropped=self._buffer.reports_dropped,
             windows_skipped=skipped,
             errors=self._guard.errors,
+            device_timings_skipped=dict(timers.skipped) if timers is not None else {},
         )
 
     def _overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:

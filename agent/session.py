@@ -1,6 +1,7 @@
 """ASSEMBLY: builds and joins the parts of one rank, and takes them apart again.
 
-    training thread: TorchHooks -> StepTimer -> ring of StepRecords;  at boundaries KinetoWindows -> ring of RawWindows
+    training thread: TorchHooks -> StepTimer -> DeviceTimers (where there is a GPU) -> ring of StepRecords;
+                     at boundaries KinetoWindows -> ring of RawWindows
     agent thread:    rings + samplers -> ReportBuilder -> ResendBuffer -> Sender, once every report_interval_s
     connect thread:  finds or starts the collector, then ends
 
@@ -15,6 +16,7 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from time import monotonic_ns
 from types import TracebackType
 
 from rankscope.agent.config import AgentConfig, read_launch_config
@@ -22,6 +24,7 @@ from rankscope.agent.embedded import EmbeddedCollector, Rendezvous
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
 from rankscope.agent.probe.collectives import GroupProgress
+from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.ring import Ring
@@ -40,6 +43,8 @@ from rankscope.measure.records import StepRecord
 from rankscope.measure.units import s_to_ns
 
 DEVICE = "device"
+DEVICE_TIMES_SHARE = 0.2
+"""Of what the windows may cost, that much may the device times cost besides: 0.1 % of the training by default."""
 RAW_WINDOWS_MAX = 4
 """Windows waiting for the agent thread. A window of 50 steps holds up to about 1 MB until it has been read."""
 
@@ -65,12 +70,22 @@ class Session:
         )
         self._ranges = OpenRanges()
         self._windows = self._make_windows()
-        self._timer = StepTimer(self._on_record, self._on_boundary, self._end_window, phases_max=config.phases_max)
-        self._hooks = TorchHooks(self._timer, self._guard, self._on_user_profiler, self._ranges)
+        self._device_timers = self._make_device_timers()
+        timers = self._device_timers
+        self._read_moment_ns = monotonic_ns if timers is None else timers.read_moment_ns
+        self._timer = StepTimer(
+            self._on_record,
+            self._on_boundary,
+            self._on_pause,
+            on_charge=None if timers is None else timers.on_charge,
+            phases_max=config.phases_max,
+            read_clock_ns=self._read_moment_ns,
+        )
+        self._hooks = TorchHooks(self._timer, self._guard, self._on_user_profiler, self._ranges, timers)
         self._stopping = threading.Event()
         self._device = TrainingDevice()
         probes = Probes(
-            self._steps, self._raw_windows, self._windows, self._plan, self._hooks, self._progress, self._device
+            self._steps, self._raw_windows, self._windows, self._plan, self._hooks, self._progress, self._device, timers
         )
         self._reporter = Reporter(
             config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello
@@ -159,7 +174,7 @@ class Session:
             self._timer.finish()
         except Exception as error:  # noqa: BLE001 - the process is ending; what is left is still delivered
             self._guard.record("stop", error)
-        self._end_window()
+        self._end_measurements()
 
     def _on_fork(self) -> None:
         """Threads and sockets did not come along into the child: it is not measured."""
@@ -202,6 +217,15 @@ class Session:
 
     # -- what the training thread calls -------------------------------------------------------------------------------
 
+    def _make_device_timers(self) -> DeviceTimers | None:
+        """None costs nothing: torch is built without a GPU, or the device is not to be timed."""
+        cuda = find_cuda() if self._config.device_times else None
+        if cuda is None:
+            return None
+        share = DEVICE_TIMES_SHARE * self._config.overhead_ratio_max
+        plan = TimingPlan(warmup_steps=self._config.warmup_steps, overhead_ratio_max=share)
+        return DeviceTimers(cuda, plan, self._guard, self._steps.append)
+
     def _make_windows(self) -> KinetoWindows | None:
         if not (self._config.collective_windows or self._config.full_windows):
             return None
@@ -221,7 +245,10 @@ class Session:
         )
 
     def _on_record(self, record: StepRecord) -> None:
-        self._steps.append(record)
+        if self._device_timers is None:
+            self._steps.append(record)
+        else:
+            self._device_timers.on_record(record)
         self._observe_device()
         if self._windows is not None:
             self._windows.on_record(record)
@@ -234,6 +261,8 @@ class Session:
                 self._guard.record(DEVICE, error)
 
     def _on_boundary(self, step: int) -> None:
+        if self._device_timers is not None:
+            self._device_timers.on_boundary(step)
         if self._windows is not None:
             self._windows.on_boundary(step)
 
@@ -241,10 +270,20 @@ class Session:
         if self._windows is not None:
             self._windows.close()
 
+    def _on_pause(self) -> None:
+        if self._device_timers is not None:
+            self._device_timers.on_pause()
+        self._end_window()
+
+    def _end_measurements(self) -> None:
+        if self._device_timers is not None:
+            self._device_timers.close()
+        self._end_window()
+
     def _on_part_off(self, part: str) -> None:
-        """Without moments no boundary would ever end the window that is running."""
+        """Without moments no boundary would ever end what is running, and nothing hand on the records that wait."""
         if part == STEP_HOOKS:
-            self._end_window()
+            self._end_measurements()
 
     def _on_window(self, window: RawWindow) -> bool:
         if len(self._raw_windows) >= RAW_WINDOWS_MAX:
@@ -261,6 +300,6 @@ class Session:
             return
         try:
             self._hooks.catch_up()
-            moment(self._clock.monotonic_ns(), *arguments)
+            moment(self._read_moment_ns(), *arguments)
         except Exception as error:  # noqa: BLE001
             self._guard.record("user_calls", error)

@@ -53,6 +53,7 @@ SERIES_LEFT_OUT: Final = "rankscope_series_left_out"
 """The one measure that is about the page itself."""
 
 _STEPS: Final = "agent: steps by the host clock (Totals)"
+_TIMERS: Final = "agent: events on the device, in some steps (Totals)"
 _LAST_WINDOWS: Final = "agent: short profiled windows, the last ones (WindowBreakdown)"
 _WINDOWS: Final = "agent: short profiled windows, added up (Totals)"
 _COLLECTIVES: Final = "collector: collectives of all ranks, matched (CollectiveTotals)"
@@ -112,6 +113,26 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "rankscope_step_phase_seconds_total", "counter", "seconds", (*RANK, "phase"),
         "Time spent in each phase of finished training steps; the phases of a step sum to the step.",
         "sum of phase durations", _STEPS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_device_steps_total", "counter", "", RANK,
+        "Training steps whose phases were timed on the device as well.", "count of timed steps", _TIMERS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_device_step_seconds_total", "counter", "seconds", RANK,
+        "Length of the timed steps by the device's clock, on the stream of the training.",
+        "sum of the device phases", _TIMERS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_device_phase_seconds_total", "counter", "seconds", (*RANK, "phase"),
+        "Length of each phase of the timed steps by the device's clock. "
+        "For a share divide by rankscope_device_step_seconds_total, for a mean by rankscope_device_steps_total.",
+        "sum of the time between the events at the begin and the end of a phase", _TIMERS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_device_timings_skipped_total", "counter", "", (*RANK, "reason"),
+        "Steps that were to be timed on the device and could not be; the steps themselves are not lost.",
+        "count by reason", _LOSSES, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_step_median_seconds", "gauge", "seconds", RANK,

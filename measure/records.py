@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from rankscope.measure.table import Table
+from rankscope.measure.table import COLUMNS_MAX, Table
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 """The phases every step has, in this order. They sum to the step; a user's own phases come on top, taken from these."""
@@ -25,7 +25,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `phases_ns` holds every phase of PHASES (and the user's own), their sum is `duration_ns`. `cpu_ns` is the CPU time
     the training thread got in the step: the rest of the step it was blocked or waited for a core. `batches` counts
-    batches taken from data loaders, `backwards` the calls of backward (micro batches).
+    batches taken from data loaders, `backwards` the calls of backward (micro batches). `device_phases_ns` holds the
+    same phases by the device's clock, on the stream that the training used; their sum is the step there. None: this
+    step was not timed on a device.
     """
 
     step: int
@@ -35,6 +37,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ns: int | None = None
     batches: int = 0
     backwards: int = 0
+    device_phases_ns: Mapping[str, int] | None = None
 
     @property
     def end_host_ns(self) -> int:
@@ -150,7 +153,8 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What this life of the rank has measured so far. Carried by every report, so that no counter depends on every
-    report having arrived and a collector that starts late knows them at once.
+    report having arrived and a collector that starts late knows them at once. `device_` counts the steps that were
+    timed on the device, and their time there.
     """
 
     steps: int = 0
@@ -165,16 +169,24 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     copy_ns: int = 0
     idle_ns: int = 0
     windows: int = 0
+    device_steps: int = 0
+    device_step_ns: int = 0
+    device_phases_ns: Mapping[str, int] = {}
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What this life of the rank has lost so far, by where it was lost, and the errors of the agent's own parts."""
+    """What this life of the rank has lost so far, by where it was lost, and the errors of the agent's own parts.
+
+    `device_timings_skipped`: steps that were to be timed on the device and could not be, by reason; the steps
+    themselves are not lost.
+    """
 
     steps_overwritten: int = 0
     steps_dropped_in_reports: int = 0
     reports_dropped: int = 0
     windows_skipped: Mapping[str, int] = {}
     errors: Mapping[str, int] = {}
+    device_timings_skipped: Mapping[str, int] = {}
 
 
 class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -195,11 +207,18 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards")
 PHASE_PREFIX = "phase:"
 COLLECTIVE_COLUMNS = ("step", "group", "op", "start_host_ns", "duration_ns", "sequence", "bytes", "exposed_ns")
+DEVICE_PREFIX = "device:"
 
 
 def steps_to_table(records: Sequence[StepRecord]) -> Table:
-    """Step records as a table; each phase is a column `phase:NAME`."""
+    """Step records as a table; each phase is a column `phase:NAME`.
+
+    Where steps were timed on the device there are columns `device:NAME` too, MISSING in the other steps. Those of the
+    user's own phases that find no room any more are part of `device:other`.
+    """
     phases = list(PHASES) + sorted({name for record in records for name in record.phases_ns} - set(PHASES))
+    room = COLUMNS_MAX - len(STEP_COLUMNS) - len(phases)
+    on_device = phases[:room] if any(r.device_phases_ns is not None for r in records) and room >= len(PHASES) else []
     rows = [
         [
             r.step,
@@ -209,10 +228,21 @@ def steps_to_table(records: Sequence[StepRecord]) -> Table:
             r.batches,
             r.backwards,
             *(r.phases_ns.get(p, 0) for p in phases),
+            *_device_row(r.device_phases_ns, on_device),
         ]
         for r in records
     ]
-    return Table.from_rows((*STEP_COLUMNS, *(PHASE_PREFIX + name for name in phases)), rows)
+    names = [*STEP_COLUMNS, *(PHASE_PREFIX + name for name in phases), *(DEVICE_PREFIX + name for name in on_device)]
+    return Table.from_rows(names, rows)
+
+
+def _device_row(phases_ns: Mapping[str, int] | None, columns: Sequence[str]) -> list[int | None]:
+    if phases_ns is None:
+        return [None] * len(columns)
+    row: dict[str, int | None] = {name: phases_ns.get(name, 0) for name in columns}
+    if columns:
+        row["other"] = sum(phases_ns.values()) - sum(ns or 0 for name, ns in row.items() if name != "other")
+    return list(row.values())
 
 
 class Collectives(msgspec.Struct, frozen=True, array_like=True):

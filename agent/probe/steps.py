@@ -77,7 +77,8 @@ class StepTimer:
 
     `on_record` gets every finished step in order, numbered from 0. `on_boundary` is called with the number of the step
     that begins, at the very moment it begins: there profiler windows are started and stopped. `on_pause` is called when
-    an evaluation begins: what was started at a boundary must not go on through it.
+    an evaluation begins: what was started at a boundary must not go on through it. `on_charge` is told every moment
+    up to which time was charged to a step, and the phase.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class StepTimer:
         on_boundary: Callable[[int], None] = lambda _step: None,
         on_pause: Callable[[], None] = lambda: None,
         *,
+        on_charge: Callable[[int, str], None] | None = None,
         phases_max: int = 16,
         read_clock_ns: Callable[[], int] = monotonic_ns,
         read_cpu_ns: Callable[[], int] = thread_time_ns,
@@ -93,6 +95,7 @@ class StepTimer:
         self._on_record = on_record
         self._on_boundary = on_boundary
         self._on_pause = on_pause
+        self._on_charge = on_charge
         self._phases_max = phases_max
         self._read_clock_ns = read_clock_ns
         self._read_cpu_ns = read_cpu_ns
@@ -341,6 +344,8 @@ class StepTimer:
                 name = self._user_phases[-1]
             phases_ns = self._open.phases_ns
             phases_ns[name] = phases_ns.get(name, 0) + now_ns - self._mark_ns
+            if self._on_charge is not None:
+                self._on_charge(now_ns, name)
         self._mark_ns = now_ns
 
 

@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import Any
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.device_timers import DeviceTimers
 from rankscope.agent.probe.moment_meter import TIMED_EVERY, MomentMeter
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.steps import StepTimer
@@ -29,7 +30,8 @@ Hook = Callable[..., Any]
 class TorchHooks:
     """Feeds a StepTimer from torch, and tells `on_user_profiler` when the user's own profiler begins and ends.
 
-    Only moments of one thread count: the main one, or the one that is first seen to step an optimizer.
+    Only moments of one thread count: the main one, or the one that is first seen to step an optimizer. With
+    `device_timers` these read the time of each moment, and are shown the captures of CUDA graphs.
     """
 
     def __init__(
@@ -38,8 +40,11 @@ class TorchHooks:
         guard: Guard,
         on_user_profiler: Callable[[bool], None],
         ranges: OpenRanges | None = None,
+        device_timers: DeviceTimers | None = None,
     ) -> None:
         self._timer = timer
+        self._device_timers = device_timers
+        self._read_moment_ns = monotonic_ns if device_timers is None else device_timers.read_moment_ns
         self._guard = guard
         self._ranges = ranges or OpenRanges()
         self._on_user_profiler = on_user_profiler
@@ -71,6 +76,7 @@ class TorchHooks:
                 self._replace(scaler, "step", self._wrap_scaler_step)
             self._watch_user_profiler(torch)
             self._watch_ranges(torch)
+            self._watch_captures(torch)
         except BaseException:
             self.remove()
             raise
@@ -100,7 +106,7 @@ class TorchHooks:
         """A moment that ends no step: written down."""
         if get_ident() == self._thread:
             self.moments += 1
-            now_ns = monotonic_ns()
+            now_ns = self._read_moment_ns()
             self._pending.append((event, now_ns, arguments))
             if len(self._pending) >= PENDING_MAX:
                 self.catch_up()
@@ -111,7 +117,7 @@ class TorchHooks:
         """A moment that may end a step: handled now, after those before it."""
         if get_ident() == self._thread:
             self.moments += 1
-            now_ns = monotonic_ns()
+            now_ns = self._read_moment_ns()
             self._pending.append((event, now_ns, arguments))
             self.catch_up()
             if self.moments % TIMED_EVERY == 0:
@@ -221,6 +227,12 @@ class TorchHooks:
         record_function = torch.autograd.profiler.record_function
         self._replace(record_function, "__enter__", self._ranges.wrap_enter)
         self._replace(record_function, "__exit__", self._ranges.wrap_exit)
+
+    def _watch_captures(self, torch: Any) -> None:
+        timers = self._device_timers
+        if timers is not None:
+            self._replace(torch.cuda.CUDAGraph, "capture_begin", timers.wrap_capture_begin)
+            self._replace(torch.cuda.CUDAGraph, "capture_end", timers.wrap_capture_end)
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Hook], Hook]) -> None:
         original = getattr(owner, name)

@@ -83,15 +83,26 @@ class ReportBuilder:
 def _add_steps(totals: Totals, steps: Sequence[StepRecord]) -> Totals:
     phases_ns = dict(totals.phases_ns)
     for record in steps:
-        for name, duration_ns in record.phases_ns.items():
-            phases_ns[name] = phases_ns.get(name, 0) + duration_ns
+        _add_phases(phases_ns, record.phases_ns)
+    timed = [record.device_phases_ns for record in steps if record.device_phases_ns is not None]
+    device_phases_ns = dict(totals.device_phases_ns)
+    for on_device in timed:
+        _add_phases(device_phases_ns, on_device)
     return msgspec.structs.replace(
         totals,
         steps=totals.steps + len(steps),
         step_ns=totals.step_ns + sum(record.duration_ns for record in steps),
         phases_ns=phases_ns,
         batches=totals.batches + sum(record.batches for record in steps),
+        device_steps=totals.device_steps + len(timed),
+        device_step_ns=sum(device_phases_ns.values()),
+        device_phases_ns=device_phases_ns,
     )
+
+
+def _add_phases(total_ns: dict[str, int], phases_ns: Mapping[str, int]) -> None:
+    for name, duration_ns in phases_ns.items():
+        total_ns[name] = total_ns.get(name, 0) + duration_ns
 
 
 def _add_breakdowns(totals: Totals, breakdowns: Sequence[WindowBreakdown]) -> Totals:

@@ -155,6 +155,10 @@ def _of_windows(read: Callable[[Totals], int]) -> Reader:
     return _per_rank(lambda rank: ns_to_s(read(rank.totals)) if rank.totals.windows else None)
 
 
+def _of_device_steps(read: Callable[[Totals], float]) -> Reader:
+    return _per_rank(lambda rank: read(rank.totals) if rank.totals.device_steps else None)
+
+
 def _of_breakdown(read: Callable[[WindowBreakdown], float | None]) -> Reader:
     return _per_rank(lambda rank: None if rank.breakdown is None else read(rank.breakdown))
 
@@ -226,6 +230,10 @@ def _stretch(rank: RankSnapshot) -> Mapping[str, float]:
     return {kind: ratio for kind, ratio in found.items() if ratio is not None}
 
 
+def _device_phases(rank: RankSnapshot) -> Mapping[str, float]:
+    return {phase: ns_to_s(nanoseconds) for phase, nanoseconds in rank.totals.device_phases_ns.items()}
+
+
 def _steps_lost(rank: RankSnapshot) -> Mapping[str, float]:
     if not rank.reports_admitted:
         return {}
@@ -248,6 +256,10 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_steps_total": _of_totals(lambda totals: totals.steps),
     "rankscope_step_seconds_total": _of_totals(lambda totals: ns_to_s(totals.step_ns)),
     "rankscope_step_phase_seconds_total": _per_rank_and(_phases),
+    "rankscope_device_steps_total": _of_device_steps(lambda totals: totals.device_steps),
+    "rankscope_device_step_seconds_total": _of_device_steps(lambda totals: ns_to_s(totals.device_step_ns)),
+    "rankscope_device_phase_seconds_total": _per_rank_and(_device_phases),
+    "rankscope_device_timings_skipped_total": _per_rank_and(lambda rank: rank.losses.device_timings_skipped),
     "rankscope_step_median_seconds": _per_rank(lambda rank: _seconds(rank.step_ns_median)),
     "rankscope_device_window_seconds_total": _of_windows(lambda totals: totals.window_ns),
     "rankscope_device_compute_seconds_total": _of_windows(lambda totals: totals.compute_ns),

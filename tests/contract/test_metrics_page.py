@@ -65,7 +65,8 @@ def full_rank(rank: int) -> RankSnapshot:
         breakdown=window_of(times),
         totals=totals_of(times),
         losses=Losses(
-            steps_overwritten=5, steps_dropped_in_reports=6 * rank, reports_dropped=rank, errors={"nvml": 1, "steps": 0}
+            steps_overwritten=5, steps_dropped_in_reports=6 * rank, reports_dropped=rank,
+            errors={"nvml": 1, "steps": 0}, device_timings_skipped={"capture": 2 * rank},
         ),
         collectives=collectives_of(times),
         host=HostSample(host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS),
@@ -88,7 +89,7 @@ def window_of(times: int) -> WindowBreakdown:
 
 
 def totals_of(times: int) -> Totals:
-    """100 steps of 250 ms, and three windows of the kind above."""
+    """100 steps of 250 ms, three windows of the kind above, and ten steps timed on the device."""
     return Totals(
         steps=100,
         step_ns=25_000 * MS,
@@ -105,6 +106,12 @@ def totals_of(times: int) -> Totals:
         exposed_communication_ns=times * 30 * MS,
         copy_ns=times * 15 * MS,
         idle_ns=times * 75 * MS,
+        device_steps=10,
+        device_step_ns=times * 2_000 * MS,
+        device_phases_ns={
+            "data": 0, "forward": times * 700 * MS, "backward": times * 1_000 * MS,
+            "optimizer": times * 250 * MS, "other": times * 50 * MS,
+        },
     )  # fmt: skip
 
 

@@ -78,14 +78,18 @@ DEVICE = msgspec.structs.replace(
     sm_active_ratio=0.75, sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
     nvlink_tx_bytes_per_s=1.5, nvlink_rx_bytes_per_s=2.5,
 )  # fmt: skip
-TOTALS = Totals(
+EARLIER_TOTALS = Totals(
     steps=43, step_ns=12_000, phases_ns={"data": 4_000}, batches=43, window_ns=600, compute_ns=400,
     communication_ns=150, overlap_ns=90, exposed_communication_ns=60, copy_ns=40, idle_ns=100, windows=1,
 )  # fmt: skip
-LOSSES = Losses(
+TOTALS = msgspec.structs.replace(
+    EARLIER_TOTALS, device_steps=3, device_step_ns=900, device_phases_ns={"data": 100, "forward": 800}
+)
+EARLIER_LOSSES = Losses(
     steps_overwritten=1, steps_dropped_in_reports=2, reports_dropped=3, windows_skipped={"events": 4},
     errors={"sample": 5},
 )  # fmt: skip
+LOSSES = msgspec.structs.replace(EARLIER_LOSSES, device_timings_skipped={"capture": 6})
 
 COST = AgentCost(
     part_ns={"step_hooks": 6_000}, dropped={"full_windows": True}, full_stretch_ratio=4.0, light_stretch_ratio=2.0,
@@ -207,14 +211,16 @@ def test_a_report_of_an_agent_that_read_less_of_the_gpu_means_what_it_meant() ->
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_narrow_device.hex").read_text())
     report = STATED["report"]
     assert isinstance(report, Report)
-    assert decode(frame) == msgspec.structs.replace(report, devices=(NARROW_DEVICE,), cost=AgentCost())
+    earlier = {"totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost()}
+    assert decode(frame) == msgspec.structs.replace(report, devices=(NARROW_DEVICE,), **earlier)
 
 
 def test_a_report_of_an_agent_that_did_not_tell_its_cost_means_what_it_meant() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_cost.hex").read_text())
     report = STATED["report"]
     assert isinstance(report, Report)
-    assert decode(frame) == msgspec.structs.replace(report, cost=AgentCost())
+    earlier = {"totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost()}
+    assert decode(frame) == msgspec.structs.replace(report, **earlier)
 
 
 @each_structure

@@ -67,6 +67,18 @@ def test_totals_count_every_step_of_this_life_and_not_only_those_of_the_interval
     assert report.totals == builder.totals
 
 
+def test_totals_count_the_steps_that_were_timed_on_the_device_by_themselves() -> None:
+    builder = ReportBuilder()
+    timed = [
+        msgspec.structs.replace(step(number, data=5, forward=10), device_phases_ns={"data": 1, "forward": 7})
+        for number in (1, 3)
+    ]
+    builder.build(Interval(steps=[step(0, data=5), timed[0], step(2, data=5)]), 0)
+    totals = builder.build(Interval(steps=[timed[1]]), 0).totals
+    assert (totals.steps, totals.device_steps) == (4, 2)
+    assert (totals.device_step_ns, totals.device_phases_ns) == (2 * 8, {"data": 2, "forward": 14})
+
+
 def test_totals_add_up_the_breakdowns_of_all_windows() -> None:
     builder = ReportBuilder()
     builder.build(Interval(breakdowns=[breakdown()]), 0)

@@ -15,7 +15,7 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
 )
-from rankscope.agent.own_cost import WINDOW_CHILDREN, OwnCost
+from rankscope.agent.own_cost import DEVICE_TIMES, WINDOW_CHILDREN, OwnCost
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.sample.loop import RARER_TIMES, SampleLoop
 from rankscope.measure.clock import SystemClock
@@ -30,6 +30,7 @@ class Agent:
 
     hooks: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
     windows: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
+    timers: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
     children: Any = field(default_factory=lambda: SimpleNamespace(child_cpu_ns=0))
     samples: SampleLoop[int] = field(
         default_factory=lambda: SampleLoop({"host": lambda: 1}, SystemClock(), NS_PER_S, lambda _part, _error: None)
@@ -44,7 +45,14 @@ class Agent:
             overhead_ratio_max=0.005,
         )
         self.cost = OwnCost(
-            0.005, self.hooks, self.windows, self.plan, self.samples, children=self.children, started_ns=0
+            0.005,
+            self.plan,
+            self.samples,
+            hooks=self.hooks,
+            windows=self.windows,
+            timers=self.timers,
+            children=self.children,
+            started_ns=0,
         )
 
     def overspend(self) -> None:
@@ -58,14 +66,17 @@ class Agent:
 def test_each_part_has_its_own_time() -> None:
     agent = Agent()
     agent.hooks.spent_ns = 7 * NS_PER_MS
+    agent.timers.spent_ns = 2 * NS_PER_MS
     agent.windows.spent_ns = 5 * NS_PER_MS  # in the training thread, both kinds together
     agent.cost.note_window(full=True, training_ns=4 * NS_PER_MS, reduction_ns=20 * NS_PER_MS)
     agent.cost.note_window(full=False, training_ns=NS_PER_MS, reduction_ns=3 * NS_PER_MS)
     part_ns = agent.cost.govern(NS_PER_S).part_ns
     assert part_ns[STEP_HOOKS] == 7 * NS_PER_MS
+    assert part_ns[DEVICE_TIMES] == 2 * NS_PER_MS
     assert part_ns[FULL_WINDOWS] == 24 * NS_PER_MS
     assert part_ns[LIGHT_WINDOWS] == 4 * NS_PER_MS
-    assert set(part_ns) == {STEP_HOOKS, FULL_WINDOWS, LIGHT_WINDOWS, AGENT_THREAD, HOST_SAMPLES, WINDOW_CHILDREN}
+    windows = {FULL_WINDOWS, LIGHT_WINDOWS, WINDOW_CHILDREN}
+    assert set(part_ns) == {STEP_HOOKS, DEVICE_TIMES, *windows, AGENT_THREAD, HOST_SAMPLES}
 
 
 def test_what_is_spent_beside_training_is_told_and_costs_no_window() -> None:

@@ -87,6 +87,31 @@ def test_steps_become_a_row_each_with_a_column_for_every_phase() -> None:
     assert (columns["phase:backward"], columns["phase:checkpoint"]) == ([3, 0], [0, 5])
 
 
+def test_steps_that_were_timed_on_the_device_have_a_column_for_every_phase_there_too() -> None:
+    phases_ns = {"data": 1, "forward": 2, "backward": 3, "optimizer": 4, "other": 0}
+    on_device = {"data": 0, "forward": 7, "backward": 8, "optimizer": 9, "other": 1}
+    untimed = StepRecord(step=3, start_host_ns=100, duration_ns=10, phases_ns=phases_ns)
+    timed = StepRecord(step=4, start_host_ns=110, duration_ns=10, phases_ns=phases_ns, device_phases_ns=on_device)
+    columns = {name: column.tolist() for name, column in steps_to_table([untimed, timed]).columns().items()}
+    assert {name: columns[f"device:{name}"] for name in on_device} == {
+        name: [MISSING, duration_ns] for name, duration_ns in on_device.items()
+    }
+    assert not any(name.startswith("device:") for name in steps_to_table([untimed]).names)
+
+
+def test_device_times_of_more_phases_than_a_table_has_columns_for_are_part_of_other() -> None:
+    # As many phases of the user's own as may be set. 59 columns are taken, so 5 of the 53 phases find room again.
+    own = {f"own {number:02}": 1 for number in range(48)}
+    phases_ns = {"data": 10, "forward": 20, "backward": 30, "optimizer": 40, "other": 50, **own}
+    record = StepRecord(step=0, start_host_ns=0, duration_ns=198, phases_ns=phases_ns, device_phases_ns=phases_ns)
+    table = steps_to_table([record])
+    table.check()
+    on_device = {name: table.column(name).tolist()[0] for name in table.names if name.startswith("device:")}
+    assert on_device == {
+        "device:data": 10, "device:forward": 20, "device:backward": 30, "device:optimizer": 40, "device:other": 50 + 48,
+    }  # fmt: skip
+
+
 def test_a_step_ends_where_its_duration_ends() -> None:
     assert StepRecord(step=0, start_host_ns=100, duration_ns=10, phases_ns={}).end_host_ns == 110
 
