@@ -16,7 +16,7 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.own_cost import WINDOW_CHILDREN, OwnCost
 from rankscope.agent.probe.collectives import GroupProgress, read_groups
-from rankscope.agent.probe.device_timers import DeviceTimers
+from rankscope.agent.probe.device_timers import DeviceTimers, find_cuda
 from rankscope.agent.probe.kineto_windows import PART as WINDOWS
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.ring import Ring
@@ -30,7 +30,9 @@ from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
-from rankscope.agent.sample.nvml import NvmlSampler, TrainingDevice
+from rankscope.agent.sample.nvml import NvmlSampler
+from rankscope.agent.sample.torch_device import TrainingDevice
+from rankscope.agent.sample.torch_memory import TorchMemorySampler
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
@@ -91,6 +93,9 @@ class Reporter:
         samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
         if config.gpu:
             samplers["gpu"] = self._devices.sample
+        cuda = find_cuda()
+        if cuda is not None:
+            samplers["torch_memory"] = TorchMemorySampler(clock, probes.device.seen, cuda).sample
         # That a sampler is slow is the machine's business and no news for the person who trains.
         self._samples = SampleLoop(
             samplers, clock, s_to_ns(config.sample_interval_s), guard.record, on_notice=lambda _text: None
@@ -196,6 +201,7 @@ class Reporter:
             breakdowns=[breakdown for window in windows for breakdown in window.breakdowns],
             host=self._samples.latest.get("host"),
             devices=self._samples.latest.get("gpu") or (),
+            allocator=self._samples.latest.get("torch_memory"),
             groups=self._read_groups(),
             losses=self._losses(),
             overhead_ratio=self._overhead_ratio(cost, now_ns),

@@ -34,7 +34,7 @@ from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
 from rankscope.agent.probe.torch_profiler import TorchProfiler
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.reporter import Probes, Reporter
-from rankscope.agent.sample.nvml import TrainingDevice
+from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import RankscopeError

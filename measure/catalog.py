@@ -59,6 +59,7 @@ _WINDOWS: Final = "agent: short profiled windows, added up (Totals)"
 _COLLECTIVES: Final = "collector: collectives of all ranks, matched (CollectiveTotals)"
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 _NVML: Final = "agent: NVML (DeviceSample)"
+_ALLOCATOR: Final = "agent: torch's caching allocator (AllocatorSample)"
 _PROCESS: Final = "agent: the training process (HostSample)"
 _LOSSES: Final = "agent: its own count (Losses)"
 _COST: Final = "agent: its overhead meter (AgentCost)"
@@ -296,6 +297,43 @@ CATALOG: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_gpu_pcie_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
         "Bytes sent (tx) and received (rx) over the GPU's PCIe bus.", "NVML PCIE_COUNT", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_allocated_bytes", "gauge", "bytes", RANK,
+        "GPU memory that torch has handed out to tensors.", "allocated_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_reserved_bytes", "gauge", "bytes", RANK,
+        "GPU memory that torch has taken from the driver.", "reserved_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_active_bytes", "gauge", "bytes", RANK,
+        "GPU memory that is handed out, or was and waits for another stream to be done with it.",
+        "active_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_inactive_split_bytes", "gauge", "bytes", RANK,
+        "Free GPU memory in blocks that are partly in use, which torch cannot give back: fragmentation.",
+        "inactive_split_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_retries_total", "counter", "", RANK,
+        "Times the driver had no memory left and torch emptied its cache to try again, which stops the GPU.",
+        "num_alloc_retries", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_ooms_total", "counter", "", RANK,
+        "Out-of-memory errors that torch has raised.", "num_ooms", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_device_allocs_total", "counter", "", RANK,
+        "Times torch asked the driver for memory; a steady training does not.",
+        "num_device_alloc", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_device_frees_total", "counter", "", RANK,
+        "Times torch gave memory back to the driver; a steady training does not.",
+        "num_device_free", _ALLOCATOR, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_process_cpu_seconds_total", "counter", "seconds", RANK,

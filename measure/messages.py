@@ -19,6 +19,7 @@ import msgspec
 from rankscope.measure.identity import Count, RankIdentity
 from rankscope.measure.records import (
     AgentCost,
+    AllocatorSample,
     Collectives,
     DeviceSample,
     GroupInfo,
@@ -84,6 +85,7 @@ class Report(Message, frozen=True):
     groups: tuple[GroupInfo, ...] | None = None
     overhead_ratio: float | None = None
     cost: AgentCost = AgentCost()
+    allocator: AllocatorSample | None = None
 
 
 class Ack(Message, frozen=True):

@@ -142,6 +142,31 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     nvlink_rx_bytes_per_s: float | None = None
 
 
+class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Torch's caching allocator for the rank's GPU at one moment. What is not told is None, `absent` says why by field.
+
+    Handed out to tensors (allocated), that and what waits for another stream (active), taken from the driver
+    (reserved); `inactive_split_bytes` are free pieces of blocks in use, which cannot be given back: fragmentation. The
+    peaks are since the start, or since the script has reset them. The rest counts up, likewise: `retries` are the
+    times the driver refused memory and the cache was emptied, which stops the GPU; `device_allocs` and `device_frees`
+    are calls of the driver, none of which a steady training makes.
+    """
+
+    host_ns: int
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    active_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    active_peak_bytes: int | None = None
+    retries: int | None = None
+    ooms: int | None = None
+    device_allocs: int | None = None
+    device_frees: int | None = None
+    absent: Mapping[str, str] = {}
+
+
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A process group that the rank belongs to."""
 

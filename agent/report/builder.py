@@ -7,6 +7,7 @@ import msgspec
 from rankscope.measure.messages import Goodbye, Report
 from rankscope.measure.records import (
     AgentCost,
+    AllocatorSample,
     CollectiveRecord,
     Collectives,
     DeviceSample,
@@ -34,6 +35,7 @@ class Interval(msgspec.Struct, kw_only=True):
     losses: Losses = Losses()
     overhead_ratio: float | None = None
     cost: AgentCost = AgentCost()
+    allocator: AllocatorSample | None = None
 
 
 class ReportBuilder:
@@ -69,6 +71,7 @@ class ReportBuilder:
             groups=groups if changed else None,
             overhead_ratio=interval.overhead_ratio,
             cost=interval.cost,
+            allocator=interval.allocator,
         )
 
     def build_goodbye(self, reason: str, detail: str, exit_code: int | None) -> Goodbye:

@@ -1,6 +1,6 @@
 """The GPU of this rank, from NVML: the driver's own library, which also nvidia-smi reads.
 
-    read_device_uuid() -> None              no CUDA in this process (yet): NVML is not even loaded
+    read_device_uuid() -> None              no CUDA in this process (yet), or an AMD GPU: NVML is not even loaded
     nvmlInit fails                          said once, with the cure; from then on sample() returns () at no cost
     the GPU is not found, or gets lost      a sample with every field absent, and why, but the Xid errors that came
                                             with the loss; looked for again after 10 s, 20 s, ... 10 min, and in
@@ -13,8 +13,7 @@ about 0.1 ms (Python 3.11, against tests/nvml_stand_in); what a real driver adds
 """
 
 import importlib
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from rankscope.agent.guard import say
@@ -36,40 +35,6 @@ FIELDS = (
     *nvml_activity.FIELDS,
 )
 """The fields of DeviceSample that NVML fills."""
-
-
-def torch_device_uuid(modules: Mapping[str, Any] = sys.modules) -> str | None:
-    """The UUID of the GPU that the calling thread's torch computes on, for example 'GPU-8f6d...'.
-
-    To be called on the training thread, as TrainingDevice does: CUDA's current device belongs to a thread, and every
-    other thread gets device 0 whatever the script has set. It neither imports torch nor starts CUDA. None: torch is
-    not imported, has not used CUDA yet, is built for AMD GPUs (NVML does not know them), or is too old to tell the
-    UUID. A slice of a GPU (MIG) has the prefix 'GPU-' here too, since torch does not tell slices apart. Raises what
-    torch raises when CUDA is broken.
-    """
-    torch = modules.get("torch")
-    cuda = getattr(torch, "cuda", None)  # None while another thread is still importing torch
-    if torch is None or cuda is None or not cuda.is_initialized() or torch.version.hip is not None:
-        return None
-    uuid = getattr(cuda.get_device_properties(cuda.current_device()), "uuid", None)
-    return None if uuid is None else f"GPU-{uuid}"
-
-
-class TrainingDevice:
-    """The GPU of the training thread, remembered for the thread that samples."""
-
-    def __init__(self, read_device_uuid: Callable[[], str | None] = torch_device_uuid) -> None:
-        self._read_device_uuid = read_device_uuid
-        self._uuid: str | None = None
-
-    def observe(self) -> None:
-        """Look which GPU this thread uses, until there is one. Call it on the training thread, once per step."""
-        if self._uuid is None:
-            self._uuid = self._read_device_uuid()
-
-    def uuid(self) -> str | None:
-        """What was seen, from any thread; None while there is no GPU. This is what NvmlSampler is given."""
-        return self._uuid
 
 
 class _LostError(Exception):

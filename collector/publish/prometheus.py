@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from rankscope.collector.detect import ratios
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, Measure
-from rankscope.measure.records import DeviceSample, HostSample, Totals, WindowBreakdown
+from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
 from rankscope.measure.units import ns_to_s
 
 SERIES_MAX: Final = 250_000
@@ -163,6 +163,10 @@ def _of_breakdown(read: Callable[[WindowBreakdown], float | None]) -> Reader:
     return _per_rank(lambda rank: None if rank.breakdown is None else read(rank.breakdown))
 
 
+def _of_allocator(read: Callable[[AllocatorSample], float | None]) -> Reader:
+    return _per_rank(lambda rank: None if rank.allocator is None else read(rank.allocator))
+
+
 def _of_host(read: Callable[[HostSample], float | None]) -> Reader:
     return _per_rank(lambda rank: None if rank.host is None else read(rank.host))
 
@@ -306,6 +310,14 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_gpu_dram_bandwidth_ratio": _per_device(lambda device: device.dram_bandwidth_ratio),
     "rankscope_gpu_nvlink_bytes_total": _per_device_and({"tx": "nvlink_tx_bytes", "rx": "nvlink_rx_bytes"}),
     "rankscope_gpu_pcie_bytes_total": _per_device_and({"tx": "pcie_tx_bytes", "rx": "pcie_rx_bytes"}),
+    "rankscope_torch_memory_allocated_bytes": _of_allocator(lambda sample: sample.allocated_bytes),
+    "rankscope_torch_memory_reserved_bytes": _of_allocator(lambda sample: sample.reserved_bytes),
+    "rankscope_torch_memory_active_bytes": _of_allocator(lambda sample: sample.active_bytes),
+    "rankscope_torch_memory_inactive_split_bytes": _of_allocator(lambda sample: sample.inactive_split_bytes),
+    "rankscope_torch_memory_retries_total": _of_allocator(lambda sample: sample.retries),
+    "rankscope_torch_memory_ooms_total": _of_allocator(lambda sample: sample.ooms),
+    "rankscope_torch_memory_device_allocs_total": _of_allocator(lambda sample: sample.device_allocs),
+    "rankscope_torch_memory_device_frees_total": _of_allocator(lambda sample: sample.device_frees),
     "rankscope_process_cpu_seconds_total": _of_host(lambda host: _seconds(host.cpu_ns)),
     "rankscope_process_resident_memory_bytes": _of_host(lambda host: host.resident_bytes),
     "rankscope_gc_pause_seconds_total": _of_host(lambda host: _seconds(host.gc_pause_ns)),

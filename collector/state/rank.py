@@ -13,6 +13,7 @@ from rankscope.measure.messages import Goodbye, Hello, Report
 from rankscope.measure.records import (
     SYNCHRONISING_OPS,
     AgentCost,
+    AllocatorSample,
     DeviceSample,
     HostSample,
     Losses,
@@ -64,6 +65,7 @@ class RankState:
         self.losses = Losses()
         self.host: HostSample | None = None
         self.devices: tuple[DeviceSample, ...] = ()
+        self.allocator: AllocatorSample | None = None
         self.overhead_ratio: float | None = None
         self.cost = AgentCost()
         self.breakdowns: deque[WindowBreakdown] = deque(maxlen=BREAKDOWNS_KEPT)
@@ -91,6 +93,7 @@ class RankState:
         self.overhead_ratio = report.overhead_ratio
         self.cost = report.cost
         self.devices = report.devices or self.devices
+        self.allocator = report.allocator or self.allocator
         if report.host is not None:
             self.host = report.host
             if report.host.gc_pause_ns is not None:
@@ -146,6 +149,7 @@ class RankState:
             collectives=tuple(_kind_totals(key, kind, group_sizes) for key, kind in sorted(self._kinds.items())),
             host=self.host,
             devices=self.devices,
+            allocator=self.allocator,
             overhead_ratio=self.overhead_ratio,
             cost=self.cost,
             clock_error_ns=alignment.error_ns if alignment is not None else None,

@@ -6,7 +6,15 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.records import AgentCost, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.records import (
+    AgentCost,
+    AllocatorSample,
+    DeviceSample,
+    HostSample,
+    Losses,
+    Totals,
+    WindowBreakdown,
+)
 
 
 class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +64,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     overhead_ratio: float | None = None
     clock_error_ns: int | None = None
     cost: AgentCost = AgentCost()
+    allocator: AllocatorSample | None = None
 
 
 class LostSeconds(msgspec.Struct, frozen=True):

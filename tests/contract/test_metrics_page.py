@@ -30,7 +30,15 @@ from rankscope.collector.state.snapshot import (
 )
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, Measure
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.records import AgentCost, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.records import (
+    AgentCost,
+    AllocatorSample,
+    DeviceSample,
+    HostSample,
+    Losses,
+    Totals,
+    WindowBreakdown,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 LABELS = {
@@ -71,6 +79,10 @@ def full_rank(rank: int) -> RankSnapshot:
         collectives=collectives_of(times),
         host=HostSample(host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS),
         devices=(device_of(rank),),
+        allocator=AllocatorSample(
+            host_ns=1, allocated_bytes=40 * 2**30, reserved_bytes=60 * 2**30, active_bytes=41 * 2**30,
+            inactive_split_bytes=3 * 2**30, retries=rank, ooms=0, device_allocs=310, device_frees=12 * rank,
+        ),
         overhead_ratio=0.0025,
         cost=AgentCost(
             part_ns={"step_hooks": 30 * MS, "full_windows": times * 20 * MS}, dropped={"full_windows": rank == 1},

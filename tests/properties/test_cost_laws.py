@@ -165,23 +165,20 @@ def test_an_agent_whose_floor_is_above_the_budget_takes_no_window_once_the_head_
 
 
 @few_examples
-@given(costs, factors, factors)
-def test_the_windows_of_the_rank_where_they_cost_more_are_among_those_of_the_other(
-    costs: Costs, one: float, other: float
-) -> None:
-    dear, cheap = (Rank(costs.times(factor)).train() for factor in (max(one, other), min(one, other)))
-    assert set(dear.full_steps) <= set(cheap.full_steps)
-    # A full window holds the collectives too.
-    within_full = {step + offset for step in cheap.full_steps for offset in range(FULL_STEPS)}
-    assert set(dear.light_steps) <= set(cheap.light_steps) | within_full
+@given(costs)
+def test_ranks_with_the_same_costs_have_the_same_windows(costs: Costs) -> None:
+    one, other = Rank(costs).train(), Rank(costs).train()
+    assert (one.full_steps, one.light_steps) == (other.full_steps, other.light_steps)
 
 
 @few_examples
-@given(costs, factors, factors, st.integers(0, 2**32))
-def test_ranks_whose_costs_swing_still_have_most_of_the_rarer_windows_in_common(
-    costs: Costs, one: float, other: float, seed: int
+@given(costs, factors, factors, st.sampled_from([0.0, 0.2]), st.integers(0, 2**32))
+def test_ranks_with_different_costs_have_most_of_the_rarer_windows_in_common(
+    costs: Costs, one: float, other: float, swing: float, seed: int
 ) -> None:
-    swinging = Costs(**{**costs.__dict__, "swing": 0.2})
+    # Not all: a window that the one begins the other's account may not be able to pay. Without swing 246 of 250 random
+    # pairs had all of them in common, the other four half or more.
+    swinging = Costs(**{**costs.__dict__, "swing": swing})
     ranks = [Rank(swinging.times(factor), Random(seed + place)).train() for place, factor in enumerate((one, other))]
     for kind in ("full_steps", "light_steps"):
         rarer, denser = sorted((set(getattr(rank, kind)) for rank in ranks), key=len)

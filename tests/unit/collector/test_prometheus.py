@@ -15,7 +15,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.publish.prometheus import SnapshotExporter
 from rankscope.collector.state.snapshot import CollectiveTotals, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.records import DeviceSample, HostSample, Totals, WindowBreakdown
+from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
 
 S = 1_000_000_000
 """ns per s"""
@@ -65,6 +65,9 @@ def values(family: Metric) -> dict[tuple[str, ...], float]:
         (rank_of(reports_admitted=0), "rankscope_reports_dropped"),
         (rank_of(reports_admitted=0), "rankscope_steps_lost"),
         (rank_of(totals=Totals(steps=5, windows=0)), "rankscope_device_idle_seconds"),
+        (rank_of(totals=Totals(steps=5, device_steps=0)), "rankscope_device_step_seconds"),
+        (rank_of(allocator=None), "rankscope_torch_memory_reserved_bytes"),
+        (rank_of(allocator=AllocatorSample(host_ns=0, reserved_bytes=5)), "rankscope_torch_memory_retries"),
         (rank_of(step_ns_median=None), "rankscope_step_median_seconds"),
         (rank_of(step_ns_median=math.nan), "rankscope_step_median_seconds"),
         (rank_of(overhead_ratio=math.inf), "rankscope_agent_overhead_ratio"),
@@ -93,6 +96,8 @@ def test_what_is_unknown_is_absent(rank: RankSnapshot, family: str) -> None:
         (rank_of(), "rankscope_reports_dropped"),
         (rank_of(reports_admitted=0), "rankscope_report_gaps"),
         (rank_of(totals=Totals(windows=1)), "rankscope_device_copy_seconds"),
+        (rank_of(totals=Totals(device_steps=1)), "rankscope_device_step_seconds"),
+        (rank_of(allocator=AllocatorSample(host_ns=0, retries=0)), "rankscope_torch_memory_retries"),
         (rank_of(devices=(DeviceSample(host_ns=0, uuid="G", throttle_reasons=()),)), "rankscope_gpu_throttled"),
         (rank_of(devices=(DeviceSample(host_ns=0, uuid="G", xid_count=0),)), "rankscope_gpu_xid_errors"),
         (rank_of(devices=(DeviceSample(host_ns=0, uuid="G", ecc_uncorrected=0),)), "rankscope_gpu_ecc_errors"),

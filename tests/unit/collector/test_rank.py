@@ -10,7 +10,7 @@ from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
-from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
 from rankscope.measure.units import JobNs
 
 JOINED_NS = 1_000
@@ -71,9 +71,11 @@ def test_report_brings_the_latest_of_everything() -> None:
 def test_samples_stay_until_the_next_ones_come() -> None:
     rank = life()
     gpu, host = DeviceSample(host_ns=1, uuid="GPU-1"), HostSample(host_ns=1, cpu_ns=5)
-    take(rank, 1, host=host, devices=(gpu,))
+    allocator = AllocatorSample(host_ns=1, reserved_bytes=9)
+    take(rank, 1, host=host, devices=(gpu,), allocator=allocator)
     take(rank, 2)
-    assert (picture(rank).host, picture(rank).devices) == (host, (gpu,))
+    found = picture(rank)
+    assert (found.host, found.devices, found.allocator) == (host, (gpu,), allocator)
 
 
 def test_numbers_left_out_are_gaps() -> None:

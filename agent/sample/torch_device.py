@@ -1,0 +1,73 @@
+"""Which GPU the training computes on, as torch tells it: seen on the training thread, remembered for the samplers."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDevice:
+    """The GPU of the training thread.
+
+    `index` is torch's own, among the devices that are visible to the process. `uuid` is NVIDIA's name of the GPU, for
+    example 'GPU-8f6d...', None on AMD, whose management library knows another one. Of a slice (MIG) it has the prefix
+    'GPU-' too, since torch does not tell slices apart. `pci_address` is for example '0000:c1:00.0'. What an older torch
+    does not tell is None.
+    """
+
+    index: int
+    uuid: str | None
+    pci_address: str | None
+    is_amd: bool
+
+
+def read_torch_device(modules: Mapping[str, Any] = sys.modules) -> TorchDevice | None:
+    """The GPU that the calling thread's torch computes on.
+
+    To be called on the training thread, as TrainingDevice does: CUDA's current device belongs to a thread, and every
+    other thread gets device 0 whatever the script has set. It neither imports torch nor starts CUDA. None: torch is
+    not imported, or has not used CUDA yet. Raises what torch raises when CUDA is broken.
+    """
+    torch = modules.get("torch")
+    cuda = getattr(torch, "cuda", None)  # None while another thread is still importing torch
+    if torch is None or cuda is None or not cuda.is_initialized():
+        return None
+    index = cuda.current_device()
+    properties = cuda.get_device_properties(index)
+    is_amd = torch.version.hip is not None
+    uuid = None if is_amd else getattr(properties, "uuid", None)
+    return TorchDevice(
+        index=index,
+        uuid=None if uuid is None else f"GPU-{uuid}",
+        pci_address=_read_pci_address(properties),
+        is_amd=is_amd,
+    )
+
+
+def _read_pci_address(properties: Any) -> str | None:
+    domain, bus, device = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
+    if domain is None or bus is None or device is None:
+        return None
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+class TrainingDevice:
+    """The GPU of the training thread, remembered for the thread that samples."""
+
+    def __init__(self, read_device: Callable[[], TorchDevice | None] = read_torch_device) -> None:
+        self._read_device = read_device
+        self._device: TorchDevice | None = None
+
+    def observe(self) -> None:
+        """Look which GPU this thread uses, until there is one. Call it on the training thread, once per step."""
+        if self._device is None:
+            self._device = self._read_device()
+
+    def seen(self) -> TorchDevice | None:
+        """What was seen, from any thread; None while there is no GPU."""
+        return self._device
+
+    def uuid(self) -> str | None:
+        """Its UUID, None while there is no NVIDIA GPU. This is what NvmlSampler is given."""
+        return None if self._device is None else self._device.uuid

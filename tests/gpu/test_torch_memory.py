@@ -1,0 +1,78 @@
+"""Torch's allocator on a real GPU: what the sample says of it is what was allocated."""
+
+import threading
+
+import pytest
+import torch
+
+from rankscope.agent.sample.torch_device import TrainingDevice
+from rankscope.agent.sample.torch_memory import PATHS, TorchMemorySampler
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.records import AllocatorSample
+
+pytestmark = pytest.mark.gpu
+
+MIB = 2**20
+
+
+@pytest.fixture
+def sampler() -> TorchMemorySampler:
+    torch.zeros(1, device="cuda")
+    device = TrainingDevice()
+    device.observe()
+    return TorchMemorySampler(SystemClock(), device.seen, torch.cuda)
+
+
+def read(sampler: TorchMemorySampler) -> AllocatorSample:
+    sample = sampler.sample()
+    assert sample is not None
+    return sample
+
+
+def test_tensor_is_seen_to_come_and_go(sampler: TorchMemorySampler) -> None:
+    before = read(sampler)
+    tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    during = read(sampler)
+    del tensor
+    after = read(sampler)
+    assert before.allocated_bytes is not None
+    assert during.allocated_bytes == before.allocated_bytes + 64 * MIB
+    assert after.allocated_bytes == before.allocated_bytes
+    assert after.allocated_peak_bytes is not None
+    assert after.allocated_peak_bytes >= before.allocated_bytes + 64 * MIB
+
+
+def test_every_field_is_told(sampler: TorchMemorySampler) -> None:
+    sample = read(sampler)
+    assert sample.absent == {}
+    assert [field for field in PATHS if getattr(sample, field) is None] == []
+
+
+def test_memory_that_is_given_back_counts_as_asked_for_and_freed(sampler: TorchMemorySampler) -> None:
+    before = read(sampler)
+    tensor = torch.empty(2048 * MIB, dtype=torch.uint8, device="cuda")
+    del tensor
+    torch.cuda.empty_cache()
+    after = read(sampler)
+    assert before.device_allocs is not None
+    assert before.device_frees is not None
+    assert after.device_allocs is not None
+    assert after.device_frees is not None
+    assert after.device_allocs > before.device_allocs
+    assert after.device_frees > before.device_frees
+
+
+def test_it_can_be_asked_from_another_thread_while_a_graph_is_captured(sampler: TorchMemorySampler) -> None:
+    samples: list[AllocatorSample] = []
+    vector = torch.ones(1024, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        total = vector * 2
+        asking = threading.Thread(target=lambda: samples.append(read(sampler)))
+        asking.start()
+        asking.join()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert len(samples) == 1
+    assert torch.equal(total, torch.full_like(total, 2))

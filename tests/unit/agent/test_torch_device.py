@@ -1,0 +1,59 @@
+"""Which GPU the training uses, from a stand-in for the few parts of torch that are asked."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rankscope.agent.sample.torch_device import TorchDevice, TrainingDevice, read_torch_device
+
+UUID = "00000000-0000-0000-0000-000000000001"
+PCI = {"pci_domain_id": 0, "pci_bus_id": 0xC1, "pci_device_id": 2}
+
+
+def torch_with(
+    properties: dict[str, object] | None = None, *, initialized: bool = True, hip: str | None = None
+) -> dict[str, object]:
+    """torch among the modules, on device 3."""
+    cuda = SimpleNamespace(
+        is_initialized=lambda: initialized,
+        current_device=lambda: 3,
+        get_device_properties={3: SimpleNamespace(**(properties or {}))}.__getitem__,
+    )
+    return {"torch": SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip))}
+
+
+def test_device_is_the_current_one_of_torch() -> None:
+    device = read_torch_device(torch_with({"uuid": UUID, **PCI}))
+    assert device == TorchDevice(index=3, uuid=f"GPU-{UUID}", pci_address="0000:c1:02.0", is_amd=False)
+
+
+def test_amd_gpu_is_known_by_its_place_and_not_by_a_uuid_that_nvml_would_look_for() -> None:
+    device = read_torch_device(torch_with({"uuid": UUID, **PCI}, hip="6.4"))
+    assert device == TorchDevice(index=3, uuid=None, pci_address="0000:c1:02.0", is_amd=True)
+
+
+def test_what_an_older_torch_does_not_tell_is_none() -> None:
+    assert read_torch_device(torch_with()) == TorchDevice(index=3, uuid=None, pci_address=None, is_amd=False)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        pytest.param({}, id="torch is not imported"),
+        pytest.param({"torch": SimpleNamespace()}, id="torch is still being imported"),
+        pytest.param(torch_with(initialized=False), id="CUDA has not been used"),
+    ],
+)
+def test_without_a_device_in_use_there_is_none(modules: dict[str, object]) -> None:
+    assert read_torch_device(modules) is None
+
+
+def test_device_of_the_training_thread_is_remembered_once_it_is_known() -> None:
+    found = TorchDevice(index=3, uuid=f"GPU-{UUID}", pci_address=None, is_amd=False)
+    answers = iter([None, found])
+    device = TrainingDevice(lambda: next(answers))
+    seen = []
+    for _ in range(3):
+        device.observe()
+        seen.append((device.seen(), device.uuid()))
+    assert seen == [(None, None), (found, found.uuid), (found, found.uuid)]  # a third question would end the iterator
