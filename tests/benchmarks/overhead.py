@@ -1,6 +1,6 @@
-"""What the agent costs a training job: the same DDP script with and without it, side by side.
+"""What the agent costs a training job: the same script (DDP, FSDP2) with and without it, side by side.
 
-    python -m tests.benchmarks.overhead [--pairs 10] [--seconds 15] [--leave-out ARM] [--out FILE]
+    python -m tests.benchmarks.overhead [--pairs 10] [--seconds 15] [--parallel ddp fsdp] [--leave-out ARM] [--out FILE]
 
 A round runs the script once in each arm, one after the other, the next round in the opposite order (A B C, C B A), so
 that a machine that becomes slower or faster by itself favours none of them. What is compared is always two runs of one
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from rankscope.collector.demo.run import read_run
 from rankscope.collector.state.snapshot import RunSnapshot
 from tests.benchmarks.machine import RESULTS, describe_run
-from tests.benchmarks.training import SIZES
+from tests.benchmarks.training import PARALLEL, SIZES
 
 RANKS = 2
 PAIRS = 10
@@ -63,6 +63,7 @@ ARMS: dict[str, dict[str, str] | None] = {
 class Run:
     """One run of the script: rank 0's median and mean step, and the CPU time of its process over the steps.
 
+    `rss_bytes` and `pss_bytes` are the memory of that process at its end.
     `meter` is the larger of the two ranks' own `overhead_ratio`, `full_steps` how many steps full windows broke down,
     warm-up included; both None without the agent.
     """
@@ -70,11 +71,20 @@ class Run:
     median_ns: float
     mean_ns: float
     cpu_ns: float
+    rss_bytes: int
+    pss_bytes: int
     meter: float | None = None
     full_steps: int | None = None
 
 
 Round = dict[str, Run]
+
+
+class Job(NamedTuple):
+    """What is trained: a size of `training.SIZES`, in parallel by `ddp` or `fsdp`."""
+
+    size: str
+    parallel: str
 
 
 class Ratios(NamedTuple):
@@ -123,14 +133,14 @@ def end(child: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
                 child.wait(END_S_MAX)
 
 
-def run_once(arm: str, size: str, seconds: float, run: str, addresses: tuple[str, str]) -> Run:
+def run_once(arm: str, job: Job, seconds: float, run: str, addresses: tuple[str, str]) -> Run:
     """One run in one arm. Raises RuntimeError with what the ranks said when they did not train to the end."""
     endpoint, url = addresses
     changes = ARMS[arm]
     environment = clean_environment() | {"OMP_NUM_THREADS": "1"}
     if changes is not None:
         environment |= {"RANKSCOPE_COLLECTOR": endpoint, "RANKSCOPE_RUN": run, **changes}
-    measured = train(environment, size, seconds, with_agent=changes is not None)
+    measured = train(environment, job, seconds, with_agent=changes is not None)
     steps_ns: list[int] = measured["steps_ns"]
     snapshot = read_ended_run(url, run) if changes is not None else None
     ranks = snapshot.ranks if snapshot is not None else ()
@@ -138,32 +148,34 @@ def run_once(arm: str, size: str, seconds: float, run: str, addresses: tuple[str
         median_ns=statistics.median(steps_ns),
         mean_ns=statistics.fmean(steps_ns),
         cpu_ns=measured["cpu_ns"] / len(steps_ns),
+        rss_bytes=measured["memory_bytes"]["rss"],
+        pss_bytes=measured["memory_bytes"]["pss"],
         meter=max((rank.overhead_ratio for rank in ranks if rank.overhead_ratio is not None), default=None),
         full_steps=max((rank.totals.windows for rank in ranks), default=None),
     )
 
 
-def train(environment: dict[str, str], size: str, seconds: float, *, with_agent: bool) -> dict[str, Any]:
+def train(environment: dict[str, str], job: Job, seconds: float, *, with_agent: bool) -> dict[str, Any]:
     """What rank 0 of one job wrote. Both ranks and the launcher are bounded in time."""
-    step_ms = SIZES[size].step_ms
+    step_ms = SIZES[job.size].step_ms
     limit_s = START_S_MAX + SLOWER_MAX * (WARMUP_S + seconds)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+b") as said:
         out = Path(folder) / "steps.json"
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
             *(["-m", "rankscope.agent"] if with_agent else []), str(SCRIPT),
-            "--size", size, "--warmup", str(math.ceil(WARMUP_S * 1000 / step_ms)),
+            "--size", job.size, "--parallel", job.parallel, "--warmup", str(math.ceil(WARMUP_S * 1000 / step_ms)),
             "--steps", str(math.ceil(seconds * 1000 / step_ms)), "--limit-s", str(limit_s), "--out", str(out),
         ]  # fmt: skip
-        job = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT)
+        child = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT)
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                job.wait(limit_s + END_S_MAX)
+                child.wait(limit_s + END_S_MAX)
         finally:
-            end(job)
-        if job.returncode != 0 or not out.exists():
+            end(child)
+        if child.returncode != 0 or not out.exists():
             said.seek(0)
-            raise RuntimeError(f"a run of {size} ended with {job.returncode}:\n{said.read().decode(errors='replace')}")
+            raise RuntimeError(f"a run of {job} ended with {child.returncode}:\n{said.read().decode(errors='replace')}")
         measured: dict[str, Any] = json.loads(out.read_text())
         return measured
 
@@ -179,15 +191,17 @@ def read_ended_run(url: str, run: str) -> RunSnapshot | None:
     return snapshot
 
 
-def measure(size: str, pairs: int, seconds: float, addresses: tuple[str, str]) -> list[Round]:
-    """All rounds of one size, said as they come."""
+def measure(job: Job, pairs: int, seconds: float, addresses: tuple[str, str]) -> list[Round]:
+    """All rounds of one job, said as they come."""
     rounds: list[Round] = []
     for number in range(pairs):
         order = list(ARMS) if number % 2 == 0 else list(reversed(ARMS))
-        found = {arm: run_once(arm, size, seconds, f"{size}-{number}-{arm}", addresses) for arm in order}
+        found = {
+            arm: run_once(arm, job, seconds, f"{job.parallel}-{job.size}-{number}-{arm}", addresses) for arm in order
+        }
         rounds.append(found)
         medians = ", ".join(f"{arm} {found[arm].median_ns / 1e6:.2f} ms" for arm in ARMS)
-        print(f"{size}, round {number + 1} of {pairs}: {medians}", flush=True)
+        print(f"{job.parallel}, {job.size}, round {number + 1} of {pairs}: {medians}", flush=True)
     return rounds
 
 
@@ -223,8 +237,8 @@ Each round runs the script of `tests/benchmarks/training.py` once in each arm, t
 ratio is that of two runs of one round, 1.01 means 1 % more than without the agent.
 
 - **median step**: what an ordinary step costs. Profiler windows fall on few steps, which a median does not see.
-- **mean step**: the whole time, windows included. A run is the begin of a job, where windows are closer together than
-  later (full ones after 32, 64, 128 ... steps, until they are 20 s apart): a long job pays less.
+- **mean step**: the whole time, windows included. A run is the begin of a job, where the agent spends its head start
+  (`docs/cost.md`): a long job pays less.
 - **CPU time**: what the process of rank 0 used for a step, all its threads together. Where cores are left over, as for
   most jobs on GPUs, the agent's own thread takes nothing from training; here the two ranks have {{cores}} cores.
 
@@ -238,26 +252,39 @@ LEGEND = (
     "Every round: the median step in ms and, in brackets, the mean and the CPU time of a step; the agent's own meter; "
     "how many steps its full windows broke down."
 )
+NAMES = {"ddp": "DDP", "fsdp": "FSDP2"}
 WAYS = {"median step": "median_ns", "mean step": "mean_ns", "CPU time": "cpu_ns"}
 
 
-def render(head: str, pairs: int, seconds: float, results: dict[str, list[Round]]) -> str:
+def render(head: str, pairs: int, seconds: float, results: dict[Job, list[Round]]) -> str:
     """The result file."""
     parts = [
         "# What the agent costs a training job",
         head,
         EXPLANATION.strip().format(cores=len(os.sched_getaffinity(0))),
     ]
-    for size, rounds in results.items():
+    for job, rounds in results.items():
         step_ms = statistics.median(found[WITHOUT].median_ns for found in rounds) / 1e6
         parts += [
-            f"## Steps of {step_ms:.1f} ms",
-            f"{SIZES[size]}; {pairs} rounds, each run {seconds:g} s of steps if they took {SIZES[size].step_ms} ms.",
+            f"## {NAMES[job.parallel]}, steps of {step_ms:.1f} ms",
+            f"{SIZES[job.size]}; {pairs} rounds of {seconds:g} s of steps if they took {SIZES[job.size].step_ms} ms.",
             render_summary(rounds),
+            render_memory(rounds),
             LEGEND,
             render_rounds(rounds),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def render_memory(rounds: Sequence[Round]) -> str:
+    """The memory of rank 0's process at its end with the agent less that without, over the rounds."""
+    lines = ["| arm | memory added | median | smallest | largest |", "|---|---|---|---|---|"]
+    for arm in list(ARMS)[1:]:
+        for what in ("rss_bytes", "pss_bytes"):
+            added = [(getattr(found[arm], what) - getattr(found[WITHOUT], what)) / 2**20 for found in rounds]
+            spread = f"{statistics.median(added):.1f} MiB | {min(added):.1f} | {max(added):.1f}"
+            lines.append(f"| {arm} | {what.partition('_')[0].upper()} | {spread} |")
+    return "\n".join(lines)
 
 
 def render_summary(rounds: Sequence[Round]) -> str:
@@ -297,8 +324,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.md", help="the file to write")
     parser.add_argument("--leave-out", choices=list(ARMS)[1:], help="an arm to do without, to save time")
     parser.add_argument("--size", choices=list(SIZES), help="only this step size; for less time")
+    parser.add_argument("--parallel", choices=PARALLEL, nargs="+", default=list(PARALLEL), help="[both]")
     options = parser.parse_args()
     command = f"python -m tests.benchmarks.overhead --pairs {options.pairs} --seconds {options.seconds:g}"
+    command += f" --parallel {' '.join(options.parallel)}"
     if options.leave_out is not None:
         del ARMS[options.leave_out]
         command += f' --leave-out "{options.leave_out}"'
@@ -307,7 +336,8 @@ def main() -> None:
     head = describe_run(command)
     with collector() as addresses:
         sizes = list(SIZES) if options.size is None else [options.size]
-        results = {size: measure(size, options.pairs, options.seconds, addresses) for size in sizes}
+        jobs = [Job(size, parallel) for parallel in options.parallel for size in sizes]
+        results = {job: measure(job, options.pairs, options.seconds, addresses) for job in jobs}
     text = render(head, options.pairs, options.seconds, results)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text)
