@@ -1,0 +1,133 @@
+"""What the agent adds to the start of a training process: python -m tests.benchmarks.start [--rounds 15] [--out FILE]
+
+A script that imports torch and makes one step (`tests/benchmarks/first_step.py`) is started without rankscope, with it
+installed but not asked for, and with the agent in it, one after the other in every round and in the opposite order in
+the next. A time is from the start of the process, by the machine's monotonic clock; what is compared are runs of one
+round. The parts are measured in processes of their own, each import and call in its turn after `import torch`.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic_ns
+
+from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.overhead import clean_environment, collector
+
+ROUNDS = 15
+RUN_S_MAX = 120.0
+SCRIPT = Path(__file__).with_name("first_step.py")
+RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+"""What a launcher says to the only rank of a job."""
+WITHOUT = "without rankscope"
+INSTALLED = "installed, not asked for"
+AGENT = "with the agent"
+ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
+    WITHOUT: ([str(SCRIPT)], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
+    INSTALLED: ([str(SCRIPT)], {}),
+    AGENT: (["-m", "rankscope.agent", str(SCRIPT)], {}),
+}
+"""What python is started with, and what is set. Torch looks for backends such as rankscope unless it is told not to."""
+MOMENTS = {"script begins": "begun_ns", "torch imported": "imported_ns", "first step done": "stepped_ns"}
+PARTS = """
+import json, os, time
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+import torch
+took = {}
+def measure(name, action):
+    begin_ns = time.perf_counter_ns()
+    result = action()
+    took[name] = time.perf_counter_ns() - begin_ns
+    return result
+measure("import numpy, zmq, msgspec", lambda: [__import__(n) for n in NAMES])
+measure("import rankscope.agent.session", lambda: __import__("rankscope.agent.session"))
+from rankscope.agent.session import Session
+session = measure("Session.start", lambda: Session.start({}))
+print(json.dumps(took))
+session.stop()
+""".replace("NAMES", repr(["numpy", "zmq", "msgspec"]))
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> dict[str, int]:
+    """What a python started so printed in its last line. Raises CalledProcessError when it failed."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=RUN_S_MAX, check=True, cwd=Path.cwd()
+    )
+    measured: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def run_arm(arm: str, endpoint: str) -> dict[str, float]:
+    """ms from the start of the process to each moment."""
+    arguments, changes = ARMS[arm]
+    environment = clean_environment() | RANK | {"OMP_NUM_THREADS": "1"} | changes
+    if arm == AGENT:
+        environment["RANKSCOPE_COLLECTOR"] = endpoint
+    start_ns = monotonic_ns()
+    measured = run(arguments, environment)
+    return {moment: (measured[key] - start_ns) / 1e6 for moment, key in MOMENTS.items()}
+
+
+def measure_arms(rounds: int, endpoint: str) -> list[dict[str, dict[str, float]]]:
+    """Each round's times by arm."""
+    found = []
+    for number in range(rounds):
+        order = list(ARMS) if number % 2 == 0 else list(reversed(ARMS))
+        found.append({arm: run_arm(arm, endpoint) for arm in order})
+        print(f"round {number + 1} of {rounds}: {found[-1]}", flush=True)
+    return found
+
+
+def measure_parts(rounds: int, endpoint: str) -> dict[str, list[float]]:
+    """ms of each part in each round."""
+    environment = clean_environment() | RANK | {"OMP_NUM_THREADS": "1", "RANKSCOPE_COLLECTOR": endpoint}
+    runs = [run(["-c", PARTS], environment) for _ in range(rounds)]
+    return {name: [run[name] / 1e6 for run in runs] for name in runs[0]}
+
+
+def render(head: str, arms: list[dict[str, dict[str, float]]], parts: dict[str, list[float]]) -> str:
+    """The result file."""
+    lines = ["| arm | from the start to | ms more than without: median | smallest | largest |", "|---|---|---|---|---|"]
+    for arm in list(ARMS)[1:]:
+        for moment in MOMENTS:
+            more = [found[arm][moment] - found[WITHOUT][moment] for found in arms]
+            lines.append(f"| {arm} | {moment} | {render_spread(more)} |")
+    lines += ["", "| part | ms: median | smallest | largest |", "|---|---|---|---|"]
+    lines += [f"| {name} | {render_spread(took)} |" for name, took in parts.items()]
+    whole = statistics.median(found[WITHOUT]["first step done"] for found in arms)
+    explanation = (__doc__ or "").partition("\n\n")[
+        2
+    ].strip() + f"\n\nWithout rankscope the first step is done {whole:.0f}"
+    return "\n\n".join(
+        ["# What the agent adds to the start", head, f"{explanation} ms after the start.", "\n".join(lines)]
+    )
+
+
+def render_spread(values: list[float]) -> str:
+    """Median, smallest and largest as cells."""
+    return f"{statistics.median(values):.1f} | {min(values):.1f} | {max(values):.1f}"
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(description="What the agent adds to the start of a training process.")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"runs of each arm [{ROUNDS}]")
+    parser.add_argument("--out", type=Path, default=RESULTS / "start.md", help="the file to write")
+    options = parser.parse_args()
+    head = describe_run(f"python -m tests.benchmarks.start --rounds {options.rounds}")
+    with collector() as (endpoint, _):
+        arms = measure_arms(options.rounds, endpoint)
+        parts = measure_parts(options.rounds, endpoint)
+    text = render(head, arms, parts) + "\n"
+    options.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
