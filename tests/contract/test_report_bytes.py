@@ -1,0 +1,124 @@
+"""How many bytes a report has at most: what docs/cost.md says of the wire, as arithmetic.
+
+Every number in the reports below is as large as it can be on the wire, every name as long as it ever is in a job.
+"""
+
+import pytest
+
+from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.measure.codec import encode
+from rankscope.measure.records import (
+    PHASES,
+    AgentCost,
+    CollectiveRecord,
+    DeviceSample,
+    GroupInfo,
+    HostSample,
+    Losses,
+    StepRecord,
+    WindowBreakdown,
+)
+
+LARGE = 2**50
+"""Takes 9 bytes, the most a number takes; a thousand of them together still do."""
+OWN_PHASES_MAX = 16
+"""The default of `phases_max`."""
+
+STEP_BYTES = 8 * (6 + len(PHASES))
+"""A column of 8 bytes for each of: step, start, duration, CPU time, batches, backwards, and the phases. 8 more for each
+phase of the user's own."""
+COLLECTIVE_BYTES = 8 * 7
+BREAKDOWN_BYTES = 9 * 10 + 1
+COVERED_BYTES = 9 * 2 + 1
+DEVICE_BYTES = 1_000
+FIXED_BYTES = 3_000
+"""Names of columns, totals, losses, cost, host sample: every number at its largest, 16 phases of the user's own."""
+
+
+def step(number: int, own_phases: int = 0) -> StepRecord:
+    phases = [*PHASES, *(f"phase-of-the-user-{index:02}" for index in range(own_phases))]
+    return StepRecord(
+        step=LARGE - number,
+        start_host_ns=LARGE,
+        duration_ns=LARGE,
+        phases_ns=dict.fromkeys(phases, LARGE),
+        cpu_ns=LARGE,
+        batches=LARGE,
+        backwards=LARGE,
+    )
+
+
+def collective(number: int) -> CollectiveRecord:
+    return CollectiveRecord(
+        step=LARGE, group="mesh_tp/0,1,2,3,4,5,6,7", op="reduce_scatter", start_host_ns=LARGE - number,
+        duration_ns=LARGE, sequence=LARGE, bytes=LARGE,
+    )  # fmt: skip
+
+
+def breakdown() -> WindowBreakdown:
+    return WindowBreakdown(
+        first_step=LARGE, step_count=LARGE, window_ns=LARGE, compute_ns=LARGE, communication_ns=LARGE,
+        overlap_ns=LARGE, exposed_communication_ns=LARGE, copy_ns=LARGE, idle_ns=LARGE, operator_count=LARGE,
+    )  # fmt: skip
+
+
+def device() -> DeviceSample:
+    fields = dict.fromkeys(DeviceSample.__struct_fields__, LARGE)
+    texts = {"uuid": "GPU-01234567-89ab-cdef-0123-456789abcdef", "model": "NVIDIA H200 NVL 141GB HBM3e"}
+    reasons = tuple(f"hw_thermal_slowdown_{index}" for index in range(9))
+    absent = dict.fromkeys((f"memory_total_bytes_{index}" for index in range(6)), "this driver is too old for it: 535")
+    return DeviceSample(**{**fields, **texts, "throttle_reasons": reasons, "absent": absent})  # type: ignore[arg-type]
+
+
+def build(*, steps: int = 0, collectives: int = 0, breakdowns: int = 0, devices: int = 0, own_phases: int = 16) -> int:
+    """Bytes of a report's frame with so many of each."""
+    interval = Interval(
+        steps=[step(number, own_phases) for number in range(steps)],
+        collectives=[collective(number) for number in range(collectives)],
+        covered_steps=[(LARGE, LARGE)] * breakdowns,
+        breakdowns=[breakdown()] * breakdowns,
+        host=HostSample(**dict.fromkeys(HostSample.__struct_fields__, LARGE)),
+        devices=tuple(device() for _ in range(devices)),
+        losses=Losses(
+            steps_overwritten=LARGE, steps_dropped_in_reports=LARGE, reports_dropped=LARGE,
+            windows_skipped=dict.fromkeys(("events_max", "collectives_unplaced", "user_profiler", "backlog"), LARGE),
+            errors=dict.fromkeys(("step_hooks", "windows", "agent_thread", "device", "groups", "stop"), LARGE),
+        ),
+        overhead_ratio=0.5,
+        cost=AgentCost(
+            part_ns={f"agent_part_number_{part}": LARGE for part in range(12)},
+            dropped={f"agent_part_number_{part}": True for part in range(12)},
+            full_stretch_ratio=0.5, light_stretch_ratio=0.5, changes=LARGE,
+        ),
+    )  # fmt: skip
+    return len(encode(ReportBuilder().build(interval, LARGE)))
+
+
+def test_a_report_has_at_most_its_fixed_part_and_so_much_for_each_thing_in_it() -> None:
+    steps, collectives, breakdowns, devices = 100, 2_000, 32, 1
+    bound = (
+        FIXED_BYTES
+        + steps * (STEP_BYTES + 8 * OWN_PHASES_MAX)
+        + collectives * COLLECTIVE_BYTES
+        + breakdowns * (BREAKDOWN_BYTES + COVERED_BYTES)
+        + devices * DEVICE_BYTES
+    )
+    assert build(steps=steps, collectives=collectives, breakdowns=breakdowns, devices=devices) <= bound
+
+
+@pytest.mark.parametrize(
+    ("one_more", "bytes_each"),
+    [("steps", STEP_BYTES + 8 * OWN_PHASES_MAX), ("collectives", COLLECTIVE_BYTES), ("devices", DEVICE_BYTES)],
+)
+def test_one_thing_more_takes_no_more_than_its_share(one_more: str, bytes_each: int) -> None:
+    assert build(**{one_more: 1_000}) - build(**{one_more: 500}) <= 500 * bytes_each + 16  # lengths take up to 5 bytes
+
+
+def test_a_report_of_nothing_new_is_the_fixed_part() -> None:
+    assert build() <= FIXED_BYTES
+
+
+def test_the_process_groups_that_a_report_brings_once_take_their_names_and_ranks() -> None:
+    group = GroupInfo(label="default_pg", description="default_pg", ranks=tuple(range(1024)), backend="nccl")
+    frame = encode(ReportBuilder().build(Interval(groups={"0": group}), LARGE))
+    assert len(frame) <= FIXED_BYTES + 3 * 1024 + 64  # a rank below 65,536 takes 3 bytes
