@@ -25,13 +25,14 @@ from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
 from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan, find_cuda
-from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
+from rankscope.agent.probe.graph_captures import GraphCaptures
+from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS
 from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
-from rankscope.agent.probe.torch_profiler import TorchProfiler
+from rankscope.agent.probe.torch_profiler import TorchProfiler, is_current_stream_capturing
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.reporter import Probes, Reporter
 from rankscope.agent.sample.torch_device import TrainingDevice
@@ -60,7 +61,8 @@ class Session:
         self._guard = Guard(config.error_budget, self._on_part_off)
         self._steps: Ring[StepRecord] = Ring(config.ring_steps_max)
         self._raw_windows: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
-        self._progress = GroupProgress(self.identity.world_size)
+        self._captures = GraphCaptures(is_current_stream_capturing)
+        self._progress = GroupProgress(self.identity.world_size, self._captures)
         self._plan = WindowPlan(
             warmup_steps=config.warmup_steps,
             collective_window_ns=s_to_ns(config.collective_window_s),
@@ -81,7 +83,14 @@ class Session:
             phases_max=config.phases_max,
             read_clock_ns=self._read_moment_ns,
         )
-        self._hooks = TorchHooks(self._timer, self._guard, self._on_user_profiler, self._ranges, timers)
+        self._hooks = TorchHooks(
+            self._timer,
+            self._guard,
+            self._on_user_profiler,
+            self._ranges,
+            device_timers=timers,
+            captures=self._captures,
+        )
         self._stopping = threading.Event()
         self._device = TrainingDevice()
         probes = Probes(
@@ -224,7 +233,7 @@ class Session:
             return None
         share = DEVICE_TIMES_SHARE * self._config.overhead_ratio_max
         plan = TimingPlan(warmup_steps=self._config.warmup_steps, overhead_ratio_max=share)
-        return DeviceTimers(cuda, plan, self._guard, self._steps.append)
+        return DeviceTimers(cuda, plan, self._guard, self._steps.append, captures=self._captures)
 
     def _make_windows(self) -> KinetoWindows | None:
         if not (self._config.collective_windows or self._config.full_windows):
@@ -242,6 +251,8 @@ class Session:
             self._progress.read_enqueued,
             light=self._config.collective_windows,
             full=self._config.full_windows,
+            is_capturing=self._captures.is_open,
+            light_tells=lambda: self._progress.communicates_on_host or not profiler.sees_device,
         )
 
     def _on_record(self, record: StepRecord) -> None:

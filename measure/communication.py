@@ -10,7 +10,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 BACKENDS = ("nccl", "rccl", "gloo", "mpi", "ucc", "xccl", "hccl")
-HOST_PREFIXES = ("gloo:", "mpi:", "ucc:")
+HOST_BACKENDS = ("gloo", "mpi", "ucc")
+HOST_PREFIXES = tuple(f"{backend}:" for backend in HOST_BACKENDS)
 """Ranges of backends that communicate on the CPU: the range is the communication itself."""
 RANGE_PREFIXES = tuple(f"{backend}:" for backend in BACKENDS)
 """On a device the range only says what was launched inside it."""

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rankscope.agent.probe.graph_captures import GraphCaptures
+from rankscope.measure.communication import HOST_BACKENDS
 from rankscope.measure.identity import group_label
 from rankscope.measure.records import GroupInfo
 
@@ -18,54 +20,92 @@ class FlightEntry(NamedTuple):
     created_wall_ns: int
 
 
-class GroupProgress:
-    """Reads torch's flight recorder. The status alone costs 4 us; the entries 15 to 30 us each, with the GIL held.
+DEVICE_NUMBERS_FROM = 1 << 32
+"""What is added to the group numbers of the recorder of NCCL: each recorder counts its groups from 0."""
 
-    `groups` are the process groups as they were when one was first seen at work: a short job has destroyed them again
-    before the agent thread asks.
+
+class GroupProgress:
+    """Reads torch's flight recorders. The status alone costs 4 us and no CUDA call; the entries 15 to 30 us each, with
+    the GIL held, and they query the events of what has not ended: never while a graph is being captured.
+
+    NCCL has a recorder of its own up to torch 2.13, and shares one with the others in later ones: then both functions
+    give the same, which counts once. `groups` are the process groups as they were when one was first seen at work: a
+    short job has destroyed them again before the agent thread asks.
     """
 
-    def __init__(self, world_size: int = 1) -> None:
+    def __init__(self, world_size: int = 1, captures: GraphCaptures | None = None) -> None:
         self._world_size = world_size
+        self._captures = captures or GraphCaptures()
         self._seen: frozenset[int] = frozenset()
         self.groups: dict[str, GroupInfo] = {}
+        self._dump: Any = None
+        self._dump_of_nccl: Any = None
         try:
             from torch._C import _distributed_c10d as c10d  # noqa: PLC0415
-
-            self._dump: Any = getattr(c10d, "_dump_fr_trace_json", None)
         except ImportError:
-            self._dump = None
+            return
+        self._dump = getattr(c10d, "_dump_fr_trace_json", None)
+        self._dump_of_nccl = getattr(c10d, "_dump_nccl_trace_json", None)
 
     @property
     def is_available(self) -> bool:
         """Whether this torch has a flight recorder that can be read this way."""
-        return self._dump is not None
+        return self._dump is not None or self._dump_of_nccl is not None
+
+    @property
+    def communicates_on_host(self) -> bool:
+        """Whether a process group has been seen at work of which all communication is done by the host itself."""
+        return any(_is_on_host(group.backend) for group in self.groups.values())
 
     def read_enqueued(self) -> dict[int, int]:
         """The sequence number of the last collective enqueued in each process group, by torch's group number."""
-        if self._dump is None:
-            return {}
-        status = json.loads(self._dump(includeCollectives=False)).get("pg_status", {})
-        enqueued = {int(number): int(group["last_enqueued_collective"]) for number, group in status.items()}
+        enqueued = _read_status(self._dump)
+        of_nccl = _read_status(self._dump_of_nccl)
+        if of_nccl != enqueued:
+            enqueued.update((DEVICE_NUMBERS_FROM + number, last) for number, last in of_nccl.items())
         if not self._seen.issuperset(enqueued):
             self._seen |= frozenset(enqueued)
             self.groups = {**self.groups, **read_groups(self._world_size)}
         return enqueued
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
-        """Every collective still in the recorder, oldest first, and (name, description) of each group by number."""
-        if self._dump is None:
-            return [], {}
-        dump = json.loads(self._dump(includeCollectives=True))
-        entries, names = [], {}
-        for entry in sorted(dump.get("entries", ()), key=lambda found: int(found["record_id"])):
-            number = int(entry["pg_id"])
-            names[number] = (str(entry["process_group"][0]), str(entry["process_group"][1]))
-            if not entry["is_p2p"]:
-                op = str(entry["profiling_name"]).rpartition(":")[2]
-                sequence, created_ns = int(entry["collective_seq_id"]), int(entry["time_created_ns"])
-                entries.append(FlightEntry(number, sequence, op, created_ns))
+        """Every collective still in the recorders, each oldest first, and (name, description) of each group by number.
+        Nothing while a graph is being captured.
+        """
+        return self._captures.run_between(self._read_entries) or ([], {})
+
+    def _read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
+        entries: list[FlightEntry] = []
+        names: dict[int, tuple[str, str]] = {}
+        seen: set[tuple[object, ...]] = set()
+        for dump, from_number in ((self._dump, 0), (self._dump_of_nccl, DEVICE_NUMBERS_FROM)):
+            found = json.loads(dump(includeCollectives=True)).get("entries", ()) if dump is not None else ()
+            for entry in sorted(found, key=lambda one: int(one["record_id"])):
+                name, description = map(str, entry["process_group"])
+                identity = (name, description, entry["record_id"], entry["time_created_ns"])
+                if identity in seen:
+                    continue
+                seen.add(identity)
+                number = from_number + int(entry["pg_id"])
+                names[number] = (name, description)
+                if not entry["is_p2p"]:
+                    entries.append(_to_flight_entry(number, entry))
         return entries, names
+
+
+def _read_status(dump: Any) -> dict[int, int]:
+    status = json.loads(dump(includeCollectives=False)).get("pg_status", {}) if dump is not None else {}
+    return {int(number): int(group["last_enqueued_collective"]) for number, group in status.items()}
+
+
+def _to_flight_entry(number: int, entry: Mapping[str, Any]) -> FlightEntry:
+    op = str(entry["profiling_name"]).rpartition(":")[2]
+    return FlightEntry(number, int(entry["collective_seq_id"]), op, int(entry["time_created_ns"]))
+
+
+def _is_on_host(backend: str) -> bool:
+    """Of one backend for each kind of device (`cpu:gloo,cuda:nccl`) those of devices do the work of training."""
+    return all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
 
 
 def read_groups(world_size: int) -> dict[str, GroupInfo]:

@@ -12,12 +12,11 @@ behind it wait with it, `RECORDS_WAITING_MAX` at most.
 
 While a CUDA graph is captured a query, on whatever stream, would kill the capture, and an event recorded into it would
 never tell a time. So a step within which a capture is seen goes without device times, and what waits is asked later.
-Captures are seen by the current stream and by `CUDAGraph.capture_begin` and `capture_end`, which TorchHooks wraps.
+`GraphCaptures` knows of them.
 
 An event costs one to three microseconds, so not every step is timed: TimingPlan says which, the same on every rank.
 """
 
-import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from typing import Any
 import msgspec
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 
@@ -141,6 +141,7 @@ class DeviceTimers:
         guard: Guard,
         on_record: Callable[[StepRecord], None],
         *,
+        captures: GraphCaptures | None = None,
         read_clock_ns: Callable[[], int] = monotonic_ns,
         events_max: int = EVENTS_MAX,
         records_waiting_max: int = RECORDS_WAITING_MAX,
@@ -149,6 +150,7 @@ class DeviceTimers:
         self.plan = plan
         self._guard = guard
         self._on_record = on_record
+        self._captures = captures or GraphCaptures(cuda.is_current_stream_capturing)
         self._read_clock_ns = read_clock_ns
         self._events_max = events_max
         self._records_waiting_max = records_waiting_max
@@ -157,7 +159,6 @@ class DeviceTimers:
         self._timing: _Timing | None = None
         self._waiting: deque[tuple[StepRecord, _Timing | None]] = deque()
         self._asked_ns = 0
-        self._captures: set[int] = set()
         self._is_off = False
         self.skipped: dict[str, int] = {}
         self.spent_ns = 0
@@ -216,46 +217,13 @@ class DeviceTimers:
         self._is_off = True
         self._flush(NOT_READY)
 
-    # -- captures of CUDA graphs, on any thread -----------------------------------------------------------------------
-
-    def wrap_capture_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """CUDAGraph.capture_begin, watched."""
-        captures = self._captures
-
-        @functools.wraps(original)
-        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            captures.add(id(graph))
-            try:
-                return original(graph, *args, **kwargs)
-            except BaseException:
-                captures.discard(id(graph))
-                raise
-
-        return capture_begin
-
-    def wrap_capture_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """CUDAGraph.capture_end, watched."""
-        captures = self._captures
-
-        @functools.wraps(original)
-        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(graph, *args, **kwargs)
-            finally:
-                captures.discard(id(graph))
-
-        return capture_end
-
-    def _is_capturing(self) -> bool:
-        return bool(self._captures) or bool(self._cuda.is_current_stream_capturing())
-
     # -- a step that is timed -----------------------------------------------------------------------------------------
 
     def _begin(self, step: int) -> None:
         self.on_pause()
         begin_ns = self._read_clock_ns()
         timing = _Timing(step, get_ident(), None, None)
-        if self._is_capturing():
+        if self._captures.is_open():
             timing.skip = CAPTURE
         else:
             timing.stream = self._cuda.current_stream()
@@ -279,7 +247,7 @@ class DeviceTimers:
     def _find_obstacle(self, timing: _Timing) -> str | None:
         if get_ident() != timing.thread:
             return OTHER_THREAD
-        if self._is_capturing():
+        if self._captures.is_open():
             return CAPTURE
         if self._cuda.current_stream() != timing.stream:
             return STREAM_CHANGED  # times of two streams do not follow one another
@@ -337,7 +305,7 @@ class DeviceTimers:
         """Why the device times cannot be read now; None when they can."""
         if get_ident() != timing.thread:
             return OTHER_THREAD
-        if self._is_capturing():
+        if self._captures.is_open():
             return CAPTURE
         return None if timing.last.query() else NOT_READY
 

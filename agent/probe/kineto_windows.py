@@ -25,6 +25,16 @@ class Profiler(Protocol):
     One session at a time, ended on the thread that began it: anything else is a RuntimeError and changes nothing.
     """
 
+    @property
+    def sees_device(self) -> bool:
+        """Whether a full session begun now would record a device."""
+        ...
+
+    @property
+    def is_first_of_device(self) -> bool:
+        """Whether a full session begun now would be the first to record the device that is in use."""
+        ...
+
     def is_busy(self) -> bool:
         """Whether anybody's profiler is on in this thread."""
         ...
@@ -61,7 +71,11 @@ class KinetoWindows:
     """Starts and stops windows on the training thread, as the plan says. Finished ones go to `on_window`.
 
     A window during which the user's own profiler began is thrown away and counted in `skipped`; none is started while
-    it runs.
+    it runs. So is the first one of a device, which lasts one step and is taken as soon as the device is in use: while
+    `is_capturing` says that a CUDA graph is being captured none begins or ends.
+
+    Light windows are left out while `light_tells` says that they would tell nothing: where all communication is on a
+    device, the ranges of its backend only span the enqueueing.
     """
 
     def __init__(
@@ -75,6 +89,8 @@ class KinetoWindows:
         light: bool,
         full: bool,
         user_profiler_wait_s: float = USER_PROFILER_WAIT_S,
+        is_capturing: Callable[[], bool] = lambda: False,
+        light_tells: Callable[[], bool] = lambda: True,
     ) -> None:
         self._profiler = profiler
         self._plan = plan
@@ -84,7 +100,11 @@ class KinetoWindows:
         self._light_wanted = light
         self._full_wanted = full
         self._user_profiler_wait_s = user_profiler_wait_s
+        self._is_capturing = is_capturing
+        self._light_tells = light_tells
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
+        self._on_device = False
+        self._is_first_of_device = False
         self._thread = get_ident()
         self._steps: list[StepRecord] = []
         self._enqueued_before: dict[int, int] = {}
@@ -105,7 +125,13 @@ class KinetoWindows:
         """A step begins."""
         if self._guard.is_off(PART):
             self.close()
-        elif self._is_due(step):
+            return
+        try:
+            is_due = self._is_due(step)
+        except Exception as error:  # noqa: BLE001 - as in _run, without reading its clock
+            self._guard.record(PART, error)
+            return
+        if is_due:
             self._run(self._advance, step)
 
     def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
@@ -114,7 +140,7 @@ class KinetoWindows:
             self._user_profilers = max(0, self._user_profilers + (1 if begins else -1))
             ours_is_on = begins and self._running is not None
         if ours_is_on and get_ident() == self._thread:
-            self._throw_away()
+            self._throw_away("user_profiler")
         elif ours_is_on and not self._is_idle.wait(self._user_profiler_wait_s):
             # Once theirs has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13). So
             # it stays on, and as the profiler is busy for good there are no more windows.
@@ -128,9 +154,12 @@ class KinetoWindows:
         nobody frees) and the end of the process (which would crash).
         """
         if self._running is not None and get_ident() == self._thread:
-            self._run(self._finish)
+            if self._is_first_of_device:
+                self._run(self._throw_away, "first_of_device")
+            else:
+                self._run(self._finish)
 
-    def _run(self, action: Callable[..., None], *arguments: int) -> None:
+    def _run(self, action: Callable[..., None], *arguments: int | str) -> None:
         begin_ns = thread_time_ns()
         try:
             action(*arguments)
@@ -145,14 +174,24 @@ class KinetoWindows:
             or self._plan.begins_full(step)
             or bool(self._user_profilers)
             or self._has_run_its_length(step)
+            or (self._full_wanted and self._profiler.is_first_of_device)
         )
 
     def _advance(self, step: int) -> None:
+        if self._is_capturing():
+            self._count_skip("graph_capture")
+            return
         if self._running is not None and self._user_profilers:
-            self._throw_away()
+            self._throw_away("user_profiler")
         ends = self._has_run_its_length(step)
         full_ends = ends and self._running is True
-        begins_full = self._full_wanted and self._running is not True and self._plan.begins_full(step)
+        if full_ends and self._is_first_of_device:
+            self._throw_away("first_of_device")
+        begins_full = (
+            self._full_wanted
+            and self._running is not True
+            and (self._plan.begins_full(step) or self._profiler.is_first_of_device)
+        )
         rolls = self._running is False and self._plan.begins_light(step)
         if self._running is not None and (ends or begins_full or rolls):
             self._finish()
@@ -161,13 +200,16 @@ class KinetoWindows:
             self._begin(full=begins_full)
 
     def _has_run_its_length(self, step: int) -> bool:
-        """Whether the running window, if any, has all the steps it was meant to have."""
+        """Whether the running window, if any, has all the steps it was meant to have. The first one of a device ends
+        after a step; its others have one more than is told of.
+        """
         if self._running:
-            return len(self._steps) >= self._plan.full_window_steps
+            wanted = 1 if self._is_first_of_device else self._plan.full_window_steps + self._on_device
+            return len(self._steps) >= wanted
         return self._running is False and not self._plan.is_light(step)
 
     def _begin(self, *, full: bool) -> None:
-        if not full and not self._light_wanted:
+        if not full and not (self._light_wanted and self._light_tells()):
             return
         begin_ns = thread_time_ns()
         enqueued = self._read_enqueued()
@@ -175,8 +217,11 @@ class KinetoWindows:
             if self._user_profilers or self._profiler.is_busy():
                 self._count_skip("user_profiler")
                 return
+            on_device = full and self._profiler.sees_device
+            is_first = full and self._profiler.is_first_of_device
             self._profiler.start(full=full)
             self._running, self._thread, self._steps = full, get_ident(), []
+            self._on_device, self._is_first_of_device = on_device, is_first
             self._is_idle.clear()
         self._enqueued_before = enqueued
         self._begin_cost_ns = thread_time_ns() - begin_ns
@@ -188,16 +233,17 @@ class KinetoWindows:
         offset_ns = time_ns() - monotonic_ns()
         enqueued = self._read_enqueued()
         cost_ns = self._begin_cost_ns + thread_time_ns() - begin_ns
-        window = RawWindow(full, tuple(self._steps), result, offset_ns, self._enqueued_before, enqueued, cost_ns)
+        before = self._enqueued_before
+        window = RawWindow(full, tuple(self._steps), result, offset_ns, before, enqueued, cost_ns, self._on_device)
         if not self._on_window(window):
             self._count_skip("backlog")
 
-    def _throw_away(self) -> None:
-        self._count_skip("user_profiler")
+    def _throw_away(self, reason: str) -> None:
+        self._count_skip(reason)
         self._stop()
 
     def _stop(self) -> Any:
-        self._running = None
+        self._running, self._is_first_of_device = None, False
         try:
             return self._profiler.stop()
         finally:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.probe.device_timers import DeviceTimers
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.moment_meter import TIMED_EVERY, MomentMeter
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.steps import StepTimer
@@ -40,13 +41,16 @@ class TorchHooks:
         guard: Guard,
         on_user_profiler: Callable[[bool], None],
         ranges: OpenRanges | None = None,
+        *,
         device_timers: DeviceTimers | None = None,
+        captures: GraphCaptures | None = None,
     ) -> None:
         self._timer = timer
         self._device_timers = device_timers
         self._read_moment_ns = monotonic_ns if device_timers is None else device_timers.read_moment_ns
         self._guard = guard
         self._ranges = ranges or OpenRanges()
+        self._captures = captures or GraphCaptures()
         self._on_user_profiler = on_user_profiler
         self._thread: int | None = main_thread().ident
         self._thread_is_sure = False
@@ -229,10 +233,11 @@ class TorchHooks:
         self._replace(record_function, "__exit__", self._ranges.wrap_exit)
 
     def _watch_captures(self, torch: Any) -> None:
-        timers = self._device_timers
-        if timers is not None:
-            self._replace(torch.cuda.CUDAGraph, "capture_begin", timers.wrap_capture_begin)
-            self._replace(torch.cuda.CUDAGraph, "capture_end", timers.wrap_capture_end)
+        by_any_device = getattr(getattr(torch, "accelerator", None), "Graph", None)  # torch 2.13 and newer
+        for graph in (getattr(torch.cuda, "CUDAGraph", None), by_any_device):
+            if graph is not None:
+                self._replace(graph, "capture_begin", self._captures.wrap_begin)
+                self._replace(graph, "capture_end", self._captures.wrap_end)
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Hook], Hook]) -> None:
         original = getattr(owner, name)

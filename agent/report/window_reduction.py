@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from rankscope.agent.probe.collectives import FlightEntry, count_enqueued
+from rankscope.agent.probe.collectives import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
 from rankscope.agent.report.window_child import WindowChildren
@@ -164,7 +164,11 @@ class WindowReduction:
         """
         if not communication:
             return []
-        enqueued = count_enqueued(window.enqueued_before, window.enqueued_after)
+        enqueued = {
+            number: bounds
+            for number, bounds in count_enqueued(window.enqueued_before, window.enqueued_after).items()
+            if number < DEVICE_NUMBERS_FROM
+        }
         counted = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
         self._learn_threads(counted, enqueued)
         groups = self._find_groups(enqueued)

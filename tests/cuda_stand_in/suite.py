@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
@@ -60,8 +61,15 @@ class Loop:
         self.records: list[StepRecord] = []
         self.guard = Guard(3)
         self.plan = plan or FixedPlan(interval_steps)
+        self.captures = GraphCaptures(gpu.cuda.is_current_stream_capturing)
         self.timers = DeviceTimers(
-            gpu.cuda, self.plan, self.guard, self.records.append, read_clock_ns=gpu.read_clock_ns, **options
+            gpu.cuda,
+            self.plan,
+            self.guard,
+            self.records.append,
+            captures=self.captures,
+            read_clock_ns=gpu.read_clock_ns,
+            **options,
         )
         self.timer = StepTimer(
             self.timers.on_record,
@@ -109,8 +117,8 @@ class Loop:
     def capturing(self) -> Iterator[Any]:
         """Capture a graph as the hooks let the timers see it."""
         graph = self.gpu.cuda.CUDAGraph()
-        begin = self.timers.wrap_capture_begin(type(graph).capture_begin)
-        end = self.timers.wrap_capture_end(type(graph).capture_end)
+        begin = self.captures.wrap_begin(type(graph).capture_begin)
+        end = self.captures.wrap_end(type(graph).capture_end)
         begin(graph)
         yield graph
         end(graph)

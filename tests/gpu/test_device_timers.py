@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.probe.device_timers import DeviceTimers
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.measure.records import StepRecord
@@ -74,12 +75,15 @@ class Watched:
     def __init__(self) -> None:
         self.records: list[StepRecord] = []
         self.guard = Guard(1)
-        self.timers = DeviceTimers(torch.cuda, FixedPlan(1), self.guard, self.records.append)
+        self.captures = GraphCaptures(torch.cuda.is_current_stream_capturing)
+        self.timers = DeviceTimers(torch.cuda, FixedPlan(1), self.guard, self.records.append, captures=self.captures)
         self.timer = StepTimer(
             self.timers.on_record, self.timers.on_boundary, self.timers.on_pause,
             on_charge=self.timers.on_charge, read_clock_ns=self.timers.read_moment_ns,
         )  # fmt: skip
-        self.hooks = TorchHooks(self.timer, self.guard, lambda _begins: None, None, self.timers)
+        self.hooks = TorchHooks(
+            self.timer, self.guard, lambda _begins: None, device_timers=self.timers, captures=self.captures
+        )
 
     def end(self) -> list[StepRecord]:
         torch.cuda.synchronize()

@@ -10,7 +10,15 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rankscope.agent.probe.collectives import FlightEntry, GroupProgress, count_enqueued, read_groups
+from rankscope.agent.probe.collectives import (
+    DEVICE_NUMBERS_FROM,
+    FlightEntry,
+    GroupProgress,
+    count_enqueued,
+    read_groups,
+)
+from rankscope.agent.probe.graph_captures import GraphCaptures
+from rankscope.measure.records import GroupInfo
 
 STATUS = {
     "0": {"last_enqueued_collective": 7, "last_started_collective": -1, "last_completed_collective": 6},
@@ -88,6 +96,66 @@ def test_a_torch_without_a_flight_recorder_tells_nothing(monkeypatch: pytest.Mon
     progress = GroupProgress()
     assert not progress.is_available
     assert (progress.read_enqueued(), progress.read_entries()) == ({}, ([], {}))
+
+
+# -- the recorder of NCCL ---------------------------------------------------------------------------------------------
+
+
+def with_nccl(
+    monkeypatch: pytest.MonkeyPatch, gloo: dict[str, Any], nccl: dict[str, Any], captures: GraphCaptures | None = None
+) -> GroupProgress:
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", Recorder(gloo), raising=False)
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", Recorder(nccl), raising=False)
+    return GroupProgress(captures=captures)
+
+
+def test_the_recorder_of_nccl_counts_its_groups_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_nccl = {"0": {"last_enqueued_collective": 9}}
+    progress = with_nccl(monkeypatch, {"pg_status": STATUS}, {"pg_status": of_nccl})
+    assert progress.read_enqueued() == {0: 7, 1: 3, DEVICE_NUMBERS_FROM: 9}
+
+
+def test_one_recorder_that_both_functions_read_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [entry(8, (0, "0", "default_pg"), 5, "nccl:all_reduce")]
+    shared = {"pg_status": STATUS, "entries": entries}
+    progress = with_nccl(monkeypatch, shared, shared)
+    assert progress.read_enqueued() == {0: 7, 1: 3}
+    assert [found.sequence for found in progress.read_entries()[0]] == [5]
+
+
+def test_the_entries_of_two_recorders_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    gloo = {"entries": [entry(8, (0, "0", "default_pg"), 5, "gloo:all_reduce")]}
+    nccl = {"entries": [entry(8, (0, "1", "mesh_tp"), 6, "nccl:all_gather")]}
+    entries, names = with_nccl(monkeypatch, gloo, nccl).read_entries()
+    assert [(found.group_number, found.op) for found in entries] == [
+        (0, "all_reduce"), (DEVICE_NUMBERS_FROM, "all_gather")
+    ]  # fmt: skip
+    assert names == {0: ("0", "default_pg"), DEVICE_NUMBERS_FROM: ("1", "mesh_tp")}
+
+
+def test_no_entry_is_read_while_a_graph_is_being_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = {"pg_status": STATUS, "entries": [entry(8, (0, "1", "mesh_tp"), 6, "nccl:all_gather")]}
+    progress = with_nccl(monkeypatch, {}, nccl, GraphCaptures(lambda: True))
+    assert progress.read_entries() == ([], {})
+    assert progress.read_enqueued() == {DEVICE_NUMBERS_FROM: 7, DEVICE_NUMBERS_FROM + 1: 3}, "which queries no event"
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [
+        (["gloo"], True), (["nccl"], False), (["nccl", "gloo"], True), (["cpu:gloo,cuda:nccl"], False), ([], False),
+        (["undefined"], False), (["mpi"], True), (["cpu:gloo,cuda:gloo"], True),
+    ],
+)  # fmt: skip
+def test_a_rank_communicates_on_the_host_when_a_group_of_its_own_does_nothing_else(
+    backends: list[str], expected: bool
+) -> None:
+    progress = GroupProgress()
+    progress.groups = {
+        str(number): GroupInfo(label="x", description="x", ranks=(0, 1), backend=backend)
+        for number, backend in enumerate(backends)
+    }
+    assert progress.communicates_on_host is expected
 
 
 def test_the_real_recorder_can_be_read_before_anything_was_recorded() -> None:

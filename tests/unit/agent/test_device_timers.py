@@ -174,7 +174,7 @@ def test_capture_that_could_not_begin_does_not_silence_the_timers(gpu: StandInGp
         raise RuntimeError("capture must start on a non-default stream")
 
     with pytest.raises(RuntimeError, match="non-default"):
-        loop.timers.wrap_capture_begin(refuse)(object())
+        loop.captures.wrap_begin(refuse)(object())
     loop.step()
     loop.step()
     assert loop.end()[FIRST_ANNOUNCED].device_phases_ns is not None

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.probe.device_timers import DeviceTimers, find_cuda
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.measure.records import StepRecord
@@ -27,14 +28,22 @@ class Training:
         self.cuda = StandInCuda()
         self.records: list[StepRecord] = []
         self.guard = Guard(1)
+        self.captures = GraphCaptures(self.cuda.is_current_stream_capturing)
         self.timers = DeviceTimers(
-            self.cuda, FixedPlan(1), self.guard, self.records.append, read_clock_ns=self.cuda.read_clock_ns
+            self.cuda,
+            FixedPlan(1),
+            self.guard,
+            self.records.append,
+            captures=self.captures,
+            read_clock_ns=self.cuda.read_clock_ns,
         )
         self.timer = StepTimer(
             self.timers.on_record, self.timers.on_boundary, self.timers.on_pause,
             on_charge=self.timers.on_charge, read_clock_ns=self.timers.read_moment_ns,
         )  # fmt: skip
-        self.hooks = TorchHooks(self.timer, self.guard, lambda _begins: None, None, self.timers)
+        self.hooks = TorchHooks(
+            self.timer, self.guard, lambda _begins: None, device_timers=self.timers, captures=self.captures
+        )
         self.model = nn.Linear(4, 1)
         self.model.weight.register_hook(lambda _gradient: self.cuda.work(BACKWARD_NS))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -115,12 +124,6 @@ def test_captures_are_watched_only_while_the_hooks_are_in_place() -> None:
     assert (graph.capture_begin, graph.capture_end) == before
 
 
-def test_torch_without_a_gpu_has_no_timers_and_its_graphs_are_left_alone() -> None:
-    if torch.version.cuda is not None or torch.version.hip is not None:
-        assert find_cuda() is torch.cuda
-        return
-    before = torch.cuda.CUDAGraph.capture_begin
-    hooks = TorchHooks(StepTimer(lambda _record: None), Guard(1), lambda _begins: None)
-    hooks.install()
-    assert (find_cuda(), torch.cuda.CUDAGraph.capture_begin) == (None, before)
-    hooks.remove()
+def test_only_a_torch_that_is_built_for_gpus_has_timers() -> None:
+    is_built_for_gpus = torch.version.cuda is not None or torch.version.hip is not None
+    assert find_cuda() is (torch.cuda if is_built_for_gpus else None)

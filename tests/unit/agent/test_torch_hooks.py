@@ -305,6 +305,8 @@ def state_of_torch() -> list[Any]:
         profile.__dict__["__exit__"],
         torch.autograd.profiler.record_function.__dict__["__enter__"],
         torch.autograd.profiler.record_function.__dict__["__exit__"],
+        torch.cuda.CUDAGraph.__dict__["capture_begin"],
+        torch.cuda.CUDAGraph.__dict__["capture_end"],
         dict(optimizers._global_optimizer_pre_hooks),
         dict(optimizers._global_optimizer_post_hooks),
     ]

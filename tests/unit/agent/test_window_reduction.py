@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankscope.agent.probe.collectives import FlightEntry
+from rankscope.agent.probe.collectives import DEVICE_NUMBERS_FROM, FlightEntry
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reading import BATCH_EVENTS
@@ -183,6 +183,13 @@ def test_point_to_point_operations_are_not_counted_among_the_collectives() -> No
     activities = [gloo("send", 5_050, thread=MAIN), gloo("all_reduce", 5_100), gloo("recv", 5_200)]
     reduced = reduction(only_world()).reduce(window(activities, {0: (8, 8)}))
     assert placed(reduced.collectives) == [("default_pg", 5, 8)]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_enqueueing_of_a_device_backend_is_not_taken_for_the_collective(full: bool) -> None:
+    enqueued = [FakeActivity("nccl:all_reduce", 5_100, 20, MAIN, FLOATS_10), gloo("all_reduce", 5_200)]
+    reduced = reduction(only_world()).reduce(window(enqueued, {0: (4, 4), DEVICE_NUMBERS_FROM: (9, 9)}, full=full))
+    assert [record.start_host_ns for record in reduced.collectives] == [5_200]
 
 
 def test_a_window_without_communication_covers_its_steps() -> None:
