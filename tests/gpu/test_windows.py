@@ -1,0 +1,138 @@
+"""Full windows on real GPUs: the truth of what they tell, NCCL's collectives, and that they harm nothing.
+
+Written against torch 2.11 to 2.13. The jobs run as users start theirs, with everything of the agent on.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rankscope.agent.reduce_window import reduce_window
+from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.traced_collectives import find_collectives
+from rankscope.measure.units import NS_PER_MS
+from tests.integration.listening_collector import Life, listening
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, python, run, torchrun
+from tests.unit.agent.saved_window import record_window
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "train_on_gpu.py")
+STEPS = 60
+WEIGHTS_BYTES = 2 * (256 * 256 + 256) * 4
+"""Two layers of 256 x 256 weights and 256 biases, 4 bytes each: one bucket of DistributedDataParallel."""
+FIRST_FULL_STEPS = [4, 5]
+"""Two steps after the warm-up of four."""
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_two_gpus = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="needs two CUDA devices: of a single rank NCCL launches no kernel"
+)
+pytestmark = pytest.mark.gpu
+
+
+def watch(ranks: int, how: str) -> tuple[Ended, list[Life]]:
+    command = torchrun(ranks, *AGENT, SCRIPT, how) if ranks > 1 else python(*AGENT, SCRIPT, how)
+    with listening() as collector:
+        alone = ALONE if ranks == 1 else {}
+        ended = run(command, {**OFTEN, **alone, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        return ended, collector.lives
+
+
+def find_losses(ended: Ended) -> list[list[float]]:
+    lines = [line.split() for line in ended.stdout.splitlines() if line.startswith("losses ")]
+    return sorted([float(loss) for loss in line[1:]] for line in lines)
+
+
+def check_parts(windows: Sequence[WindowBreakdown]) -> None:
+    for window in windows:
+        parts_ns = window.compute_ns + window.exposed_communication_ns + window.copy_ns + window.idle_ns
+        assert parts_ns == window.window_ns
+        assert window.overlap_ns + window.exposed_communication_ns == window.communication_ns
+        assert window.compute_ns > 0
+        assert window.copy_ns > 0, "every step copies its batch to the device"
+
+
+# -- the truth --------------------------------------------------------------------------------------------------------
+
+
+@needs_gpu
+def test_a_live_window_is_what_torchs_own_file_of_the_same_steps_says(tmp_path: Path) -> None:
+    window = record_window("cuda", 4, tmp_path)
+    assert window.live.has_device
+    assert window.file.has_device
+    assert all(np.array_equal(*both) for both in zip(window.live.sets, window.file.sets, strict=True))
+    assert np.array_equal(window.live.unit_starts_ns, window.file.unit_starts_ns)
+    assert np.array_equal(window.live.work_by_call[1], window.file.work_by_call[1])
+    assert find_collectives(window.live) == find_collectives(window.file) == []
+
+
+@needs_gpu
+def test_steps_that_wait_for_their_loss_are_whole_and_alike(tmp_path: Path) -> None:
+    answer = reduce_window(record_window("cuda", 4, tmp_path).request)
+    assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([0, 1, 2], 0)
+    check_parts(answer.breakdowns)
+    assert len({found.operator_count for found in answer.breakdowns}) == 1
+
+
+@needs_gpu
+def test_the_time_of_a_kernel_is_what_cudas_own_events_measure(tmp_path: Path) -> None:
+    events = []
+
+    def sleep_on_device() -> None:
+        around = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        around[0].record()
+        torch.cuda._sleep(40_000_000)  # cycles: 20 to 40 ms, beside which the model's own kernels are nothing
+        around[1].record()
+        events.append(around)
+
+    window = record_window("cuda", 4, tmp_path, sleep_on_device)
+    torch.cuda.synchronize()
+    slept_ns = [round(begin.elapsed_time(end) * NS_PER_MS) for begin, end in events]
+    for found, expected_ns in zip(reduce_window(window.request).breakdowns, slept_ns, strict=False):
+        assert abs(found.compute_ns - expected_ns) < 0.1 * expected_ns
+
+
+# -- whole jobs -------------------------------------------------------------------------------------------------------
+
+
+@needs_gpu
+@pytest.mark.parametrize("how", ["plain", "compiled", "graph"])
+def test_a_job_learns_the_same_with_windows_and_without(how: str) -> None:
+    plain = run(python(SCRIPT, how), ALONE)
+    watched, (life,) = watch(1, how)
+    assert (plain.exit_code, watched.exit_code, watched.left) == (0, 0, ()), watched.stderr
+    assert np.allclose(find_losses(watched), find_losses(plain), rtol=1e-4)
+    assert life.losses.errors == {}
+    assert life.losses.windows_skipped["first_of_device"] == 1
+    assert [window.first_step for window in life.breakdowns][:2] == FIRST_FULL_STEPS
+    check_parts(life.breakdowns)
+
+
+@needs_gpu
+def test_where_nothing_communicates_on_the_host_light_windows_are_left_out() -> None:
+    _, (life,) = watch(1, "plain")
+    assert life.collectives == []
+    assert life.covered_steps == {window.first_step for window in life.breakdowns}
+
+
+# -- NCCL -------------------------------------------------------------------------------------------------------------
+
+
+@needs_two_gpus
+def test_the_collectives_of_nccl_are_told_with_group_sequence_and_bytes_alike_on_both_ranks() -> None:
+    ended, lives = watch(2, "nccl")
+    assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+    told = []
+    for life in lives:
+        assert life.losses.errors == {}
+        assert "collectives_unplaced" not in life.losses.windows_skipped
+        assert {(record.group, record.op) for record in life.collectives} == {("default_pg", "all_reduce")}
+        assert {record.bytes for record in life.collectives} == {WEIGHTS_BYTES}
+        assert sorted(record.step for record in life.collectives) == sorted(life.covered_steps)
+        assert all(record.duration_ns > 0 for record in life.collectives)
+        assert all(window.communication_ns > 0 for window in life.breakdowns)
+        told.append({record.step: record.sequence for record in life.collectives})
+    assert None not in told[0].values()
+    assert {told[0][step] == told[1][step] for step in told[0].keys() & told[1].keys()} == {True}
