@@ -54,7 +54,7 @@ class StepBounds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A full window. The columns' times are `wall_minus_host_ns` ahead of the host clock."""
+    """A full window of at least one step. The columns' times are `wall_minus_host_ns` ahead of the host clock."""
 
     columns: WindowColumns
     steps: tuple[StepBounds, ...]
@@ -75,8 +75,9 @@ class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 
 
 class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a full window tells. `steps_cut` counts the steps of which work is missing."""
+    """What a full window tells that began with `first_step`. `steps_cut` counts the steps of which work is missing."""
 
+    first_step: int
     breakdowns: tuple[WindowBreakdown, ...] = ()
     collectives: tuple[DeviceCollective, ...] = ()
     steps_cut: int = 0
@@ -94,13 +95,15 @@ class _Window(NamedTuple):
 def reduce_window(request: WindowRequest) -> WindowAnswer:
     """The breakdown of each whole step and the collectives that ran on a device, by the host clock."""
     view = RankView(to_trace(request.columns, ahead_ns=request.wall_minus_host_ns))
+    first_step = request.steps[0].step
     if not request.on_device:
         windows: Sequence[_Window] = [_Window(s.step, s.start_host_ns, s.end_host_ns) for s in request.steps]
-        return WindowAnswer(breakdowns=_break_down(view, windows))
+        return WindowAnswer(first_step=first_step, breakdowns=_break_down(view, windows))
     if not view.has_device:
-        return WindowAnswer(steps_cut=max(0, len(request.steps) - 1), on_device=True)
+        return WindowAnswer(first_step=first_step, steps_cut=len(request.steps) - 1, on_device=True)
     windows = _find_device_windows(view, request.steps)
     return WindowAnswer(
+        first_step=first_step,
         breakdowns=_break_down(view, windows),
         collectives=_find_device_collectives(view, request.steps, {window.step for window in windows}),
         steps_cut=len(request.steps) - 1 - len(windows),

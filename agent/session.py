@@ -26,7 +26,7 @@ from rankscope.agent.identity import read_identity
 from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.probe.graph_captures import GraphCaptures
-from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow, WindowPlan
+from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.steps import StepTimer

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rankscope.agent.probe.collectives import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
-from rankscope.agent.report.window_child import WindowChildren
+from rankscope.agent.report.window_child import ON_THEIR_WAY_MAX, WindowChildren
 from rankscope.agent.report.window_reading import HostRange, read_window
 from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord, WindowBreakdown
@@ -66,6 +66,7 @@ class WindowReduction:
         self._group_of_thread: dict[int, int] = {}
         self._torch_name_of_group: dict[int, str] = {}
         self._known_groups: dict[str, GroupInfo] = {}
+        self._of_host: dict[int, list[CollectiveRecord] | None] = {}
         self._skipped: dict[str, int] = {}
 
     @property
@@ -103,11 +104,15 @@ class WindowReduction:
                 )
             )
         collectives = self._place(window, read.ranges)
+        if window.on_device:
+            # All collectives of a step are told together, when it is known which steps are whole.
+            self._of_host[window.steps[0].step] = collectives
+            while len(self._of_host) > ON_THEIR_WAY_MAX:
+                del self._of_host[min(self._of_host)]
+            return NOTHING
         if collectives is None:
             return NOTHING
-        # Which steps a window of a device covers is known when it is known which of them are whole.
-        covered = None if window.on_device else (window.steps[0].step, window.steps[-1].step)
-        return ReducedWindow(collectives, [], covered)
+        return ReducedWindow(collectives, [], (window.steps[0].step, window.steps[-1].step))
 
     def collect(self) -> list[ReducedWindow]:
         """What the full windows tell that have been broken down since. Never waits."""
@@ -126,29 +131,41 @@ class WindowReduction:
         if answer.steps_cut:
             self._count("steps_cut", answer.steps_cut)
         breakdowns = list(answer.breakdowns)
-        counted = [found for found in answer.collectives if found.op not in POINT_TO_POINT_OPS]
-        self._known_groups.update(self._source.read_groups() if counted else {})
-        groups = [self._find_group_of(found) for found in counted]
-        if None in groups:
-            # As with those of the host: a step of which some cannot be given their group has not been seen whole.
-            self._count("collectives_unplaced", len(counted))
+        if not answer.on_device:
+            return ReducedWindow([], breakdowns, None)
+        of_host = self._of_host.get(answer.first_step)
+        # Answers come in the windows' order: those of earlier windows that are not here have failed.
+        self._of_host = {first: found for first, found in self._of_host.items() if first > answer.first_step}
+        of_device = self._name_groups(answer.collectives)
+        if of_host is None or of_device is None:
             return ReducedWindow([], breakdowns, None)
         steps = [found.first_step for found in breakdowns]
+        records = [record for record in of_host if record.step in steps] + of_device
         in_a_row = bool(steps) and steps[-1] - steps[0] == len(steps) - 1
-        records = [
-            CollectiveRecord(
-                step=found.step,
-                group=group.label,
-                op=found.op,
-                start_host_ns=found.start_host_ns,
-                duration_ns=found.duration_ns,
-                sequence=found.sequence,
-                bytes=found.bytes,
+        return ReducedWindow(records, breakdowns, (steps[0], steps[-1]) if in_a_row else None)
+
+    def _name_groups(self, found: Sequence[DeviceCollective]) -> list[CollectiveRecord] | None:
+        """As `_place`: None when some cannot be given their group."""
+        counted = [one for one in found if one.op not in POINT_TO_POINT_OPS]
+        self._known_groups.update(self._source.read_groups() if counted else {})
+        records = []
+        for one in counted:
+            group = self._find_group_of(one)
+            if group is None:
+                self._count("collectives_unplaced", len(counted))
+                return None
+            records.append(
+                CollectiveRecord(
+                    step=one.step,
+                    group=group.label,
+                    op=one.op,
+                    start_host_ns=one.start_host_ns,
+                    duration_ns=one.duration_ns,
+                    sequence=one.sequence,
+                    bytes=one.bytes,
+                )
             )
-            for found, group in zip(counted, groups, strict=True)
-            if group is not None
-        ]
-        return ReducedWindow(records, breakdowns, (steps[0], steps[-1]) if answer.on_device and in_a_row else None)
+        return records
 
     def _find_group_of(self, found: DeviceCollective) -> GroupInfo | None:
         """By torch's own name of it. A replayed graph does not tell: with one group there is no doubt."""

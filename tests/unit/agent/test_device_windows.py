@@ -5,6 +5,7 @@ Steps last 1,000 ticks on the host clock, of which the device is 100 behind. Gro
 
 import pytest
 
+from rankscope.agent.probe.collectives import FlightEntry
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
@@ -51,12 +52,19 @@ STEPS_5_TO_7 = [*kernel(5_000), *kernel(6_000), *kernel(7_000), *kernel(8_000)]
 
 
 def reduce(
-    activities: list[TracedActivity], groups: dict[str, GroupInfo] = GROUPS
+    activities: list[TracedActivity],
+    groups: dict[str, GroupInfo] = GROUPS,
+    *,
+    enqueued: dict[int, int] | None = None,
+    entries_of: str = "",
 ) -> tuple[ReducedWindow, dict[str, int]]:
-    source = GroupSource(lambda: dict(groups), lambda: ([], {}))
+    """`enqueued` are the host's collectives of each group by number, of which 0 has the name `entries_of`."""
+    entries = [FlightEntry(0, number, "all_reduce", 0) for number in (1, 2)]
+    source = GroupSource(lambda: dict(groups), lambda: (entries, {0: (entries_of, "")}))
     reducing = WindowReduction(source, WindowChildren(PromptChild), events_max=1_000, yield_gil=lambda: None)
     steps = [StepRecord(step=n, start_host_ns=n * STEP, duration_ns=STEP, phases_ns={}) for n in range(5, 9)]
-    at_once = reducing.reduce(RawWindow(True, tuple(steps), Result(activities), WALL, {}, {}, 0, on_device=True))
+    window = RawWindow(True, tuple(steps), Result(activities), WALL, {}, enqueued or {}, 0, on_device=True)
+    at_once = reducing.reduce(window)
     assert at_once == ReducedWindow([], [], None), "what it covers is not known yet"
     (later,) = reducing.collect()
     return later, reducing.skipped
@@ -101,6 +109,23 @@ def test_a_collective_that_names_no_group_is_the_only_ones_or_nobodys(
 def test_what_goes_from_one_rank_to_another_is_no_collective(op: str) -> None:
     reduced, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, "ncclDevKernel_SendRecv", group="99", op=op)])
     assert (reduced.collectives, reduced.covered_steps, skipped) == ([], (5, 7), {})
+
+
+GLOO = GroupInfo(label="beside", description="beside", ranks=(0, 1, 2, 3), backend="gloo")
+
+
+def test_what_the_host_communicated_in_whole_steps_is_told_together_with_the_device() -> None:
+    on_host = [TracedActivity("gloo:all_reduce", "user_annotation", start + WALL, 20, 300) for start in (6_200, 8_200)]
+    activities = [*STEPS_5_TO_7, *on_host, *kernel(6_300, NCCL, group="17")]
+    reduced, skipped = reduce(activities, {"17": TENSOR, "9": GLOO}, enqueued={0: 2}, entries_of="9")
+    assert [(found.group, found.step) for found in reduced.collectives] == [("beside", 6), ("mesh_tp/0-1", 6)]
+    assert (reduced.covered_steps, skipped) == ((5, 7), {})
+
+
+def test_where_the_hosts_share_cannot_be_placed_no_step_is_covered() -> None:
+    on_host = TracedActivity("gloo:all_reduce", "user_annotation", 6_200 + WALL, 20, 300)
+    reduced, skipped = reduce([*STEPS_5_TO_7, on_host], {}, enqueued={0: 1})
+    assert (reduced.collectives, reduced.covered_steps, skipped) == ([], None, {"collectives_unplaced": 1})
 
 
 def test_a_window_with_a_hole_covers_no_range_of_steps_and_counts_what_is_cut() -> None:

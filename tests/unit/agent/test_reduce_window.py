@@ -150,7 +150,7 @@ def test_work_launched_before_the_window_does_not_make_its_first_step_longer() -
 
 def test_a_device_that_did_nothing_tells_nothing() -> None:
     answer = reduce([at("cpu_op", "aten::add", 10, 50, MAIN)], BOUNDS_US)
-    assert answer == WindowAnswer(steps_cut=2, on_device=True)
+    assert answer == WindowAnswer(first_step=10, steps_cut=2, on_device=True)
 
 
 # -- collectives of a device ------------------------------------------------------------------------------------------
