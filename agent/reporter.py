@@ -25,6 +25,7 @@ from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.agent.report.delivery import Delivery
 from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
+from rankscope.agent.report.timed_collectives import TimedCollectives
 from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
 from rankscope.agent.sample.host import GcMeter, HostSampler
@@ -86,6 +87,12 @@ class Reporter:
         self._sender = Sender(self._delivery, clock, identity.boot_id, self._introduce)
         source = GroupSource(self._find_groups, probes.progress.read_entries)
         self._reduction = WindowReduction(source, WindowChildren(), events_max=config.window_events_max)
+        self._timed = TimedCollectives(
+            probes.progress.read_timed_entries,
+            self._find_groups,
+            monotonic_ns=clock.monotonic_ns,
+            thread_cpu_ns=time.thread_time_ns,
+        )
         self._gc_meter = GcMeter()
         self._host = HostSampler(clock, self._gc_meter)
         self._devices = NvmlSampler(clock, probes.device.uuid)
@@ -193,6 +200,9 @@ class Reporter:
         steps = self._probes.steps.drain()
         cost = self._cost.govern(now_ns)
         self._learn(steps)
+        if self._probes.progress.times_collectives:
+            wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
+            windows += self._collect(lambda: self._timed.take(steps, wall_minus_host_ns))
         interval = Interval(
             steps=steps,
             collectives=[record for window in windows for record in window.collectives],
@@ -270,6 +280,8 @@ class Reporter:
     def _losses(self) -> Losses:
         skipped = dict(self._probes.windows.skipped) if self._probes.windows is not None else {}
         skipped.update(self._reduction.skipped)
+        if self._timed.unplaced:
+            skipped["timed_unplaced"] = self._timed.unplaced
         timers = self._probes.device_timers
         return Losses(
             steps_overwritten=self._probes.steps.overwritten,

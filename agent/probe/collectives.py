@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rankscope.agent.probe.graph_captures import GraphCaptures
-from rankscope.measure.communication import HOST_BACKENDS
+from rankscope.measure.communication import HOST_BACKENDS, HOST_PREFIXES, find_operation, input_bytes
 from rankscope.measure.identity import group_label
 from rankscope.measure.records import GroupInfo
+from rankscope.measure.units import NS_PER_MS
 
 
 class FlightEntry(NamedTuple):
@@ -18,6 +19,25 @@ class FlightEntry(NamedTuple):
     sequence: int
     op: str
     created_wall_ns: int
+
+
+class TimedEntry(NamedTuple):
+    """A collective of a device in torch's flight recorder. `duration_ns` is its kernel's; None where that is not known
+    (yet: then it is not over either, as far as the recorder knows). `bytes` as nccl-tests counts.
+    """
+
+    group_name: str
+    sequence: int
+    op: str
+    created_wall_ns: int
+    duration_ns: int | None
+    is_over: bool
+    bytes: int | None
+
+
+TIMING_VARIABLE = "TORCH_NCCL_ENABLE_TIMING"
+"""With it torch records an event more for each collective, and its recorder knows durations."""
+_TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})
 
 
 DEVICE_NUMBERS_FROM = 1 << 32
@@ -33,7 +53,10 @@ class GroupProgress:
     short job has destroyed them again before the agent thread asks.
     """
 
-    def __init__(self, world_size: int = 1, captures: GraphCaptures | None = None) -> None:
+    def __init__(
+        self, world_size: int = 1, captures: GraphCaptures | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._is_timing = (environment or {}).get(TIMING_VARIABLE, "").lower() in _TRUE
         self._world_size = world_size
         self._captures = captures or GraphCaptures()
         self._seen: frozenset[int] = frozenset()
@@ -56,6 +79,13 @@ class GroupProgress:
     def communicates_on_host(self) -> bool:
         """Whether a process group has been seen at work of which all communication is done by the host itself."""
         return any(_is_on_host(group.backend) for group in self.groups.values())
+
+    @property
+    def times_collectives(self) -> bool:
+        """Whether the flight recorder knows the durations of all collectives: the user had torch time them, and none
+        is done by the host, whose windows tell its own.
+        """
+        return self._is_timing and bool(self.groups) and not self.communicates_on_host
 
     def read_enqueued(self) -> dict[int, int]:
         """The sequence number of the last collective enqueued in each process group, by torch's group number."""
@@ -92,6 +122,19 @@ class GroupProgress:
                     entries.append(_to_flight_entry(number, entry))
         return entries, names
 
+    def read_timed_entries(self) -> list[TimedEntry]:
+        """The collectives of devices still in the recorder, oldest first. None while a graph is being captured."""
+        return self._captures.run_between(self._read_timed_entries) or []
+
+    def _read_timed_entries(self) -> list[TimedEntry]:
+        dump = self._dump_of_nccl or self._dump
+        found = json.loads(dump(includeCollectives=True)).get("entries", ()) if dump is not None else ()
+        return [
+            _to_timed_entry(entry)
+            for entry in sorted(found, key=lambda one: int(one["record_id"]))
+            if not entry["is_p2p"] and not str(entry["profiling_name"]).startswith(HOST_PREFIXES)
+        ]
+
 
 def _read_status(dump: Any) -> dict[int, int]:
     status = json.loads(dump(includeCollectives=False)).get("pg_status", {}) if dump is not None else {}
@@ -101,6 +144,20 @@ def _read_status(dump: Any) -> dict[int, int]:
 def _to_flight_entry(number: int, entry: Mapping[str, Any]) -> FlightEntry:
     op = str(entry["profiling_name"]).rpartition(":")[2]
     return FlightEntry(number, int(entry["collective_seq_id"]), op, int(entry["time_created_ns"]))
+
+
+def _to_timed_entry(entry: Mapping[str, Any]) -> TimedEntry:
+    duration_ms = entry.get("duration_ms")
+    sizes = [input_bytes(entry.get(f"{side}_dtypes"), entry.get(f"{side}_sizes")) for side in ("input", "output")]
+    return TimedEntry(
+        group_name=str(entry["process_group"][0]),
+        sequence=int(entry["collective_seq_id"]),
+        op=find_operation(str(entry["profiling_name"])),
+        created_wall_ns=int(entry["time_created_ns"]),
+        duration_ns=round(float(duration_ms) * NS_PER_MS) if duration_ms is not None else None,
+        is_over=bool(entry.get("retired")) or duration_ms is not None,
+        bytes=max((size for size in sizes if size is not None), default=None),
+    )
 
 
 def _is_on_host(backend: str) -> bool:

@@ -14,6 +14,7 @@ from rankscope.agent.probe.collectives import (
     DEVICE_NUMBERS_FROM,
     FlightEntry,
     GroupProgress,
+    TimedEntry,
     count_enqueued,
     read_groups,
 )
@@ -138,6 +139,34 @@ def test_no_entry_is_read_while_a_graph_is_being_captured(monkeypatch: pytest.Mo
     progress = with_nccl(monkeypatch, {}, nccl, GraphCaptures(lambda: True))
     assert progress.read_entries() == ([], {})
     assert progress.read_enqueued() == {DEVICE_NUMBERS_FROM: 7, DEVICE_NUMBERS_FROM + 1: 3}, "which queries no event"
+
+
+def test_timed_entries_are_those_of_devices_with_the_larger_of_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = (0, "0", "default_pg")
+    gathered = {"output_sizes": [[1000], [1000]], "output_dtypes": ["Float", "Float"]}
+    entries = [
+        entry(9, group, 6, "nccl:_all_gather_base", retired=False, **gathered),
+        entry(8, group, 5, "nccl:all_reduce", duration_ms=1.25),
+        entry(7, group, 0, "nccl:send 0->1", is_p2p=True),
+        entry(6, group, 4, "gloo:all_reduce"),
+    ]
+    assert with_nccl(monkeypatch, {}, {"entries": entries}).read_timed_entries() == [
+        TimedEntry("0", 5, "all_reduce", 1_000_008, 1_250_000, is_over=True, bytes=4_000),
+        TimedEntry("0", 6, "all_gather", 1_000_009, None, is_over=False, bytes=8_000),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "backend", "expected"),
+    [("1", "nccl", True), ("TRUE", "nccl", True), ("0", "nccl", False), ("", "nccl", False), ("1", "gloo", False)],
+)
+def test_collectives_are_timed_where_the_user_says_so_and_none_is_the_hosts(
+    told: str, backend: str, expected: bool
+) -> None:
+    progress = GroupProgress(environment={"TORCH_NCCL_ENABLE_TIMING": told})
+    assert not progress.times_collectives, "no group has been seen"
+    progress.groups = {"0": GroupInfo(label="x", description="x", ranks=(0, 1), backend=backend)}
+    assert progress.times_collectives is expected
 
 
 @pytest.mark.parametrize(
