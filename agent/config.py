@@ -151,7 +151,7 @@ class AgentConfig(Settings):
         True,
         Setting("Whether the phases of some steps are timed on the GPU as well, where torch is built for one."),
     )
-    gpu: bool = setting(True, Setting("Whether the GPU is sampled through NVML, where there is one."))
+    gpu: bool = setting(True, Setting("Whether the GPU is sampled, through NVML or amdsmi, where there is one."))
     embedded_metrics_port: int = setting(
         0,
         Setting(

@@ -28,10 +28,11 @@ from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.timed_collectives import TimedCollectives
 from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
+from rankscope.agent.sample.amd import AmdSampler
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.sample.nvml import NvmlSampler
-from rankscope.agent.sample.torch_device import TrainingDevice
+from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
 from rankscope.agent.sample.torch_memory import TorchMemorySampler
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
@@ -95,7 +96,9 @@ class Reporter:
         )
         self._gc_meter = GcMeter()
         self._host = HostSampler(clock, self._gc_meter)
-        self._devices = NvmlSampler(clock, probes.device.uuid)
+        self._devices: NvmlSampler | AmdSampler = (
+            AmdSampler(clock, probes.device.seen) if is_built_for_amd() else NvmlSampler(clock, probes.device.uuid)
+        )
         samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
         if config.gpu:
             samplers["gpu"] = self._devices.sample

@@ -58,7 +58,8 @@ _LAST_WINDOWS: Final = "agent: short profiled windows, the last ones (WindowBrea
 _WINDOWS: Final = "agent: short profiled windows, added up (Totals)"
 _COLLECTIVES: Final = "collector: collectives of all ranks, matched (CollectiveTotals)"
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
-_NVML: Final = "agent: NVML (DeviceSample)"
+_NVML: Final = "agent: NVML, on AMD amdsmi (DeviceSample)"
+_AMD: Final = "agent: amdsmi (DeviceSample)"
 _ALLOCATOR: Final = "agent: torch's caching allocator (AllocatorSample)"
 _PROCESS: Final = "agent: the training process (HostSample)"
 _LOSSES: Final = "agent: its own count (Losses)"
@@ -293,6 +294,11 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "rankscope_gpu_nvlink_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
         "Data sent (tx) and received (rx) over all NVLinks of the GPU, without the protocol's own.",
         "NVML NVLINK_THROUGHPUT_DATA of all links * 1024", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_xgmi_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
+        "Data sent (tx) and received (rx) over all XGMI links of an AMD GPU.",
+        "amdsmi xgmi_write_data_acc, xgmi_read_data_acc of all links * 1024", _AMD, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_pcie_bytes_total", "counter", "bytes", DEVICE_DIRECTION,

@@ -100,13 +100,14 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The GPU of the rank at one moment, from NVML. What could not be read is None, and `absent` says why by field.
+    """The GPU of the rank at one moment, from NVML, on AMD from amdsmi. What could not be read is None, and `absent`
+    says why by field. NVIDIA's GPUs have no XGMI, whose fields are None there without a reason.
 
     Of a slice (MIG) the memory, the activity and the Xid errors are its own, all else is its board's. The bytes of
-    NVLink (all links together) and PCIe count up, as do the ECC errors, from the loading of the driver; `xid_count`
-    from the agent's first sight of the GPU. `xid_last` is the number of the latest Xid error. Remapped rows are rows of
-    memory that were replaced, for good; a pending remapping needs a reset of the GPU, a failed one a new GPU. The
-    activity ratios and bytes per second are means since the sample before.
+    NVLink and XGMI (all links together) and PCIe count up, as do the ECC errors, from the loading of the driver;
+    `xid_count` from the agent's first sight of the GPU. `xid_last` is the number of the latest Xid error. Remapped rows
+    are rows of memory that were replaced, for good; a pending remapping needs a reset of the GPU, a failed one a new
+    GPU. The activity ratios and bytes per second are means since the sample before.
     """
 
     host_ns: int
@@ -140,6 +141,8 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     dram_bandwidth_ratio: float | None = None
     nvlink_tx_bytes_per_s: float | None = None
     nvlink_rx_bytes_per_s: float | None = None
+    xgmi_tx_bytes: int | None = None
+    xgmi_rx_bytes: int | None = None
 
 
 class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

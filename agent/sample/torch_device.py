@@ -22,6 +22,12 @@ class TorchDevice:
     is_amd: bool
 
 
+def is_built_for_amd(modules: Mapping[str, Any] = sys.modules) -> bool:
+    """Whether the torch that is imported is built for AMD GPUs (ROCm)."""
+    version = getattr(modules.get("torch"), "version", None)
+    return getattr(version, "hip", None) is not None
+
+
 def read_torch_device(modules: Mapping[str, Any] = sys.modules) -> TorchDevice | None:
     """The GPU that the calling thread's torch computes on.
 
@@ -35,7 +41,7 @@ def read_torch_device(modules: Mapping[str, Any] = sys.modules) -> TorchDevice |
         return None
     index = cuda.current_device()
     properties = cuda.get_device_properties(index)
-    is_amd = torch.version.hip is not None
+    is_amd = is_built_for_amd(modules)
     uuid = None if is_amd else getattr(properties, "uuid", None)
     return TorchDevice(
         index=index,

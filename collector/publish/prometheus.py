@@ -309,6 +309,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_gpu_tensor_active_ratio": _per_device(lambda device: device.tensor_active_ratio),
     "rankscope_gpu_dram_bandwidth_ratio": _per_device(lambda device: device.dram_bandwidth_ratio),
     "rankscope_gpu_nvlink_bytes_total": _per_device_and({"tx": "nvlink_tx_bytes", "rx": "nvlink_rx_bytes"}),
+    "rankscope_gpu_xgmi_bytes_total": _per_device_and({"tx": "xgmi_tx_bytes", "rx": "xgmi_rx_bytes"}),
     "rankscope_gpu_pcie_bytes_total": _per_device_and({"tx": "pcie_tx_bytes", "rx": "pcie_rx_bytes"}),
     "rankscope_torch_memory_allocated_bytes": _of_allocator(lambda sample: sample.allocated_bytes),
     "rankscope_torch_memory_reserved_bytes": _of_allocator(lambda sample: sample.reserved_bytes),

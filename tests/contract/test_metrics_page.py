@@ -149,7 +149,7 @@ def device_of(rank: int) -> DeviceSample:
         remapped_rows_uncorrectable=0, remapping_pending=rank == 0, remapping_failed=False,
         xid_count=2 if rank == 0 else 0, xid_last=79 if rank == 0 else None, sm_active_ratio=0.75,
         sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
-        nvlink_tx_bytes_per_s=2.0**30, nvlink_rx_bytes_per_s=2.0**31,
+        xgmi_tx_bytes=2**35, xgmi_rx_bytes=2**36, nvlink_tx_bytes_per_s=2.0**30, nvlink_rx_bytes_per_s=2.0**31,
     )  # fmt: skip
 
 

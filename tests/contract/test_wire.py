@@ -77,7 +77,7 @@ DEVICE = msgspec.structs.replace(
     pcie_tx_bytes=13, pcie_rx_bytes=1 << 40, ecc_corrected=14, ecc_uncorrected=0, remapped_rows_correctable=15,
     remapped_rows_uncorrectable=16, remapping_pending=True, remapping_failed=False, xid_count=17, xid_last=79,
     sm_active_ratio=0.75, sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
-    nvlink_tx_bytes_per_s=1.5, nvlink_rx_bytes_per_s=2.5,
+    nvlink_tx_bytes_per_s=1.5, nvlink_rx_bytes_per_s=2.5, xgmi_tx_bytes=18, xgmi_rx_bytes=19,
 )  # fmt: skip
 EARLIER_TOTALS = Totals(
     steps=43, step_ns=12_000, phases_ns={"data": 4_000}, batches=43, window_ns=600, compute_ns=400,

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankscope.agent.sample.torch_device import TorchDevice, TrainingDevice, read_torch_device
+from rankscope.agent.sample.torch_device import TorchDevice, TrainingDevice, is_built_for_amd, read_torch_device
 
 UUID = "00000000-0000-0000-0000-000000000001"
 PCI = {"pci_domain_id": 0, "pci_bus_id": 0xC1, "pci_device_id": 2}
@@ -30,6 +30,12 @@ def test_device_is_the_current_one_of_torch() -> None:
 def test_amd_gpu_is_known_by_its_place_and_not_by_a_uuid_that_nvml_would_look_for() -> None:
     device = read_torch_device(torch_with({"uuid": UUID, **PCI}, hip="6.4"))
     assert device == TorchDevice(index=3, uuid=None, pci_address="0000:c1:02.0", is_amd=True)
+
+
+def test_torch_is_known_to_be_built_for_amd_before_it_has_used_a_gpu() -> None:
+    assert is_built_for_amd(torch_with(initialized=False, hip="6.4"))
+    assert not is_built_for_amd(torch_with())
+    assert not is_built_for_amd({})
 
 
 def test_what_an_older_torch_does_not_tell_is_none() -> None:
