@@ -95,7 +95,7 @@ class StandInCuda:
     """
 
     def __init__(self, *, initialized: bool = True, record_ns: int = 0) -> None:
-        self.now_ns = 1_000
+        self._now_ns = 1_000
         self.record_ns = record_ns
         self.recorded = self.queried = self.made = 0
         self.capturing: list[StandInGraph] = []
@@ -104,6 +104,15 @@ class StandInCuda:
         self.failure: Exception | None = None
         self._thread = get_ident()
         self.CUDAGraph = functools.partial(StandInGraph, self)
+
+    @property
+    def now_ns(self) -> int:
+        """The host's clock; setting it lets time pass."""
+        return self._now_ns
+
+    @now_ns.setter
+    def now_ns(self, now_ns: int) -> None:
+        self._now_ns = now_ns
 
     def read_clock_ns(self) -> int:
         """The host's clock, which no two moments have the same time of."""

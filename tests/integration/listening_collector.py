@@ -13,7 +13,7 @@ import zmq
 
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
-from rankscope.measure.records import PHASE_PREFIX, CollectiveRecord, Losses, StepRecord, WindowBreakdown
+from rankscope.measure.records import DEVICE_PREFIX, PHASE_PREFIX, CollectiveRecord, Losses, StepRecord, WindowBreakdown
 from rankscope.measure.table import MISSING, Table
 
 POLL_MS = 20
@@ -147,7 +147,9 @@ def _keep(life: Life, message: Report | Goodbye) -> None:
 
 def _to_steps(table: Table) -> Iterator[StepRecord]:
     for row in _rows(table):
-        phases_ns = {name.removeprefix(PHASE_PREFIX): row[name] or 0 for name in row if name.startswith(PHASE_PREFIX)}
+        phases_ns = _find_phases(row, PHASE_PREFIX)
+        on_device = _find_phases(row, DEVICE_PREFIX)
+        was_timed = any(row[name] is not None for name in row if name.startswith(DEVICE_PREFIX))
         yield StepRecord(
             step=row["step"] or 0,
             start_host_ns=row["start_host_ns"] or 0,
@@ -156,7 +158,12 @@ def _to_steps(table: Table) -> Iterator[StepRecord]:
             cpu_ns=row["cpu_ns"],
             batches=row["batches"] or 0,
             backwards=row["backwards"] or 0,
+            device_phases_ns=on_device if was_timed else None,
         )
+
+
+def _find_phases(row: dict[str, int | None], prefix: str) -> dict[str, int]:
+    return {name.removeprefix(prefix): row[name] or 0 for name in row if name.startswith(prefix)}
 
 
 def _to_collectives(report: Report) -> Iterator[CollectiveRecord]:

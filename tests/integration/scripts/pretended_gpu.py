@@ -1,0 +1,62 @@
+"""Trains on a GPU that is not there: torch's CUDA is the stand-in of the tests, on the real clock, before the agent is
+started. The device is slow: it takes 6 ms for a backward that the host has enqueued in no time, and the host waits for
+it at the end of the step, as `loss.item()` does.
+"""
+
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import rankscope.agent as rankscope
+from tests.cuda_stand_in import StandInCuda
+from tests.cuda_stand_in.allocator import StandInAllocator
+
+BACKWARD_NS = 6_000_000
+STEPS = 60
+
+
+class LiveCuda(StandInCuda):
+    """On the clock of the machine, which nobody sets."""
+
+    @property
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    @now_ns.setter
+    def now_ns(self, now_ns: int) -> None:
+        del now_ns
+
+    def read_clock_ns(self) -> int:
+        return self.now_ns
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_properties(self, _device: int) -> object:
+        return object()
+
+
+pretended, allocator = LiveCuda(), StandInAllocator()
+allocator.stats["reserved_bytes"]["all"]["current"] = 4096
+real: Any = torch
+real.version.cuda = "0.0"
+for name in (
+    "Event", "current_stream", "is_current_stream_capturing", "is_initialized", "current_device",
+    "get_device_properties",
+):  # fmt: skip
+    setattr(real.cuda, name, getattr(pretended, name))
+for name in ("get_allocator_backend", "memory_stats_as_nested_dict"):
+    setattr(real.cuda, name, getattr(allocator, name))
+
+assert rankscope.start()
+model = torch.nn.Linear(16, 16)
+model.weight.register_hook(lambda _gradient: pretended.work(BACKWARD_NS))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for (batch,) in DataLoader(TensorDataset(torch.randn(2 * STEPS, 16)), batch_size=2):
+    model(batch).sum().backward()
+    optimizer.step()
+    while pretended.stream.busy_until_ns > time.monotonic_ns():
+        time.sleep(0.0001)
+print("trained to the end")

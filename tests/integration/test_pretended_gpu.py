@@ -1,0 +1,61 @@
+"""A whole job whose torch has a GPU that is pretended: what its reports say of the device, and that all goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.listening_collector import Life, listening
+from tests.integration.torchrun import ALONE, OFTEN, python, run
+
+ROOT = Path(__file__).parents[2]
+BACKWARD_NS = 6_000_000
+WARMUP_STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def life() -> Life:
+    """What the rank has said, after its end."""
+    with listening() as collector:
+        given = {
+            **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": str(ROOT),
+            "RANKSCOPE_GPU": "false", "RANKSCOPE_WARMUP_STEPS": str(WARMUP_STEPS), "RANKSCOPE_SAMPLE_INTERVAL_S": "0.5",
+        }  # fmt: skip
+        ended = run(python("pretended_gpu.py"), given)
+    assert (ended.exit_code, ended.stdout, ended.left) == (0, "trained to the end\n", ()), ended.stderr
+    assert "failed" not in ended.stderr
+    (found,) = collector.lives
+    return found
+
+
+def test_steps_from_the_warm_up_on_are_timed_on_the_device(life: Life) -> None:
+    timed = [record for record in life.steps if record.device_phases_ns is not None]
+    assert timed
+    assert timed[0].step == WARMUP_STEPS
+    for record in timed:
+        assert record.device_phases_ns is not None
+        assert record.device_phases_ns["backward"] >= BACKWARD_NS
+    # The host's own backward is over long before the device's: not in every step of a busy machine, but in most.
+    assert sorted(record.phases_ns["backward"] for record in timed)[len(timed) // 2] < BACKWARD_NS
+
+
+def test_no_step_is_lost_or_out_of_order_because_some_wait_for_the_device(life: Life) -> None:
+    assert [record.step for record in life.steps] == list(range(60))
+
+
+def test_totals_count_what_the_steps_say(life: Life) -> None:
+    totals = life.reports[-1].totals
+    timed = [record.device_phases_ns for record in life.steps if record.device_phases_ns is not None]
+    assert totals.device_steps == len(timed)
+    assert totals.device_step_ns == sum(sum(phases_ns.values()) for phases_ns in timed)
+    assert totals.device_phases_ns["backward"] == sum(phases_ns["backward"] for phases_ns in timed)
+
+
+def test_no_timing_failed_and_no_part_of_the_agent_did(life: Life) -> None:
+    assert life.losses.errors == {}
+    assert set(life.losses.device_timings_skipped) <= {"not_ready"}  # the last step's, at most
+
+
+def test_allocator_of_the_device_is_in_the_reports(life: Life) -> None:
+    found = [report.allocator for report in life.reports if report.allocator is not None]
+    assert found
+    assert (found[-1].reserved_bytes, found[-1].retries, found[-1].absent) == (4096, 0, {})
