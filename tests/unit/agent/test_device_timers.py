@@ -6,11 +6,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from rankscope.agent.probe.device_timers import INTERVAL_STEPS_MAX, TimingPlan
+from rankscope.agent.guard import Guard
+from rankscope.agent.probe.device_timers import INTERVAL_STEPS_MAX, DeviceTimers, TimingPlan
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 from tests.cuda_stand_in import StandInCuda, Stream
-from tests.cuda_stand_in.suite import FIRST_ANNOUNCED, DeviceTimersSuite, Loop, device_phases
+from tests.cuda_stand_in.suite import FIRST_ANNOUNCED, DeviceTimersSuite, FixedPlan, Loop, device_phases
 
 
 class StandInGpu:
@@ -220,6 +221,15 @@ def test_ranks_with_different_step_times_time_the_steps_of_the_rarer_one_togethe
         plan.learn_step(step_ns)
     rare, often = ({step for step in range(200) if plan.is_due(step)} for plan in plans)
     assert rare < often
+
+
+def test_two_moments_at_one_time_are_one_mark(gpu: StandInGpu) -> None:
+    timers = DeviceTimers(
+        gpu.cuda, FixedPlan(1, warmup_steps=0), Guard(1), lambda _record: None, read_clock_ns=lambda: 5
+    )
+    timers.on_boundary(0)
+    assert [timers.read_moment_ns() for _ in range(3)] == [5, 5, 5]
+    assert gpu.cuda.recorded == 2  # where the step begins, and this one
 
 
 def test_record_that_is_not_timed_goes_on_at_once(gpu: StandInGpu) -> None:

@@ -137,6 +137,8 @@ def gpus(slow: tuple[DeviceSample, ...], peer: tuple[DeviceSample, ...]) -> Devi
         ((), "gpu_slow_clock", "its GPU runs at 60 % of its peers' clock"),
         (("hw_slowdown",), "gpu_slow_clock", "its GPU runs at 60 % of its peers' clock"),
         (("sw_power_cap",), "gpu_power_cap", "its GPU throttles (sw_power_cap)"),
+        (("package_power",), "gpu_power_cap", "its GPU throttles (package_power)"),
+        (("memory_thermal",), "gpu_thermal_throttle", "its GPU throttles (memory_thermal)"),
         (
             ("sw_power_cap", "hw_thermal_slowdown", "sw_thermal_slowdown"),
             "gpu_thermal_throttle",
