@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -113,8 +114,8 @@ def test_step_that_is_compiled_with_its_backward_and_optimizer_is_timed(training
     assert all(record.device_phases_ns is not None for record in records[2:])
 
 
-def test_captures_are_watched_only_while_the_hooks_are_in_place() -> None:
-    graph = torch.cuda.CUDAGraph
+@pytest.mark.parametrize("graph", [torch.cuda.CUDAGraph, getattr(torch.accelerator, "Graph", torch.cuda.CUDAGraph)])
+def test_captures_are_watched_only_while_the_hooks_are_in_place(graph: Any) -> None:
     before = (graph.capture_begin, graph.capture_end)
     training = Training()
     training.hooks.install()
