@@ -45,6 +45,8 @@ class ReportBuilder:
         self._sequence = 0
         self._totals = Totals()
         self._groups_sent: tuple[GroupInfo, ...] | None = None
+        self._last_step = -1
+        self._covered_later: tuple[tuple[int, int], ...] = ()
 
     @property
     def totals(self) -> Totals:
@@ -52,7 +54,9 @@ class ReportBuilder:
         return self._totals
 
     def build(self, interval: Interval, now_host_ns: int) -> Report:
-        """The next report. The process groups are in it only when they have changed."""
+        """The next report. The process groups are in it only when they have changed, a range of covered steps when the
+        records of them have been reported: one may still wait for its device times when its collectives are there.
+        """
         self._totals = _add_breakdowns(_add_steps(self._totals, interval.steps), interval.breakdowns)
         groups = tuple(sorted(interval.groups.values(), key=lambda group: group.label))
         changed = groups != self._groups_sent
@@ -62,7 +66,7 @@ class ReportBuilder:
             host_ns=now_host_ns,
             steps=steps_to_table(interval.steps),
             collectives=collectives_to_table(interval.collectives) if interval.collectives else Collectives(),
-            covered_steps=tuple(interval.covered_steps),
+            covered_steps=self._take_covered(interval),
             breakdowns=tuple(interval.breakdowns),
             host=interval.host,
             devices=interval.devices,
@@ -77,6 +81,13 @@ class ReportBuilder:
     def build_goodbye(self, reason: str, detail: str, exit_code: int | None) -> Goodbye:
         """The last numbered message."""
         return Goodbye(sequence=self._take_sequence(), reason=reason, detail=detail[:1024], exit_code=exit_code)
+
+    def _take_covered(self, interval: Interval) -> tuple[tuple[int, int], ...]:
+        # No more ranges are put off than records may wait.
+        self._last_step = max([self._last_step, *(record.step for record in interval.steps)])
+        covered = (*self._covered_later, *interval.covered_steps)
+        self._covered_later = tuple(steps for steps in covered if steps[1] > self._last_step)
+        return tuple(steps for steps in covered if steps[1] <= self._last_step)
 
     def _take_sequence(self) -> int:
         self._sequence += 1

@@ -108,6 +108,7 @@ def test_everything_of_the_interval_is_in_the_report() -> None:
     collective = CollectiveRecord(step=3, group="default_pg", op="all_reduce", start_host_ns=9, duration_ns=4)
     report = ReportBuilder().build(
         Interval(
+            steps=[step(9, data=1)],
             collectives=[collective],
             covered_steps=[(3, 9)],
             breakdowns=[breakdown()],
@@ -120,6 +121,16 @@ def test_everything_of_the_interval_is_in_the_report() -> None:
     assert (report.collectives.groups, report.collectives.ops) == (("default_pg",), ("all_reduce",))
     assert (report.covered_steps, report.breakdowns, report.host) == (((3, 9),), (breakdown(),), HostSample(host_ns=5))
     assert (report.losses.steps_overwritten, report.overhead_ratio) == (7, 0.25)
+
+
+def test_steps_are_called_covered_only_when_their_records_have_been_reported() -> None:
+    # Record 9 waits for its device times while the window in which it lay, and the one after it, are here already.
+    builder = ReportBuilder()
+    told = [
+        builder.build(Interval(steps=[step(number, data=1) for number in numbers], covered_steps=covered), 0)
+        for numbers, covered in (([7, 8], [(4, 6), (7, 9)]), ([], [(10, 11)]), ([9, 10], []), ([11], []), ([12], []))
+    ]
+    assert [report.covered_steps for report in told] == [((4, 6),), (), ((7, 9),), ((10, 11),), ()]
 
 
 def test_a_report_comes_out_of_the_wire_as_it_went_in() -> None:
