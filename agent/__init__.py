@@ -1,19 +1,27 @@
-"""The part of rankscope that rides inside a training process. Four calls, all optional, none ever raises:
+"""The part of rankscope that rides inside a training process. Its calls are all optional, none ever raises:
 
     import rankscope.agent as rankscope
 
     rankscope.start()                      # not needed under `-m rankscope.agent` or RANKSCOPE=1
+    rankscope.batch(samples=32)            # what a batch holds; without it what data loaders return is looked at
     with rankscope.phase("checkpoint"):    # time inside is charged to this phase of the step
         save(model)
+    with rankscope.evaluation():           # time inside belongs to no step; without it evaluations are found
+        evaluate(model)
     rankscope.step()                       # the step ends here; without it steps are found by themselves
+    rankscope.throughput()                 # how fast this rank trains: steps, samples, tokens per second
     rankscope.stop()                       # not needed: the end of the process does the same
 
 Nothing here imports torch until `start()` is called.
 """
 
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-__all__ = ["phase", "start", "step", "stop"]
+if TYPE_CHECKING:
+    from rankscope.agent.probe.throughput import Throughput
+
+__all__ = ["batch", "evaluation", "phase", "start", "step", "stop", "throughput"]
 
 
 def start() -> bool:
@@ -26,12 +34,37 @@ def start() -> bool:
     return launch.start_session()
 
 
-def step() -> None:
-    """End the current step here. From the first call on, steps end at these calls only."""
+def step(*, samples: int | None = None, tokens: int | None = None) -> None:
+    """End the current step here. From the first call on, steps end at these calls only.
+
+    `samples` and `tokens` are what the whole step held on this rank; None leaves it to `batch()`, or to what is seen.
+    """
     from rankscope.agent import launch  # noqa: PLC0415
 
     if launch.session is not None:
-        launch.session.end_step()
+        launch.session.end_step(samples, tokens)
+
+
+def batch(*, samples: int | None = None, tokens: int | None = None) -> None:
+    """Say what one batch of this rank holds. Several in one step (gradient accumulation) add up.
+
+    From the first call with `samples` on, only what these calls say counts as samples, so for `tokens`. To be called
+    once for each batch, between its fetch and its backward. With gradients off, in an evaluation, it counts nothing.
+    """
+    from rankscope.agent import launch  # noqa: PLC0415
+
+    if launch.session is not None:
+        launch.session.say_batch(samples, tokens)
+
+
+def throughput(last_steps: int | None = None) -> "Throughput | None":
+    """How fast this rank has trained, over all its steps but the first `warmup_steps`, or over so many last ones.
+
+    None before there is such a step, and when this process is not measured. To be called by the training thread.
+    """
+    from rankscope.agent import launch  # noqa: PLC0415
+
+    return None if launch.session is None else launch.session.find_throughput(last_steps)
 
 
 def stop() -> None:
@@ -68,3 +101,27 @@ class phase:  # noqa: N801 - a context manager used like a keyword, as contextli
 
         if launch.session is not None:
             launch.session.end_phase()
+
+
+class evaluation:  # noqa: N801 - as phase
+    """`with evaluation():` keeps the time inside out of the steps: nothing in it is a batch, a backward or a step.
+
+    Where it begins amid a step, after a batch was fetched for it, it is the phase `evaluation` of that step instead.
+    """
+
+    def __enter__(self) -> "evaluation":  # noqa: PYI034 - as phase
+        """Begin the evaluation."""
+        from rankscope.agent import launch  # noqa: PLC0415
+
+        if launch.session is not None:
+            launch.session.begin_evaluation()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the evaluation; an exception inside passes through."""
+        from rankscope.agent import launch  # noqa: PLC0415
+
+        if launch.session is not None:
+            launch.session.end_evaluation()

@@ -164,6 +164,13 @@ class AgentConfig(Settings):
         True,
         Setting("Whether a collector that rank 0 has started prints its verdict in one line at the end."),
     )
+    throughput_summary: bool = setting(
+        False,
+        Setting(
+            "Whether rank 0 prints at its end how fast it trained: steps, samples and tokens per second, and what "
+            "waiting for data took. The collector's last words have it in one line in any case.",
+        ),
+    )
     error_budget: int = setting(
         20,
         Setting(
@@ -179,7 +186,7 @@ class AgentConfig(Settings):
             "Most phases of the user's own. Time inside further ones is charged to the phase `other`.",
             unit="phases",
             smallest=0,
-            largest=48,
+            largest=46,
             above="Beyond that the phases would not fit into the 64 columns of a report's table.",
         ),
     )

@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rankscope.agent.config import read_launch_config
@@ -74,19 +74,23 @@ def autoload() -> None:
         say(f"not started ({describe(error)}); training goes on without it")
 
 
-def start_session() -> bool:
-    """Start the session of this process unless it runs already or belongs to a parent process; never raises."""
+def start_session(launcher: Mapping[str, str] | None = None) -> bool:
+    """Start the session of this process unless it runs already or belongs to a parent process; never raises.
+
+    `launcher` has variables of torchrun, for a rank that another launcher may have started, even as a child of the
+    first rank; what the environment says itself goes first.
+    """
     global session  # noqa: PLW0603
     if session is not None:
         return session.is_running
     owner = os.environ.get(PID_VARIABLE, "")
-    if owner and owner != str(os.getpid()):
+    if owner and owner != str(os.getpid()) and launcher is None:
         return False
     try:
         from rankscope.agent.session import Session  # noqa: PLC0415
 
         os.environ[PID_VARIABLE] = str(os.getpid())
-        session = Session.start(_given)
+        session = Session.start(_given, {**(launcher or {}), **os.environ})
     except RankscopeError as error:
         say(f"not started: {error} Training goes on without it.")
     except Exception as error:  # noqa: BLE001 - our bug must not become the user's

@@ -23,6 +23,7 @@ from rankscope.agent.config import AgentConfig, read_launch_config
 from rankscope.agent.embedded import EmbeddedCollector, Rendezvous
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
+from rankscope.agent.probe.batches import UNKNOWN, BatchSize, to_size
 from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.probe.graph_captures import GraphCaptures
@@ -30,6 +31,7 @@ from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.steps import StepTimer
+from rankscope.agent.probe.throughput import Throughput, ThroughputMeter, describe_throughput
 from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS
 from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
 from rankscope.agent.probe.torch_profiler import TorchProfiler, is_current_stream_capturing
@@ -46,6 +48,7 @@ from rankscope.measure.units import s_to_ns
 DEVICE = "device"
 DEVICE_TIMES_SHARE = 0.2
 """Of what the windows may cost, that much may the device times cost besides: 0.1 % of the training by default."""
+BATCH_SIZES = "batch_sizes"
 RAW_WINDOWS_MAX = 4
 """Windows waiting for the agent thread. A window of 50 steps holds up to about 1 MB until it has been read."""
 
@@ -53,12 +56,14 @@ RAW_WINDOWS_MAX = 4
 class Session:
     """The agent in one process, from start to stop. Made by `Session.start`."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, environment: Mapping[str, str]) -> None:
         self._config = config
+        self._environment = environment
         self._pid = os.getpid()
         self._clock = SystemClock()
-        self.identity = read_identity(os.environ, config.run)
+        self.identity = read_identity(environment, config.run)
         self._guard = Guard(config.error_budget, self._on_part_off)
+        self._throughput = ThroughputMeter(config.warmup_steps)
         self._steps: Ring[StepRecord] = Ring(config.ring_steps_max)
         self._raw_windows: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
         self._captures = GraphCaptures(is_current_stream_capturing)
@@ -102,23 +107,58 @@ class Session:
         self._embedded: EmbeddedCollector | None = None
         self._end: tuple[str, str, int | None] = ("finished", "", None)
         self._previous_excepthook = sys.excepthook
+        self._evaluations = 0
         self.is_running = False
 
     @classmethod
-    def start(cls, given: Mapping[str, str]) -> "Session | None":
+    def start(cls, given: Mapping[str, str], environment: Mapping[str, str]) -> "Session | None":
         """Begin to measure this process; None when it is configured not to. Raises what keeps it from working."""
-        config = read_launch_config(os.environ, given)
+        config = read_launch_config(environment, given)
         if not config.enabled:
             return None
-        session = cls(config)
+        session = cls(config, environment)
         session._begin()
         return session
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
 
-    def end_step(self) -> None:
+    def end_step(self, samples: int | None, tokens: int | None) -> None:
         """`rankscope.agent.step()`."""
-        self._call(self._timer.end_step)
+        self._call(self._timer.end_step, self._to_size(samples, tokens))
+
+    def say_batch(self, samples: int | None, tokens: int | None) -> None:
+        """`rankscope.agent.batch()`. In an evaluation, where gradients are off, it says nothing about a step."""
+        if self._hooks.gradients_are_on() and not self._evaluations:
+            self._call(self._timer.say_batch, self._to_size(samples, tokens))
+
+    def begin_evaluation(self) -> None:
+        """`with rankscope.agent.evaluation():` begins. One inside another changes nothing."""
+        self._evaluations += 1
+        if self._evaluations == 1 and self.is_running:
+            self._call(self._timer.evaluation_begin)
+            self._hooks.pause()
+
+    def end_evaluation(self) -> None:
+        """`with rankscope.agent.evaluation():` ends."""
+        if not self._evaluations:  # it began before the agent did
+            return
+        self._evaluations -= 1
+        if not self._evaluations and self.is_running:
+            self._hooks.resume()
+            self._call(self._timer.evaluation_end)
+
+    def take_steps_over(self) -> None:
+        """A framework's callback will say where steps end, until `give_steps_back`."""
+        self._call(self._timer.take_over)
+
+    def give_steps_back(self) -> None:
+        """The framework has ended: steps are found again."""
+        self._call(self._timer.give_back)
+
+    def find_throughput(self, last_steps: int | None) -> Throughput | None:
+        """`rankscope.agent.throughput()`."""
+        self._hooks.catch_up()
+        return self._throughput.find(last_steps)
 
     def begin_phase(self, name: str) -> None:
         """`with rankscope.agent.phase(name):` begins."""
@@ -127,6 +167,13 @@ class Session:
     def end_phase(self) -> None:
         """`with rankscope.agent.phase(name):` ends."""
         self._call(self._timer.phase_end)
+
+    def _to_size(self, samples: object, tokens: object) -> BatchSize:
+        try:
+            return to_size(samples, tokens)
+        except (TypeError, ValueError) as error:
+            self._guard.record(BATCH_SIZES, error)
+            return UNKNOWN
 
     def note_exit(self, code: object) -> None:
         """The script ended by SystemExit; None and 0 mean success, text means 1, as for the interpreter."""
@@ -148,6 +195,7 @@ class Session:
         if sys.excepthook == self._note_exception:
             sys.excepthook = self._previous_excepthook
         self._finish_measuring()
+        self._say_throughput()
         self._stopping.set()
         self._reporter.stop(*(self._end if reason is None else (reason, "", None)))
         if self._embedded is not None:
@@ -185,6 +233,16 @@ class Session:
             self._guard.record("stop", error)
         self._end_measurements()
 
+    def _say_throughput(self) -> None:
+        if not self._config.throughput_summary or self.identity.rank != 0:
+            return
+        try:
+            text = describe_throughput(self._throughput, rank=self.identity.rank, world_size=self.identity.world_size)
+            if text:
+                say(text)
+        except Exception as error:  # noqa: BLE001
+            self._guard.record("stop", error)
+
     def _on_fork(self) -> None:
         """Threads and sockets did not come along into the child: it is not measured."""
         self.is_running = False
@@ -208,10 +266,10 @@ class Session:
             self._guard.record("connect", error)
 
     def _find_embedded(self) -> str | None:
-        rendezvous = Rendezvous(self.identity, os.environ, self._stopping)
+        rendezvous = Rendezvous(self.identity, self._environment, self._stopping)
         if self.identity.rank != 0:
             return rendezvous.find() if rendezvous.is_possible else None
-        local_world = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        local_world = self._environment.get("LOCAL_WORLD_SIZE", "1")
         one_machine = local_world == str(self.identity.world_size)
         self._embedded = EmbeddedCollector.start(
             one_machine=one_machine,
@@ -256,6 +314,7 @@ class Session:
         )
 
     def _on_record(self, record: StepRecord) -> None:
+        self._throughput.add(record)
         if self._device_timers is None:
             self._steps.append(record)
         else:
@@ -306,7 +365,7 @@ class Session:
         if self._windows is not None:
             self._windows.on_user_profiler(begins)
 
-    def _call(self, moment: Callable[..., None], *arguments: str) -> None:
+    def _call(self, moment: Callable[..., None], *arguments: object) -> None:
         if self._guard.is_off("user_calls") or not self.is_running:
             return
         try:

@@ -137,6 +137,16 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "count by reason", _LOSSES, NOT_NEGATIVE,
     ),
     Measure(
+        "rankscope_samples_total", "counter", "", RANK,
+        "Samples in the batches of finished training steps of this rank; absent while not known.",
+        "sum of samples", _STEPS, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_tokens_total", "counter", "", RANK,
+        "Tokens in the batches of finished training steps of this rank, padding included; absent while not known.",
+        "sum of tokens", _STEPS, NOT_NEGATIVE,
+    ),
+    Measure(
         "rankscope_step_median_seconds", "gauge", "seconds", RANK,
         "Median duration of the last steps that detection looks at.",
         "median(step)", "collector: step window", NOT_NEGATIVE,

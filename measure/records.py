@@ -27,7 +27,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     the training thread got in the step: the rest of the step it was blocked or waited for a core. `batches` counts
     batches taken from data loaders, `backwards` the calls of backward (micro batches). `device_phases_ns` holds the
     same phases by the device's clock, on the stream that the training used; their sum is the step there. None: this
-    step was not timed on a device.
+    step was not timed on a device. `samples` and `tokens` are what this rank's batches held, None where one of them is
+    not known.
     """
 
     step: int
@@ -38,6 +39,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     batches: int = 0
     backwards: int = 0
     device_phases_ns: Mapping[str, int] | None = None
+    samples: int | None = None
+    tokens: int | None = None
 
     @property
     def end_host_ns(self) -> int:
@@ -183,6 +186,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What this life of the rank has measured so far. Carried by every report, so that no counter depends on every
     report having arrived and a collector that starts late knows them at once. `device_` counts the steps that were
     timed on the device, and their time there.
+
+    `samples` and `tokens` are None until a step is known to have held some; `samples_step_ns` and `tokens_step_ns` are
+    the durations of the steps where they are known: samples / samples_step_ns is a speed, whatever is not known.
     """
 
     steps: int = 0
@@ -200,6 +206,10 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     device_steps: int = 0
     device_step_ns: int = 0
     device_phases_ns: Mapping[str, int] = {}
+    samples: int | None = None
+    tokens: int | None = None
+    samples_step_ns: int = 0
+    tokens_step_ns: int = 0
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -232,7 +242,7 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     changes: int = 0
 
 
-STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards")
+STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards", "samples", "tokens")
 PHASE_PREFIX = "phase:"
 COLLECTIVE_COLUMNS = ("step", "group", "op", "start_host_ns", "duration_ns", "sequence", "bytes", "exposed_ns")
 DEVICE_PREFIX = "device:"
@@ -255,6 +265,8 @@ def steps_to_table(records: Sequence[StepRecord]) -> Table:
             r.cpu_ns,
             r.batches,
             r.backwards,
+            r.samples,
+            r.tokens,
             *(r.phases_ns.get(p, 0) for p in phases),
             *_device_row(r.device_phases_ns, on_device),
         ]

@@ -36,9 +36,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic_ns, thread_time_ns
 
+from rankscope.agent.probe.batches import UNKNOWN, UNTOLD, BatchSize, Told, add_sizes
 from rankscope.measure.records import PHASES, StepRecord
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
+EVALUATION = "evaluation"
+"""The phase of an evaluation that the user marks amid a step."""
 
 
 @dataclass(slots=True)
@@ -53,6 +56,9 @@ class _OpenStep:
     optimizers: set[int] = field(default_factory=set)
     loaders: set[int] = field(default_factory=set)
     looked_through: bool = False
+    read: BatchSize | None = None
+    said: BatchSize | None = None
+    told: Told = UNTOLD
 
     def join(self, later: "_OpenStep") -> None:
         for name, duration_ns in later.phases_ns.items():
@@ -61,6 +67,8 @@ class _OpenStep:
         self.backwards += later.backwards
         self.optimizers |= later.optimizers
         self.loaders |= later.loaders
+        self.read = add_sizes(self.read, later.read)
+        self.said = add_sizes(self.said, later.said)
 
 
 @dataclass(slots=True)
@@ -114,7 +122,12 @@ class StepTimer:
         self._optimizer_depth = 0
         self._optimizer = 0
         self._evaluating = False
+        self._evaluates_amid_step = False
+        self._outside = False
         self._manual = False
+        self._fetches_training = True
+        self._told = UNTOLD
+        self._said_ahead: BatchSize | None = None
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
@@ -123,6 +136,7 @@ class StepTimer:
         self._data_depth += 1
         if self._data_depth > 1:
             return
+        self._fetches_training = training
         if self._has_evaluated():
             self._leave_steps(now_ns)
         if not training and self._enter_evaluation(now_ns):
@@ -133,10 +147,16 @@ class StepTimer:
         if training and self._may_end():
             self._cross(self._read_cpu_ns(), at_this_moment=True)
         self._ensure_open(now_ns)
-        if resumes:
+        if resumes and self._open is not None:
             self._announce()
 
-    def data_end(self, now_ns: int, got_batch: bool = True, loader: int = 0) -> None:  # noqa: FBT001, FBT002 - as data_begin
+    def data_end(
+        self,
+        now_ns: int,
+        got_batch: bool = True,  # noqa: FBT001, FBT002 - as data_begin
+        loader: int = 0,
+        size: BatchSize = UNKNOWN,
+    ) -> None:
         """The batch is there, or the loader has no more; `loader` tells loaders that are in use apart."""
         self._data_depth = max(0, self._data_depth - 1)
         if self._data_depth:
@@ -144,9 +164,12 @@ class StepTimer:
         self._charge(now_ns, DATA, inside=True)
         if self._open is None:
             return
+        if self._manual and not self._fetches_training:
+            return
         if got_batch:
             self._open.batches += 1
             self._open.loaders.add(loader)
+            self._open.read = add_sizes(self._open.read, size)
         elif self._open.loaders == {loader}:
             self._open.looked_through = True
 
@@ -197,13 +220,61 @@ class StepTimer:
         if ends_here:
             self._seal(self._stepped_cpu_ns)
 
-    def end_step(self, now_ns: int) -> None:
-        """The user says that a step ends here. From now on only the user does."""
+    def end_step(self, now_ns: int, size: BatchSize = UNKNOWN) -> None:
+        """The user says that a step ends here, and perhaps what it held. From now on only the user does."""
         self._manual = True
         self._held = None
         self._ensure_open(now_ns)
         self._charge(now_ns, OTHER)
+        if self._open is not None and size != UNKNOWN:
+            self._told = self._told.and_of(size)
+            said = self._open.said or UNKNOWN
+            self._open.said = BatchSize(*(new if new is not None else old for new, old in zip(size, said, strict=True)))
         self._seal(self._read_cpu_ns())
+
+    def say_batch(self, _now_ns: int, size: BatchSize) -> None:
+        """The user says what a batch holds. From now on only the user does.
+
+        In a loop without a data loader it is said before the step it belongs to is known to have begun.
+        """
+        self._told = self._told.and_of(size)
+        if self._open is None or (self._may_end() and not self._open.batches):
+            self._said_ahead = add_sizes(self._said_ahead, size)
+        else:
+            self._open.said = add_sizes(self._open.said, size)
+
+    def evaluation_begin(self, now_ns: int) -> None:
+        """The user says that an evaluation begins. No moments come until its end; amid a step it is a phase of it."""
+        step = self._open
+        self._evaluates_amid_step = (
+            step is not None and bool(step.batches or step.backwards) and (self._manual or not self._stepped)
+        )
+        if self._evaluates_amid_step:
+            self.phase_begin(now_ns, EVALUATION)
+            self._on_pause()
+        else:
+            self._leave_steps(now_ns)
+            self._outside = True
+
+    def evaluation_end(self, now_ns: int) -> None:
+        """The evaluation is over."""
+        if self._evaluates_amid_step:
+            self._evaluates_amid_step = False
+            self.phase_end(now_ns)
+        elif self._outside:
+            self._outside = False
+            self._resume(now_ns)
+
+    def take_over(self, now_ns: int) -> None:
+        """A framework is about to say where steps end: what was found until now ends, and no step has begun."""
+        self._leave_steps(now_ns)
+        self._evaluating = False
+        self._manual = True
+
+    def give_back(self, now_ns: int) -> None:
+        """The framework has said its last step: steps are found again. What came after that step belongs to none."""
+        self._leave_steps(now_ns)
+        self._manual = False
 
     def phase_begin(self, now_ns: int, name: str) -> None:
         """The user's phase begins. Beyond `phases_max` names of their own, time is charged to `other`."""
@@ -270,6 +341,14 @@ class StepTimer:
             self._evaluating = True
             self._on_pause()
 
+    def _resume(self, now_ns: int) -> None:
+        """Training goes on at this moment. Where steps are found it is known only by what comes next."""
+        self._mark_ns = now_ns
+        if self._manual:
+            self._evaluating = False
+            self._ensure_open(now_ns)
+            self._announce()
+
     def _cross(self, end_cpu_ns: int | None, *, at_this_moment: bool) -> None:
         """The step ends at the last moment charged, unless the cycle of optimizers may still go on.
 
@@ -309,12 +388,13 @@ class StepTimer:
         self._charge(self._read_clock_ns(), OTHER)
 
     def _begin(self, start_ns: int, start_cpu_ns: int | None) -> None:
-        self._open = _OpenStep(start_ns, start_cpu_ns)
+        self._open = _OpenStep(start_ns, start_cpu_ns, said=self._said_ahead, told=self._told)
+        self._said_ahead = None
         self._mark_ns = start_ns
         self._stepped = False
 
     def _ensure_open(self, now_ns: int) -> None:
-        if self._open is None:
+        if self._open is None and not self._outside:
             self._begin(now_ns, self._read_cpu_ns())
 
     def _publish_held(self) -> None:
@@ -325,6 +405,7 @@ class StepTimer:
     def _publish(self, step: _OpenStep, end_ns: int, end_cpu_ns: int | None) -> None:
         if step.optimizers:
             self._cycle = frozenset(step.optimizers)
+        size = step.told.choose(step.read, step.said)
         record = StepRecord(
             step=self._next_step,
             start_host_ns=step.start_ns,
@@ -333,6 +414,8 @@ class StepTimer:
             cpu_ns=_difference(step.start_cpu_ns, end_cpu_ns),
             batches=step.batches,
             backwards=step.backwards,
+            samples=size.samples,
+            tokens=size.tokens,
         )
         self._next_step += 1
         self._on_record(record)

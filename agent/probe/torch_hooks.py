@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import Any
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.batches import UNKNOWN, BatchReader
 from rankscope.agent.probe.device_timers import DeviceTimers
 from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.moment_meter import TIMED_EVERY, MomentMeter
@@ -57,6 +58,7 @@ class TorchHooks:
         self._undo: list[Callable[[], None]] = []
         self._pending: list[tuple[Callable[..., None], int, tuple[object, ...]]] = []
         self._meter = MomentMeter()
+        self._thread_paused: tuple[int | None, bool] = (None, True)
         self.moments = 0
 
     @property
@@ -70,7 +72,7 @@ class TorchHooks:
         import torch.utils.data.dataloader as loader  # noqa: PLC0415
 
         try:
-            for entrance in (TorchHooks._moment, TorchHooks._note):
+            for entrance in (TorchHooks._moment, TorchHooks._note, BatchReader.read):
                 _hide_from_compiler(entrance, callees_too=True)
             self._hook_optimizers()
             self._replace(torch.autograd, "backward", self._wrap_backward)
@@ -90,6 +92,23 @@ class TorchHooks:
         self._thread, self._thread_is_sure = None, True
         while self._undo:
             self._undo.pop()()
+
+    @staticmethod
+    def gradients_are_on() -> bool:
+        """Whether this thread would record a backward now."""
+        import torch  # noqa: PLC0415
+
+        return bool(torch.is_grad_enabled())
+
+    def pause(self) -> None:
+        """See nothing until `resume`: an evaluation runs."""
+        self.catch_up()
+        self._thread_paused = (self._thread, self._thread_is_sure)
+        self._thread, self._thread_is_sure = None, True
+
+    def resume(self) -> None:
+        """See again."""
+        self._thread, self._thread_is_sure = self._thread_paused
 
     def catch_up(self) -> None:
         """Let the StepTimer have the moments that were only written down. To be called before it is called directly."""
@@ -163,19 +182,23 @@ class TorchHooks:
         return backward
 
     def _wrap_next(self, original: Hook) -> Hook:
-        timer = self._timer
-        from torch import is_grad_enabled  # noqa: PLC0415
+        import torch  # noqa: PLC0415
+
+        timer, batches, is_grad_enabled = self._timer, BatchReader(torch), torch.is_grad_enabled
 
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the loader's own
             self._moment(timer.data_begin, is_grad_enabled())
-            got_batch = False
+            got_batch, size = False, UNKNOWN
             try:
                 batch = original(iterator)
                 got_batch = True
+                # Of one that is not noted, on another thread or in an evaluation, the size is not asked for.
+                if get_ident() == self._thread:
+                    size = batches.read(batch, iterator)
                 return batch
             finally:
-                self._note(timer.data_end, got_batch, id(iterator))
+                self._note(timer.data_end, got_batch, id(iterator), size)
 
         return __next__
 

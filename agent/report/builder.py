@@ -111,12 +111,21 @@ def _add_steps(totals: Totals, steps: Sequence[StepRecord]) -> Totals:
         device_steps=totals.device_steps + len(timed),
         device_step_ns=sum(device_phases_ns.values()),
         device_phases_ns=device_phases_ns,
+        samples=_add_known(totals.samples, [record.samples for record in steps]),
+        tokens=_add_known(totals.tokens, [record.tokens for record in steps]),
+        samples_step_ns=totals.samples_step_ns + sum(r.duration_ns for r in steps if r.samples is not None),
+        tokens_step_ns=totals.tokens_step_ns + sum(r.duration_ns for r in steps if r.tokens is not None),
     )
 
 
 def _add_phases(total_ns: dict[str, int], phases_ns: Mapping[str, int]) -> None:
     for name, duration_ns in phases_ns.items():
         total_ns[name] = total_ns.get(name, 0) + duration_ns
+
+
+def _add_known(total: int | None, amounts: Sequence[int | None]) -> int | None:
+    known = [amount for amount in (total, *amounts) if amount is not None]
+    return sum(known) if known else None
 
 
 def _add_breakdowns(totals: Totals, breakdowns: Sequence[WindowBreakdown]) -> Totals:

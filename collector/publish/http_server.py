@@ -29,6 +29,7 @@ import msgspec
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
+from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.publish.prometheus import SnapshotExporter
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -72,7 +73,8 @@ class Response(NamedTuple):
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the list of runs. `steps` is that of the rank that has most in its present life, None before any
-    report; `open_findings` is how many there are.
+    report; `open_findings` is how many there are. `samples_per_s` and `tokens_per_s` are those of one rank, the median
+    over the ranks (`detect/throughput.py`), None where no rank knows.
     """
 
     run: str
@@ -80,6 +82,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     ranks_up: int
     steps: int | None
     open_findings: int
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
 
 
 class Routes:
@@ -335,12 +339,17 @@ def _report_state(problem: str | None) -> Response:
 
 
 def _summarise(run: RunSnapshot) -> RunSummary:
+    found = find_throughput([rank.totals for rank in run.ranks], run.world_size)
+    samples_per_s = found.samples_per_s if found is not None else None
+    tokens_per_s = found.tokens_per_s if found is not None else None
     return RunSummary(
         run=run.run,
         world_size=run.world_size,
         ranks_up=sum(rank.up for rank in run.ranks),
         steps=max((rank.totals.steps for rank in run.ranks if rank.reports_admitted), default=None),
         open_findings=len(run.open_findings),
+        samples_per_s=None if samples_per_s is None else samples_per_s.per_rank,
+        tokens_per_s=None if tokens_per_s is None else tokens_per_s.per_rank,
     )
 
 

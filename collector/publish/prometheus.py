@@ -147,7 +147,7 @@ def _per_cause(read: Callable[[RunSnapshot], Iterable[tuple[int, str, float]]]) 
     return read_all
 
 
-def _of_totals(read: Callable[[Totals], float]) -> Reader:
+def _of_totals(read: Callable[[Totals], float | None]) -> Reader:
     return _per_rank(lambda rank: read(rank.totals) if rank.reports_admitted else None)
 
 
@@ -264,6 +264,8 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_device_step_seconds_total": _of_device_steps(lambda totals: ns_to_s(totals.device_step_ns)),
     "rankscope_device_phase_seconds_total": _per_rank_and(_device_phases),
     "rankscope_device_timings_skipped_total": _per_rank_and(lambda rank: rank.losses.device_timings_skipped),
+    "rankscope_samples_total": _of_totals(lambda totals: totals.samples),
+    "rankscope_tokens_total": _of_totals(lambda totals: totals.tokens),
     "rankscope_step_median_seconds": _per_rank(lambda rank: _seconds(rank.step_ns_median)),
     "rankscope_device_window_seconds_total": _of_windows(lambda totals: totals.window_ns),
     "rankscope_device_compute_seconds_total": _of_windows(lambda totals: totals.compute_ns),

@@ -1,6 +1,7 @@
 """A run in a few lines when it is over: how it went, how each rank ended, and the verdict in one sentence."""
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.units import format_duration
 
@@ -28,11 +29,31 @@ def summarise(run: RunSnapshot) -> str:
     lines = [
         f"run {run.run}: {run.world_size} ranks, {steps} steps{median}; {reports} reports, {lost} lost",
         "ended: " + "; ".join(f"{reason}: {_ranks(ranks)}" for reason, ranks in sorted(ends.items())),
+        *_describe_speed(run),
     ]
     costliest = _costliest(run)
     lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not costliest]
     lines.append(f"verdict: {verdict(run)}")
     return "\n".join(lines)
+
+
+def _describe_speed(run: RunSnapshot) -> list[str]:
+    """How fast it trained, in one line; none when nobody made a step."""
+    found = find_throughput([rank.totals for rank in run.ranks], run.world_size)
+    if found is None:
+        return []
+    known = [
+        (speed, unit)
+        for speed, unit in ((found.samples_per_s, "samples/s"), (found.tokens_per_s, "tokens/s"))
+        if speed is not None
+    ]
+    parts = [f"{found.steps_per_s:,.2f} steps/s, {found.reader_ratio:.1%} of the time waiting for data"]
+    if known:
+        parts.append(", ".join(f"{speed.per_rank:,.1f} {unit}" for speed, unit in known) + " per rank")
+    summed = ", ".join(f"{speed.summed:,.1f} {unit}" for speed, unit in known if speed.summed is not None)
+    if summed and run.world_size > 1:
+        parts.append(f"{summed} for the job if each rank reads batches of its own")
+    return ["speed: " + "; ".join(parts)]
 
 
 def _costliest(run: RunSnapshot) -> Finding | None:

@@ -67,7 +67,7 @@ def train(size: Size, pairs: int, stretch_steps: int) -> list[Stretch]:
     stretches = []
     for number in range(2 * pairs):
         with_agent = number % 4 in {1, 2}
-        session = Session.start({}) if with_agent else None
+        session = Session.start({}, os.environ) if with_agent else None
         ends_ns: list[int] = []
         cpu_ns = 0
         for step in range(SETTLE_STEPS + stretch_steps + 1):

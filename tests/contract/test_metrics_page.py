@@ -110,6 +110,8 @@ def totals_of(times: int) -> Totals:
             "optimizer": 2_500 * MS, "other": 500 * MS,
         },
         batches=100,
+        samples=3_200,
+        tokens=409_600,
         windows=3,
         window_ns=times * 300 * MS,
         compute_ns=times * 180 * MS,

@@ -24,10 +24,10 @@ LARGE = 2**50
 OWN_PHASES_MAX = 16
 """The default of `phases_max`."""
 
-STEP_BYTES = 8 * (6 + len(PHASES))
-"""A column of 8 bytes for each of: step, start, duration, CPU time, batches, backwards, and the phases. 8 more for each
-phase of the user's own."""
-COLLECTIVE_BYTES = 8 * 7
+STEP_BYTES = 8 * (8 + len(PHASES))
+"""A column of 8 bytes for each of: step, start, duration, CPU time, batches, backwards, samples, tokens, and the phases.
+8 more for each phase of the user's own."""
+COLLECTIVE_BYTES = 8 * 8
 BREAKDOWN_BYTES = 9 * 10 + 1
 COVERED_BYTES = 9 * 2 + 1
 DEVICE_BYTES = 1_000

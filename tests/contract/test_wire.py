@@ -46,9 +46,14 @@ HEADER_BYTES = 7
 HEX_LINE_BYTES = 32
 """How many bytes of a frame stand on a line of its file."""
 
-STEPS = Table.from_rows(
+NARROW_STEPS = Table.from_rows(
     ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards", "phase:data", "phase:forward"),
     [(41, 1_000, 300, 290, 1, 1, 100, 200), (42, 1_300, 310, None, 0, 2, 0, 310)],
+)
+"""With the columns that there were when the first frame of a report was written."""
+STEPS = Table.from_rows(
+    (*NARROW_STEPS.names, "samples", "tokens"),
+    [(41, 1_000, 300, 290, 1, 1, 100, 200, 8, 512), (42, 1_300, 310, None, 0, 2, 0, 310, None, 0)],
 )
 COLLECTIVES = Collectives(
     groups=("mesh_dp/0,2",),
@@ -84,7 +89,14 @@ EARLIER_TOTALS = Totals(
     communication_ns=150, overlap_ns=90, exposed_communication_ns=60, copy_ns=40, idle_ns=100, windows=1,
 )  # fmt: skip
 TOTALS = msgspec.structs.replace(
-    EARLIER_TOTALS, device_steps=3, device_step_ns=900, device_phases_ns={"data": 100, "forward": 800}
+    EARLIER_TOTALS,
+    device_steps=3,
+    device_step_ns=900,
+    device_phases_ns={"data": 100, "forward": 800},
+    samples=344,
+    tokens=22_016,
+    samples_step_ns=11_000,
+    tokens_step_ns=11_500,
 )
 EARLIER_LOSSES = Losses(
     steps_overwritten=1, steps_dropped_in_reports=2, reports_dropped=3, windows_skipped={"events": 4},
@@ -213,12 +225,12 @@ def test_a_frame_of_the_past_means_what_it_meant(name: str) -> None:
     assert decode(read_golden(name)) == STATED[name]
 
 
-def test_a_report_of_an_agent_that_read_less_of_the_gpu_means_what_it_meant() -> None:
+def test_a_report_of_an_agent_that_read_less_of_the_gpu_and_of_batches_means_what_it_meant() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_narrow_device.hex").read_text())
     report = STATED["report"]
     assert isinstance(report, Report)
     earlier = {"totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None}
-    assert decode(frame) == msgspec.structs.replace(report, devices=(NARROW_DEVICE,), **earlier)
+    assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
 
 @each_structure

@@ -159,6 +159,8 @@ def _to_steps(table: Table) -> Iterator[StepRecord]:
             batches=row["batches"] or 0,
             backwards=row["backwards"] or 0,
             device_phases_ns=on_device if was_timed else None,
+            samples=row["samples"],
+            tokens=row["tokens"],
         )
 
 

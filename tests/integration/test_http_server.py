@@ -198,7 +198,17 @@ def test_the_runs_are_listed(server: HttpServer) -> None:
     answer = ask(server, "/api/v1/runs")
     assert answer.headers["Content-Type"] == "application/json"
     assert json.loads(answer.body) == {
-        "runs": [{"run": NAME, "world_size": 2, "ranks_up": 1, "steps": 12, "open_findings": 0}]
+        "runs": [
+            {
+                "run": NAME,
+                "world_size": 2,
+                "ranks_up": 1,
+                "steps": 12,
+                "open_findings": 0,
+                "samples_per_s": None,
+                "tokens_per_s": None,
+            }
+        ]
     }
 
 

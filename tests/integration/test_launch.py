@@ -120,16 +120,31 @@ def test_module_finds_itself_run_as_python_runs_it_also_where_torch_does_not_loa
     assert [len(life.steps) for life in collector.lives] == [3]
 
 
-def test_four_calls_work_without_a_launcher_and_a_forked_child_stands_down() -> None:
+def test_all_calls_work_without_a_launcher_and_a_forked_child_stands_down() -> None:
     with listening() as collector:
-        ended = watch(collector, python("own_calls.py"))
+        ended = watch(collector, python("own_calls.py"), RANKSCOPE_WARMUP_STEPS="1")
     assert ended.exit_code == 0
-    assert ended.stdout.splitlines() == ["started True True", "done"]
+    assert ended.stdout.splitlines() == ["throughput None", "started True True", "steps 2", "done"]
     (life,) = collector.lives
     assert [record.step for record in life.steps] == list(range(5))
+    assert [(record.samples, record.tokens) for record in life.steps] == [(64, number) for number in range(5)]
+    assert [report.totals.samples for report in life.reports][-1] == 5 * 64
+    assert life.losses.errors == {"batch_sizes": 1}
+    assert "samples is 'many', which is no whole number" in ended.stderr
+    assert "steps/s" not in ended.stderr
     assert all(record.phases_ns["augment"] > 0 for record in life.steps)
     assert all(sum(record.phases_ns.values()) == record.duration_ns for record in life.steps)
     assert life.ending == ("stopped", "", None)
+
+
+@pytest.mark.parametrize(("rank", "blocks"), [("0", 1), ("1", 0)])
+def test_rank_0_prints_the_throughput_at_its_end_when_asked_to(rank: str, blocks: int) -> None:
+    asked = {**ALONE, "RANK": rank, "RANKSCOPE_THROUGHPUT_SUMMARY": "1", "RANKSCOPE_WARMUP_STEPS": "1"}
+    with listening() as collector:
+        ended = watch(collector, python("own_calls.py"), **asked)
+    assert ended.exit_code == 0
+    assert ended.stderr.count(f"rankscope: throughput of rank {rank} of 1: 4 steps in ") == blocks
+    assert len(re.findall(r"^  samples/s( +[\d,.]+){4}$", ended.stderr, re.MULTILINE)) == blocks
 
 
 def test_switch_without_a_rank_does_nothing() -> None:

@@ -17,13 +17,18 @@ DOCS = Path(__file__).parents[2] / "docs" / "loops.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A script and what must be counted on each of its ranks. Batches and backwards of successive steps repeat."""
+    """A script and what must be counted on each of its ranks.
+
+    Batches and backwards of successive steps repeat; each batch holds so many samples and tokens.
+    """
 
     script: str
     steps: int
     ranks: int = 1
     batches: tuple[int, ...] = (1,)
     backwards: tuple[int, ...] = (1,)
+    samples: int = 4
+    tokens: int | None = None
     says: str = ""
 
     @property
@@ -35,10 +40,10 @@ class Loop:
 
 LOOPS = (
     Loop(script="plain", steps=3 * 4),
-    Loop(script="accumulation", steps=2 * 12 // 4, batches=(4,), backwards=(4,)),
+    Loop(script="accumulation", steps=2 * 12 // 4, batches=(4,), backwards=(4,), samples=2),
     Loop(script="gan", steps=32 // 4, backwards=(2 + 1,)),
     # LBFGS asks for the loss once, and again after each of its four iterations but the last.
-    Loop(script="lbfgs", steps=48 // 8, backwards=(1 + 3,)),
+    Loop(script="lbfgs", steps=48 // 8, backwards=(1 + 3,), samples=8),
     # The scale is halved by the one step that is left out, which is a step of the loop all the same.
     Loop(script="scaled_amp", steps=32 // 4, says="scale 512"),
     Loop(script="compiled", steps=2 * 4),
@@ -47,7 +52,7 @@ LOOPS = (
     Loop(script="mesh_2d", ranks=4, steps=40 // 2 // 4),
     Loop(script="evaluation", steps=3 * 20 // 4),
     # Two epochs, two workers, each with five batches of two.
-    Loop(script="iterable_workers", steps=2 * 2 * 5),
+    Loop(script="iterable_workers", steps=2 * 2 * 5, samples=2),
     Loop(script="forks", steps=40 // 4),
     Loop(script="own_profiler", steps=48 // 4, says="recorded 2 2"),
     Loop(script="lightning_trainer", steps=2 * 24 // 4, says="global step 12"),
@@ -58,6 +63,7 @@ LOOPS = (
         steps=2 * 6 // 2,
         batches=(3, 2, 1),
         backwards=(2,),
+        tokens=4 * 8,
         says="global step 6",
     ),
 )
@@ -133,6 +139,14 @@ def test_each_step_has_the_batches_and_backwards_of_the_loop(loop: Loop, seen: S
     for life in seen.lives:
         assert [record.batches for record in life.steps] == repeat(loop.batches, loop.steps)
         assert [record.backwards for record in life.steps] == repeat(loop.backwards, loop.steps)
+
+
+def test_each_step_has_the_samples_and_tokens_of_its_batches(loop: Loop, seen: Seen) -> None:
+    batches = repeat(loop.batches, loop.steps)
+    for life in seen.lives:
+        assert [record.samples for record in life.steps] == [loop.samples * count for count in batches]
+        tokens = [None if loop.tokens is None else loop.tokens * count for count in batches]
+        assert [record.tokens for record in life.steps] == tokens
 
 
 def test_the_time_of_backward_and_optimizer_is_seen_in_every_step(seen: Seen) -> None:

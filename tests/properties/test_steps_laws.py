@@ -6,6 +6,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.agent.probe.batches import BatchSize
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.measure.records import PHASES, StepRecord
 
@@ -60,6 +61,11 @@ MOMENTS: dict[str, Callable[[StepTimer, int], None]] = {
     "phase_begin of one more name": lambda timer, now_ns: timer.phase_begin(now_ns, f"phase {now_ns}"),
     "phase_end": lambda timer, now_ns: timer.phase_end(now_ns),
     "end_step": lambda timer, now_ns: timer.end_step(now_ns),
+    "say_batch": lambda timer, now_ns: timer.say_batch(now_ns, BatchSize(samples=now_ns)),
+    "evaluation_begin": lambda timer, now_ns: timer.evaluation_begin(now_ns),
+    "evaluation_end": lambda timer, now_ns: timer.evaluation_end(now_ns),
+    "take_over": lambda timer, now_ns: timer.take_over(now_ns),
+    "give_back": lambda timer, now_ns: timer.give_back(now_ns),
 }
 
 FETCH = ["data_begin", "data_end"]
@@ -77,6 +83,11 @@ PLAUSIBLE = [
     ["data_begin", "data_end without a batch"],
     ["optimizer_begin 1", *BACKWARD, "optimizer_end"],
     ["phase_begin", "phase_end"],
+    ["say_batch"],
+    ["evaluation_begin", "evaluation_end"],
+    ["end_step"],
+    ["take_over"],
+    ["give_back"],
 ]
 
 

@@ -1,4 +1,4 @@
-"""Uses the four calls, in a plain Python process, twice where once would do, and forks."""
+"""Uses every call, in a plain Python process, twice where once would do, and forks."""
 
 import os
 import sys
@@ -8,17 +8,25 @@ import torch
 import rankscope.agent as rankscope
 
 rankscope.step()  # before start: nothing happens
-with rankscope.phase("before"):
-    pass
+rankscope.batch(samples=1)
+with rankscope.phase("before"), rankscope.evaluation():
+    print("throughput", rankscope.throughput())
 print("started", rankscope.start(), rankscope.start())
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(5):
+for number in range(5):
+    rankscope.batch(samples=64)
     with rankscope.phase("augment"):
         batch = torch.randn(64, 8)
     model(batch).sum().backward()
     optimizer.step()
-    rankscope.step()
+    rankscope.step(tokens=number)
+    with rankscope.evaluation(), rankscope.evaluation(), torch.no_grad():
+        rankscope.batch(samples=1_000)
+        model(batch)
+rankscope.batch(samples="many")  # type: ignore[arg-type]  # told once, and training goes on
+found = rankscope.throughput(last_steps=2)
+print("steps", found.steps if found is not None else None)
 sys.stdout.flush()
 child = os.fork()
 if child == 0:

@@ -144,3 +144,16 @@ def test_a_report_comes_out_of_the_wire_as_it_went_in() -> None:
 def test_a_goodbye_says_how_it_ended_and_cuts_a_long_story() -> None:
     goodbye = ReportBuilder().build_goodbye("failed", "ValueError: " + "x" * 5000, 1)
     assert (goodbye.reason, goodbye.exit_code, len(goodbye.detail)) == ("failed", 1, 1024)
+
+
+def test_samples_are_counted_from_the_first_step_that_knows_them_with_the_time_of_those_steps() -> None:
+    def known(number: int, samples: int | None, tokens: int | None) -> StepRecord:
+        return msgspec.structs.replace(step(number, data=5, forward=10), samples=samples, tokens=tokens)
+
+    builder = ReportBuilder()
+    totals = builder.build(Interval(steps=[step(0, data=7)]), 0).totals
+    assert (totals.samples, totals.tokens, totals.samples_step_ns) == (None, None, 0)
+    builder.build(Interval(steps=[known(1, 8, None), known(2, 4, 256)]), 0)
+    totals = builder.build(Interval(steps=[known(3, 0, None)]), 0).totals
+    assert (totals.samples, totals.samples_step_ns) == (12, 3 * 15)
+    assert (totals.tokens, totals.tokens_step_ns) == (256, 15)

@@ -102,6 +102,22 @@ def test_every_batch_of_a_plain_loop_is_a_step(watched: Watched) -> None:
     assert all(sum(record.phases_ns.values()) == record.duration_ns > 0 for record in records)
 
 
+def test_samples_of_every_step_are_read_from_its_batches(watched: Watched) -> None:
+    Loop().train()
+    assert [(record.samples, record.tokens) for record in watched.finish()] == [(2, None)] * BATCHES
+
+
+def test_nothing_is_seen_while_the_hooks_pause(watched: Watched) -> None:
+    loop = Loop().train()
+    seen = watched.hooks.moments
+    watched.hooks.pause()
+    loop.train()
+    assert watched.hooks.moments == seen
+    watched.hooks.resume()
+    loop.train()
+    assert len(watched.finish()) == 2 * BATCHES
+
+
 def test_what_is_learnt_is_the_same_with_hooks_and_without(watched: Watched) -> None:
     hooked = Loop().train().weights()
     watched.hooks.remove()

@@ -61,6 +61,23 @@ def test_run_that_went_wrong() -> None:
     )
 
 
+def test_speed_is_that_of_a_rank_and_the_sum_of_all_where_all_know() -> None:
+    # 160 steps in 20 s, 2 s of them for data; 1,280 samples in 20 s; 81,920 tokens in the 16 s in which they are known.
+    known = Totals(
+        steps=160, step_ns=20_000 * MS, phases_ns={"data": 2_000 * MS}, samples=1_280, samples_step_ns=20_000 * MS,
+        tokens=81_920, tokens_step_ns=16_000 * MS,
+    )  # fmt: skip
+    speed = "speed: 8.00 steps/s, 10.0% of the time waiting for data"
+    each = "; 64.0 samples/s, 5,120.0 tokens/s per rank"
+    ranks = [rank_of(rank, totals=known) for rank in range(4)]
+    assert summarise(run_of(*ranks)).splitlines()[2] == (
+        speed + each + "; 256.0 samples/s, 20,480.0 tokens/s for the job if each rank reads batches of its own"
+    )
+    assert summarise(run_of(*ranks[:3])).splitlines()[2] == speed + each
+    unknown = rank_of(0, totals=Totals(steps=160, step_ns=20_000 * MS, phases_ns={"data": 2_000 * MS}))
+    assert summarise(run_of(unknown)).splitlines()[2] == speed
+
+
 @pytest.mark.parametrize("findings", [(SMALL, LARGE, UNCOSTED), (LARGE, UNCOSTED, SMALL), (UNCOSTED, SMALL, LARGE)])
 def test_verdict_is_the_costliest_finding_and_the_others_stand_above_it(findings: tuple[Finding, ...]) -> None:
     lines = summarise(run_of(rank_of(0), findings=findings)).splitlines()

@@ -76,14 +76,16 @@ def test_steps_become_a_row_each_with_a_column_for_every_phase() -> None:
     table = steps_to_table(
         [
             StepRecord(step=3, start_host_ns=100, duration_ns=10, phases_ns=phases_ns, batches=1, backwards=2),
-            StepRecord(step=4, start_host_ns=110, duration_ns=5, phases_ns={"checkpoint": 5}, cpu_ns=0),
+            StepRecord(step=4, start_host_ns=110, duration_ns=5, phases_ns={"checkpoint": 5}, cpu_ns=0, samples=8),
         ]
     )
     columns = {name: column.tolist() for name, column in table.columns().items()}
     assert list(columns)[6:] == [
+        "samples", "tokens",
         "phase:data", "phase:forward", "phase:backward", "phase:optimizer", "phase:other", "phase:checkpoint",
     ]  # fmt: skip
     assert (columns["step"], columns["cpu_ns"], columns["backwards"]) == ([3, 4], [MISSING, 0], [2, 0])
+    assert (columns["samples"], columns["tokens"]) == ([MISSING, 8], [MISSING, MISSING])
     assert (columns["phase:backward"], columns["phase:checkpoint"]) == ([3, 0], [0, 5])
 
 
@@ -100,15 +102,15 @@ def test_steps_that_were_timed_on_the_device_have_a_column_for_every_phase_there
 
 
 def test_device_times_of_more_phases_than_a_table_has_columns_for_are_part_of_other() -> None:
-    # As many phases of the user's own as may be set. 59 columns are taken, so 5 of the 53 phases find room again.
-    own = {f"own {number:02}": 1 for number in range(48)}
+    # As many phases of the user's own as may be set. 59 columns are taken, so 5 of the 51 phases find room again.
+    own = {f"own {number:02}": 1 for number in range(46)}
     phases_ns = {"data": 10, "forward": 20, "backward": 30, "optimizer": 40, "other": 50, **own}
-    record = StepRecord(step=0, start_host_ns=0, duration_ns=198, phases_ns=phases_ns, device_phases_ns=phases_ns)
+    record = StepRecord(step=0, start_host_ns=0, duration_ns=196, phases_ns=phases_ns, device_phases_ns=phases_ns)
     table = steps_to_table([record])
     table.check()
     on_device = {name: table.column(name).tolist()[0] for name in table.names if name.startswith("device:")}
     assert on_device == {
-        "device:data": 10, "device:forward": 20, "device:backward": 30, "device:optimizer": 40, "device:other": 50 + 48,
+        "device:data": 10, "device:forward": 20, "device:backward": 30, "device:optimizer": 40, "device:other": 50 + 46,
     }  # fmt: skip
 
 
