@@ -12,6 +12,7 @@
     rankscope.throughput()                 # how fast this rank trains: steps, samples, tokens per second
     rankscope.stop()                       # not needed: the end of the process does the same
 
+`rankscope.agent.integrations` has callbacks for PyTorch Lightning and Transformers that make these calls.
 Nothing here imports torch until `start()` is called.
 """
 

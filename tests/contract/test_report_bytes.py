@@ -25,8 +25,8 @@ OWN_PHASES_MAX = 16
 """The default of `phases_max`."""
 
 STEP_BYTES = 8 * (8 + len(PHASES))
-"""A column of 8 bytes for each of: step, start, duration, CPU time, batches, backwards, samples, tokens, and the phases.
-8 more for each phase of the user's own."""
+"""A column of 8 bytes for each of: step, start, duration, CPU time, batches, backwards, samples, tokens, and the
+phases. 8 more for each phase of the user's own."""
 COLLECTIVE_BYTES = 8 * 8
 BREAKDOWN_BYTES = 9 * 10 + 1
 COVERED_BYTES = 9 * 2 + 1

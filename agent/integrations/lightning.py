@@ -1,0 +1,106 @@
+"""PyTorch Lightning: `Trainer(callbacks=[RankscopeCallback()])`.
+
+Works with `lightning` and with `pytorch_lightning`: with the one that is imported already, else with the one that is
+installed. Without the callback steps are found too (docs/loops.md); with it they are Lightning's own, writing a
+checkpoint is a phase, and the agent need not be named on the launch line.
+"""
+
+import importlib
+import sys
+from typing import Any
+
+from rankscope.agent.integrations.told_steps import ToldSteps, describe_launch
+
+__all__ = ["RankscopeCallback"]
+
+MODULES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _find_callback_class() -> Any:
+    imported = [name for name in MODULES if name in sys.modules]
+    for name in (*imported, *MODULES):
+        try:
+            return importlib.import_module(name).Callback
+        except ImportError:
+            continue
+    raise ImportError(
+        "rankscope.agent.integrations.lightning needs PyTorch Lightning, and neither `lightning` nor "
+        "`pytorch_lightning` can be imported; `pip install lightning` installs it."
+    )
+
+
+class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy does not look into lightning
+    """Starts the agent in each process of `fit`, and tells it Lightning's steps, validations and checkpoints.
+
+    A step ends where `trainer.global_step` has grown at the end of a batch. With one optimizer that is one for one;
+    several optimizers, which Lightning counts each, make one step together.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = ToldSteps()
+        self._global_step = 0
+        self._watches_saving = False
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
+        """Lightning has started this process of `stage`."""
+        if stage == "fit":
+            local_world_size = trainer.world_size // max(1, trainer.num_nodes)
+            self._steps.start_agent(
+                describe_launch(
+                    rank=trainer.global_rank,
+                    local_rank=trainer.local_rank,
+                    world_size=trainer.world_size,
+                    local_world_size=local_world_size,
+                )
+            )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """The first batch is about to be fetched."""
+        self._global_step = trainer.global_step
+        self._watch_saving(trainer)
+        self._steps.begin_training()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """A batch is done with; with gradient accumulation most end no step."""
+        if trainer.global_step != self._global_step:
+            self._global_step = trainer.global_step
+            self._steps.end_step()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """A validation begins, or the sanity check before training."""
+        self._steps.begin_evaluation()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """The validation is over. Lightning saves what it monitors after this."""
+        self._steps.end_evaluation()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Training is over."""
+        self._end(trainer)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """Training has failed or was interrupted."""
+        self._end(trainer)
+
+    def _end(self, trainer: Any) -> None:
+        self._steps.end_training()
+        if self._watches_saving:
+            vars(trainer).pop("save_checkpoint", None)
+            self._watches_saving = False
+
+    def _watch_saving(self, trainer: Any) -> None:
+        """No hook tells when a checkpoint has been written, so this trainer's own `save_checkpoint` does."""
+        if "save_checkpoint" in vars(trainer):  # somebody else's: it stays
+            return
+        save, steps = trainer.save_checkpoint, self._steps
+
+        def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            steps.begin_saving()
+            try:
+                return save(*args, **kwargs)
+            finally:
+                steps.end_saving()
+
+        trainer.save_checkpoint = save_checkpoint
+        self._watches_saving = True
