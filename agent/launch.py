@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rankscope.agent.config import read_launch_config
 from rankscope.agent.guard import describe, say
 from rankscope.measure.errors import RankscopeError, SettingError
+from rankscope.measure.identity import RankIdentity
 
 if TYPE_CHECKING:
     from rankscope.agent.session import Session
@@ -82,6 +83,8 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     """
     global session  # noqa: PLW0603
     if session is not None:
+        if launcher is not None:
+            _compare(session.identity, launcher)
         return session.is_running
     owner = os.environ.get(PID_VARIABLE, "")
     if owner and owner != str(os.getpid()) and launcher is None:
@@ -96,6 +99,16 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     except Exception as error:  # noqa: BLE001 - our bug must not become the user's
         say(f"not started ({describe(error)}); training goes on without it")
     return session is not None and session.is_running
+
+
+def _compare(identity: RankIdentity, launcher: Mapping[str, str]) -> None:
+    """Say so when the agent was started for another job than the framework has made of it since."""
+    here, there = (str(identity.rank), str(identity.world_size)), (launcher.get("RANK"), launcher.get("WORLD_SIZE"))
+    if here != there:
+        say(
+            f"this process is measured as rank {here[0]} of {here[1]}, but it is rank {there[0]} of {there[1]}: the "
+            "framework has started the ranks itself. Leave the agent out of the launch line; the callback starts it."
+        )
 
 
 def _parse(arguments: Sequence[str]) -> tuple[str, bool, list[str]]:

@@ -22,14 +22,20 @@ COMMANDS = {
 }
 LIGHTNING_JOBS = [name for name in COMMANDS if "lightning" in name]
 TRANSFORMERS_JOBS = [name for name in COMMANDS if "transformers" in name]
+TWO_OPTIMIZERS = "two optimizers"
+WRONG_LAUNCH = "lightning's own launcher, and the agent on the launch line"
+OTHERS = {
+    TWO_OPTIMIZERS: python("callbacks/lightning_gan.py"),
+    WRONG_LAUNCH: python(*AGENT, LIGHTNING, "lightning.pytorch", "2"),
+}
 
 Seen = tuple[Ended, list[Life]]
 
 
-def watch(name: str) -> Seen:
-    launcher = ALONE if AGENT[1] in COMMANDS[name] else {}
+def watch(name: str, command: list[str]) -> Seen:
+    launcher = ALONE if "beside the hooks" in name else {}
     with listening() as collector:
-        ended = run(COMMANDS[name], {**OFTEN, **launcher, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        ended = run(command, {**OFTEN, **launcher, "RANKSCOPE_COLLECTOR": collector.endpoint})
         return ended, collector.lives
 
 
@@ -37,7 +43,7 @@ def watch(name: str) -> Seen:
 def jobs() -> Iterator[dict[str, "Future[Seen]"]]:
     """Each runs once, two at a time: half of what it takes is waiting."""
     with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(watch, name) for name in COMMANDS}
+        yield {name: pool.submit(watch, name, command) for name, command in (COMMANDS | OTHERS).items()}
         pool.shutdown(cancel_futures=True)
 
 
@@ -103,6 +109,24 @@ def test_lightnings_checkpoints_are_a_phase_of_the_step_that_follows(seen: Seen)
 def test_the_trainers_checkpoints_are_a_phase_of_the_step_that_follows(seen: Seen) -> None:
     # Saved after 2, 4 and 6 steps.
     assert [find_saved(steps) for steps in steps_of(seen)] == [[2, 4]]
+
+
+@pytest.mark.parametrize("seen", [TWO_OPTIMIZERS], indirect=True)
+def test_optimizers_that_step_in_one_batch_make_one_step_though_lightning_counts_each(seen: Seen) -> None:
+    ended, (life,) = seen
+    # Eight batches; the second optimizer steps in four of them.
+    assert ended.stdout.rstrip().endswith("global step 12"), ended.stderr
+    assert [record.backwards for record in life.steps] == [1, 2] * 4
+
+
+@pytest.mark.parametrize("seen", [WRONG_LAUNCH], indirect=True)
+def test_process_that_became_a_rank_of_a_larger_job_after_the_agent_began_says_so(seen: Seen) -> None:
+    ended, lives = seen
+    assert ended.exit_code == 0
+    said = "rankscope: this process is measured as rank 0 of 1, but it is rank 0 of 2: the framework has started the"
+    assert ended.stderr.count(said) == 1
+    assert "Leave the agent out of the launch line; the callback starts it." in ended.stderr
+    assert [len(life.steps) for life in lives] == [12, 12]
 
 
 @pytest.mark.parametrize("seen", ["lightning's own launcher"], indirect=True)
