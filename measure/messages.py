@@ -9,9 +9,14 @@
       | <------- ClockPing / ClockPong ------>  |   now and then: the offset of the two clocks and its error bound
       | -- Goodbye(sequence=4, reason) ------>  |   numbered and acknowledged like a report
 
+    sidecar                                 collector
+      | -- RankEnded, RankUnresponsive ------>  |   about a rank that cannot speak for itself: each notice has its own
+      | <----------------- Ack(through=n) ----  |   number and is sent again until it is acknowledged or given up
+
 Within a protocol number fields are only added, at the end and with a default. Kinds are never used again.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -28,6 +33,7 @@ from rankscope.measure.records import (
     Totals,
     WindowBreakdown,
 )
+from rankscope.measure.stalls import GroupStatus, KernelThread, PendingCollective, Stall
 from rankscope.measure.table import Table
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
@@ -69,6 +75,8 @@ class Report(Message, frozen=True):
 
     `covered_steps` are ranges (first, last) of steps all of whose collectives are in the reports up to this one: a
     step outside them was not watched, and having no collective there means nothing.
+
+    While the rank is stalled every report has `stalled_since_host_ns`, and now and then one the whole `stall`.
     """
 
     KIND: ClassVar[int] = 3
@@ -86,6 +94,9 @@ class Report(Message, frozen=True):
     overhead_ratio: float | None = None
     cost: AgentCost = AgentCost()
     allocator: AllocatorSample | None = None
+    progress: tuple[GroupStatus, ...] = ()
+    stalled_since_host_ns: int | None = None
+    stall: Stall | None = None
 
 
 class Ack(Message, frozen=True):
@@ -134,12 +145,62 @@ class Goodbye(Message, frozen=True):
     exit_code: int | None = None
 
 
-END_REASONS = ("finished", "failed", "interrupted", "stopped")
-"""How a life ends that could still say so: the script ran to its end; an uncaught exception or a non-zero exit;
-KeyboardInterrupt; `rankscope.agent.stop()`. The collector adds `killed` (the process is gone without a word: a signal,
-os._exit, the OOM killer), `silent` (no report, and nobody can see whether the process lives) and `replaced` (an elastic
-restart took its place)."""
+class RankEnded(Message, frozen=True):
+    """The sidecar saw the process of a rank end. `reason` is one of END_REASONS.
+
+    `exit_code` and `signal` are the kernel's, one of them or, where they could not be read, none (`absent` says why).
+    `oom_kills` is by how much the count of the OOM killer's victims rose, in the place that `detail` names.
+    """
+
+    KIND: ClassVar[int] = 10
+    sequence: Sequence
+    identity: RankIdentity
+    host_ns: int
+    wall_ns: int
+    reason: Text
+    detail: Text = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    core_dumped: bool | None = None
+    oom_kills: int | None = None
+    last_step: int | None = None
+    pending: tuple[PendingCollective, ...] = ()
+    absent: Mapping[str, str] = {}
+
+
+class RankUnresponsive(Message, frozen=True):
+    """The process of a rank lives, but its agent has not moved since `since_host_ns`: its interpreter is held, or it is
+    stopped. What can be read from outside: the kernel's view, and what torch's worker server still answers.
+
+    `state` is the letter of the main thread's state; `waits` are torch's counters of waits that are going on.
+    """
+
+    KIND: ClassVar[int] = 11
+    sequence: Sequence
+    identity: RankIdentity
+    host_ns: int
+    since_host_ns: int
+    last_step: int | None = None
+    state: Text = ""
+    threads: tuple[KernelThread, ...] = ()
+    threads_left_out: Count = 0
+    progress: tuple[GroupStatus, ...] = ()
+    pending: tuple[PendingCollective, ...] = ()
+    waits: Mapping[str, int] = {}
+    absent: Mapping[str, str] = {}
+
+
+END_REASONS = (
+    "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
+    "collective_timeout",
+)  # fmt: skip
+"""How a life ends. The rank itself can say four of them: the script ran to its end; an uncaught exception or a non-zero
+exit; KeyboardInterrupt; `rankscope.agent.stop()`. Its sidecar sees these in the exit code too, and besides: a SIGTERM
+or SIGHUP, such as launchers send to the other ranks when one has failed; a SIGKILL, with or without the OOM killer; a
+signal of the process's own making (SIGSEGV, SIGABRT); an abort while a collective was past its timeout. The collector
+adds `killed` also for a process that is gone without a word where no sidecar says more, `silent` (no report, and nobody
+can see whether the process lives) and `replaced` (an elastic restart took its place)."""
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
-    Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye,
+    Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,
 )  # fmt: skip

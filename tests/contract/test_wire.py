@@ -24,6 +24,8 @@ from rankscope.measure.messages import (
     Hello,
     HelloWanted,
     Message,
+    RankEnded,
+    RankUnresponsive,
     Refused,
     Report,
     Welcome,
@@ -38,6 +40,14 @@ from rankscope.measure.records import (
     Losses,
     Totals,
     WindowBreakdown,
+)
+from rankscope.measure.stalls import (
+    GroupStatus,
+    KernelThread,
+    PendingCollective,
+    StackFrame,
+    Stall,
+    ThreadStack,
 )
 from rankscope.measure.table import Table
 
@@ -114,6 +124,24 @@ ALLOCATOR = AllocatorSample(
     absent={"ooms": "not told"},
 )  # fmt: skip
 
+PROGRESS = GroupStatus(group="default_pg", enqueued=12, started=11, completed=10)
+PENDING = PendingCollective(
+    group="default_pg", op="all_reduce", sequence=12, age_ns=31_000, bytes=3_108, sizes=((777,),), dtypes=("Float",),
+    state="scheduled", timeout_ns=600_000,
+)  # fmt: skip
+STALL = Stall(
+    number=1, since_host_ns=1_300, taken_host_ns=1_640, limit_ns=300, activity="collective", last_step=42,
+    stacks=(ThreadStack(name="MainThread", frames=(StackFrame("train.py", 24, "main"),), frames_left_out=3),),
+    threads_left_out=2, pending=(PENDING,), pending_left_out=4, absent={"pending": "a CUDA graph is being captured"},
+)  # fmt: skip
+THREAD = KernelThread(
+    thread=4711, name="python", state="S", wait_channel="futex_do_wait", system_call=202, cpu_ns=10_000_000
+)
+IDENTITY = RankIdentity(
+    run=RunId("job-7"), rank=2, local_rank=1, world_size=4, node="n1", restart_count=1,
+    boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]",
+)  # fmt: skip
+
 STATED: dict[str, Message] = {
     "hello": Hello(
         identity=RankIdentity(
@@ -128,7 +156,8 @@ STATED: dict[str, Message] = {
         sequence=5, host_ns=1_650, steps=STEPS, collectives=COLLECTIVES, covered_steps=((40, 41), (44, 44)),
         breakdowns=(BREAKDOWN,), host=HOST, devices=(DEVICE,), totals=TOTALS, losses=LOSSES,
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
-        overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR,
+        overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
+        stall=STALL,
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -136,6 +165,16 @@ STATED: dict[str, Message] = {
     "clock_ping": ClockPing(job_ns=-1),
     "clock_pong": ClockPong(job_ns=-1, host_ns=1 << 62),
     "goodbye": Goodbye(sequence=6, reason="failed", detail="ValueError", exit_code=1),
+    "rank_ended": RankEnded(
+        sequence=7, identity=IDENTITY, host_ns=1_800, wall_ns=1_700_000_000_000_000_100, reason="out_of_memory",
+        detail="SIGKILL", exit_code=1, signal=9, core_dumped=True, oom_kills=1, last_step=42, pending=(PENDING,),
+        absent={"exit_code": "taken"},
+    ),
+    "rank_unresponsive": RankUnresponsive(
+        sequence=8, identity=IDENTITY, host_ns=1_750, since_host_ns=1_300, last_step=42, state="T", threads=(THREAD,),
+        threads_left_out=5, progress=(PROGRESS,), pending=(PENDING,), waits={"TCPStore__wait": 1},
+        absent={"pending": "timed out"},
+    ),
 }  # fmt: skip
 
 Place = tuple[str | int, ...]
@@ -146,7 +185,12 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("hello", ("identity",)),
     *(("report", (field,)) for field in ("steps", "collectives", "host", "totals", "losses", "cost", "allocator")),
     ("report", ("collectives", "table")),
-    *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups")),
+    *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups", "progress")),
+    ("report", ("stall",)),
+    ("report", ("stall", "stacks", 0)),
+    ("report", ("stall", "stacks", 0, "frames", 0)),
+    ("report", ("stall", "pending", 0)),
+    ("rank_unresponsive", ("threads", 0)),
 ]
 
 each_kind = pytest.mark.parametrize("name", STATED)
@@ -217,6 +261,8 @@ def test_the_kinds_keep_their_bytes() -> None:
         "clock_ping": "52534350 000107",
         "clock_pong": "52534350 000108",
         "goodbye": "52534350 000109",
+        "rank_ended": "52534350 00010a",
+        "rank_unresponsive": "52534350 00010b",
     }
 
 
@@ -229,7 +275,10 @@ def test_a_report_of_an_agent_that_read_less_of_the_gpu_and_of_batches_means_wha
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_narrow_device.hex").read_text())
     report = STATED["report"]
     assert isinstance(report, Report)
-    earlier = {"totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None}
+    earlier = {
+        "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
+        "stalled_since_host_ns": None, "stall": None,
+    }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
 

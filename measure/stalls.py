@@ -1,0 +1,106 @@
+"""What is known of a rank that makes no progress, and how far each of its process groups is.
+
+Group, sequence and op are as in `records.CollectiveRecord`. Everything is bounded by whoever makes it; what was left
+out is counted.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+ACTIVITIES = (
+    "collective", "process_group", "backward", "optimizer", "data", "compile", "checkpoint", "synchronize", "import",
+    "other",
+)  # fmt: skip
+"""What a training thread may be doing, by its innermost frame that tells: in a call of torch.distributed; making a
+process group; in autograd (where DistributedDataParallel waits); in an optimizer; waiting for a data loader; in
+torch.compile; saving or loading; waiting for a device; importing modules; none of these."""
+
+EXCUSED_ACTIVITIES = frozenset({"compile", "checkpoint", "import"})
+"""What may take minutes in a healthy job: a stall in one of these is kept and shown, and not called one."""
+
+
+class StackFrame(msgspec.Struct, frozen=True, array_like=True):
+    """One Python frame. The file is cut at its front, where it is the same for all."""
+
+    file: str
+    line: int
+    function: str
+
+
+class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One thread's Python frames, innermost first; `frames_left_out` outer ones were more than there may be."""
+
+    name: str
+    frames: tuple[StackFrame, ...] = ()
+    frames_left_out: int = 0
+
+
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How far one process group is on one rank: the sequence of the last collective of each state, None where the
+    backend does not tell (gloo: started).
+    """
+
+    group: str
+    enqueued: int | None = None
+    started: int | None = None
+    completed: int | None = None
+
+
+class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A collective that was enqueued and has not completed. `sizes` are the shapes of its inputs, `bytes` what they
+    hold together; `timeout_ns` after which the backend gives up.
+    """
+
+    group: str
+    op: str
+    sequence: int
+    age_ns: int
+    bytes: int | None = None
+    sizes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    state: str = ""
+    timeout_ns: int | None = None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it is older than its backend lets it become."""
+        return self.timeout_ns is not None and self.age_ns >= self.timeout_ns
+
+
+class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A rank in which nothing has happened that the hooks see, since `since_host_ns` (to one report interval).
+
+    `number` counts the stalls of this life from 1; `last_step` is the last step that ended, None before any; `limit_ns`
+    how long it had to last to be called a stall. `absent` says by field why something could not be read.
+    """
+
+    number: int
+    since_host_ns: int
+    taken_host_ns: int
+    limit_ns: int
+    activity: str = "other"
+    last_step: int | None = None
+    stacks: tuple[ThreadStack, ...] = ()
+    threads_left_out: int = 0
+    pending: tuple[PendingCollective, ...] = ()
+    pending_left_out: int = 0
+    absent: Mapping[str, str] = {}
+
+    @property
+    def is_excused(self) -> bool:
+        """Whether it does what may take minutes in a healthy job."""
+        return self.activity in EXCUSED_ACTIVITIES
+
+
+class KernelThread(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One thread as the kernel sees it: its state's letter (R runs, S sleeps, D waits for a device, T is stopped), the
+    kernel function and the number of the system call it waits in, its CPU time. None: not to be read.
+    """
+
+    thread: int
+    name: str
+    state: str
+    wait_channel: str | None = None
+    system_call: int | None = None
+    cpu_ns: int | None = None
