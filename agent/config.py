@@ -171,6 +171,21 @@ class AgentConfig(Settings):
             "waiting for data took. The collector's last words have it in one line in any case.",
         ),
     )
+    stall_s: float = setting(
+        30.0,
+        Setting(
+            "A rank is stalled when nothing has happened for so long that the hooks see, and for ten median steps.",
+            unit="seconds",
+            smallest=0.5,
+            largest=_DAY_S,
+        ),
+    )
+    sidecar: bool = setting(
+        True,
+        Setting(
+            "Whether a small process on each node tells how ranks end, and what a rank is in that can no longer speak."
+        ),
+    )
     error_budget: int = setting(
         20,
         Setting(

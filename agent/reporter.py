@@ -19,6 +19,7 @@ from rankscope.agent.probe.device_timers import DeviceTimers, find_cuda
 from rankscope.agent.probe.kineto_windows import PART as WINDOWS
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.ring import Ring
+from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.report.builder import Interval, ReportBuilder
@@ -34,6 +35,7 @@ from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
 from rankscope.agent.sample.torch_memory import TorchMemorySampler
+from rankscope.agent.watchdog import Watchdog
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
@@ -119,6 +121,9 @@ class Reporter:
             children=self._reduction,
             started_ns=clock.monotonic_ns(),
         )
+        self._watchdog = Watchdog(
+            config, identity, guard, clock, find_groups=lambda: self._groups, read_moments=self._read_moments
+        )
         self._step_times_ns: list[int] = []
         self._endpoint: str | None = None
         self._stopping = threading.Event()
@@ -130,12 +135,14 @@ class Reporter:
     def start(self) -> None:
         """Begin to report."""
         self._gc_meter.install()
+        self._watchdog.start()
         self._thread.start()
 
     def connect(self, endpoint: str) -> None:
         """The collector has been found."""
         self._endpoint = endpoint
         self._sender.wake()
+        self._watchdog.tell_endpoint(endpoint)
 
     def stop(self, reason: str, detail: str, exit_code: int | None) -> None:
         """Send what is left and a goodbye, wait at most `drain_s` for the acknowledgement."""
@@ -166,13 +173,15 @@ class Reporter:
         self._finish()
 
     def _finish(self) -> None:
+        was_heard = False
         try:
             self._report(last=True)
             self._push(self._builder.build_goodbye(*self._goodbye), step_count=0)
-            self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
+            was_heard = self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
         finally:
+            self._watchdog.stop(self._goodbye[2], was_heard=was_heard)
             self._sender.close()
             self._devices.close()
 
@@ -203,6 +212,7 @@ class Reporter:
         steps = self._probes.steps.drain()
         cost = self._cost.govern(now_ns)
         self._learn(steps)
+        look = self._watchdog.look(now_ns, steps)
         if self._probes.progress.times_collectives:
             wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
             windows += self._collect(lambda: self._timed.take(steps, wall_minus_host_ns))
@@ -218,6 +228,9 @@ class Reporter:
             losses=self._losses(),
             overhead_ratio=self._overhead_ratio(cost, now_ns),
             cost=cost,
+            progress=look.progress,
+            stalled_since_host_ns=look.stalled_since_host_ns,
+            stall=look.stall,
         )
         report = self._builder.build(interval, now_ns)
         if self._groups_wanted:
@@ -235,6 +248,9 @@ class Reporter:
 
     def _find_groups(self) -> dict[str, GroupInfo]:
         return {**self._probes.progress.groups, **read_groups(self._identity.world_size)}
+
+    def _read_moments(self) -> int | None:
+        return None if self._guard.is_off(STEP_HOOKS) else self._probes.hooks.moments
 
     def _push(self, message: Message, *, step_count: int) -> None:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]

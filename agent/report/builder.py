@@ -20,6 +20,7 @@ from rankscope.measure.records import (
     collectives_to_table,
     steps_to_table,
 )
+from rankscope.measure.stalls import GroupStatus, Stall
 
 
 class Interval(msgspec.Struct, kw_only=True):
@@ -36,6 +37,9 @@ class Interval(msgspec.Struct, kw_only=True):
     overhead_ratio: float | None = None
     cost: AgentCost = AgentCost()
     allocator: AllocatorSample | None = None
+    progress: tuple[GroupStatus, ...] = ()
+    stalled_since_host_ns: int | None = None
+    stall: Stall | None = None
 
 
 class ReportBuilder:
@@ -76,6 +80,9 @@ class ReportBuilder:
             overhead_ratio=interval.overhead_ratio,
             cost=interval.cost,
             allocator=interval.allocator,
+            progress=interval.progress,
+            stalled_since_host_ns=interval.stalled_since_host_ns,
+            stall=interval.stall,
         )
 
     def build_goodbye(self, reason: str, detail: str, exit_code: int | None) -> Goodbye:

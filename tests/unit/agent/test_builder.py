@@ -15,6 +15,7 @@ from rankscope.measure.records import (
     Totals,
     WindowBreakdown,
 )
+from rankscope.measure.stalls import GroupStatus, Stall
 
 WORLD = GroupInfo(label="default_pg", description="default_pg", ranks=(0, 1), backend="gloo")
 PIPE = GroupInfo(label="pp/0", description="pp", ranks=(0,), backend="gloo")
@@ -115,9 +116,15 @@ def test_everything_of_the_interval_is_in_the_report() -> None:
             host=HostSample(host_ns=5),
             losses=Losses(steps_overwritten=7),
             overhead_ratio=0.25,
+            progress=(GroupStatus(group="default_pg", enqueued=7),),
+            stalled_since_host_ns=60,
+            stall=Stall(number=1, since_host_ns=60, taken_host_ns=95, limit_ns=30),
         ),
         now_host_ns=100,
     )
+    assert report.progress == (GroupStatus(group="default_pg", enqueued=7),)
+    assert report.stall is not None
+    assert (report.stalled_since_host_ns, report.stall.taken_host_ns) == (60, 95)
     assert (report.collectives.groups, report.collectives.ops) == (("default_pg",), ("all_reduce",))
     assert (report.covered_steps, report.breakdowns, report.host) == (((3, 9),), (breakdown(),), HostSample(host_ns=5))
     assert (report.losses.steps_overwritten, report.overhead_ratio) == (7, 0.25)

@@ -1,0 +1,91 @@
+"""What torch's flight recorder says, as the JSON it dumps. Pure: the agent reads it in the process, the sidecar from
+outside through torch's worker server.
+
+`pg_status` has the last collective of each group by the group's number; `entries` (absent when there are none) every
+collective still in the recorder's ring. With gloo an entry's state stays "scheduled", and `retired` tells that it has
+completed; `last_started_collective` is always -1 there.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from rankscope.measure.communication import input_bytes
+from rankscope.measure.stalls import GroupStatus, PendingCollective
+from rankscope.measure.units import NS_PER_MS
+
+PENDING_MAX: Final = 64
+GROUPS_MAX: Final = 128
+SIZES_MAX: Final = 8
+"""Shapes kept of one collective: a coalesced one may have hundreds of inputs."""
+TEXT_LENGTH_MAX: Final = 160
+
+
+class Pending(NamedTuple):
+    """The oldest pending collectives, oldest first; `left_out` were more than there may be."""
+
+    collectives: tuple[PendingCollective, ...]
+    left_out: int
+
+
+def find_names(dumps: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    """torch's own name of each process group by its number, as far as the entries tell."""
+    return {
+        int(entry["pg_id"]): str(entry["process_group"][0])
+        for dump in dumps
+        for entry in dump.get("entries", ())
+        if entry.get("process_group")
+    }
+
+
+def to_statuses(dumps: Iterable[Mapping[str, Any]], labels: Mapping[int, str]) -> tuple[GroupStatus, ...]:
+    """How far each group is; a group whose label is not known is called by its number. Of a group that is in two dumps
+    the one that is further counts.
+    """
+    furthest: dict[int, GroupStatus] = {}
+    for dump in dumps:
+        for text, status in dump.get("pg_status", {}).items():
+            number = int(text)
+            found = GroupStatus(
+                group=labels.get(number, f"#{number}"),
+                enqueued=_sequence(status, "last_enqueued_collective"),
+                started=_sequence(status, "last_started_collective"),
+                completed=_sequence(status, "last_completed_collective"),
+            )
+            known = furthest.get(number)
+            if known is None or (found.enqueued or -1) > (known.enqueued or -1):
+                furthest[number] = found
+    return tuple(furthest[number] for number in sorted(furthest)[:GROUPS_MAX])
+
+
+def find_pending(dumps: Iterable[Mapping[str, Any]], labels: Mapping[int, str], now_wall_ns: int) -> Pending:
+    """The collectives that were enqueued and have not completed."""
+    found: dict[tuple[int, int, int], PendingCollective] = {}
+    for dump in dumps:
+        for entry in dump.get("entries", ()):
+            if not entry.get("retired", False) and entry.get("state") != "completed":
+                key = (int(entry.get("time_created_ns", 0)), int(entry["pg_id"]), int(entry["record_id"]))
+                found[key] = _to_pending(entry, labels, now_wall_ns)
+    kept = [found[key] for key in sorted(found)[:PENDING_MAX]]
+    return Pending(tuple(kept), len(found) - len(kept))
+
+
+def _to_pending(entry: Mapping[str, Any], labels: Mapping[int, str], now_wall_ns: int) -> PendingCollective:
+    number = int(entry["pg_id"])
+    sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
+    timeout_ms = entry.get("timeout_ms")
+    return PendingCollective(
+        group=labels.get(number, f"#{number}"),
+        op=str(entry.get("profiling_name", "")).rpartition(":")[2][:TEXT_LENGTH_MAX],
+        sequence=int(entry["p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"]),
+        age_ns=max(0, now_wall_ns - int(entry.get("time_created_ns", now_wall_ns))),
+        bytes=input_bytes(dtypes, sizes),
+        sizes=tuple(tuple(int(length) for length in shape) for shape in sizes[:SIZES_MAX]),
+        dtypes=tuple(str(name)[:TEXT_LENGTH_MAX] for name in dtypes[:SIZES_MAX]),
+        state=str(entry.get("state", ""))[:TEXT_LENGTH_MAX],
+        timeout_ns=int(timeout_ms) * NS_PER_MS if timeout_ms else None,
+    )
+
+
+def _sequence(status: Mapping[str, Any], field: str) -> int | None:
+    number = int(status.get(field, -1))
+    return number if number >= 0 else None

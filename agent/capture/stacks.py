@@ -1,0 +1,107 @@
+"""The Python stacks of all threads, taken by another thread while these run or hang, and what they say is being done.
+
+Walking the frames of a hung training takes some 10 us a thread, the GIL held; the threads go on undisturbed. Our own
+are left out. Threads without Python frames (gloo's, NCCL's) are not seen here: the sidecar sees them.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Final, NamedTuple
+
+from rankscope.measure.stalls import StackFrame, ThreadStack
+
+FRAMES_MAX: Final = 48
+"""Frames kept of a thread, the innermost ones. A training step through Lightning is 40 deep."""
+THREADS_MAX: Final = 24
+TEXT_LENGTH_MAX: Final = 160
+OUR_THREADS: Final = "rankscope-"
+
+_DISTRIBUTED: Final = "torch/distributed/"
+_GROUP_MAKERS: Final = frozenset(
+    {"init_process_group", "new_group", "_new_group_with_tag", "rendezvous", "split_group"}
+)
+_SIGNS: Final = (
+    ("torch/_dynamo/convert_frame.py", "compile"),
+    ("torch/utils/data/", "data"),
+    ("torch/serialization.py", "checkpoint"),
+    ("torch/distributed/checkpoint/", "checkpoint"),
+    ("safetensors/", "checkpoint"),
+    ("torch/distributed/rendezvous.py", "process_group"),
+    ("torch/optim/", "optimizer"),
+    ("torch/cuda/streams.py", "synchronize"),
+    ("importlib._bootstrap", "import"),
+)
+"""Part of a frame's file, and what a thread does that is in there."""
+_FUNCTION_SIGNS: Final = {
+    ("torch/autograd/graph.py", "_engine_run_backward"): "backward",
+    ("torch/autograd/__init__.py", "backward"): "backward",
+    ("torch/cuda/__init__.py", "synchronize"): "synchronize",
+}
+
+
+class Stacks(NamedTuple):
+    """All threads, the main one first, and what the main one does. `left_out` threads were more than there may be."""
+
+    threads: tuple[ThreadStack, ...]
+    left_out: int
+    activity: str
+
+
+def take_stacks(read_frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames) -> Stacks:  # noqa: SLF001 - documented, and the only way
+    """The stacks of this moment."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = read_frames()
+    wanted = [number for number in frames if not names.get(number, "").startswith(OUR_THREADS)]
+    wanted.sort(key=lambda number: (number != main, number))
+    threads = [_to_stack(names.get(number, f"thread {number}"), frames[number]) for number in wanted[:THREADS_MAX]]
+    of_main = threads[0].frames if wanted and wanted[0] == main else ()
+    return Stacks(tuple(threads), max(0, len(wanted) - THREADS_MAX), find_activity(of_main))
+
+
+def find_activity(frames: Sequence[StackFrame]) -> str:
+    """What a thread with these frames, innermost first, does: the first frame that tells. One of ACTIVITIES.
+
+    >>> find_activity([StackFrame("mine.py", 3, "collate"), StackFrame("torch/utils/data/dataloader.py", 9, "next")])
+    'data'
+    """
+    for frame in frames:
+        found = _find_sign(frame)
+        if found is not None:
+            return found
+    return "other"
+
+
+def _find_sign(frame: StackFrame) -> str | None:
+    for part, activity in _SIGNS:
+        if part in frame.file:
+            return activity
+    for (part, function), activity in _FUNCTION_SIGNS.items():
+        if frame.file.endswith(part) and frame.function == function:
+            return activity
+    if _DISTRIBUTED in frame.file:
+        return "process_group" if frame.function in _GROUP_MAKERS else _find_distributed(frame)
+    return None
+
+
+def _find_distributed(frame: StackFrame) -> str | None:
+    """A call that communicates, not the launcher's or a wrapper's frames around the whole script."""
+    outside = ("torch/distributed/elastic/", "torch/distributed/run.py", "torch/distributed/launch")
+    return None if any(part in frame.file for part in outside) else "collective"
+
+
+def _to_stack(name: str, frame: FrameType | None) -> ThreadStack:
+    frames: list[StackFrame] = []
+    left_out = 0
+    while frame is not None:
+        if len(frames) < FRAMES_MAX:
+            code = frame.f_code
+            frames.append(
+                StackFrame(code.co_filename[-TEXT_LENGTH_MAX:], frame.f_lineno or 0, code.co_name[:TEXT_LENGTH_MAX])
+            )
+        else:
+            left_out += 1
+        frame = frame.f_back
+    return ThreadStack(name=name[:TEXT_LENGTH_MAX], frames=tuple(frames), frames_left_out=left_out)

@@ -1,0 +1,125 @@
+"""What a rank leaves in the sidecar's directory: who it is, and a heartbeat that costs 2 us.
+
+`NAME.json` is written anew when something in it changes, under another name first, so that a reader never sees half of
+one. `NAME.beat` is a small file that both sides map: a row of 64-bit numbers, each of which is written whole.
+Both lie in memory (/dev/shm), so that no disk can keep the writer waiting. NAME is the rank's boot id.
+"""
+
+import contextlib
+import mmap
+import os
+import struct
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rankscope.measure.identity import RankIdentity
+
+DESCRIPTOR_SUFFIX: Final = ".json"
+BEAT_SUFFIX: Final = ".beat"
+SOCKET_SUFFIX: Final = ".sock"
+DESCRIPTOR_BYTES_MAX: Final = 1024 * 1024
+PRIVATE_FILE: Final = 0o600
+
+_BEAT: Final = struct.Struct("=6q")
+_NONE: Final = -(2**63)
+
+ALIVE, SAID_GOODBYE, LEFT = 0, 1, 2
+
+
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """Who writes the beacon. `start_ticks` is the process's start as /proc/PID/stat has it, which tells it from a later
+    process with the same id; `group_labels` are by torch's own name; an empty `endpoint` or `socket_path`: none (yet).
+    """
+
+    identity: RankIdentity
+    start_ticks: int | None
+    frozen_after_ns: int
+    endpoint: str = ""
+    socket_path: str = ""
+    group_labels: dict[str, str] = {}
+
+
+class Beat(NamedTuple):
+    """The heartbeat. `state` is ALIVE; SAID_GOODBYE when the collector has acknowledged the goodbye, which had this
+    `exit_code`; LEFT when the agent has ended and nobody has heard it: from either on no beat is due. `overdue` counts
+    pending collectives that were past their timeout when last looked at.
+    """
+
+    beat_host_ns: int
+    last_step: int | None = None
+    stalled_since_host_ns: int | None = None
+    overdue: int = 0
+    state: int = ALIVE
+    exit_code: int | None = None
+
+
+class Beacon:
+    """The writing side. Raises OSError where the files cannot be made."""
+
+    def __init__(self, folder: str, descriptor: Descriptor, beat: Beat) -> None:
+        self._path = os.path.join(folder, descriptor.identity.boot_id)
+        descriptor_file = os.open(self._path + BEAT_SUFFIX, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
+        try:
+            os.ftruncate(descriptor_file, _BEAT.size)
+            self._map = mmap.mmap(descriptor_file, _BEAT.size)
+        finally:
+            os.close(descriptor_file)
+        self.beat(beat)
+        self.describe(descriptor)
+
+    def beat(self, beat: Beat) -> None:
+        """Write a heartbeat."""
+        _BEAT.pack_into(self._map, 0, *(_NONE if value is None else value for value in beat))
+
+    def describe(self, descriptor: Descriptor) -> None:
+        """Write the descriptor anew."""
+        path = self._path + DESCRIPTOR_SUFFIX
+        file = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
+        try:
+            os.write(file, msgspec.json.encode(descriptor))
+        finally:
+            os.close(file)
+        os.rename(path + ".new", path)
+
+    def close(self) -> None:
+        """Let go of the files; they stay for the sidecar, which removes them once the process has ended."""
+        self._map.close()
+
+
+def find_names(folder: str) -> list[str]:
+    """The boot ids that have a descriptor in the folder."""
+    with contextlib.suppress(OSError):
+        return sorted(
+            entry.removesuffix(DESCRIPTOR_SUFFIX) for entry in os.listdir(folder) if entry.endswith(DESCRIPTOR_SUFFIX)
+        )
+    return []
+
+
+def read_descriptor(folder: str, name: str) -> Descriptor | None:
+    """A rank's descriptor; None when there is none that can be read."""
+    try:
+        with open(os.path.join(folder, name + DESCRIPTOR_SUFFIX), "rb") as file:
+            return msgspec.json.decode(file.read(DESCRIPTOR_BYTES_MAX), type=Descriptor)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def read_beat(folder: str, name: str) -> Beat | None:
+    """A rank's last heartbeat; None when there is none that can be read."""
+    try:
+        with open(os.path.join(folder, name + BEAT_SUFFIX), "rb") as file:
+            block = file.read(_BEAT.size)
+    except OSError:
+        return None
+    if len(block) < _BEAT.size:
+        return None
+    at, step, stalled, overdue, state, code = (None if value == _NONE else value for value in _BEAT.unpack(block))
+    return Beat(at or 0, step, stalled, overdue or 0, state or ALIVE, code)
+
+
+def remove_files(folder: str, name: str) -> None:
+    """Remove what a rank has left."""
+    for suffix in (DESCRIPTOR_SUFFIX, DESCRIPTOR_SUFFIX + ".new", BEAT_SUFFIX, SOCKET_SUFFIX):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, name + suffix))

@@ -1,0 +1,118 @@
+"""The place where the ranks of one run on one node and their sidecar meet: a private directory and a lock in it.
+
+    /dev/shm/rankscope-UID/RUN-RESTART/   lock   BOOT.json   BOOT.beat   BOOT.sock
+
+Nobody has to be told where it is, and it does not matter which rank comes first: whoever gets the lock starts the
+sidecar and hands it the lock, which it holds as long as it lives. A lock (flock) belongs to the open file, goes along
+into the new process, and is let go by the kernel however that ends.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+from typing import Final
+
+from rankscope.agent.sidecar.beacon import find_names, read_descriptor, remove_files
+from rankscope.agent.sidecar.exit_status import has_ended
+from rankscope.measure.errors import UnavailableError
+from rankscope.measure.identity import RankIdentity
+
+LOCK: Final = "lock"
+PRIVATE_FOLDER: Final = 0o700
+MEMORY: Final = "/dev/shm"  # noqa: S108 - what is made in it is checked to be ours, and private
+SWEPT_MAX: Final = 64
+ATTEMPTS: Final = 8
+"""A directory may be removed by a sidecar that ends at this very moment; then it is made again."""
+
+
+def find_root(environment_folder: str = "") -> str:
+    """Where the directories of this user's runs are: in memory, else in TMPDIR."""
+    place = MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else environment_folder or "/tmp"  # noqa: S108
+    return os.path.join(place, f"rankscope-{os.getuid()}")
+
+
+def folder_name(identity: RankIdentity) -> str:
+    """The directory of a run, short enough for a socket's path: a user may name the run at any length."""
+    digest = hashlib.sha256(identity.run.encode()).hexdigest()[:16]
+    return f"{digest}-{identity.restart_count}"
+
+
+def open_folder(root: str, name: str) -> str:
+    """Make the directory, where it is not there yet. Raises UnavailableError when it would not be private."""
+    folder = os.path.join(root, name)
+    try:
+        for path in (root, folder):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, PRIVATE_FOLDER)
+            _check_private(path)
+    except OSError as error:
+        raise UnavailableError(f"the sidecar's directory {folder} cannot be made: {error}") from error
+    return folder
+
+
+def take_lock(folder: str) -> int | None:
+    """An open file that holds the directory's lock; None when a sidecar holds it. Raises OSError."""
+    path = os.path.join(folder, LOCK)
+    for _ in range(ATTEMPTS):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        if _is_still(file, path):
+            return file
+        os.close(file)  # the lock of a directory that has just been removed
+    raise OSError(f"{path} is removed again and again")
+
+
+def remove_folder(folder: str) -> bool:
+    """Remove the directory when nobody has left anything in it but the lock. Whether it is gone."""
+    with contextlib.suppress(OSError):
+        if os.listdir(folder) == [LOCK]:
+            os.unlink(os.path.join(folder, LOCK))
+        os.rmdir(folder)
+    with contextlib.suppress(OSError):  # not empty: other runs
+        os.rmdir(os.path.dirname(folder))
+    return not os.path.exists(folder)
+
+
+def sweep(root: str, keep: str) -> None:
+    """Remove what was left by runs whose sidecar was killed: directories that nobody holds and whose ranks are gone."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(root) if name != keep]
+    for name in names[:SWEPT_MAX]:
+        with contextlib.suppress(OSError):
+            _sweep_one(os.path.join(root, name))
+
+
+def _sweep_one(folder: str) -> None:
+    lock = take_lock(folder)
+    if lock is None:
+        return
+    try:
+        for boot_id in find_names(folder):
+            descriptor = read_descriptor(folder, boot_id)
+            if descriptor is None or has_ended(descriptor.identity.pid, descriptor.start_ticks):
+                remove_files(folder, boot_id)
+        remove_folder(folder)
+    finally:
+        os.close(lock)
+
+
+def _check_private(path: str) -> None:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise UnavailableError(
+            f"{path} is not a directory of this user alone ({stat.filemode(found.st_mode)}, owner {found.st_uid}). "
+            "Remove it, or switch the sidecar off (sidecar = false)."
+        )
+
+
+def _is_still(file: int, path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.fstat(file).st_ino == os.stat(path).st_ino
+    return False

@@ -1,0 +1,91 @@
+"""How a rank ended, from what the kernel and its beacon say. Pure.
+
+exit code 0                                        finished
+another exit code                                  failed
+SIGINT                                             interrupted
+SIGTERM, SIGHUP                                    terminated: launchers send these to the other ranks of a failed one
+SIGKILL, and its cgroup has a new OOM victim       out_of_memory
+SIGKILL otherwise                                  killed
+SIGABRT, and a collective was past its timeout     collective_timeout (NCCL's watchdog ends the process so)
+any other signal                                   crashed
+nobody can say                                     killed, the detail says what is not known
+"""
+
+import signal
+from typing import Final, NamedTuple
+
+from rankscope.agent.sidecar.exit_status import ExitStatus
+
+TERMINATED: Final = frozenset({signal.SIGTERM, signal.SIGHUP})
+
+
+class Evidence(NamedTuple):
+    """What else is known of a rank that has ended. `oom_kills` as OomKills.take says; `overdue` counts the collectives
+    that were past their timeout when last looked at; `frozen` says that its agent had not moved for long.
+    """
+
+    oom_kills: int | None = None
+    oom_place: str = ""
+    overdue: int = 0
+    stalled: bool = False
+    frozen: bool = False
+
+
+class Ending(NamedTuple):
+    """One of END_REASONS, and a sentence for people."""
+
+    reason: str
+    detail: str
+
+
+def tell_ending(status: ExitStatus | None, evidence: Evidence) -> Ending:
+    """How the rank ended.
+
+    >>> tell_ending(ExitStatus(None, 9, False), Evidence(oom_kills=1, oom_place="cgroup /job"))
+    Ending(reason='out_of_memory', detail='SIGKILL while the OOM killer counted 1 victim in cgroup /job')
+    """
+    before = _describe_before(evidence)
+    if status is None:
+        return Ending("killed", f"the process is gone, its exit status could not be read{before}")
+    if status.signal is None:
+        code = status.exit_code
+        return Ending("failed" if code else "finished", f"exit code {code}{before}" if code else "")
+    return _tell_signal(status.signal, status, evidence, before)
+
+
+def _tell_signal(number: int, status: ExitStatus, evidence: Evidence, before: str) -> Ending:
+    name = _name(number)
+    if number == signal.SIGINT:
+        return Ending("interrupted", name)
+    if number in TERMINATED:
+        return Ending("terminated", f"{name}, as launchers send it to the other ranks when one has failed{before}")
+    if number == signal.SIGKILL:
+        return _tell_kill(name, evidence, before)
+    if number == signal.SIGABRT and evidence.overdue:
+        text = f"{name} while {evidence.overdue} pending collectives were past their timeout"
+        return Ending("collective_timeout", text)
+    core = ", core dumped" if status.core_dumped else ""
+    return Ending("crashed", f"{name}{core}{before}")
+
+
+def _tell_kill(name: str, evidence: Evidence, before: str) -> Ending:
+    if evidence.oom_kills:
+        victims = "1 victim" if evidence.oom_kills == 1 else f"{evidence.oom_kills} victims"
+        text = f"{name} while the OOM killer counted {victims} in {evidence.oom_place}"
+        return Ending("out_of_memory", text)
+    if evidence.oom_kills is None:
+        return Ending("killed", f"{name}; whether by the OOM killer is not known, nothing counts its victims{before}")
+    return Ending("killed", f"{name}, not by the OOM killer{before}")
+
+
+def _describe_before(evidence: Evidence) -> str:
+    if evidence.frozen:
+        return "; its interpreter had not moved for long"
+    return "; it was stalled" if evidence.stalled else ""
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,74 @@
+"""A process that does not answer, as the kernel sees it: what each of its threads waits in. Reads /proc only.
+
+The name of the kernel function (wchan) and the number of the system call may be hidden from this user: then they are
+None, and the state's letter and the CPU time remain. A process of a rank has hundreds of threads that sleep; the main
+one comes first, then those that run or wait for a device, and what is too much is counted.
+"""
+
+import contextlib
+import os
+from typing import Final, NamedTuple
+
+from rankscope.measure.stalls import KernelThread
+from rankscope.measure.units import NS_PER_S
+
+THREADS_MAX: Final = 32
+LISTED_MAX: Final = 2048
+"""Threads looked at: a process with more is listed in part."""
+_STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12
+"""Places after the name in /proc/PID/task/TID/stat: its fields 3, 14 and 15."""
+_NOTHING: Final = frozenset({"", "0"})
+
+
+class KernelView(NamedTuple):
+    """The threads of a process, the main one first; `state` is the main thread's, empty when it is gone."""
+
+    state: str
+    threads: tuple[KernelThread, ...]
+    left_out: int
+
+
+def read_threads(pid: int, proc: str = "/proc") -> KernelView:
+    """What the kernel says of this moment."""
+    folder = f"{proc}/{pid}/task"
+    numbers: list[int] = []
+    with contextlib.suppress(OSError):
+        numbers = [int(name) for name in os.listdir(folder)]
+    found = [thread for number in sorted(numbers)[:LISTED_MAX] if (thread := _read_thread(folder, number)) is not None]
+    found.sort(key=lambda thread: (thread.thread != pid, thread.state == "S", thread.thread))
+    state = found[0].state if found and found[0].thread == pid else ""
+    return KernelView(state, tuple(found[:THREADS_MAX]), max(0, len(numbers) - min(len(found), THREADS_MAX)))
+
+
+def _read_thread(folder: str, number: int) -> KernelThread | None:
+    stat = _read(f"{folder}/{number}/stat")
+    if stat is None:
+        return None
+    name = stat.partition("(")[2].rpartition(")")[0]
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) <= _SYSTEM_TICKS:
+        return None
+    ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
+    wait_channel = (_read(f"{folder}/{number}/wchan") or "").strip()
+    return KernelThread(
+        thread=number,
+        name=name[:64],
+        state=fields[_STATE],
+        wait_channel=None if wait_channel in _NOTHING else wait_channel[:64],
+        system_call=_parse_system_call(_read(f"{folder}/{number}/syscall")),
+        cpu_ns=ticks * NS_PER_S // os.sysconf("SC_CLK_TCK"),
+    )
+
+
+def _parse_system_call(text: str | None) -> int | None:
+    """`running`, or the call's number and its arguments; -1 when blocked outside a system call."""
+    with contextlib.suppress(ValueError, IndexError):
+        number = int((text or "").split()[0])
+        return number if number >= 0 else None
+    return None
+
+
+def _read(path: str) -> str | None:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(4096)
+    return None

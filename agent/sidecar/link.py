@@ -1,0 +1,149 @@
+"""The rank's side of the sidecar: the beacon it leaves, the worker server it opens, and how it starts a sidecar.
+
+`open` is slow (starting a program takes 0.1 s and more) and runs on a thread of its own; a beat takes 5 us. Whatever
+fails here costs the sidecar only: `why_not` says what.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, SOCKET_SUFFIX, Beacon, Beat, Descriptor
+from rankscope.agent.sidecar.directory import find_root, folder_name, open_folder, take_lock
+from rankscope.agent.sidecar.exit_status import read_start_ticks
+from rankscope.agent.sidecar.worker_server import open_server
+from rankscope.measure.errors import UnavailableError
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.units import NS_PER_S
+
+START_S_MAX: Final = 60.0
+STARTS_MAX: Final = 3
+"""A sidecar that somebody kills is started again, so many times by each rank."""
+CHECK_NS: Final = 30 * NS_PER_S
+"""How often a rank looks whether the sidecar still holds its lock."""
+
+
+class SidecarLink:
+    """One rank's connection to the sidecar of its node. Does nothing until `open` has succeeded."""
+
+    def __init__(self, identity: RankIdentity, environment: Mapping[str, str], frozen_after_ns: int) -> None:
+        self._environment = environment
+        self._descriptor = Descriptor(
+            identity=identity, start_ticks=read_start_ticks(identity.pid), frozen_after_ns=frozen_after_ns
+        )
+        self.folder = ""
+        """Where the beacon is; empty before `open`."""
+        self._writing = threading.Lock()
+        self._has_left = False
+        self._beacon: Beacon | None = None
+        self._beat = Beat(0)
+        self._starts = 0
+        self._checked_ns = 0
+        self.why_not: dict[str, str] = {}
+        """Why a part of it does not work: `worker_server`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the beacon is there."""
+        return self._beacon is not None
+
+    def open(self, now_ns: int) -> None:
+        """Leave the beacon and see to it that a sidecar runs. Raises OSError or RankscopeError."""
+        identity = self._descriptor.identity
+        self.folder = open_folder(find_root(self._environment.get("TMPDIR", "")), folder_name(identity))
+        socket_path = self._open_server()
+        with self._writing:
+            if self._has_left:  # a job of a second
+                return
+            self._descriptor = msgspec.structs.replace(self._descriptor, socket_path=socket_path)
+            self._checked_ns = now_ns
+            self._beacon = Beacon(self.folder, self._descriptor, Beat(now_ns))
+        self._start_if_needed()
+
+    def tell(self, *, endpoint: str | None = None, group_labels: Mapping[str, str] | None = None) -> None:
+        """Where the collector is, and what the process groups are called; written only when it is new."""
+        with self._writing:
+            descriptor = msgspec.structs.replace(
+                self._descriptor,
+                endpoint=self._descriptor.endpoint if endpoint is None else endpoint,
+                group_labels=self._descriptor.group_labels if group_labels is None else dict(group_labels),
+            )
+            if descriptor != self._descriptor:
+                self._descriptor = descriptor
+                if self._beacon is not None:
+                    self._beacon.describe(descriptor)
+
+    def beat(self, beat: Beat) -> None:
+        """The agent lives."""
+        with self._writing:
+            if self._beacon is None:
+                return
+            self._beat = beat
+            self._beacon.beat(beat)
+        if beat.beat_host_ns - self._checked_ns >= CHECK_NS:
+            self._checked_ns = beat.beat_host_ns
+            self._start_if_needed()
+
+    def say_goodbye(self, exit_code: int | None, *, was_heard: bool) -> None:
+        """The agent ends; the process is going to end with this exit code, as far as is known."""
+        with self._writing:
+            self._has_left = True
+            if self._beacon is not None:
+                state = SAID_GOODBYE if was_heard else LEFT
+                self._beacon.beat(self._beat._replace(state=state, exit_code=exit_code))
+                self._beacon.close()
+                self._beacon = None
+
+    def _open_server(self) -> str:
+        path = os.path.join(self.folder, self._descriptor.identity.boot_id + SOCKET_SUFFIX)
+        try:
+            open_server(path)
+        except (OSError, RuntimeError, UnavailableError) as error:
+            self.why_not["worker_server"] = str(error)
+            return ""
+        return path
+
+    def _start_if_needed(self) -> None:
+        lock = take_lock(self.folder)
+        if lock is None:
+            return
+        try:
+            if self._starts < STARTS_MAX:
+                self._starts += 1
+                _start(self.folder, lock)
+        finally:
+            os.close(lock)  # the sidecar has its own copy
+
+
+def _start(folder: str, lock: int) -> None:
+    """Start the sidecar; returns when it has left this process. Raises UnavailableError."""
+    # No pipe of the launcher's may stay open for it, and no socket of the training: peers watch for those to close.
+    child = subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-m", "rankscope.agent.sidecar", folder, str(lock)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(lock,),
+        start_new_session=True,
+        env=_environment(),
+    )
+    try:
+        code = child.wait(START_S_MAX)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        code = child.wait()
+    if code:
+        raise UnavailableError(f"the sidecar did not start (exit code {code})")
+
+
+def _environment() -> dict[str, str]:
+    """The child is no rank: it must neither find the launcher's variables nor start an agent, nor import by mistake
+    what lies in the directory that the job was started in.
+    """
+    left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD")
+    return {name: value for name, value in os.environ.items() if name not in left_out} | {"PYTHONSAFEPATH": "1"}

@@ -1,0 +1,262 @@
+"""The sidecar: one small process a node that watches the ranks of one run and speaks for those that cannot.
+
+    every TICK_NS, or at once when a process ends:
+      find beacons -> a watched process each -> ended?  -> how (exit status, OOM count, beacon)  -> RankEnded
+                                             -> frozen? -> what can be read from outside         -> RankUnresponsive
+    it ends with the last rank, after a few seconds for the last notices, and removes what the ranks have left
+
+A rank that said goodbye and ended as it said needs no notice. One a node and not one a rank: 20 MB instead of 160 on a
+node of eight GPUs, and it sees all of them die, so that the OOM killer's victims are told from the launcher's.
+"""
+
+import contextlib
+import os
+import select
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from rankscope.agent.capture.flight_dump import find_names, find_pending, to_statuses
+from rankscope.agent.sidecar import beacon
+from rankscope.agent.sidecar.beacon import Beat, Descriptor
+from rankscope.agent.sidecar.courier import GIVE_UP_NS, TURN_NS, Courier, Notice
+from rankscope.agent.sidecar.endings import Evidence, tell_ending
+from rankscope.agent.sidecar.exit_status import has_ended, open_process, read_exit_status
+from rankscope.agent.sidecar.kernel_view import read_threads
+from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
+from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
+from rankscope.measure.clock import Clock
+from rankscope.measure.messages import RankEnded, RankUnresponsive
+from rankscope.measure.stalls import PendingCollective
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
+
+TICK_NS: Final = 500 * NS_PER_MS
+RANKS_MAX: Final = 256
+"""Ranks watched on one node; further ones go unwatched."""
+REPEAT_NS: Final = 10 * NS_PER_S
+"""A rank that stays frozen is looked at again so often: below the collector's `rank_silent_s`."""
+ASK_S: Final = 1.0
+"""Patience with a worker server: a full recorder takes 0.2 s."""
+PAUSE_NS_MIN: Final = 5 * NS_PER_S
+"""A sidecar that has not looked for so long was stopped itself, perhaps with the ranks: they get time to beat."""
+FIRST_BEACON_NS: Final = 60 * NS_PER_S
+
+
+@dataclass
+class _Watched:
+    """One rank that lives. `looked_ns`: when it was last looked at from outside in the freeze that goes on."""
+
+    descriptor: Descriptor
+    pidfd: int | None
+    ooms: OomKills
+    looked_ns: int | None = None
+    pending: tuple[PendingCollective, ...] = ()
+
+    @property
+    def pid(self) -> int:
+        return self.descriptor.identity.pid
+
+
+@dataclass
+class _Post:
+    """The couriers, by the collector they go to."""
+
+    make: Callable[[str], Courier]
+    couriers: dict[str, Courier] = field(default_factory=dict)
+
+    def post(self, endpoint: str, notice: Notice) -> None:
+        if endpoint:
+            self.couriers.setdefault(endpoint, self.make(endpoint)).post(notice)
+
+    def take_turns(self, now_ns: int) -> None:
+        for courier in self.couriers.values():
+            courier.take_turn(now_ns)
+
+    @property
+    def is_idle(self) -> bool:
+        return all(courier.is_idle for courier in self.couriers.values())
+
+
+class Watch:
+    """Watches the beacons in `folder`. `proc` and `mounts` stand for /proc and /sys/fs/cgroup."""
+
+    def __init__(
+        self,
+        folder: str,
+        clock: Clock,
+        *,
+        proc: str = "/proc",
+        mounts: str = "/sys/fs/cgroup",
+        make_courier: Callable[[str], Courier] = Courier,
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._proc = proc
+        self._mounts = mounts
+        self._post = _Post(make_courier)
+        self._watched: dict[str, _Watched] = {}
+        self._ooms: dict[str, OomKills] = {}
+        self._poll = select.poll()
+        self._awake_since_ns = self._looked_ns = clock.monotonic_ns()
+
+    def run(self) -> None:
+        """Watch until the last rank has ended."""
+        empty_since_ns: int = self._clock.monotonic_ns()
+        seen_any = False
+        while True:
+            self.look()
+            now_ns = self._clock.monotonic_ns()
+            if self._watched:
+                seen_any, empty_since_ns = True, now_ns
+            patience_ns = 0 if seen_any and self._post.is_idle else GIVE_UP_NS if seen_any else FIRST_BEACON_NS
+            if not self._watched and now_ns - empty_since_ns >= patience_ns:
+                return
+            self._poll.poll((TICK_NS if self._post.is_idle else TURN_NS) // NS_PER_MS)
+
+    def look(self) -> None:
+        """One round over all ranks. At most one that is frozen is looked at from outside: that may take seconds."""
+        self._find_new()
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._looked_ns > PAUSE_NS_MIN:
+            self._awake_since_ns = now_ns
+        frozen: list[str] = []
+        for ooms in self._ooms.values():
+            ooms.look(now_ns)
+        for name, rank in list(self._watched.items()):
+            rank.descriptor = beacon.read_descriptor(self._folder, name) or rank.descriptor
+            if self._has_ended(rank):
+                self._take_end(name, rank)
+            elif self._is_frozen(name, rank):
+                frozen.append(name)
+        for name in frozen[:1]:
+            self._look_from_outside(name, self._watched[name])
+        self._looked_ns = self._clock.monotonic_ns()
+        self._post.take_turns(self._looked_ns)
+
+    def _find_new(self) -> None:
+        for name in beacon.find_names(self._folder):
+            if name in self._watched or len(self._watched) >= RANKS_MAX:
+                continue
+            descriptor = beacon.read_descriptor(self._folder, name)
+            if descriptor is None or descriptor.identity.boot_id != name:
+                continue
+            pid = descriptor.identity.pid
+            pidfd = open_process(pid)
+            if has_ended(pid, descriptor.start_ticks, self._proc) and pidfd is not None:
+                os.close(pidfd)  # perhaps another process's by now
+                pidfd = None
+            if pidfd is not None:
+                self._poll.register(pidfd, select.POLLIN)
+            self._watched[name] = _Watched(descriptor, pidfd, self._find_ooms(pid))
+
+    def _find_ooms(self, pid: int) -> OomKills:
+        """Ranks in one cgroup share its count: a victim is put down to one of them."""
+        counter = find_counter(pid, self._proc, self._mounts)
+        path = "" if counter is None else counter.path
+        return self._ooms.setdefault(path, OomKills(counter))
+
+    def _has_ended(self, rank: _Watched) -> bool:
+        if rank.pidfd is None:
+            return has_ended(rank.pid, rank.descriptor.start_ticks, self._proc)
+        return bool(select.select([rank.pidfd], [], [], 0)[0])
+
+    # -- ended --------------------------------------------------------------------------------------------------------
+
+    def _take_end(self, name: str, rank: _Watched) -> None:
+        status = read_exit_status(rank.pid, rank.descriptor.start_ticks, rank.pidfd, self._proc)
+        if rank.pidfd is not None:
+            self._poll.unregister(rank.pidfd)
+            os.close(rank.pidfd)
+        beat = beacon.read_beat(self._folder, name) or Beat(0)
+        del self._watched[name]
+        beacon.remove_files(self._folder, name)
+        as_said = status is not None and status.signal is None and status.exit_code == (beat.exit_code or 0)
+        if beat.state == beacon.SAID_GOODBYE and as_said:
+            return
+        now_ns = self._clock.monotonic_ns()
+        overdue = beat.overdue or sum(one.is_overdue for one in rank.pending)
+        killed = status is not None and status.signal == _SIGKILL
+        oom_kills = rank.ooms.take(now_ns) if killed else None
+        ending = tell_ending(
+            status,
+            Evidence(
+                oom_kills, rank.ooms.place, overdue, beat.stalled_since_host_ns is not None, rank.looked_ns is not None
+            ),
+        )
+        notice = RankEnded(
+            sequence=1,
+            identity=rank.descriptor.identity,
+            host_ns=now_ns,
+            wall_ns=self._clock.wall_ns(),
+            reason=ending.reason,
+            detail=ending.detail[:1024],
+            exit_code=None if status is None else status.exit_code,
+            signal=None if status is None else status.signal,
+            core_dumped=None if status is None else status.core_dumped,
+            oom_kills=oom_kills,
+            last_step=beat.last_step,
+            pending=rank.pending,
+            absent={"exit_code": "its parent took it before it could be read"} if status is None else {},
+        )
+        self._post.post(rank.descriptor.endpoint, notice)
+
+    # -- frozen -------------------------------------------------------------------------------------------------------
+
+    def _is_frozen(self, name: str, rank: _Watched) -> bool:
+        beat = beacon.read_beat(self._folder, name)
+        now_ns = self._clock.monotonic_ns()
+        if beat is None or beat.state != beacon.ALIVE:
+            return False
+        if now_ns - max(beat.beat_host_ns, self._awake_since_ns) <= rank.descriptor.frozen_after_ns:
+            rank.looked_ns = None
+            return False
+        return rank.looked_ns is None or now_ns - rank.looked_ns >= REPEAT_NS
+
+    def _look_from_outside(self, name: str, rank: _Watched) -> None:
+        descriptor = rank.descriptor
+        beat = beacon.read_beat(self._folder, name) or Beat(0)
+        view = read_threads(rank.pid, self._proc)
+        absent: dict[str, str] = {}
+        dumps = []
+        waits: dict[str, int] = {}
+        if descriptor.socket_path:
+            dumps = ask_dumps(descriptor.socket_path, ASK_S, absent)
+            waits = ask_waits(descriptor.socket_path, ASK_S) if dumps else {}
+        else:
+            absent["pending"] = "torch's worker server is not open in this process"
+        labels = self._find_labels(descriptor, find_names(dumps))
+        if dumps:
+            rank.pending = find_pending(dumps, labels, self._clock.wall_ns()).collectives
+        rank.looked_ns = self._clock.monotonic_ns()
+        notice = RankUnresponsive(
+            sequence=1,
+            identity=descriptor.identity,
+            host_ns=rank.looked_ns,
+            since_host_ns=beat.beat_host_ns,
+            last_step=beat.last_step,
+            state=view.state,
+            threads=view.threads,
+            threads_left_out=view.left_out,
+            progress=to_statuses(dumps, labels),
+            pending=rank.pending if dumps else (),
+            waits=waits,
+            absent=absent,
+        )
+        self._post.post(descriptor.endpoint, notice)
+
+    @staticmethod
+    def _find_labels(descriptor: Descriptor, names: dict[int, str]) -> dict[int, str]:
+        known = descriptor.group_labels
+        return {number: known[name] for number, name in names.items() if name in known}
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for courier in self._post.couriers.values():
+            courier.close()
+        for rank in self._watched.values():
+            if rank.pidfd is not None:
+                with contextlib.suppress(OSError):
+                    os.close(rank.pidfd)
+
+
+_SIGKILL: Final = 9

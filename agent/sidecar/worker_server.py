@@ -1,0 +1,158 @@
+"""torch's own worker server: a thread in C++ that answers while Python cannot, on a socket in the sidecar's directory.
+
+It answers questions about the flight recorder and about waits without the interpreter's lock (GIL). Opening it takes
+0.2 ms. It keeps max(8, cores - 1) idle threads, about 60 kB of memory each, so on a machine of 192 cores it is opened
+only where the limits of processes leave plenty of room: a thread that cannot be made there would end the training.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rankscope.measure.errors import UnavailableError
+from rankscope.measure.units import NS_PER_MS
+
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""The kernel's limit for the address of a unix socket."""
+ROOM_FACTOR: Final = 8
+"""The threads that may be made must be so many times those needed: other ranks of the node need theirs too."""
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The recorder's 2,000 entries are under 1 MB; its size is the user's to set."""
+_ERROR_LEVEL: Final = 2
+
+STATUS_QUESTIONS: Final = ("fr_trace_json", "dump_nccl_trace_json?includecollectives=true&onlyactive=true")
+WAITS_QUESTION: Final = "wait_counter_values"
+
+
+def open_server(path: str) -> Any:
+    """Make this process answer at `path`. Raises UnavailableError where it cannot, or should not.
+
+    The server lives as long as the process: ending it would wait for its threads, and say so on stderr.
+    """
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise UnavailableError(f"{path} is longer than the address of a socket may be")
+    needed = max(8, (os.cpu_count() or 1) - 1) + 1
+    room = find_thread_room()
+    if room is not None and room < needed * ROOM_FACTOR:
+        raise UnavailableError(f"it needs {needed} threads, and only {room} more processes and threads may be made")
+    try:
+        from torch._C._distributed_c10d import _WorkerServer  # noqa: PLC0415 - the user's torch
+    except ImportError as error:
+        raise UnavailableError("this torch has no worker server") from error
+    with _quiet_torch():
+        server = _WorkerServer(path)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+    return server
+
+
+def find_thread_room(cgroup: str = "/proc/self/cgroup", mounts: str = "/sys/fs/cgroup") -> int | None:
+    """How many processes and threads may still be made, by the limits that are known; None when there is none."""
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    rooms = [] if limit == resource.RLIM_INFINITY or os.getuid() == 0 else [limit]
+    for folder in _find_pids_folders(cgroup, mounts):
+        most, present = _read_number(f"{folder}/pids.max"), _read_number(f"{folder}/pids.current")
+        if most is not None and present is not None:
+            rooms.append(most - present)
+    return min(rooms, default=None)
+
+
+def ask(path: str, question: str, seconds: float) -> Any:
+    """The answer to a question, as JSON. Raises OSError, or ValueError when it is none; takes at most `seconds`."""
+    deadline_s = time.monotonic() + seconds
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(seconds)
+        connection.connect(path)
+        head_lines = (
+            f"POST /handler/{question} HTTP/1.1",
+            "Host: rank",
+            "Connection: close",
+            "Content-Length: 0",
+            "",
+            "",
+        )
+        connection.sendall("\r\n".join(head_lines).encode())
+        answer = bytearray()
+        while len(answer) < ANSWER_BYTES_MAX:
+            connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+            part = connection.recv(1 << 16)
+            if not part:
+                break
+            answer += part
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    status = head.split(b" ", 2)[1:2]
+    if status != [b"200"]:
+        raise ValueError(f"{question} was answered with {head[:60]!r}")
+    return json.loads(body)
+
+
+def ask_dumps(path: str, seconds: float, absent: dict[str, str]) -> list[dict[str, Any]]:
+    """What the flight recorders say; what does not answer is said in `absent`."""
+    dumps = []
+    deadline_ns = time.monotonic_ns() + round(seconds * 1000) * NS_PER_MS
+    for question in STATUS_QUESTIONS:
+        left_ns = deadline_ns - time.monotonic_ns()
+        try:
+            answer = ask(path, question, max(0.05, left_ns / (1000 * NS_PER_MS)))
+        except (OSError, ValueError) as error:
+            if question == STATUS_QUESTIONS[0]:  # builds without NCCL do not have the other
+                absent["pending"] = f"{type(error).__name__}: {error}"[:200]
+            continue
+        if isinstance(answer, dict):
+            dumps.append(answer)
+    return dumps
+
+
+def ask_waits(path: str, seconds: float) -> dict[str, int]:
+    """How many waits of each kind are going on (for example `TCPStore__wait`), by torch's own counters."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        counters = ask(path, WAITS_QUESTION, seconds)
+        active = {name.rpartition(".")[2][:128]: int(found.get("active_count", 0)) for name, found in counters.items()}
+        return {name: count for name, count in active.items() if count}
+    return {}
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Without the warnings that the server greets with: the level of torch's C++ log, for as long as the opening takes.
+
+    Where the variable is not found the lines appear.
+    """
+    try:
+        import torch  # noqa: PLC0415
+
+        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (ImportError, OSError, ValueError):
+        yield
+        return
+    before, level.value = level.value, max(level.value, _ERROR_LEVEL)
+    try:
+        yield
+        time.sleep(0.01)  # the line is written by the server's own thread
+    finally:
+        level.value = before
+
+
+def _find_pids_folders(cgroup: str, mounts: str) -> list[str]:
+    with contextlib.suppress(OSError), open(cgroup, encoding="utf-8", errors="replace") as file:
+        folders = []
+        for line in file:
+            number, controllers, path = [*line.rstrip("\n").split(":", 2), "", ""][:3]
+            if "pids" in controllers.split(","):
+                folders.append(f"{mounts}/pids{path}".rstrip("/"))
+            elif number == "0":
+                folders.append(f"{mounts}{path}".rstrip("/"))
+        return folders
+    return []
+
+
+def _read_number(path: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        return int(file.read())
+    return None

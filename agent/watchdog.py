@@ -1,0 +1,122 @@
+"""Keeps watch over one rank: how far its process groups are, whether it is stalled, and the beacon for its sidecar.
+
+The agent thread looks once a report. What fails here is counted and costs nothing else.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from rankscope.agent.capture.flight_recorder import FlightRecorder
+from rankscope.agent.capture.graph_capture import GraphCaptures
+from rankscope.agent.capture.stalls import StallWatch
+from rankscope.agent.config import AgentConfig
+from rankscope.agent.guard import Guard
+from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.link import SidecarLink
+from rankscope.measure.clock import Clock
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import GroupInfo, StepRecord
+from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.units import NS_PER_S, s_to_ns
+
+STALLS = "stall_watch"
+SIDECAR = "sidecar"
+FROZEN_NS_MAX = 10 * NS_PER_S
+"""Below the collector's `rank_silent_s`, so that it hears from the sidecar before it takes the rank for gone."""
+FROZEN_INTERVALS = 5
+"""Reports that may be late before the interpreter counts as held: reading a large window takes seconds."""
+
+
+class Look(NamedTuple):
+    """What a look gives a report."""
+
+    progress: tuple[GroupStatus, ...] = ()
+    stalled_since_host_ns: int | None = None
+    stall: Stall | None = None
+
+
+class Watchdog:
+    """`find_groups` gives the process groups by torch's own name, and is cheap; `read_moments` how many moments the
+    hooks have seen, None when they are switched off: then nobody knows whether anything moves.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        identity: RankIdentity,
+        guard: Guard,
+        clock: Clock,
+        *,
+        find_groups: Callable[[], Mapping[str, GroupInfo]],
+        read_moments: Callable[[], int | None],
+    ) -> None:
+        self._guard = guard
+        self._clock = clock
+        self._find_groups = find_groups
+        self._read_moments = read_moments
+        self._captures = GraphCaptures()
+        self._recorder = FlightRecorder(find_groups, lambda: self._captures.is_capturing)
+        self._stalls = StallWatch(s_to_ns(config.stall_s), self._recorder, read_wall_ns=clock.wall_ns)
+        self._link: SidecarLink | None = None
+        if config.sidecar:
+            frozen_ns = max(
+                min(s_to_ns(config.stall_s), FROZEN_NS_MAX), FROZEN_INTERVALS * s_to_ns(config.report_interval_s)
+            )
+            self._link = SidecarLink(identity, os.environ, frozen_ns)
+
+    def start(self) -> None:
+        """Begin. The sidecar is started beside training."""
+        with self._contained(STALLS):
+            self._captures.install()
+        if self._link is not None:
+            threading.Thread(target=self._open_link, name="rankscope-sidecar", daemon=True).start()
+
+    def tell_endpoint(self, endpoint: str) -> None:
+        """The collector has been found."""
+        if self._link is not None:
+            with self._contained(SIDECAR):
+                self._link.tell(endpoint=endpoint)
+
+    def look(self, now_ns: int, steps: Sequence[StepRecord]) -> Look:
+        """What there is to report, and a heartbeat. `steps` are those that have ended since the last look."""
+        found = Look()
+        if not self._guard.is_off(STALLS):
+            with self._contained(STALLS):
+                found = self._look_for_stalls(now_ns, steps)
+        if self._link is not None and not self._guard.is_off(SIDECAR):
+            with self._contained(SIDECAR):
+                self._beat(self._link, now_ns)
+        return found
+
+    def stop(self, exit_code: int | None, *, was_heard: bool) -> None:
+        """The agent ends; `was_heard`: the collector has acknowledged the goodbye with this exit code."""
+        self._captures.remove()
+        if self._link is not None:
+            with self._contained(SIDECAR):
+                self._link.say_goodbye(exit_code, was_heard=was_heard)
+
+    def _look_for_stalls(self, now_ns: int, steps: Sequence[StepRecord]) -> Look:
+        moments = self._read_moments()
+        stall = None if moments is None else self._stalls.look(now_ns, moments, steps)
+        return Look(self._recorder.read_progress(), self._stalls.stalled_since_host_ns, stall)
+
+    def _beat(self, link: SidecarLink, now_ns: int) -> None:
+        link.tell(group_labels={name: group.label for name, group in self._find_groups().items()})
+        stall = self._stalls.last
+        overdue = 0 if stall is None else sum(one.is_overdue for one in stall.pending)
+        link.beat(Beat(now_ns, self._stalls.last_step, self._stalls.stalled_since_host_ns, overdue))
+
+    def _open_link(self) -> None:
+        if self._link is not None:
+            with self._contained(SIDECAR):
+                self._link.open(self._clock.monotonic_ns())
+
+    @contextlib.contextmanager
+    def _contained(self, part: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            self._guard.record(part, error)

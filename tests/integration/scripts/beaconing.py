@@ -1,0 +1,37 @@
+"""A rank without torch and without training: it leaves its beacon and then does what each line of its input says.
+
+beat NS          a heartbeat at that time        goodbye CODE     the agent ends; then the process waits for its end
+"""
+
+import os
+import sys
+
+from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.link import SidecarLink
+from rankscope.measure.identity import BootId, RankIdentity, RunId
+
+
+def main() -> None:
+    """Be a rank of run argv[1], number argv[2]."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # importing it takes seconds and is not what is shown here
+    rank = int(sys.argv[2])
+    identity = RankIdentity(
+        run=RunId(sys.argv[1]), rank=rank, local_rank=rank, world_size=2, node="n0", restart_count=0,
+        boot_id=BootId(f"boot-of-{rank}"), pid=os.getpid(),
+    )  # fmt: skip
+    link = SidecarLink(identity, os.environ, frozen_after_ns=10**18)
+    link.open(0)
+    sys.stdout.write(f"{link.folder} {sorted(link.why_not)}\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        word, number = line.split()
+        if word == "beat":
+            link.beat(Beat(int(number)))
+        else:
+            link.say_goodbye(int(number), was_heard=True)
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

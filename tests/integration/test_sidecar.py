@@ -1,0 +1,135 @@
+"""The sidecar as a process: one a node, small, and never there longer than the ranks."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankscope.agent.sidecar.link import CHECK_NS
+from tests.integration.serving import wait_for
+
+SCRIPT = Path(__file__).parent / "scripts" / "beaconing.py"
+MEMORY_BYTES_MAX = 25 * 2**20
+"""What a sidecar may take of a node's memory, its share of pages that others use too counted."""
+
+
+class Rank:
+    """A process that leaves a beacon."""
+
+    def __init__(self, run: str, rank: int) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, str(SCRIPT), run, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.folder, _, self.why_not = self._read_line().partition(" ")
+
+    def say(self, line: str) -> None:
+        """Have it do that, and wait until it is done."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(f"{line}\n")
+        self._child.stdin.flush()
+        assert self._read_line() == "done"
+
+    def end(self, number: signal.Signals | None = None) -> None:
+        """End it: by that signal, else by the end of its input."""
+        if number is not None:
+            self._child.send_signal(number)
+        self._child.communicate(timeout=60)
+
+    def _read_line(self) -> str:
+        assert self._child.stdout is not None
+        return self._child.stdout.readline().strip()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[int], Rank]]:
+    """Start a rank of a run that no other test has; at the end none is left, nor their sidecar."""
+    run, ranks = f"run-{secrets.token_hex(8)}", []
+
+    def start_rank(rank: int) -> Rank:
+        ranks.append(Rank(run, rank))
+        return ranks[-1]
+
+    yield start_rank
+    for rank in ranks:
+        rank.end(signal.SIGKILL)
+    for rank in ranks[:1]:
+        wait_for_sidecars(rank.folder, 0)
+
+
+def find_sidecars(folder: str) -> list[psutil.Process]:
+    """The sidecars that watch the folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if folder in process.cmdline() and "rankscope.agent.sidecar" in process.cmdline():
+                found.append(process)
+    return found
+
+
+def wait_for_sidecars(folder: str, count: int) -> list[psutil.Process]:
+    def look() -> list[psutil.Process] | None:
+        found = find_sidecars(folder)
+        return found or [] if len(found) == count else None
+
+    return wait_for(look, lambda: f"not {count} sidecars: {find_sidecars(folder)}", 60)
+
+
+def test_the_ranks_of_a_node_have_one_sidecar_however_many_they_are(start: Callable[[int], Rank]) -> None:
+    first, second = start(0), start(1)
+    assert first.folder == second.folder
+    (sidecar,) = wait_for_sidecars(first.folder, 1)
+    # No child of a rank: neither has to wait for it, and it outlives the one that started it.
+    assert sidecar.parent() is None or sidecar.parent().pid not in {first._child.pid, second._child.pid}
+    assert os.getsid(sidecar.pid) != os.getsid(0)
+
+
+def test_it_is_small_and_has_neither_numpy_nor_torch(start: Callable[[int], Rank]) -> None:
+    rank = start(0)
+    (sidecar,) = wait_for_sidecars(rank.folder, 1)
+    assert [mapped.path for mapped in sidecar.memory_maps() if "numpy" in mapped.path or "torch" in mapped.path] == []
+    assert sidecar.memory_full_info().pss < MEMORY_BYTES_MAX
+
+
+def test_it_holds_no_file_of_its_starter_s_open(start: Callable[[int], Rank]) -> None:
+    # A pipe of the launcher's would never end, a socket of the training never close.
+    rank = start(0)
+    (sidecar,) = wait_for_sidecars(rank.folder, 1)
+    links = [str(link.readlink()) for link in Path(f"/proc/{sidecar.pid}/fd").iterdir()]
+    kinds = {target.split(":")[0].removeprefix(rank.folder) for target in links}
+    assert kinds <= {"/dev/null", "/lock", "anon_inode", "pidfd"}, links
+
+
+def test_it_goes_on_when_the_rank_that_started_it_is_killed_and_ends_with_the_last(
+    start: Callable[[int], Rank],
+) -> None:
+    first, second = start(0), start(1)
+    (sidecar,) = wait_for_sidecars(first.folder, 1)
+    first.end(signal.SIGKILL)
+    wait_for(lambda: not (Path(first.folder) / "boot-of-0.json").exists() or None, lambda: "rank 0 is still there", 60)
+    assert sidecar.is_running()
+    second.say("goodbye 0")
+    second.end()
+    wait_for_sidecars(first.folder, 0)
+    assert not Path(first.folder).exists()
+
+
+def test_a_sidecar_that_is_killed_is_started_again_by_a_rank(start: Callable[[int], Rank]) -> None:
+    rank = start(0)
+    (sidecar,) = wait_for_sidecars(rank.folder, 1)
+    sidecar.kill()
+    wait_for_sidecars(rank.folder, 0)
+    rank.say(f"beat {CHECK_NS - 1}")
+    assert find_sidecars(rank.folder) == []
+    rank.say(f"beat {CHECK_NS}")
+    wait_for_sidecars(rank.folder, 1)
+
+
+def test_a_torch_without_a_worker_server_is_said_and_the_rest_works(start: Callable[[int], Rank]) -> None:
+    assert start(0).why_not == "['worker_server']"

@@ -1,0 +1,76 @@
+"""Processes that stand for ranks, and what they leave for a sidecar."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from rankscope.agent.sidecar.beacon import Beacon, Beat, Descriptor
+from rankscope.agent.sidecar.exit_status import read_start_ticks
+from rankscope.measure.identity import BootId, RankIdentity, RunId
+
+DEADLINE_S = 60.0
+MS = 1_000_000
+S = 1_000_000_000
+
+ENDS = {
+    "exit 0": ("pass", 0, None),
+    "exit 3": ("raise SystemExit(3)", 3, None),
+    "os._exit 7": ("os._exit(7)", 7, None),
+    "SIGSEGV": ("ctypes.string_at(0)", None, signal.SIGSEGV),
+    "abort()": ("os.abort()", None, signal.SIGABRT),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", None, signal.SIGKILL),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", None, signal.SIGTERM),
+}
+"""Ways in which a process ends: the statement, its exit code, or else the signal."""
+
+
+class Process:
+    """A Python process that waits, and then does what it is told to."""
+
+    def __init__(self, statement: str) -> None:
+        script = f"import ctypes, os, resource, signal, sys; sys.stdin.read(); {statement}"
+        no_core = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); "
+        self._child = subprocess.Popen([sys.executable, "-S", "-c", no_core + script], stdin=subprocess.PIPE)
+        self.pid = self._child.pid
+        self.start_ticks = read_start_ticks(self.pid)
+
+    def end(self) -> None:
+        """Let it do it; when this returns it is a zombie, since nobody has taken its status yet."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.stdin = None
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+    def stop(self) -> None:
+        """Stop it, as Ctrl-Z does; when this returns it stands still."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def reap(self) -> None:
+        """Take its status, as a launcher does."""
+        self._child.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        """Make an end of it, whatever it does."""
+        self._child.kill()
+        self._child.communicate(timeout=DEADLINE_S)
+
+
+def identity_of(rank: int, pid: int) -> RankIdentity:
+    return RankIdentity(
+        run=RunId("job-7"), rank=rank, local_rank=rank, world_size=2, node="n1", restart_count=0,
+        boot_id=BootId(f"boot-of-{rank}"), pid=pid,
+    )  # fmt: skip
+
+
+def light_beacon(folder: Path, rank: int, process: Process, beat: Beat, **changed: object) -> Beacon:
+    """What a rank leaves in the folder; it counts as frozen when it has not moved for 10 s."""
+    fields: dict[str, object] = {
+        "identity": identity_of(rank, process.pid),
+        "start_ticks": process.start_ticks,
+        "frozen_after_ns": 10 * S,
+        "endpoint": "tcp://collector:1",
+    }
+    return Beacon(str(folder), Descriptor(**(fields | changed)), beat)  # type: ignore[arg-type]

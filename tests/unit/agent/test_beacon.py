@@ -1,0 +1,64 @@
+"""What a rank leaves for its sidecar, written and read."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.sidecar.beacon import (
+    BEAT_SUFFIX,
+    DESCRIPTOR_SUFFIX,
+    LEFT,
+    Beat,
+    find_names,
+    read_beat,
+    read_descriptor,
+    remove_files,
+)
+from tests.unit.agent.ranks_of_a_node import Process, light_beacon
+
+NAME = "boot-of-0"
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    started = Process("pass")
+    yield started
+    started.kill()
+
+
+def test_what_is_written_is_read(tmp_path: Path, process: Process) -> None:
+    beacon = light_beacon(tmp_path, 0, process, Beat(7), group_labels={"0": "default_pg"})
+    descriptor = read_descriptor(str(tmp_path), NAME)
+    assert descriptor is not None
+    assert (descriptor.identity.pid, descriptor.start_ticks) == (process.pid, process.start_ticks)
+    assert descriptor.group_labels == {"0": "default_pg"}
+    for beat in (Beat(7), Beat(8, 0, 5, 2, LEFT, 0), Beat(9, 41, None, 0, LEFT, 3)):
+        beacon.beat(beat)
+        assert read_beat(str(tmp_path), NAME) == beat
+    beacon.close()
+
+
+def test_only_this_user_may_read_it(tmp_path: Path, process: Process) -> None:
+    light_beacon(tmp_path, 0, process, Beat(7)).close()
+    assert {os.stat(path).st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}  # noqa: PTH116
+
+
+def test_what_is_half_written_or_garbage_is_none(tmp_path: Path) -> None:
+    assert read_descriptor(str(tmp_path), NAME) is None
+    assert read_beat(str(tmp_path), NAME) is None
+    (tmp_path / (NAME + DESCRIPTOR_SUFFIX)).write_bytes(b'{"identity": [\xff')
+    (tmp_path / (NAME + BEAT_SUFFIX)).write_bytes(b"\0" * 47)
+    assert read_descriptor(str(tmp_path), NAME) is None
+    assert read_beat(str(tmp_path), NAME) is None
+
+
+def test_the_ranks_of_a_folder_are_found_and_what_they_left_is_removed(tmp_path: Path, process: Process) -> None:
+    for rank in (1, 0):
+        light_beacon(tmp_path, rank, process, Beat(7)).close()
+    assert find_names(str(tmp_path)) == ["boot-of-0", "boot-of-1"]
+    remove_files(str(tmp_path), "boot-of-0")
+    remove_files(str(tmp_path), "boot-of-1")
+    assert list(tmp_path.iterdir()) == []
+    assert find_names(str(tmp_path / "gone")) == []

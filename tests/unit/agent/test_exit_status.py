@@ -1,0 +1,83 @@
+"""How real processes ended, asked without being their parent's wait."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.agent.sidecar.exit_status import (
+    ExitStatus,
+    has_ended,
+    open_process,
+    parse_status,
+    read_exit_status,
+    read_start_ticks,
+)
+from tests.unit.agent.ranks_of_a_node import ENDS, Process
+
+each_end = pytest.mark.parametrize("end", ENDS)
+
+
+@pytest.fixture
+def process(end: str) -> Iterator[Process]:
+    started = Process(ENDS[end][0])
+    yield started
+    started.kill()
+
+
+@each_end
+def test_a_process_that_nobody_has_taken_yet_tells_how_it_ended(end: str, process: Process) -> None:
+    process.end()
+    status = read_exit_status(process.pid, process.start_ticks, None)
+    assert status is not None
+    assert (status.exit_code, status.signal) == ENDS[end][1:]
+
+
+@each_end
+def test_one_that_its_parent_has_taken_is_told_by_the_kernel_or_not_at_all(end: str, process: Process) -> None:
+    pidfd = open_process(process.pid)
+    process.end()
+    process.reap()
+    status = read_exit_status(process.pid, process.start_ticks, pidfd)
+    # Linux tells since 6.15; an earlier one must not be made to tell something else.
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    if release >= (6, 15):
+        assert status is not None
+    if status is not None:
+        assert (status.exit_code, status.signal) == ENDS[end][1:]
+    if pidfd is not None:
+        os.close(pidfd)
+
+
+@pytest.mark.parametrize("end", ["exit 3"])
+def test_a_process_has_ended_as_soon_as_it_is_a_zombie(end: str, process: Process) -> None:
+    assert end in ENDS
+    assert not has_ended(process.pid, process.start_ticks)
+    process.end()
+    assert has_ended(process.pid, process.start_ticks)
+
+
+def test_a_later_process_with_the_same_id_is_another_one() -> None:
+    mine = read_start_ticks(os.getpid())
+    assert mine is not None
+    assert not has_ended(os.getpid(), mine)
+    assert not has_ended(os.getpid(), None)
+    assert has_ended(os.getpid(), mine - 1)
+
+
+@pytest.mark.parametrize("end", ["exit 3"])
+def test_the_end_of_another_process_with_the_same_id_is_not_this_one_s(end: str, process: Process) -> None:
+    assert end in ENDS
+    process.end()
+    assert read_exit_status(process.pid, 1, None) is None
+
+
+def test_a_process_that_is_not_there_has_no_start() -> None:
+    assert read_start_ticks(2**22 + 1) is None
+    assert open_process(2**22 + 1) is None
+
+
+def test_the_status_of_waitpid_is_taken_apart() -> None:
+    # waitpid(2): the exit code in the second byte, the signal in the lower seven bits, the core dump in the eighth.
+    assert parse_status(255 << 8) == ExitStatus(255, None, core_dumped=False)
+    assert parse_status(6 | 0x80) == ExitStatus(None, 6, core_dumped=True)

@@ -1,0 +1,109 @@
+"""The private place of a run, and the lock that makes one sidecar of many candidates."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.directory import LOCK, folder_name, open_folder, remove_folder, sweep, take_lock
+from rankscope.measure.errors import UnavailableError
+from tests.unit.agent.ranks_of_a_node import Process, identity_of, light_beacon
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    return str(tmp_path / "rankscope")
+
+
+@pytest.fixture
+def folder(root: str) -> str:
+    return open_folder(root, "run-0")
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    started = Process("pass")
+    yield started
+    started.kill()
+
+
+def test_the_directory_is_private_and_made_once(root: str, folder: str) -> None:
+    assert open_folder(root, "run-0") == folder
+    assert [os.stat(path).st_mode & 0o777 for path in (root, folder)] == [0o700, 0o700]  # noqa: PTH116
+
+
+def test_a_directory_that_others_may_enter_is_not_used(root: str, folder: str) -> None:
+    Path(folder).chmod(0o755)
+    with pytest.raises(UnavailableError, match=r"is not a directory of this user alone \(drwxr-xr-x, owner"):
+        open_folder(root, "run-0")
+
+
+def test_a_link_in_its_place_is_not_followed(root: str, folder: str, tmp_path: Path) -> None:
+    Path(folder).rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    Path(folder).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnavailableError):
+        open_folder(root, "run-0")
+
+
+def test_a_file_in_its_place_is_said(root: str, folder: str) -> None:
+    Path(folder).rmdir()
+    Path(folder).write_text("")
+    with pytest.raises(UnavailableError):
+        open_folder(root, "run-0")
+
+
+def test_the_lock_is_had_by_one_and_goes_with_the_open_file(folder: str) -> None:
+    first = take_lock(folder)
+    assert first is not None
+    assert take_lock(folder) is None
+    os.close(first)
+    second = take_lock(folder)
+    assert second is not None
+    os.close(second)
+
+
+def test_the_lock_of_a_directory_that_was_removed_meanwhile_is_worth_nothing(root: str, folder: str) -> None:
+    old = take_lock(folder)
+    assert old is not None
+    assert remove_folder(folder)
+    new = take_lock(open_folder(root, "run-0"))
+    assert new is not None
+    os.close(old)
+    os.close(new)
+
+
+def test_a_directory_in_which_a_rank_has_just_left_its_beacon_stays(folder: str, process: Process) -> None:
+    light_beacon(Path(folder), 0, process, Beat(1)).close()
+    assert not remove_folder(folder)
+    assert len(list(Path(folder).iterdir())) == 2
+
+
+def test_the_last_one_out_removes_the_root_too(root: str, folder: str) -> None:
+    other = open_folder(root, "run-1")
+    assert remove_folder(folder)
+    assert Path(root).exists()
+    assert remove_folder(other)
+    assert not Path(root).exists()
+
+
+def test_what_a_killed_sidecar_has_left_is_swept_and_what_lives_stays(root: str, process: Process) -> None:
+    dead, living, held = (open_folder(root, name) for name in ("dead", "living", "held"))
+    gone = Process("pass")
+    light_beacon(Path(dead), 0, gone, Beat(1)).close()
+    gone.kill()
+    light_beacon(Path(living), 0, process, Beat(1)).close()
+    lock = take_lock(held)
+    assert lock is not None
+    sweep(root, keep="mine")
+    os.close(lock)
+    assert sorted(path.name for path in Path(root).iterdir()) == ["held", "living"]
+    assert sorted(path.name for path in Path(living).iterdir()) == ["boot-of-0.beat", "boot-of-0.json", LOCK]
+
+
+def test_the_name_is_short_and_the_same_for_the_ranks_of_one_attempt() -> None:
+    name = folder_name(identity_of(0, 1))
+    assert name == folder_name(identity_of(1, 2))
+    assert len(name) == 16 + len("-0")

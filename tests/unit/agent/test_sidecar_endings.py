@@ -1,0 +1,68 @@
+"""How an end is named, from the exit status and what else is known."""
+
+import signal
+
+import pytest
+
+from rankscope.agent.sidecar.endings import Evidence, tell_ending
+from rankscope.agent.sidecar.exit_status import ExitStatus
+from rankscope.measure.messages import END_REASONS
+
+NOTHING = Evidence(oom_kills=0, oom_place="cgroup /job")
+
+
+def by(number: int, *, core_dumped: bool = False) -> ExitStatus:
+    return ExitStatus(None, number, core_dumped)
+
+
+def code(number: int) -> ExitStatus:
+    return ExitStatus(number, None, core_dumped=False)
+
+
+@pytest.mark.parametrize(
+    ("status", "evidence", "reason", "detail"),
+    [
+        (code(0), NOTHING, "finished", ""),
+        (code(3), NOTHING, "failed", "exit code 3"),
+        (by(signal.SIGINT), NOTHING, "interrupted", "SIGINT"),
+        (
+            by(signal.SIGTERM), NOTHING, "terminated",
+            "SIGTERM, as launchers send it to the other ranks when one has failed",
+        ),
+        (
+            by(signal.SIGHUP), NOTHING, "terminated",
+            "SIGHUP, as launchers send it to the other ranks when one has failed",
+        ),
+        (by(signal.SIGKILL), NOTHING, "killed", "SIGKILL, not by the OOM killer"),
+        (
+            by(signal.SIGKILL), Evidence(), "killed",
+            "SIGKILL; whether by the OOM killer is not known, nothing counts its victims",
+        ),
+        (
+            by(signal.SIGKILL), Evidence(oom_kills=2, oom_place="cgroup /job"), "out_of_memory",
+            "SIGKILL while the OOM killer counted 2 victims in cgroup /job",
+        ),
+        (by(signal.SIGSEGV), NOTHING, "crashed", "SIGSEGV"),
+        (by(signal.SIGBUS, core_dumped=True), NOTHING, "crashed", "SIGBUS, core dumped"),
+        (by(signal.SIGABRT), NOTHING, "crashed", "SIGABRT"),
+        (
+            by(signal.SIGABRT), Evidence(oom_kills=0, overdue=2), "collective_timeout",
+            "SIGABRT while 2 pending collectives were past their timeout",
+        ),
+        (by(signal.SIGABRT), Evidence(stalled=True), "crashed", "SIGABRT; it was stalled"),
+        (
+            by(signal.SIGTERM), Evidence(stalled=True, frozen=True), "terminated",
+            (
+                "SIGTERM, as launchers send it to the other ranks when one has failed; its interpreter had not moved "
+                "for long"
+            ),
+        ),
+        (by(63), NOTHING, "crashed", "signal 63"),
+        (None, NOTHING, "killed", "the process is gone, its exit status could not be read"),
+    ],
+)  # fmt: skip
+def test_an_end_has_its_reason_and_its_sentence(
+    status: ExitStatus | None, evidence: Evidence, reason: str, detail: str
+) -> None:
+    assert tuple(tell_ending(status, evidence)) == (reason, detail)
+    assert reason in END_REASONS

@@ -1,0 +1,270 @@
+"""The sidecar's rounds, over real processes and a clock that the test moves."""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, Beat
+from rankscope.agent.sidecar.courier import Courier, Notice
+from rankscope.agent.sidecar.watch import REPEAT_NS, Watch
+from rankscope.measure.identity import BootId
+from rankscope.measure.messages import RankEnded, RankUnresponsive
+from rankscope.measure.units import HostNs, WallNs
+from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
+from tests.unit.agent.ranks_of_a_node import ENDS, MS, Process, S, light_beacon
+
+REASONS = {
+    "exit 0": "finished", "exit 3": "failed", "os._exit 7": "failed", "SIGSEGV": "crashed", "abort()": "crashed",
+    "SIGKILL": "killed", "SIGTERM": "terminated",
+}  # fmt: skip
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000 * S
+
+    def monotonic_ns(self) -> HostNs:
+        return HostNs(self.now_ns)
+
+    def wall_ns(self) -> WallNs:
+        return WallNs(self.now_ns + 1_795_000_000 * S)
+
+
+class Post(Courier):
+    """Keeps what is posted; every notice is acknowledged at once."""
+
+    def __init__(self, endpoint: str, kept: list[tuple[str, Notice]]) -> None:
+        super().__init__(endpoint, lambda _endpoint: None)
+        self._kept, self._to = kept, endpoint
+
+    def post(self, notice: Notice) -> None:
+        self._kept.append((self._to, notice))
+
+
+class Node:
+    """A watch over a folder, and the ranks that the test starts in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = Clock()
+        self.posted: list[tuple[str, Notice]] = []
+        self.watch = Watch(str(folder), self.clock, make_courier=lambda endpoint: Post(endpoint, self.posted))
+        self._processes: list[Process] = []
+
+    def start(self, statement: str, rank: int = 0, beat: Beat | None = None, **changed: object) -> Process:
+        process = Process(statement)
+        self._processes.append(process)
+        beacon = light_beacon(self.folder, rank, process, beat or Beat(self.clock.now_ns, 41), **changed)
+        beacon.close()
+        self.watch.look()
+        return process
+
+    def look(self, after_ns: int = 0) -> list[Notice]:
+        """What a round has to tell, after that time."""
+        self.posted.clear()
+        self.clock.now_ns += after_ns
+        self.watch.look()
+        return [notice for _, notice in self.posted]
+
+    def pass_time(self, seconds: int) -> list[Notice]:
+        """What the rounds of that time have to tell, two a second."""
+        return [notice for _ in range(2 * seconds) for notice in self.look(500 * MS)]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self.watch.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.close()
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_rank_that_ends_without_a_word_is_told_as_it_ended(node: Node, end: str) -> None:
+    statement, exit_code, number = ENDS[end]
+    process = node.start(statement)
+    assert node.look() == []
+    process.end()
+    (notice,) = node.look()
+    assert isinstance(notice, RankEnded)
+    assert (notice.reason, notice.exit_code, notice.signal) == (REASONS[end], exit_code, number)
+    assert (notice.identity.pid, notice.last_step) == (process.pid, 41)
+    assert node.posted[0][0] == "tcp://collector:1"
+    assert list(node.folder.iterdir()) == []
+    assert node.look() == []
+
+
+def test_a_rank_that_ended_as_it_said_needs_no_notice(node: Node) -> None:
+    for rank, (statement, code) in enumerate((("pass", None), ("pass", 0), ("raise SystemExit(3)", 3))):
+        process = node.start(statement, rank, Beat(node.clock.now_ns, state=SAID_GOODBYE, exit_code=code))
+        process.end()
+        assert node.look() == []
+
+
+@pytest.mark.parametrize(
+    ("beat", "statement", "reason"),
+    [
+        (Beat(0, state=SAID_GOODBYE), "ctypes.string_at(0)", "crashed"),
+        (Beat(0, state=SAID_GOODBYE), "raise SystemExit(3)", "failed"),
+        (Beat(0, state=LEFT), "pass", "finished"),
+    ],
+)
+def test_a_rank_that_ended_otherwise_than_it_said_or_was_not_heard_is_told(
+    node: Node, beat: Beat, statement: str, reason: str
+) -> None:
+    node.start(statement, beat=beat).end()
+    assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == [reason]
+
+
+def test_an_abort_with_a_collective_past_its_timeout_is_the_collective_s(node: Node) -> None:
+    node.start("os.abort()", beat=Beat(node.clock.now_ns, 41, 7, overdue=1)).end()
+    assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == ["collective_timeout"]
+
+
+def test_of_two_ranks_in_one_cgroup_one_oom_kill_takes_one(tmp_path: Path) -> None:
+    # The kernel's own files, as the sidecar sees them through another root.
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "proc").symlink_to("/proc")
+    events = tmp_path / "cgroup" / "memory.events"
+    events.parent.mkdir()
+    events.write_text("oom_kill 0\n")
+    node = Node(tmp_path / "ranks")
+    node.watch = Watch(
+        str(node.folder), node.clock, mounts=str(events.parent), make_courier=lambda to: Post(to, node.posted)
+    )
+    ranks = [node.start(ENDS["SIGKILL"][0], rank) for rank in (0, 1)]
+    events.write_text("oom_kill 1\n")
+    for process in ranks:
+        process.end()
+    found = [(notice.reason, notice.oom_kills) for notice in node.look() if isinstance(notice, RankEnded)]
+    node.close()
+    assert found == [("out_of_memory", 1), ("killed", 0)]
+
+
+def test_a_descriptor_under_another_name_or_of_nobody_is_ignored(node: Node) -> None:
+    (node.folder / "boot-of-9.json").write_text("{}")
+    process = node.start("pass")
+    (node.folder / "boot-of-0.json").rename(node.folder / "boot-of-8.json")
+    process.end()
+    (notice,) = node.look()
+    assert isinstance(notice, RankEnded)
+    assert notice.identity.boot_id == BootId("boot-of-0")
+
+
+# -- ranks that do not answer -----------------------------------------------------------------------------------------
+
+
+def test_a_rank_whose_heart_stops_is_told_with_what_the_kernel_sees(node: Node) -> None:
+    process = node.start("pass")
+    process.stop()
+    begin_ns = node.clock.now_ns
+    assert node.pass_time(10) == []
+    (notice,) = node.look(500 * MS)
+    assert isinstance(notice, RankUnresponsive)
+    assert (notice.since_host_ns, notice.last_step, notice.state) == (begin_ns, 41, "T")
+    assert notice.threads[0].thread == process.pid
+    assert notice.absent == {"pending": "torch's worker server is not open in this process"}
+
+
+def test_while_it_lasts_it_is_told_again_and_no_more_than_that(node: Node) -> None:
+    node.start("pass")
+    told = node.pass_time(31)
+    # From 10.5 s on every 10 s, before the collector takes the rank for silent.
+    assert len(told) == 3
+    assert REPEAT_NS == 10 * S
+
+
+def test_a_rank_that_has_said_goodbye_owes_no_heartbeat(node: Node) -> None:
+    node.start("pass", beat=Beat(node.clock.now_ns, state=SAID_GOODBYE))
+    node.start("pass", rank=1, beat=Beat(node.clock.now_ns, state=LEFT))
+    assert node.pass_time(60) == []
+
+
+def test_a_sidecar_that_was_stopped_itself_gives_the_ranks_time_to_beat(node: Node) -> None:
+    node.start("pass")
+    assert node.look(3_600 * S) == []
+    assert node.pass_time(10) == []
+    assert len(node.look(500 * MS)) == 1
+
+
+def test_what_torch_s_worker_server_says_goes_along(node: Node) -> None:
+    path = str(node.folder / "boot-of-0.sock")
+    dump = dump_of(entry_of(0, 7), g0=status_of(7))
+    waits = {"pytorch.wait_counter.TCPStore__wait": {"active_count": 1}, "pytorch.wait_counter.x": {"active_count": 0}}
+    with worker_server(path, {"fr_trace_json": dump, "wait_counter_values": waits}):
+        node.start("pass", socket_path=path, group_labels={"0": "default_pg"})
+        (notice,) = [notice for notice in node.pass_time(11) if isinstance(notice, RankUnresponsive)]
+    assert [(one.group, one.op, one.sequence, one.sizes) for one in notice.pending] == [
+        ("default_pg", "all_reduce", 7, ((777,),))
+    ]
+    assert [(status.group, status.enqueued) for status in notice.progress] == [("default_pg", 7)]
+    assert (notice.waits, notice.absent) == ({"TCPStore__wait": 1}, {})
+
+
+def test_a_worker_server_that_does_not_answer_is_said_and_the_rest_is_told(node: Node) -> None:
+    node.start("pass", socket_path=str(node.folder / "nobody.sock"))
+    (notice,) = [notice for notice in node.pass_time(11) if isinstance(notice, RankUnresponsive)]
+    assert list(notice.absent) == ["pending"]
+    assert "FileNotFoundError" in notice.absent["pending"]
+    assert notice.threads
+
+
+# -- its own end ------------------------------------------------------------------------------------------------------
+
+
+def test_the_sidecar_ends_with_the_last_rank(node: Node) -> None:
+    processes = [node.start("raise SystemExit(3)", rank) for rank in (0, 1)]
+    running = threading.Thread(target=node.watch.run)
+    running.start()
+    processes[0].end()
+    processes[1].end()
+    running.join(60)
+    assert not running.is_alive()
+    assert len(node.posted) == 2
+    assert list(node.folder.iterdir()) == []
+
+
+@contextlib.contextmanager
+def worker_server(path: str, answers: dict[str, object]) -> Iterator[None]:
+    """As torch's: HTTP over a unix socket, one question a connection."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection:
+                head = connection.recv(4096).decode()
+                question = head.split(" ")[1].removeprefix("/handler/").partition("?")[0]
+                status, body = ("200 OK", answers[question]) if question in answers else ("404 Not Found", "no such")
+                text = json.dumps(body)
+                connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()
+        os.unlink(path)  # noqa: PTH108

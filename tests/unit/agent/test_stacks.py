@@ -1,0 +1,107 @@
+"""The stacks of real threads, and what their frames say is being done."""
+
+import linecache
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rankscope.agent.capture.stacks import FRAMES_MAX, find_activity, take_stacks
+from rankscope.measure.stalls import ACTIVITIES, StackFrame, ThreadStack
+
+SITE = "/env/lib/python3.11/site-packages"
+
+
+def dive(depth: int, at_the_bottom: Callable[[], None]) -> None:
+    if depth:
+        dive(depth - 1, at_the_bottom)
+    else:
+        at_the_bottom()
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[[str, int], None]]:
+    """Start a thread of that name that waits at a depth until the test is over."""
+    release = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def start(name: str, depth: int) -> None:
+        reached = threading.Event()
+
+        def wait_there() -> None:
+            for call in (reached.set, release.wait):
+                call()  # one line, whichever of the two the thread is in
+
+        threads.append(threading.Thread(target=dive, args=(depth, wait_there), name=name))
+        threads[-1].start()
+        assert reached.wait(60)
+
+    yield start
+    release.set()
+    for thread in threads:
+        thread.join()
+
+
+def stack_of(name: str) -> ThreadStack | None:
+    return next((stack for stack in take_stacks().threads if stack.name == name), None)
+
+
+def test_the_stack_names_the_line_that_the_thread_is_in(hang: Callable[[str, int], None]) -> None:
+    hang("loader", 0)
+    stack = stack_of("loader")
+    assert stack is not None
+    here = [frame for frame in stack.frames if frame.function == "wait_there"]
+    assert [frame.file for frame in here] == [__file__[-160:]]
+    assert linecache.getline(__file__, here[0].line).strip().startswith("call()")
+
+
+def test_the_main_thread_comes_first_and_is_the_one_that_acts() -> None:
+    stacks = take_stacks()
+    assert stacks.threads[0].name == threading.main_thread().name
+    assert stacks.threads[0].frames[0].function == "take_stacks"
+    assert stacks.activity == "other"
+
+
+def test_threads_of_ours_are_left_out(hang: Callable[[str, int], None]) -> None:
+    hang("rankscope-agent", 0)
+    assert stack_of("rankscope-agent") is None
+
+
+def test_of_a_deep_stack_the_innermost_frames_are_kept_and_the_others_counted(
+    hang: Callable[[str, int], None],
+) -> None:
+    hang("deep", FRAMES_MAX + 10)
+    stack = stack_of("deep")
+    assert stack is not None
+    assert len(stack.frames) == FRAMES_MAX
+    # Besides the dives at least wait_there, and `run` and `_bootstrap` of the thread.
+    assert stack.frames_left_out >= 10 + 1 + 2
+    assert stack.frames[-1].function == "dive"
+
+
+@pytest.mark.parametrize(
+    ("frames", "activity"),
+    [
+        ([("torch/distributed/distributed_c10d.py", "all_reduce"), ("train.py", "main")], "collective"),
+        ([("torch/distributed/_functional_collectives.py", "wait_tensor")], "collective"),
+        ([("torch/distributed/distributed_c10d.py", "new_group")], "process_group"),
+        ([("torch/distributed/rendezvous.py", "_create_c10d_store")], "process_group"),
+        ([("torch/autograd/graph.py", "_engine_run_backward"), ("torch/_tensor.py", "backward")], "backward"),
+        ([("torch/optim/adam.py", "_multi_tensor_adam")], "optimizer"),
+        ([("queue.py", "get"), ("torch/utils/data/dataloader.py", "_try_get_data")], "data"),
+        ([("collate.py", "pad"), ("torch/utils/data/_utils/fetch.py", "fetch")], "data"),
+        ([("torch/_inductor/codecache.py", "load"), ("torch/_dynamo/convert_frame.py", "_compile")], "compile"),
+        ([("torch/nn/modules/linear.py", "forward"), ("torch/_dynamo/eval_frame.py", "compile_wrapper")], "other"),
+        ([("torch/serialization.py", "_save"), ("train.py", "save")], "checkpoint"),
+        ([("torch/distributed/checkpoint/filesystem.py", "write_data")], "checkpoint"),
+        ([("torch/cuda/__init__.py", "synchronize")], "synchronize"),
+        ([("<frozen importlib._bootstrap>", "_find_and_load")], "import"),
+        ([("train.py", "main"), ("torch/distributed/run.py", "run")], "other"),
+        ([("train.py", "main")], "other"),
+        ([], "other"),
+    ],
+)
+def test_the_innermost_frame_that_tells_says_what_is_done(frames: list[tuple[str, str]], activity: str) -> None:
+    found = find_activity([StackFrame(f"{SITE}/{file}", 1, function) for file, function in frames])
+    assert found == activity
+    assert found in ACTIVITIES

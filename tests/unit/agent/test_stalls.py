@@ -1,0 +1,117 @@
+"""When a rank counts as stalled, on times that the test gives."""
+
+from rankscope.agent.capture.flight_recorder import FlightRecorder
+from rankscope.agent.capture.stacks import Stacks
+from rankscope.agent.capture.stalls import StallWatch
+from rankscope.measure.records import StepRecord
+from rankscope.measure.stalls import StackFrame, Stall, ThreadStack
+from tests.unit.agent.flight_dumps import CREATED_WALL_NS, Recorder, dump_of, entry_of, status_of
+
+S = 1_000_000_000
+STALL_NS = 30 * S
+STACKS = Stacks((ThreadStack(name="MainThread", frames=(StackFrame("train.py", 24, "main"),)),), 1, "other")
+
+
+def step_of(step: int, duration_ns: int) -> StepRecord:
+    return StepRecord(step=step, start_host_ns=0, duration_ns=duration_ns, phases_ns={})
+
+
+class Rank:
+    """A rank that is looked at once a second. Its collective 7 was enqueued when its wall clock began."""
+
+    def __init__(self) -> None:
+        self.dump = Recorder(dump_of(entry_of(0, 7), g0=status_of(7)))
+        recorder = FlightRecorder(dict, lambda: False, {"_dump_fr_trace_json": self.dump})
+        self.watch = StallWatch(
+            STALL_NS, recorder, take=lambda: STACKS, read_wall_ns=lambda: CREATED_WALL_NS + self.s * S
+        )
+        self.s = 0
+        self.moments = 0
+
+    def train(self, steps: int, step_ns: int = S) -> "Rank":
+        for step in range(steps):
+            self.s += 1
+            self.moments += 8
+            assert self.watch.look(self.s * S, self.moments, [step_of(step, step_ns)]) is None
+        return self
+
+    def wait(self, seconds: int) -> list[Stall]:
+        """So long nothing happens; what was written down in that time."""
+        found = []
+        for _ in range(seconds):
+            self.s += 1
+            stall = self.watch.look(self.s * S, self.moments, ())
+            found += [] if stall is None else [stall]
+        return found
+
+
+def test_a_rank_in_which_nothing_happens_for_longer_than_the_limit_is_stalled() -> None:
+    rank = Rank().train(10)
+    assert rank.wait(30) == []
+    (stall,) = rank.wait(1)
+    # The last moment was seen in second 10.
+    assert (stall.since_host_ns, stall.taken_host_ns, stall.limit_ns) == (10 * S, 41 * S, STALL_NS)
+    assert (stall.number, stall.last_step, stall.activity, stall.stacks) == (1, 9, "other", STACKS.threads)
+    assert [(one.sequence, one.age_ns) for one in stall.pending] == [(7, 41 * S)]
+    assert rank.watch.stalled_since_host_ns == 10 * S
+
+
+def test_a_job_of_slow_steps_has_a_longer_limit() -> None:
+    rank = Rank().train(10, step_ns=6 * S)
+    assert rank.wait(60) == []  # ten steps of 6 s
+    assert len(rank.wait(1)) == 1
+
+
+def test_before_the_first_step_ten_times_as_long_is_allowed() -> None:
+    rank = Rank()
+    rank.watch.look(0, 1, ())
+    rank.moments = 1
+    assert rank.wait(300) == []
+    (stall,) = rank.wait(1)
+    assert (stall.last_step, stall.limit_ns) == (None, 300 * S)
+
+
+def test_moments_without_steps_are_no_stall() -> None:
+    # An evaluation: batches are fetched, no step ends.
+    rank = Rank().train(10)
+    for _ in range(100):
+        rank.s += 1
+        rank.moments += 2
+        assert rank.watch.look(rank.s * S, rank.moments, ()) is None
+
+
+def test_steps_without_moments_are_no_stall() -> None:
+    # A loop that only calls `rankscope.agent.step()`.
+    rank = Rank().train(10)
+    for step in range(100):
+        rank.s += 1
+        assert rank.watch.look(rank.s * S, rank.moments, [step_of(step, S)]) is None
+
+
+def test_a_stall_is_over_with_the_next_moment_and_the_next_one_has_the_next_number() -> None:
+    rank = Rank().train(10)
+    rank.wait(31)
+    rank.train(1)
+    assert rank.watch.stalled_since_host_ns is None
+    assert [stall.number for stall in rank.wait(31)] == [2]
+
+
+def test_while_it_lasts_it_is_written_down_anew_once_a_minute() -> None:
+    stalls = Rank().train(10).wait(31 + 60 * 5)
+    assert [stall.taken_host_ns // S for stall in stalls] == [41 + 60 * number for number in range(6)]
+    assert {stall.number for stall in stalls} == {1}
+
+
+def test_while_its_groups_do_not_move_the_whole_recorder_is_read_once() -> None:
+    rank = Rank().train(10)
+    stalls = rank.wait(31 + 60)
+    assert sum(rank.dump.asked_for_collectives) == 1
+    assert [one.age_ns // S for stall in stalls for one in stall.pending] == [41, 101]
+
+
+def test_when_its_groups_have_moved_the_whole_recorder_is_read_again() -> None:
+    rank = Rank().train(10)
+    rank.wait(31)
+    rank.dump.dump = dump_of(entry_of(1, 8), g0=status_of(8))
+    (stall,) = rank.wait(60)
+    assert [one.sequence for one in stall.pending] == [8]

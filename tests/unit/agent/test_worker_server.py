@@ -1,0 +1,76 @@
+"""Room for the worker server's threads, by files that stand for the cgroups; and answers that do not come."""
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.sidecar.worker_server import SOCKET_PATH_BYTES_MAX, ask, find_thread_room, open_server
+from rankscope.measure.errors import UnavailableError
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "folder"), [("8:pids:/jobs/bert", "pids/jobs/bert"), ("0::/jobs/bert", "jobs/bert"), ("0::/", "")]
+)
+def test_the_room_is_what_the_cgroup_leaves(tmp_path: Path, line: str, folder: str) -> None:
+    write(tmp_path / "cgroup", f"3:cpuset:/\n{line}\n")
+    write(tmp_path / "mounts" / folder / "pids.max", "1024\n")
+    write(tmp_path / "mounts" / folder / "pids.current", "1000\n")
+    room = find_thread_room(str(tmp_path / "cgroup"), str(tmp_path / "mounts"))
+    assert room is not None
+    assert room <= 24  # 1,024 - 1,000; a limit of the user's own may be lower
+
+
+def test_no_limit_is_not_a_room_of_zero(tmp_path: Path) -> None:
+    write(tmp_path / "cgroup", "0::/jobs\n")
+    write(tmp_path / "mounts" / "jobs" / "pids.max", "max\n")
+    write(tmp_path / "mounts" / "jobs" / "pids.current", "1000\n")
+    room = find_thread_room(str(tmp_path / "cgroup"), str(tmp_path / "mounts"))
+    assert room is None or room > 0
+
+
+def test_an_address_that_is_too_long_is_said_before_anything_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="longer than the address of a socket may be"):
+        open_server(str(tmp_path / ("x" * SOCKET_PATH_BYTES_MAX)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (None, TimeoutError),
+        (b"", ValueError),
+        (b"garbage", ValueError),
+        (b"HTTP/1.1 500 Oops\r\n\r\n{}", ValueError),
+        (b"HTTP/1.1 200 OK\r\n\r\nno json", ValueError),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_and_takes_no_longer_than_allowed(
+    tmp_path: Path, answer: bytes | None, error: type[Exception]
+) -> None:
+    # The kernel takes the connection and the question while nobody accepts: as of a process that is stopped.
+    with socket.socket(socket.AF_UNIX) as listening:
+        path = str(tmp_path / "sock")
+        listening.bind(path)
+        listening.listen()
+        if answer is None:
+            with pytest.raises(error):
+                ask(path, "ping", 0.05)
+            return
+        answering = threading.Thread(target=answer_one, args=(listening, answer))
+        answering.start()
+        with pytest.raises(error):
+            ask(path, "ping", 60)
+        answering.join()
+
+
+def answer_one(listening: socket.socket, answer: bytes) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(answer)
