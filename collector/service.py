@@ -17,12 +17,14 @@ from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect,
 from rankscope.collector.state.events import (
     ClockSampled,
     DuplicateSeen,
+    EndSeen,
     GoodbyeAdmitted,
     JobEvent,
     ProcessGone,
     RankJoined,
     ReportAdmitted,
     Tick,
+    UnresponsiveSeen,
 )
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
@@ -38,6 +40,8 @@ from rankscope.measure.messages import (
     Hello,
     HelloWanted,
     Message,
+    RankEnded,
+    RankUnresponsive,
     Report,
     Welcome,
 )
@@ -130,6 +134,8 @@ class Service:
                 self._admit_numbered(peer, message)
             case ClockPong():
                 self._take_clock(peer, message)
+            case RankEnded() | RankUnresponsive():
+                self._take_notice(peer, message)
             case _:
                 self._count_contained("unexpected_message")
 
@@ -168,6 +174,17 @@ class Service:
             now_ns = self._clock.monotonic_ns()
             self._handle(identity, ClockSampled(identity.boot_id, pong.job_ns, pong.host_ns, now_ns))
 
+    def _take_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive) -> None:
+        """A sidecar speaks for a rank. It is no rank itself: it has no Hello, and its notices need no order."""
+        if not self._admission.knows(notice.identity):
+            return  # perhaps the rank's Hello is still on its way: the sidecar sends it again
+        boot_id, now_ns = notice.identity.boot_id, self._clock.monotonic_ns()
+        if isinstance(notice, RankEnded):
+            self._handle(notice.identity, EndSeen(boot_id, notice, now_ns))
+        else:
+            self._handle(notice.identity, UnresponsiveSeen(boot_id, notice, now_ns))
+        self._receiver.send(peer, Ack(through=notice.sequence))
+
     def _handle(self, identity: RankIdentity, event: JobEvent) -> None:
         job = self._jobs.get(identity.run)
         if job is not None:
@@ -200,7 +217,7 @@ class Service:
     def _look_for_gone_processes(self, job: JobState) -> None:
         for identity in job.live_identities():
             if identity.machine_id and identity.machine_id == self._machine_id and is_gone(identity.pid):
-                self._contain(job, ProcessGone(identity.boot_id))
+                self._contain(job, ProcessGone(identity.boot_id, self._clock.monotonic_ns()))
 
     def _forget(self, job: JobState) -> None:
         del self._jobs[job.run]

@@ -99,6 +99,17 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "1 if a report came within the time allowed, else 0", "collector: arrival of reports", RATIO,
     ),
     Measure(
+        "rankscope_rank_stalled", "gauge", "", RANK,
+        "1 while nothing happens in the rank, by its own word or its sidecar's, 0 while something does.",
+        "1 if no moment of training came for max(stall_s, 10 median steps)",
+        "agent: Stall; sidecar: RankUnresponsive", RATIO,
+    ),
+    Measure(
+        "rankscope_rank_end_info", "info", "", ("run", "rank", "reason", "exit_code", "signal"),
+        "How a rank that has ended did so; exit_code and signal are empty where not known.",
+        "always 1", "agent: Goodbye; sidecar: RankEnded", ONE,
+    ),
+    Measure(
         "rankscope_rank_last_report_timestamp_seconds", "gauge", "seconds", RANK,
         "When the rank's last report came, in seconds since 1970 by the collector's clock.",
         "wall clock at arrival", "collector: arrival of reports", NOT_NEGATIVE,

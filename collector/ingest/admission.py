@@ -101,6 +101,8 @@ class Admission:
         self._latest_lives: dict[tuple[str, int], _Life] = {}
         self.refused: dict[str, int] = {}
         """Hellos refused, by reason."""
+        self.unknown_lives = 0
+        """Notices about a life that nobody knows."""
 
     def hello(self, peer: bytes, hello: Hello) -> Welcome | Refused:
         """A peer introduces itself, for the first time or again. What it says is missing is given up here."""
@@ -127,6 +129,15 @@ class Admission:
         """Who speaks under this routing id; None when nobody has said Hello."""
         life = self._lives_by_peer.get(peer)
         return None if life is None else life.identity
+
+    def knows(self, identity: RankIdentity) -> bool:
+        """Whether exactly this life has said Hello. Others may speak about such a life only (a sidecar does); what they
+        say about any other is counted as `unknown_lives`.
+        """
+        life = self._lives.get(identity.boot_id)
+        is_known = life is not None and life.identity == identity
+        self.unknown_lives += not is_known
+        return is_known
 
     def counts(self, boot_id: str) -> LifeCounts | None:
         """What has come in of a life; None when it is not known."""

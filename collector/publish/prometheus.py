@@ -1,10 +1,12 @@
 """The snapshot as Prometheus metric families, driven by measure/catalog.py: each measure there has one reader here.
 
 What is unknown has no sample, and a measure that nobody knows no family. A rank that has ended, or is silent, keeps its
-`rank_info` and a `rank_up` of 0 as long as it is in the snapshot; everything else of it stops.
+`rank_info`, its `rank_end_info` and a `rank_up` of 0 as long as it is in the snapshot; everything else of it stops.
 """
 
+import contextlib
 import math
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -208,6 +210,21 @@ def _rank_up(snapshot: Snapshot) -> Iterator[Value]:
             yield _rank_labels(run, rank), int(rank.up and rank.ended is None)
 
 
+def _rank_ends(snapshot: Snapshot) -> Iterator[Value]:
+    for run in snapshot.runs:
+        for rank in run.ranks:
+            if rank.ended is not None:
+                number = None if rank.end is None else rank.end.signal
+                code = "" if rank.exit_code is None else str(rank.exit_code)
+                yield (*_rank_labels(run, rank), rank.ended, code, "" if number is None else _name(number)), 1
+
+
+def _name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return str(number)
+
+
 def _run_slowdown(snapshot: Snapshot) -> Iterator[Value]:
     live = {run.run for run, _ in _live_ranks(snapshot)}
     return (((run.run,), run.run_slowdown_ratio) for run in snapshot.runs if run.run in live)
@@ -256,6 +273,8 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_run_info": _run_info,
     "rankscope_rank_info": _rank_info,
     "rankscope_rank_up": _rank_up,
+    "rankscope_rank_stalled": _per_rank(lambda rank: rank.stalled),
+    "rankscope_rank_end_info": _rank_ends,
     "rankscope_rank_last_report_timestamp_seconds": _per_rank(lambda rank: rank.last_report_wall_s),
     "rankscope_steps_total": _of_totals(lambda totals: totals.steps),
     "rankscope_step_seconds_total": _of_totals(lambda totals: ns_to_s(totals.step_ns)),

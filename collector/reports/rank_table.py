@@ -42,7 +42,7 @@ def render_rank(rank: RankSnapshot) -> str:
             (ratios.idle_ratio, 6),
         )
     )
-    state = rank.ended or "up"
+    state = rank.ended or ("stalled" if rank.stalled else "up")
     return (
         f"{rank.identity.rank:>5} {rank.totals.steps:>6} {_ms(rank.step_ns_median):>8} {phases} "
         f"{_ms(rank.self_ns_median):>8} {slowdown:>8} {shares}  {state}"

@@ -2,9 +2,13 @@
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.throughput import find_throughput
-from rankscope.collector.state.snapshot import RunSnapshot
-from rankscope.measure.units import format_duration
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.state.vitals import BROUGHT_DOWN, ENDED_WELL
+from rankscope.measure.units import NS_PER_S, format_duration
 
+DETAIL_LENGTH_MAX = 160
+HEAD_START_NS = 5 * NS_PER_S
+DIED = frozenset({"killed", "out_of_memory", "crashed"})
 HEALTHY = "No rank was slower than the others."
 
 
@@ -32,6 +36,9 @@ def summarise(run: RunSnapshot) -> str:
         *_describe_speed(run),
     ]
     costliest = _costliest(run)
+    failed = find_first_to_fail(run)
+    if failed is not None:
+        lines.append(f"first to fail: rank {failed.identity.rank} ({failed.identity.node}), {describe_end(failed)}")
     lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not costliest]
     lines.append(f"verdict: {verdict(run)}")
     return "\n".join(lines)
@@ -56,6 +63,34 @@ def _describe_speed(run: RunSnapshot) -> list[str]:
     return ["speed: " + "; ".join(parts)]
 
 
+def describe_end(rank: RankSnapshot) -> str:
+    """How a rank ended, with what is known about it: `crashed (SIGSEGV), the last step it reported was 412`."""
+    detail = f" ({_shorten(rank.ended_detail)})" if rank.ended_detail else ""
+    step = "no step reported" if rank.last_step is None else f"the last step it reported was {rank.last_step}"
+    return f"{rank.ended}{detail}, {step}"
+
+
+def find_first_to_fail(run: RunSnapshot) -> RankSnapshot | None:
+    """The rank whose end brought the others down, as far as can be told: the first that ended badly by itself.
+
+    The kernel closes the sockets of a dying process before it is gone, and a large one takes seconds to go. So the
+    exceptions of its peers may come before its end: of a rank that died without a word HEAD_START_NS are taken off.
+    """
+    failed = [
+        rank
+        for rank in run.ranks
+        if rank.ended is not None and rank.ended not in ENDED_WELL | BROUGHT_DOWN and rank.ended_job_ns is not None
+    ]
+    return min(failed, key=_when_it_failed_ns, default=None)
+
+
+def _when_it_failed_ns(rank: RankSnapshot) -> int:
+    # A rank that raised said so itself; what the sidecar saw then is another end than the one it said.
+    without_a_word = rank.ended in DIED or (rank.end is not None and rank.ended_detail == rank.end.detail)
+    victim = rank.ended == "collective_timeout"
+    return (rank.ended_job_ns or 0) - (HEAD_START_NS if without_a_word and not victim else 0)
+
+
 def _costliest(run: RunSnapshot) -> Finding | None:
     return max(run.findings, key=lambda finding: finding.lost_rank_seconds or 0.0, default=None)
 
@@ -63,3 +98,7 @@ def _costliest(run: RunSnapshot) -> Finding | None:
 def _ranks(ranks: list[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"  # noqa: PLR2004
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= DETAIL_LENGTH_MAX else f"{text[: DETAIL_LENGTH_MAX - 3]}..."

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive, Report
 
 
 class RankJoined(NamedTuple):
@@ -48,6 +48,23 @@ class ProcessGone(NamedTuple):
     """The process of a life is not there any more, seen on the machine it ran on."""
 
     boot_id: str
+    now_job_ns: int
+
+
+class EndSeen(NamedTuple):
+    """The sidecar saw the process of a life end. It may say so more than once."""
+
+    boot_id: str
+    seen: RankEnded
+    now_job_ns: int
+
+
+class UnresponsiveSeen(NamedTuple):
+    """The sidecar sees that the process of a life does not answer. It says so again while that lasts."""
+
+    boot_id: str
+    seen: RankUnresponsive
+    now_job_ns: int
 
 
 class Tick(NamedTuple):
@@ -57,4 +74,14 @@ class Tick(NamedTuple):
     now_wall_s: float
 
 
-JobEvent = RankJoined | ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | Tick
+JobEvent = (
+    RankJoined
+    | ReportAdmitted
+    | DuplicateSeen
+    | GoodbyeAdmitted
+    | ClockSampled
+    | ProcessGone
+    | EndSeen
+    | UnresponsiveSeen
+    | Tick
+)

@@ -29,12 +29,14 @@ from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect,
 from rankscope.collector.state.events import (
     ClockSampled,
     DuplicateSeen,
+    EndSeen,
     GoodbyeAdmitted,
     JobEvent,
     ProcessGone,
     RankJoined,
     ReportAdmitted,
     Tick,
+    UnresponsiveSeen,
 )
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.snapshot import LostSeconds, RankSnapshot, RunSnapshot
@@ -166,12 +168,19 @@ class JobState:
                 rank.duplicates += 1
             case GoodbyeAdmitted():
                 rank.count_admitted(event.goodbye.sequence)
-                rank.end(event.goodbye.reason, event.goodbye)
+                rank.vitals.take_goodbye(event.goodbye, event.now_job_ns)
                 self.last_change_job_ns = event.now_job_ns
             case ClockSampled():
                 rank.clock.add(event.sent_job_ns, event.host_ns, event.received_job_ns)
             case ProcessGone() if rank.is_live or rank.ended == "silent":
-                rank.end("killed")
+                rank.vitals.lose_process(event.now_job_ns)
+            case EndSeen():
+                rank.vitals.take_end(event.seen, rank.clock, event.now_job_ns)
+                self.last_change_job_ns = event.now_job_ns
+            case UnresponsiveSeen():
+                # Its process lives, so it is not silent.
+                rank.last_seen_job_ns = event.now_job_ns
+                rank.vitals.take_unresponsive(event.seen)
             case _:
                 pass
 
@@ -203,7 +212,7 @@ class JobState:
         silent_ns = s_to_ns(self._config.rank_silent_s)
         for rank in attempt.ranks.values():
             if rank.is_live and tick.now_job_ns - rank.last_seen_job_ns > silent_ns:
-                rank.end("silent")
+                rank.vitals.fall_silent()
             if rank.is_live and tick.now_job_ns >= rank.next_ping_job_ns:
                 rank.next_ping_job_ns = tick.now_job_ns + s_to_ns(self._config.clock_ping_s)
                 effects.append(AskClock(rank.identity.boot_id))

@@ -7,9 +7,10 @@ from rankscope.collector.detect.ratios import add_breakdowns
 from rankscope.collector.detect.root_cause import GcPauses
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
+from rankscope.collector.state.vitals import Vitals
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.messages import Hello, Report
 from rankscope.measure.records import (
     SYNCHRONISING_OPS,
     AgentCost,
@@ -58,9 +59,7 @@ class RankState:
         self.last_report_wall_s: float | None = None
         self.next_ping_job_ns = now_job_ns
         self.clock = ClockAlignment()
-        self.ended: str | None = None
-        self.ended_detail = ""
-        self.exit_code: int | None = None
+        self.vitals = Vitals()
         self.totals = Totals()
         self.losses = Losses()
         self.host: HostSample | None = None
@@ -77,6 +76,12 @@ class RankState:
         self.last_step: int | None = None
         self._kinds: dict[tuple[str, str], _KindTotals] = {}
         self.gc_pauses: deque[GcPauses] = deque(maxlen=GC_PAUSES_KEPT)
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended; None while it lives."""
+        ending = self.vitals.ending
+        return None if ending is None else ending.reason
 
     @property
     def is_live(self) -> bool:
@@ -98,8 +103,7 @@ class RankState:
             self.host = report.host
             if report.host.gc_pause_ns is not None:
                 self.gc_pauses.append(GcPauses(report.totals.steps, report.host.gc_pause_ns))
-        if self.ended == "silent":
-            self.ended = None
+        self.vitals.take(report)
 
     @property
     def missing(self) -> int:
@@ -111,12 +115,6 @@ class RankState:
         self.admitted += 1
         self.last_sequence = sequence
 
-    def end(self, reason: str, goodbye: Goodbye | None = None) -> None:
-        """This life is over; what it said itself stands."""
-        self.ended = reason
-        if goodbye is not None:
-            self.ended_detail, self.exit_code = goodbye.detail, goodbye.exit_code
-
     def add_kind(self, kind: KindWaits) -> None:
         """Count the collectives of one step in."""
         key = (kind.group, kind.op)
@@ -127,12 +125,13 @@ class RankState:
     def snapshot(self, now_job_ns: int, group_sizes: dict[str, int], **medians: object) -> RankSnapshot:
         """The picture of this life; `medians` are the fields that compare it with others."""
         alignment = self.clock.at(now_job_ns)
+        vitals, ending = self.vitals, self.vitals.ending
         return RankSnapshot(
             identity=self.identity,
-            up=self.is_live,
-            ended=self.ended,
-            ended_detail=self.ended_detail,
-            exit_code=self.exit_code,
+            up=ending is None,
+            ended=None if ending is None else ending.reason,
+            ended_detail="" if ending is None else ending.detail,
+            exit_code=None if ending is None else ending.exit_code,
             torch_version=self._hello.torch_version,
             agent_version=self._hello.agent_version,
             last_report_wall_s=self.last_report_wall_s,
@@ -153,6 +152,12 @@ class RankState:
             overhead_ratio=self.overhead_ratio,
             cost=self.cost,
             clock_error_ns=alignment.error_ns if alignment is not None else None,
+            stalled=vitals.is_stalled if ending is None else None,
+            stall=vitals.stall,
+            unresponsive=vitals.unresponsive,
+            progress=vitals.progress,
+            end=vitals.seen,
+            ended_job_ns=None if ending is None else vitals.ended_job_ns,
             **medians,  # type: ignore[arg-type]
         )
 

@@ -6,6 +6,7 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -15,6 +16,7 @@ from rankscope.measure.records import (
     Totals,
     WindowBreakdown,
 )
+from rankscope.measure.stalls import GroupStatus, Stall
 
 
 class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +36,12 @@ class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank in its present life. The medians and ratios are over the last steps that detection looks at."""
+    """One rank in its present life. The medians and ratios are over the last steps that detection looks at.
+
+    `stalled`: by its own or its sidecar's word, None when nobody knows or it has ended. `stall` and `unresponsive` are
+    what was seen then, also the last of a life that has ended; `end` is what the sidecar saw of the end, None where the
+    rank said it itself and nobody saw it otherwise.
+    """
 
     identity: RankIdentity
     up: bool
@@ -65,6 +72,12 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     clock_error_ns: int | None = None
     cost: AgentCost = AgentCost()
     allocator: AllocatorSample | None = None
+    stalled: bool | None = None
+    stall: Stall | None = None
+    unresponsive: RankUnresponsive | None = None
+    progress: tuple[GroupStatus, ...] = ()
+    end: RankEnded | None = None
+    ended_job_ns: int | None = None
 
 
 class LostSeconds(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from rankscope.collector.state.snapshot import (
 )
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, Measure
 from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import RankEnded
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -45,8 +46,9 @@ LABELS = {
     "run", "rank", "node", "gpu", "group", "op", "phase", "cause", "reason", "part",
     "direction", "kind",
     "world_size", "restart_count", "local_rank", "gpu_model", "pid", "agent_version", "torch_version",
+    "exit_code", "signal",
 }  # fmt: skip
-"""Every label there may be; the last line is of the two info measures only."""
+"""Every label there may be; the last two lines are of the info measures only."""
 
 MS = 1_000_000
 """ns per ms"""
@@ -57,7 +59,7 @@ def full_rank(rank: int) -> RankSnapshot:
     times = rank + 1
     return RankSnapshot(
         identity=RankIdentity(
-            run="bert", rank=rank, local_rank=rank, world_size=3, node="node-a", restart_count=1,
+            run="bert", rank=rank, local_rank=rank, world_size=4, node="node-a", restart_count=1,
             boot_id=f"boot-of-{rank}", pid=4000 + rank,
         ),
         up=True,
@@ -88,6 +90,7 @@ def full_rank(rank: int) -> RankSnapshot:
             part_ns={"step_hooks": 30 * MS, "full_windows": times * 20 * MS}, dropped={"full_windows": rank == 1},
             full_stretch_ratio=4.0, light_stretch_ratio=1.0, changes=rank,
         ),
+        stalled=rank == 1,
     )  # fmt: skip
 
 
@@ -158,9 +161,20 @@ def device_of(rank: int) -> DeviceSample:
 def unmeasured_rank() -> RankSnapshot:
     """A rank that has said Hello and nothing else."""
     identity = RankIdentity(
-        run="bert", rank=2, local_rank=0, world_size=3, node="node-b", restart_count=1, boot_id="boot-of-2", pid=4002
+        run="bert", rank=2, local_rank=0, world_size=4, node="node-b", restart_count=1, boot_id="boot-of-2", pid=4002
     )  # fmt: skip
     return RankSnapshot(identity=identity, up=True, torch_version="2.8.0", agent_version="0.1.0")
+
+
+def crashed_rank() -> RankSnapshot:
+    """A rank whose sidecar saw it die of SIGSEGV."""
+    identity = RankIdentity(
+        run="bert", rank=3, local_rank=1, world_size=4, node="node-b", restart_count=1, boot_id="boot-of-3", pid=4003
+    )  # fmt: skip
+    seen = RankEnded(sequence=1, identity=identity, host_ns=1, wall_ns=1, reason="crashed", signal=11)
+    return RankSnapshot(
+        identity=identity, up=False, ended="crashed", end=seen, torch_version="2.8.0", agent_version="0.1.0"
+    )
 
 
 def full_snapshot() -> Snapshot:
@@ -170,9 +184,9 @@ def full_snapshot() -> Snapshot:
     )  # fmt: skip
     run = RunSnapshot(
         run="bert",
-        world_size=3,
+        world_size=4,
         restart_count=1,
-        ranks=(full_rank(0), full_rank(1), unmeasured_rank()),
+        ranks=(full_rank(0), full_rank(1), unmeasured_rank(), crashed_rank()),
         open_findings=(finding,),
         findings=(finding,),
         lost=(LostSeconds(0, "gpu_thermal_throttle", 12.5), LostSeconds(0, "unattributed", 0.5)),

@@ -75,7 +75,7 @@ def failed_by_its_neighbour(rank: RankSnapshot) -> bool:
     """Whether it ended as the neighbour of a rank that is gone does: by the launcher's SIGTERM, unless its collective
     failed before that came. Which of the two is a race that no test can decide.
     """
-    return (rank.ended, rank.exit_code) == ("killed", None) or (
+    return (rank.ended, rank.exit_code) == ("terminated", None) or (
         (rank.ended, rank.exit_code) == ("failed", 1) and "Error" in rank.ended_detail
     )
 
@@ -99,13 +99,24 @@ def test_an_uncaught_exception_is_told_with_its_type(served: Served, tmp_path: P
     assert failed_by_its_neighbour(first), first
 
 
-def test_os_exit_looks_like_a_kill_to_whoever_is_told_nothing(served: Served, tmp_path: Path) -> None:
+def test_os_exit_is_told_by_the_sidecar_with_its_code(served: Served, tmp_path: Path) -> None:
     with watched(served, "exit", tmp_path, "--end", "exit") as watch:
         ended, first, second = watch.end()
     assert ended.exit_code == 1
     assert re.search(r"exitcode\s*: 7 ", ended.stderr)
-    assert (second.ended, second.exit_code) == ("killed", None)
+    assert (second.ended, second.ended_detail, second.exit_code) == ("failed", "exit code 7", 7)
     assert failed_by_its_neighbour(first), first
+
+
+@pytest.mark.parametrize(("end", "signal_name"), [("fault", "SIGSEGV"), ("abort", "SIGABRT")])
+def test_a_crash_is_told_with_its_signal(served: Served, tmp_path: Path, end: str, signal_name: str) -> None:
+    with watched(served, end, tmp_path, "--end", end) as watch:
+        _, first, second = watch.end()
+    assert (second.ended, second.ended_detail.split(",")[0], second.exit_code) == ("crashed", signal_name, None)
+    assert failed_by_its_neighbour(first), first
+    page = served.read_metrics()
+    line = f'rankscope_rank_end_info{{exit_code="",rank="1",reason="crashed",run="{end}",signal="{signal_name}"}} 1.0'
+    assert line in page
 
 
 def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, tmp_path: Path) -> None:
@@ -115,6 +126,7 @@ def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, t
         ended, first, second = watch.end()
     assert ended.exit_code == 1
     assert (second.ended, second.exit_code) == ("killed", None)
+    assert second.ended_detail.startswith("SIGKILL, not by the OOM killer")
     assert failed_by_its_neighbour(first), first
 
 
@@ -124,7 +136,7 @@ def test_sigterm_to_the_launcher_ends_every_rank(served: Served, tmp_path: Path)
         watch.job.launcher.send_signal(signal.SIGTERM)
         ended, first, second = watch.end()
     assert ended.exit_code != 0
-    assert "killed" in (first.ended, second.ended)
+    assert "terminated" in (first.ended, second.ended)
     assert all(failed_by_its_neighbour(rank) for rank in (first, second)), (first, second)
 
 

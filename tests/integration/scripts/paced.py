@@ -5,7 +5,9 @@ become slow, and one may end in its own way.
 """
 
 import argparse
+import ctypes
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +27,18 @@ def end_by_exception() -> None:
     raise ValueError("the loss is not a number")
 
 
-ENDS: dict[str, Callable[[], None]] = {"raise": end_by_exception, "exit": lambda: os._exit(7)}
+def end_by_fault() -> None:
+    """A segmentation fault."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.string_at(0)
+
+
+ENDS: dict[str, Callable[[], None]] = {
+    "raise": end_by_exception,
+    "exit": lambda: os._exit(7),
+    "fault": end_by_fault,
+    "abort": os.abort,
+}
 
 
 def read_options() -> argparse.Namespace:

@@ -249,3 +249,16 @@ def test_a_world_that_grows_without_counting_a_restart_has_its_new_size() -> Non
     admission = admission_with()
     admission.hello(b"two", hello_of(identity_of("boot-two", rank=9, world_size=16)))
     assert admission.world_size("a") == 16
+
+
+# -- who is spoken about ----------------------------------------------------------------------------------------------
+
+
+def test_others_may_speak_about_a_life_that_has_said_hello_and_about_no_other() -> None:
+    admission = admission_with()
+    assert admission.knows(ONE)
+    assert not admission.knows(identity_of("boot-two"))
+    assert not admission.knows(identity_of("boot-one", rank=1))
+    admission.forget("a")
+    assert not admission.knows(ONE)
+    assert admission.unknown_lives == 3

@@ -4,7 +4,9 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.state.effects import AskClock, CloseFinding, OpenFinding
-from rankscope.collector.state.events import ClockSampled, DuplicateSeen, ProcessGone
+from rankscope.collector.state.events import ClockSampled, DuplicateSeen, EndSeen, ProcessGone, UnresponsiveSeen
+from rankscope.collector.state.vitals import GONE_NS_MIN
+from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.records import StepRecord
 from tests.unit.collector.job_stories import GROUP, MS, TRANSFER_NS, Story, boot_of
 
@@ -116,14 +118,38 @@ def test_rank_that_says_goodbye_has_ended_that_way() -> None:
 
 def test_process_that_is_gone_without_a_word_was_killed() -> None:
     story = Story(2).join().train(5)
-    story.job.handle(ProcessGone(boot_of(1)))
+    story.job.handle(ProcessGone(boot_of(1), story.now_ns))
+    assert [rank.ended for rank in story.snapshot().ranks] == [None, None]  # its sidecar may say more
+    story.job.handle(ProcessGone(boot_of(1), story.now_ns + GONE_NS_MIN))
     assert [rank.ended for rank in story.snapshot().ranks] == [None, "killed"]
 
 
 def test_goodbye_stands_though_the_process_is_gone() -> None:
     story = Story(2).join().train(5).say_goodbye(1)
-    story.job.handle(ProcessGone(boot_of(1)))
+    for now_ns in (story.now_ns, story.now_ns + GONE_NS_MIN):
+        story.job.handle(ProcessGone(boot_of(1), now_ns))
     assert story.snapshot().ranks[1].ended == "finished"
+
+
+def test_what_the_sidecar_saw_of_an_end_is_the_end() -> None:
+    story = Story(2).join().train(5)
+    identity = story.snapshot().ranks[1].identity
+    seen = RankEnded(sequence=1, identity=identity, host_ns=0, wall_ns=0, reason="crashed", detail="SIGSEGV", signal=11)
+    story.job.handle(EndSeen(boot_of(1), seen, story.now_ns))
+    found = story.snapshot().ranks[1]
+    assert (found.up, found.ended, found.ended_detail, found.end) == (False, "crashed", "SIGSEGV", seen)
+
+
+def test_rank_that_its_sidecar_sees_alive_is_stalled_and_never_silent() -> None:
+    story = Story(2).join().train(5)
+    for _ in range(6):
+        story.tick(10.0)
+        seen = RankUnresponsive(
+            sequence=1, identity=story.snapshot().ranks[1].identity, host_ns=story.now_ns, since_host_ns=0
+        )
+        story.job.handle(UnresponsiveSeen(boot_of(1), seen, story.now_ns))
+    first, second = story.snapshot().ranks
+    assert (first.ended, second.ended, second.stalled) == ("silent", None, True)
 
 
 def test_rank_that_does_not_report_is_silent_and_comes_back_with_its_next_report() -> None:

@@ -153,12 +153,12 @@ def finding_of(rank: int, cause: str = "host_cpu") -> Finding:
 
 
 @pytest.mark.parametrize("ended", ["finished", "killed", "silent", "replaced"])
-def test_of_a_rank_that_has_ended_only_its_info_and_up_0_stay(ended: str) -> None:
+def test_of_a_rank_that_has_ended_only_its_info_its_end_and_up_0_stay(ended: str) -> None:
     gone = rank_of(1, up=False, ended=ended, totals=Totals(steps=9), slowdown_ratio=2.0, last_report_wall_s=1.0)
     run = run_of(rank_of(0), gone, open_findings=(finding_of(1),), lost=(LostSeconds(1, "host_cpu", 5.0),))
     families = families_of(run)
     of_rank_1 = {name for name, family in families.items() for labels in values(family) if labels[:2] == ("a", "1")}
-    assert of_rank_1 == {"rankscope_rank", "rankscope_rank_up"}
+    assert of_rank_1 == {"rankscope_rank", "rankscope_rank_up", "rankscope_rank_end"}
     assert values(families["rankscope_rank_up"]) == {("a", "0"): 1, ("a", "1"): 0}
 
 

@@ -7,6 +7,7 @@ import pytest
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.rank import BREAKDOWNS_KEPT, GC_PAUSES_KEPT, KINDS_MAX, RankState
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
+from rankscope.collector.state.vitals import GONE_NS_MIN
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
@@ -111,7 +112,7 @@ def test_pauses_are_kept_with_the_steps_made_by_then() -> None:
 
 def test_silent_rank_is_back_with_its_next_report() -> None:
     rank = life()
-    rank.end("silent")
+    rank.vitals.fall_silent()
     assert not rank.is_live
     take(rank, 1)
     assert (rank.is_live, picture(rank).up, picture(rank).ended) == (True, True, None)
@@ -119,7 +120,7 @@ def test_silent_rank_is_back_with_its_next_report() -> None:
 
 def test_rank_that_said_goodbye_does_not_come_back() -> None:
     rank = life()
-    rank.end("failed", Goodbye(sequence=1, reason="failed", detail="ValueError", exit_code=1))
+    rank.vitals.take_goodbye(Goodbye(sequence=1, reason="failed", detail="ValueError", exit_code=1), 0)
     take(rank, 2)
     found = picture(rank)
     assert (found.up, found.ended, found.ended_detail, found.exit_code) == (False, "failed", "ValueError", 1)
@@ -127,7 +128,8 @@ def test_rank_that_said_goodbye_does_not_come_back() -> None:
 
 def test_rank_that_was_killed_says_nothing_about_it() -> None:
     rank = life()
-    rank.end("killed")
+    rank.vitals.lose_process(now_job_ns=1)
+    rank.vitals.lose_process(now_job_ns=1 + GONE_NS_MIN)
     found = picture(rank)
     assert (found.ended, found.ended_detail, found.exit_code) == ("killed", "", None)
 

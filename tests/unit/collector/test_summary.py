@@ -5,8 +5,16 @@ from typing import Any
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.reports.summary import HEALTHY, summarise, verdict
+from rankscope.collector.reports.summary import (
+    DETAIL_LENGTH_MAX,
+    HEAD_START_NS,
+    HEALTHY,
+    find_first_to_fail,
+    summarise,
+    verdict,
+)
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.measure.messages import RankEnded
 from rankscope.measure.records import Totals
 from tests.unit.collector import run_snapshots
 
@@ -22,6 +30,10 @@ def rank_of(rank: int, ended: str | None = "finished", step_ms: float | None = 1
         "reports_admitted": 30,
     }
     return run_snapshots.rank_of(rank, world_size=4, **(fields | known))
+
+
+def seen(rank: RankSnapshot, reason: str) -> RankEnded:
+    return RankEnded(sequence=1, identity=rank.identity, host_ns=0, wall_ns=0, reason=reason, detail=rank.ended_detail)
 
 
 def finding_of(sentence: str, lost_s: float | None) -> Finding:
@@ -94,3 +106,54 @@ def test_finding_counts_though_detection_has_nothing_to_say_any_more() -> None:
 def test_ranks_beyond_eight_are_not_listed() -> None:
     assert summarise(run_of(*map(rank_of, range(8)))).splitlines()[1].endswith("ranks 0, 1, 2, 3, 4, 5, 6, 7")
     assert summarise(run_of(*map(rank_of, range(9)))).splitlines()[1].endswith("ranks 0, 1, 2, 3, 4, 5, 6, 7, ...")
+
+
+# -- the first to fail ------------------------------------------------------------------------------------------------
+
+
+def first_of(*ranks: RankSnapshot) -> int | None:
+    found = find_first_to_fail(run_of(*ranks))
+    return None if found is None else found.identity.rank
+
+
+def test_the_rank_that_failed_first_is_named_with_what_is_known() -> None:
+    ranks = (
+        rank_of(0, "terminated", ended_job_ns=7),
+        rank_of(1, "failed", ended_detail="ValueError: x", ended_job_ns=5, last_step=159),
+        rank_of(2, "failed", ended_detail="RuntimeError: peer", ended_job_ns=6),
+    )
+    (line,) = [line for line in summarise(run_of(*ranks)).splitlines() if line.startswith("first to fail")]
+    assert line == "first to fail: rank 1 (n0), failed (ValueError: x), the last step it reported was 159"
+
+
+def test_a_long_text_is_cut() -> None:
+    text = summarise(run_of(rank_of(0, "failed", ended_detail="x" * 1_000, ended_job_ns=5)))
+    assert "x" * (DETAIL_LENGTH_MAX - 3) + "..." in text
+    assert "x" * DETAIL_LENGTH_MAX not in text
+
+
+def test_peers_whose_exception_came_a_little_before_a_death_are_its_victims() -> None:
+    # The sockets of a dying process are closed before it is gone.
+    raised = rank_of(0, "failed", ended_detail="RuntimeError: peer", ended_job_ns=100 * MS)
+    killed = rank_of(1, "killed", ended_detail="SIGKILL", ended_job_ns=100 * MS + HEAD_START_NS - 1)
+    assert first_of(raised, killed) == 1
+    later = rank_of(1, "killed", ended_detail="SIGKILL", ended_job_ns=100 * MS + HEAD_START_NS + 1)
+    assert first_of(raised, later) == 0
+
+
+def test_an_exit_without_a_word_is_a_death_too() -> None:
+    raised = rank_of(0, "failed", ended_detail="RuntimeError: peer", ended_job_ns=100)
+    raised = rank_of(0, "failed", ended_detail="RuntimeError", ended_job_ns=100, end=seen(raised, "terminated"))
+    silent = rank_of(1, "failed", ended_detail="exit code 7", ended_job_ns=200)
+    exited = rank_of(1, "failed", ended_detail="exit code 7", ended_job_ns=200, end=seen(silent, "failed"))
+    assert first_of(raised, exited) == 1
+
+
+def test_a_rank_that_timed_out_waiting_is_not_put_before_the_others() -> None:
+    ranks = (rank_of(0, "collective_timeout", ended_job_ns=200), rank_of(1, "failed", ended_job_ns=100))
+    assert first_of(*ranks) == 1
+
+
+def test_nobody_failed_first_where_all_ended_well_or_were_brought_down() -> None:
+    ends = ("finished", "stopped", "terminated", "interrupted", "silent", None)
+    assert first_of(*(rank_of(rank, end, ended_job_ns=5) for rank, end in enumerate(ends))) is None

@@ -1,0 +1,149 @@
+"""Whether one life of a rank moves, hangs or has ended, from everybody who can say something about it.
+
+    the rank itself     its reports (progress of its groups, stall), its goodbye
+    its sidecar         that it does not answer, and what it is in; how its process ended
+    the collector       no report for long (silent); no such process any more (killed, until somebody knows better)
+
+The messages come on different ways, in any order. So each is kept, and what they mean together is asked for.
+"""
+
+from typing import Final, NamedTuple
+
+from rankscope.collector.detect.clock_alignment import ClockAlignment
+from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
+from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.units import NS_PER_S
+
+EXCUSED_FACTOR: Final = 10
+"""A stall in what may take minutes (a checkpoint, a compilation) is called one when it has lasted so many limits."""
+
+GONE_NS_MIN: Final = 2 * NS_PER_S
+"""How long a process must be gone before it counts as killed: a sidecar that has to load ZeroMQ first takes 0.3 s."""
+
+SAID_BY_RANK: Final = frozenset({"failed", "interrupted"})
+"""Reasons of a goodbye that tell why the life ends; whatever ends the process afterwards only carries that out."""
+ENDED_WELL: Final = frozenset({"finished", "stopped", "replaced"})
+BROUGHT_DOWN: Final = frozenset({"terminated", "interrupted", "silent"})
+"""Ends that others cause, or nobody knows: no rank that ended so made its job fail, as far as can be told."""
+
+
+class Ending(NamedTuple):
+    """How a life ended: a reason of END_REASONS or one of the collector's own, a sentence, the process's exit code."""
+
+    reason: str
+    detail: str = ""
+    exit_code: int | None = None
+
+
+def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
+    """What the rank said and what its sidecar saw, together. None when neither said anything.
+
+    A rank that failed has failed, also when a signal ended it in the end; one that had finished and was then ended by a
+    signal did not end well.
+    """
+    if said is None:
+        return None if seen is None else Ending(seen.reason, seen.detail, seen.exit_code)
+    if seen is None:
+        return Ending(said.reason, said.detail, said.exit_code)
+    if said.reason in SAID_BY_RANK:
+        return Ending(said.reason, said.detail, said.exit_code if seen.exit_code is None else seen.exit_code)
+    if seen.reason == "finished":
+        return Ending(said.reason, said.detail, seen.exit_code)
+    return Ending(seen.reason, f"after it had {said.reason}: {seen.detail}", seen.exit_code)
+
+
+class Vitals:
+    """Written by RankState only."""
+
+    def __init__(self) -> None:
+        self._said: Goodbye | None = None
+        self._seen: RankEnded | None = None
+        self._is_gone = False
+        self._gone_since_job_ns: int | None = None
+        self._is_silent = False
+        self._stalled_since_host_ns: int | None = None
+        self._reported_host_ns: int | None = None
+        self.ended_job_ns: int | None = None
+        self.progress: tuple[GroupStatus, ...] = ()
+        self.stall: Stall | None = None
+        """What the rank wrote down in its present stall, or the last of its life."""
+        self.unresponsive: RankUnresponsive | None = None
+        """What the sidecar saw from outside, while the rank does not answer, or last in its life."""
+
+    # -- while it lives -----------------------------------------------------------------------------------------------
+
+    def take(self, report: Report) -> None:
+        """A report: the rank answers."""
+        self._is_silent = False
+        self._reported_host_ns = report.host_ns
+        self._stalled_since_host_ns = report.stalled_since_host_ns
+        self.progress = report.progress or self.progress
+        if report.stall is not None:
+            self.stall = report.stall
+        elif report.stalled_since_host_ns is None:
+            self.stall = None
+        if self.unresponsive is not None and report.host_ns > self.unresponsive.host_ns:
+            self.unresponsive = None
+
+    def take_unresponsive(self, found: RankUnresponsive) -> None:
+        """The sidecar says that the rank's process lives and does not answer. A report made since knows better."""
+        if self._reported_host_ns is None or found.host_ns > self._reported_host_ns:
+            self._is_silent = False
+            self.unresponsive = found
+
+    @property
+    def is_stalled(self) -> bool | None:
+        """Whether the rank is stalled, by its own or its sidecar's word; None before any report."""
+        if self.unresponsive is not None:
+            return True
+        if self._reported_host_ns is None:
+            return None
+        if self._stalled_since_host_ns is None:
+            return False
+        stall = self.stall
+        if stall is None or not stall.is_excused:
+            return True
+        return self._reported_host_ns - self._stalled_since_host_ns > EXCUSED_FACTOR * stall.limit_ns
+
+    # -- its end ------------------------------------------------------------------------------------------------------
+
+    def fall_silent(self) -> None:
+        """No report for long."""
+        self._is_silent = True
+
+    def lose_process(self, now_job_ns: int) -> None:
+        """There is no such process any more; said again at every look. Its sidecar has a moment to say how it ended."""
+        self._gone_since_job_ns = self._gone_since_job_ns or now_job_ns
+        if now_job_ns - self._gone_since_job_ns >= GONE_NS_MIN:
+            self._is_gone = True
+            self._end_at(self._gone_since_job_ns)
+
+    def take_goodbye(self, goodbye: Goodbye, now_job_ns: int) -> None:
+        """What the rank says itself."""
+        self._said = goodbye
+        self._end_at(now_job_ns)
+
+    def take_end(self, seen: RankEnded, clock: ClockAlignment, now_job_ns: int) -> None:
+        """What its sidecar saw; only the first time."""
+        if self._seen is None:
+            self._seen = seen
+            aligned_ns = clock.to_job_time(seen.host_ns, now_job_ns)
+            self._end_at(now_job_ns if aligned_ns is None else aligned_ns)
+
+    def _end_at(self, job_ns: int) -> None:
+        self.ended_job_ns = job_ns if self.ended_job_ns is None else min(self.ended_job_ns, job_ns)
+
+    @property
+    def seen(self) -> RankEnded | None:
+        """What the sidecar saw of the end."""
+        return self._seen
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the life ended; None while it lives."""
+        known = conclude(self._said, self._seen)
+        if known is not None:
+            return known
+        if self._is_gone:
+            return Ending("killed")
+        return Ending("silent") if self._is_silent else None

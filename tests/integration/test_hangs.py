@@ -1,0 +1,114 @@
+"""A rank of a real job hangs: the facts that tell which one, where, and in front of which collective."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.sidecar.directory import find_root, folder_name
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.measure.stalls import PendingCollective
+from tests.integration.serving import Served, find_rank, have_ended, serving
+from tests.integration.torchrun import SCRIPTS, Job, started, torchrun
+
+STALL_S = "1.0"
+HANGS_AT = 10
+"""The step in front of whose all_reduce, the 11th, rank 1 hangs."""
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """The standing collector of all these jobs."""
+    with serving() as served:
+        yield served
+
+
+@contextlib.contextmanager
+def hanging(served: Served, run: str, what: str, ranks: int) -> Iterator[Job]:
+    """A job whose rank 1 hangs in that way. At the end the launcher is told to end it, and nothing may be left."""
+    environment = {
+        "RANKSCOPE_COLLECTOR": served.endpoint,
+        "RANKSCOPE_RUN": run,
+        "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
+        "RANKSCOPE_STALL_S": STALL_S,
+    }
+    command = torchrun(ranks, "-m", "rankscope.agent", "hangs.py", "--what", what, "--at", str(HANGS_AT))
+    with started(command, environment) as job:
+        yield job
+        identity = find_rank(served.wait_for_run(run, lambda _: True), 0).identity
+        job.launcher.send_signal(signal.SIGTERM)
+        assert job.wait().left == ()
+        assert not Path(find_root(), folder_name(identity)).exists()
+
+
+def line_of(script: str, text: str) -> int:
+    """The number of the only line of a script that holds the text."""
+    lines = (SCRIPTS / script).read_text().splitlines()
+    (found,) = [number for number, line in enumerate(lines, 1) if text in line]
+    return found
+
+
+def are_stalled(run: RunSnapshot) -> bool:
+    return len(run.ranks) == run.world_size and all(rank.stalled for rank in run.ranks)
+
+
+def described(pending: tuple[PendingCollective, ...]) -> list[tuple[str, str, int, int | None]]:
+    return [(one.group, one.op, one.sequence, one.bytes) for one in pending]
+
+
+# What the ranks wait for: 777 floats of 4 bytes.
+ALL_REDUCE = ("default_pg", "all_reduce", HANGS_AT + 1, 3_108)
+
+
+def waits_for_the_collective(rank: RankSnapshot) -> bool:
+    """Whether the rank has enqueued what the others have not, and says so with its op, group, sequence and size."""
+    assert rank.stall is not None
+    (status,) = rank.progress
+    main = rank.stall.stacks[0]
+    return (
+        described(rank.stall.pending) == [ALL_REDUCE]
+        and rank.stall.pending[0].sizes == ((777,),)
+        and (status.group, status.enqueued, status.completed) == ("default_pg", HANGS_AT + 1, HANGS_AT)
+        and (rank.stall.activity, rank.stall.last_step) == ("collective", HANGS_AT)
+        and (main.name, main.frames[0].function) == ("MainThread", "all_reduce")
+        and ("main", line_of("hangs.py", "dist.all_reduce(numbers)")) in [(f.function, f.line) for f in main.frames]
+    )
+
+
+def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_what_they_wait_for(
+    served: Served,
+) -> None:
+    with hanging(served, "sleeps", "sleep", ranks=3):
+        run = served.wait_for_run("sleeps", are_stalled)
+        assert 'rankscope_rank_stalled{rank="1",run="sleeps"} 1.0' in served.read_metrics()
+    first, sleeper, third = run.ranks
+    assert waits_for_the_collective(first), first
+    assert waits_for_the_collective(third), third
+    assert sleeper.stall is not None
+    assert (sleeper.progress[0].enqueued, sleeper.stall.pending) == (HANGS_AT, ())
+    innermost = sleeper.stall.stacks[0].frames[0]
+    assert (os.path.basename(innermost.file), innermost.function) == ("hangs.py", "sleep_for_ever")  # noqa: PTH119
+    assert innermost.line == line_of("hangs.py", "    time.sleep(FOR_EVER_S)")
+    ended = served.wait_for_run("sleeps", have_ended)
+    assert [rank.ended for rank in ended.ranks] == ["terminated"] * 3
+
+
+def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:
+    with hanging(served, "holds", "hold", ranks=2):
+        run = served.wait_for_run("holds", lambda run: are_stalled(run) and find_rank(run, 1).unresponsive is not None)
+    waiting, holder = run.ranks
+    assert waits_for_the_collective(waiting), waiting
+    found = holder.unresponsive
+    assert found is not None
+    # What torch's worker server said, while no Python could run there: it has not enqueued the 11th.
+    assert [(status.group, status.enqueued) for status in found.progress] == [("default_pg", HANGS_AT)]
+    assert (found.pending, found.absent) == ((), {})
+    main = found.threads[0]
+    assert (main.thread, main.state) == (holder.identity.pid, "S")
+    # Who is not allowed to see these is told nothing, and must not be told something else.
+    assert main.wait_channel in ("hrtimer_nanosleep", None)
+    assert any(thread.name == "pt_workerserver" for thread in found.threads)
+    assert (holder.ended, holder.up) == (None, True)
