@@ -11,77 +11,17 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, Beat
-from rankscope.agent.sidecar.courier import Courier, Notice
 from rankscope.agent.sidecar.watch import REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
 from rankscope.measure.messages import RankEnded, RankUnresponsive
-from rankscope.measure.units import HostNs, WallNs
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
-from tests.unit.agent.ranks_of_a_node import ENDS, MS, Process, S, light_beacon
+from tests.unit.agent.ranks_of_a_node import ENDS, MS, S
+from tests.unit.agent.watched_node import Node, Post
 
 REASONS = {
     "exit 0": "finished", "exit 3": "failed", "os._exit 7": "failed", "SIGSEGV": "crashed", "abort()": "crashed",
     "SIGKILL": "killed", "SIGTERM": "terminated",
 }  # fmt: skip
-
-
-class Clock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000 * S
-
-    def monotonic_ns(self) -> HostNs:
-        return HostNs(self.now_ns)
-
-    def wall_ns(self) -> WallNs:
-        return WallNs(self.now_ns + 1_795_000_000 * S)
-
-
-class Post(Courier):
-    """Keeps what is posted; every notice is acknowledged at once."""
-
-    def __init__(self, endpoint: str, kept: list[tuple[str, Notice]]) -> None:
-        super().__init__(endpoint, lambda _endpoint: None)
-        self._kept, self._to = kept, endpoint
-
-    def post(self, notice: Notice) -> None:
-        self._kept.append((self._to, notice))
-
-
-class Node:
-    """A watch over a folder, and the ranks that the test starts in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.clock = Clock()
-        self.posted: list[tuple[str, Notice]] = []
-        self.watch = Watch(str(folder), self.clock, make_courier=lambda endpoint: Post(endpoint, self.posted))
-        self._processes: list[Process] = []
-
-    def start(self, statement: str, rank: int = 0, beat: Beat | None = None, **changed: object) -> Process:
-        process = Process(statement)
-        self._processes.append(process)
-        beacon = light_beacon(self.folder, rank, process, beat or Beat(self.clock.now_ns, 41), **changed)
-        beacon.close()
-        self.watch.look()
-        return process
-
-    def look(self, after_ns: int = 0) -> list[Notice]:
-        """What a round has to tell, after that time."""
-        self.posted.clear()
-        self.clock.now_ns += after_ns
-        self.watch.look()
-        return [notice for _, notice in self.posted]
-
-    def pass_time(self, seconds: int) -> list[Notice]:
-        """What the rounds of that time have to tell, two a second."""
-        return [notice for _ in range(2 * seconds) for notice in self.look(500 * MS)]
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-        self.watch.close()
 
 
 @pytest.fixture

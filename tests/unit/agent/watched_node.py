@@ -1,0 +1,76 @@
+"""A sidecar's watch over a folder, real processes in it, and a clock that the test moves."""
+
+from pathlib import Path
+
+from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.courier import Courier, Notice
+from rankscope.agent.sidecar.watch import Watch
+from rankscope.measure.units import HostNs, WallNs
+from tests.unit.agent.ranks_of_a_node import MS, Process, S, light_beacon
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000 * S
+
+    def monotonic_ns(self) -> HostNs:
+        return HostNs(self.now_ns)
+
+    def wall_ns(self) -> WallNs:
+        return WallNs(self.now_ns + 1_795_000_000 * S)
+
+
+class Post(Courier):
+    """Keeps what is posted; every notice is acknowledged at once."""
+
+    def __init__(self, endpoint: str, kept: list[tuple[str, Notice]]) -> None:
+        super().__init__(endpoint, lambda _endpoint: None)
+        self._kept, self._to = kept, endpoint
+
+    def post(self, notice: Notice) -> None:
+        self._kept.append((self._to, notice))
+
+
+class Node:
+    """A watch over a folder, and the ranks that the test starts in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = Clock()
+        self.posted: list[tuple[str, Notice]] = []
+        self.watch = Watch(str(folder), self.clock, make_courier=lambda endpoint: Post(endpoint, self.posted))
+        self._processes: list[Process] = []
+
+    def start(self, statement: str, rank: int = 0, beat: Beat | None = None, **changed: object) -> Process:
+        """A rank that waits, and then does that; the sidecar knows it."""
+        process = self.prepare(statement)
+        self.announce(process, rank, beat, **changed)
+        return process
+
+    def prepare(self, statement: str) -> Process:
+        """A rank that nobody knows yet."""
+        self._processes.append(Process(statement))
+        return self._processes[-1]
+
+    def announce(self, process: Process, rank: int, beat: Beat | None = None, **changed: object) -> None:
+        """Have it leave its beacon, and the sidecar find it."""
+        light_beacon(self.folder, rank, process, beat or Beat(self.clock.now_ns, 41), **changed).close()
+        self.watch.look()
+
+    def look(self, after_ns: int = 0) -> list[Notice]:
+        """What a round has to tell, after that time."""
+        self.posted.clear()
+        self.clock.now_ns += after_ns
+        self.watch.look()
+        return [notice for _, notice in self.posted]
+
+    def pass_time(self, seconds: int) -> list[Notice]:
+        """What the rounds of that time have to tell, two a second."""
+        return [notice for _ in range(2 * seconds) for notice in self.look(500 * MS)]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self.watch.close()
