@@ -19,7 +19,7 @@ from rankscope.agent.sidecar.link import SidecarLink
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import GroupInfo, StepRecord
-from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.stalls import GroupStatus, Stall, find_deadline
 from rankscope.measure.units import NS_PER_S, s_to_ns
 
 STALLS = "stall_watch"
@@ -106,8 +106,8 @@ class Watchdog:
     def _beat(self, link: SidecarLink, now_ns: int) -> None:
         link.tell(group_labels={name: group.label for name, group in self._find_groups().items()})
         stall = self._stalls.last
-        overdue = 0 if stall is None else sum(one.is_overdue for one in stall.pending)
-        link.beat(Beat(now_ns, self._stalls.last_step, self._stalls.stalled_since_host_ns, overdue))
+        deadline_ns = None if stall is None else find_deadline(stall.pending, stall.taken_host_ns)
+        link.beat(Beat(now_ns, self._stalls.last_step, self._stalls.stalled_since_host_ns, deadline_ns))
 
     def _open_link(self) -> None:
         if self._link is not None:

@@ -4,7 +4,7 @@ Group, sequence and op are as in `records.CollectiveRecord`. Everything is bound
 out is counted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -62,10 +62,16 @@ class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     state: str = ""
     timeout_ns: int | None = None
 
-    @property
-    def is_overdue(self) -> bool:
-        """Whether it is older than its backend lets it become."""
-        return self.timeout_ns is not None and self.age_ns >= self.timeout_ns
+
+def find_deadline(pending: Iterable[PendingCollective], taken_host_ns: int) -> int | None:
+    """When, by the host's clock, the first of these passes its timeout, of which the ages were taken at that time.
+
+    >>> one = PendingCollective(group="default_pg", op="all_reduce", sequence=1, age_ns=30, timeout_ns=100)
+    >>> find_deadline([one], taken_host_ns=1_000), find_deadline([], taken_host_ns=1_000)
+    (1070, None)
+    """
+    left_ns = [one.timeout_ns - one.age_ns for one in pending if one.timeout_ns is not None]
+    return taken_host_ns + min(left_ns) if left_ns else None
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

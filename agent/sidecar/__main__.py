@@ -7,7 +7,8 @@ finds it among the rank's children.
 import os
 import sys
 
-from rankscope.agent.sidecar.directory import remove_folder, sweep
+from rankscope.agent.sidecar.beacon import find_names
+from rankscope.agent.sidecar.directory import holds_lock, remove_folder, sweep
 from rankscope.agent.sidecar.watch import Watch
 from rankscope.measure.clock import SystemClock
 
@@ -21,9 +22,11 @@ def main(arguments: list[str]) -> None:
     watch = Watch(folder, SystemClock())
     try:
         watch.run()
+        # A rank may have come while this one was about to leave; it relies on whoever holds the lock.
+        while not remove_folder(folder) and find_names(folder) and holds_lock(int(arguments[1]), folder):
+            watch.run()
     finally:
         watch.close()
-        remove_folder(folder)
 
 
 if __name__ == "__main__":

@@ -37,19 +37,20 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     frozen_after_ns: int
     endpoint: str = ""
     socket_path: str = ""
+    why_no_socket: str = "it is not up yet"
     group_labels: dict[str, str] = {}
 
 
 class Beat(NamedTuple):
     """The heartbeat. `state` is ALIVE; SAID_GOODBYE when the collector has acknowledged the goodbye, which had this
-    `exit_code`; LEFT when the agent has ended and nobody has heard it: from either on no beat is due. `overdue` counts
-    pending collectives that were past their timeout when last looked at.
+    `exit_code`; LEFT when the agent has ended and nobody has heard it: from either on no beat is due. At
+    `deadline_host_ns` the first of the collectives that were pending when last looked at passes its timeout.
     """
 
     beat_host_ns: int
     last_step: int | None = None
     stalled_since_host_ns: int | None = None
-    overdue: int = 0
+    deadline_host_ns: int | None = None
     state: int = ALIVE
     exit_code: int | None = None
 
@@ -114,8 +115,8 @@ def read_beat(folder: str, name: str) -> Beat | None:
         return None
     if len(block) < _BEAT.size:
         return None
-    at, step, stalled, overdue, state, code = (None if value == _NONE else value for value in _BEAT.unpack(block))
-    return Beat(at or 0, step, stalled, overdue or 0, state or ALIVE, code)
+    at, step, stalled, deadline, state, code = (None if value == _NONE else value for value in _BEAT.unpack(block))
+    return Beat(at or 0, step, stalled, deadline, state or ALIVE, code)
 
 
 def remove_files(folder: str, name: str) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import stat
+import time
 from typing import Final
 
 from rankscope.agent.sidecar.beacon import find_names, read_descriptor, remove_files
@@ -23,6 +24,8 @@ LOCK: Final = "lock"
 PRIVATE_FOLDER: Final = 0o700
 MEMORY: Final = "/dev/shm"  # noqa: S108 - what is made in it is checked to be ours, and private
 SWEPT_MAX: Final = 64
+STRAY_S_MIN: Final = 60.0
+"""A younger file without an owner may be one of a rank that is about to write its descriptor."""
 ATTEMPTS: Final = 8
 """A directory may be removed by a sidecar that ends at this very moment; then it is made again."""
 
@@ -68,9 +71,15 @@ def take_lock(folder: str) -> int | None:
     raise OSError(f"{path} is removed again and again")
 
 
+def holds_lock(file: int, folder: str) -> bool:
+    """Whether this open file is the directory's lock, and not that of one that was removed and made again."""
+    return _is_still(file, os.path.join(folder, LOCK))
+
+
 def remove_folder(folder: str) -> bool:
     """Remove the directory when nobody has left anything in it but the lock. Whether it is gone."""
     with contextlib.suppress(OSError):
+        _remove_strays(folder)
         if os.listdir(folder) == [LOCK]:
             os.unlink(os.path.join(folder, LOCK))
         os.rmdir(folder)
@@ -101,6 +110,16 @@ def _sweep_one(folder: str) -> None:
         remove_folder(folder)
     finally:
         os.close(lock)
+
+
+def _remove_strays(folder: str) -> None:
+    """What a rank has left that was killed before its descriptor was written."""
+    owners = find_names(folder)
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        is_old = time.time() - os.stat(path).st_mtime > STRAY_S_MIN
+        if name != LOCK and name.partition(".")[0] not in owners and is_old:
+            os.unlink(path)
 
 
 def _check_private(path: str) -> None:

@@ -20,13 +20,13 @@ TERMINATED: Final = frozenset({signal.SIGTERM, signal.SIGHUP})
 
 
 class Evidence(NamedTuple):
-    """What else is known of a rank that has ended. `oom_kills` as OomKills.take says; `overdue` counts the collectives
-    that were past their timeout when last looked at; `frozen` says that its agent had not moved for long.
+    """What else is known of a rank that has ended. `oom_kills` as OomKills.take says; `overdue`: a collective that was
+    pending when last looked at is past its timeout by now; `frozen`: its agent had not moved for long.
     """
 
     oom_kills: int | None = None
     oom_place: str = ""
-    overdue: int = 0
+    overdue: bool = False
     stalled: bool = False
     frozen: bool = False
 
@@ -62,8 +62,7 @@ def _tell_signal(number: int, status: ExitStatus, evidence: Evidence, before: st
     if number == signal.SIGKILL:
         return _tell_kill(name, evidence, before)
     if number == signal.SIGABRT and evidence.overdue:
-        text = f"{name} while {evidence.overdue} pending collectives were past their timeout"
-        return Ending("collective_timeout", text)
+        return Ending("collective_timeout", f"{name} once a pending collective had passed its timeout")
     core = ", core dumped" if status.core_dumped else ""
     return Ending("crashed", f"{name}{core}{before}")
 

@@ -1,7 +1,7 @@
 """The rank's side of the sidecar: the beacon it leaves, the worker server it opens, and how it starts a sidecar.
 
 `open` is slow (starting a program takes 0.1 s and more) and runs on a thread of its own; a beat takes 5 us. Whatever
-fails here costs the sidecar only: `why_not` says what.
+fails here costs the sidecar only.
 """
 
 import os
@@ -44,8 +44,6 @@ class SidecarLink:
         self._beat = Beat(0)
         self._starts = 0
         self._checked_ns = 0
-        self.why_not: dict[str, str] = {}
-        """Why a part of it does not work: `worker_server`."""
 
     @property
     def is_open(self) -> bool:
@@ -56,11 +54,11 @@ class SidecarLink:
         """Leave the beacon and see to it that a sidecar runs. Raises OSError or RankscopeError."""
         identity = self._descriptor.identity
         self.folder = open_folder(find_root(self._environment.get("TMPDIR", "")), folder_name(identity))
-        socket_path = self._open_server()
+        socket_path, why_not = self._open_server()
         with self._writing:
             if self._has_left:  # a job of a second
                 return
-            self._descriptor = msgspec.structs.replace(self._descriptor, socket_path=socket_path)
+            self._descriptor = msgspec.structs.replace(self._descriptor, socket_path=socket_path, why_no_socket=why_not)
             self._checked_ns = now_ns
             self._beacon = Beacon(self.folder, self._descriptor, Beat(now_ns))
         self._start_if_needed()
@@ -99,14 +97,14 @@ class SidecarLink:
                 self._beacon.close()
                 self._beacon = None
 
-    def _open_server(self) -> str:
+    def _open_server(self) -> tuple[str, str]:
+        """Where it answers, or why it does not."""
         path = os.path.join(self.folder, self._descriptor.identity.boot_id + SOCKET_SUFFIX)
         try:
             open_server(path)
         except (OSError, RuntimeError, UnavailableError) as error:
-            self.why_not["worker_server"] = str(error)
-            return ""
-        return path
+            return "", str(error)[:200]
+        return path, ""
 
     def _start_if_needed(self) -> None:
         lock = take_lock(self.folder)

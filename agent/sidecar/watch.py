@@ -27,7 +27,7 @@ from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
 from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
 from rankscope.measure.clock import Clock
 from rankscope.measure.messages import RankEnded, RankUnresponsive
-from rankscope.measure.stalls import PendingCollective
+from rankscope.measure.stalls import PendingCollective, find_deadline
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 TICK_NS: Final = 500 * NS_PER_MS
@@ -39,6 +39,8 @@ ASK_S: Final = 1.0
 """Patience with a worker server: a full recorder takes 0.2 s."""
 PAUSE_NS_MIN: Final = 5 * NS_PER_S
 """A sidecar that has not looked for so long was stopped itself, perhaps with the ranks: they get time to beat."""
+EARLY_NS_MAX: Final = NS_PER_S
+"""The age of a collective is its recorder's, the patience its watchdog's: they may begin a moment apart."""
 FIRST_BEACON_NS: Final = 60 * NS_PER_S
 
 
@@ -51,6 +53,7 @@ class _Watched:
     ooms: OomKills
     looked_ns: int | None = None
     pending: tuple[PendingCollective, ...] = ()
+    deadline_ns: int | None = None
 
     @property
     def pid(self) -> int:
@@ -97,18 +100,20 @@ class Watch:
         self._watched: dict[str, _Watched] = {}
         self._ooms: dict[str, OomKills] = {}
         self._poll = select.poll()
+        self._has_seen_any = False
         self._awake_since_ns = self._looked_ns = clock.monotonic_ns()
 
     def run(self) -> None:
         """Watch until the last rank has ended."""
         empty_since_ns: int = self._clock.monotonic_ns()
-        seen_any = False
         while True:
             self.look()
             now_ns = self._clock.monotonic_ns()
             if self._watched:
-                seen_any, empty_since_ns = True, now_ns
-            patience_ns = 0 if seen_any and self._post.is_idle else GIVE_UP_NS if seen_any else FIRST_BEACON_NS
+                empty_since_ns = now_ns
+            patience_ns = 0 if self._post.is_idle else GIVE_UP_NS
+            if not self._has_seen_any:
+                patience_ns = FIRST_BEACON_NS
             if not self._watched and now_ns - empty_since_ns >= patience_ns:
                 return
             self._poll.poll((TICK_NS if self._post.is_idle else TURN_NS) // NS_PER_MS)
@@ -147,6 +152,7 @@ class Watch:
                 pidfd = None
             if pidfd is not None:
                 self._poll.register(pidfd, select.POLLIN)
+            self._has_seen_any = True
             self._watched[name] = _Watched(descriptor, pidfd, self._find_ooms(pid))
 
     def _find_ooms(self, pid: int) -> OomKills:
@@ -174,15 +180,17 @@ class Watch:
         if beat.state == beacon.SAID_GOODBYE and as_said:
             return
         now_ns = self._clock.monotonic_ns()
-        overdue = beat.overdue or sum(one.is_overdue for one in rank.pending)
         killed = status is not None and status.signal == _SIGKILL
         oom_kills = rank.ooms.take(now_ns) if killed else None
-        ending = tell_ending(
-            status,
-            Evidence(
-                oom_kills, rank.ooms.place, overdue, beat.stalled_since_host_ns is not None, rank.looked_ns is not None
-            ),
+        deadlines_ns = (beat.deadline_host_ns, rank.deadline_ns)
+        evidence = Evidence(
+            oom_kills=oom_kills,
+            oom_place=rank.ooms.place,
+            overdue=any(at is not None and now_ns >= at - EARLY_NS_MAX for at in deadlines_ns),
+            stalled=beat.stalled_since_host_ns is not None,
+            frozen=rank.looked_ns is not None,
         )
+        ending = tell_ending(status, evidence)
         notice = RankEnded(
             sequence=1,
             identity=rank.descriptor.identity,
@@ -223,11 +231,12 @@ class Watch:
             dumps = ask_dumps(descriptor.socket_path, ASK_S, absent)
             waits = ask_waits(descriptor.socket_path, ASK_S) if dumps else {}
         else:
-            absent["pending"] = "torch's worker server is not open in this process"
+            absent["pending"] = f"torch's worker server does not run in the rank: {descriptor.why_no_socket}"
         labels = self._find_labels(descriptor, find_names(dumps))
         if dumps:
             rank.pending = find_pending(dumps, labels, self._clock.wall_ns()).collectives
         rank.looked_ns = self._clock.monotonic_ns()
+        rank.deadline_ns = find_deadline(rank.pending, rank.looked_ns) if dumps else rank.deadline_ns
         notice = RankUnresponsive(
             sequence=1,
             identity=descriptor.identity,

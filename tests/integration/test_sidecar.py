@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rankscope.agent.sidecar.beacon import read_descriptor
 from rankscope.agent.sidecar.link import CHECK_NS
 from tests.integration.serving import wait_for
 
@@ -27,7 +28,7 @@ class Rank:
         self._child = subprocess.Popen(
             [sys.executable, str(SCRIPT), run, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.folder, _, self.why_not = self._read_line().partition(" ")
+        self.folder = self._read_line()
 
     def say(self, line: str) -> None:
         """Have it do that, and wait until it is done."""
@@ -132,4 +133,6 @@ def test_a_sidecar_that_is_killed_is_started_again_by_a_rank(start: Callable[[in
 
 
 def test_a_torch_without_a_worker_server_is_said_and_the_rest_works(start: Callable[[int], Rank]) -> None:
-    assert start(0).why_not == "['worker_server']"
+    descriptor = read_descriptor(start(0).folder, "boot-of-0")
+    assert descriptor is not None
+    assert (descriptor.socket_path, descriptor.why_no_socket) == ("", "this torch has no worker server")

@@ -21,7 +21,7 @@ def main() -> None:
     )  # fmt: skip
     link = SidecarLink(identity, os.environ, frozen_after_ns=10**18)
     link.open(0)
-    sys.stdout.write(f"{link.folder} {sorted(link.why_not)}\n")
+    sys.stdout.write(f"{link.folder}\n")
     sys.stdout.flush()
     for line in sys.stdin:
         word, number = line.split()

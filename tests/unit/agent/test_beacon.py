@@ -34,7 +34,7 @@ def test_what_is_written_is_read(tmp_path: Path, process: Process) -> None:
     assert descriptor is not None
     assert (descriptor.identity.pid, descriptor.start_ticks) == (process.pid, process.start_ticks)
     assert descriptor.group_labels == {"0": "default_pg"}
-    for beat in (Beat(7), Beat(8, 0, 5, 2, LEFT, 0), Beat(9, 41, None, 0, LEFT, 3)):
+    for beat in (Beat(7), Beat(8, 0, 5, 2, LEFT, 0), Beat(8, 0, 5, 0), Beat(9, 41, None, 0, LEFT, 3)):
         beacon.beat(beat)
         assert read_beat(str(tmp_path), NAME) == beat
     beacon.close()

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.beacon import Beat
-from rankscope.agent.sidecar.directory import LOCK, folder_name, open_folder, remove_folder, sweep, take_lock
+from rankscope.agent.sidecar.directory import (
+    LOCK,
+    folder_name,
+    holds_lock,
+    open_folder,
+    remove_folder,
+    sweep,
+    take_lock,
+)
 from rankscope.measure.errors import UnavailableError
 from tests.unit.agent.ranks_of_a_node import Process, identity_of, light_beacon
 
@@ -101,6 +109,23 @@ def test_what_a_killed_sidecar_has_left_is_swept_and_what_lives_stays(root: str,
     os.close(lock)
     assert sorted(path.name for path in Path(root).iterdir()) == ["held", "living"]
     assert sorted(path.name for path in Path(living).iterdir()) == ["boot-of-0.beat", "boot-of-0.json", LOCK]
+
+
+def test_what_a_rank_left_that_died_before_it_was_known_is_removed_once_it_is_old(folder: str) -> None:
+    stray = Path(folder) / "boot-of-7.sock"
+    stray.write_text("")
+    assert not remove_folder(folder)
+    os.utime(stray, (0, 0))
+    assert remove_folder(folder)
+
+
+def test_whoever_holds_the_lock_of_a_directory_that_was_removed_holds_nothing(root: str, folder: str) -> None:
+    lock = take_lock(folder)
+    assert lock is not None
+    assert holds_lock(lock, folder)
+    remove_folder(folder)
+    assert not holds_lock(lock, open_folder(root, "run-0"))
+    os.close(lock)
 
 
 def test_the_name_is_short_and_the_same_for_the_ranks_of_one_attempt() -> None:

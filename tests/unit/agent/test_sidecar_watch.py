@@ -71,9 +71,15 @@ def test_a_rank_that_ended_otherwise_than_it_said_or_was_not_heard_is_told(
     assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == [reason]
 
 
-def test_an_abort_with_a_collective_past_its_timeout_is_the_collective_s(node: Node) -> None:
-    node.start("os.abort()", beat=Beat(node.clock.now_ns, 41, 7, overdue=1)).end()
-    assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == ["collective_timeout"]
+@pytest.mark.parametrize(("after_s", "reason"), [(8, "crashed"), (10, "collective_timeout")])
+def test_an_abort_once_a_collective_is_past_its_timeout_is_the_collective_s(
+    node: Node, after_s: int, reason: str
+) -> None:
+    beat = Beat(node.clock.now_ns, 41, 7, deadline_host_ns=node.clock.now_ns + 10 * S)
+    process = node.start("os.abort()", beat=beat)
+    assert node.pass_time(after_s) == []
+    process.end()
+    assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == [reason]
 
 
 def test_of_two_ranks_in_one_cgroup_one_oom_kill_takes_one(tmp_path: Path) -> None:
@@ -118,7 +124,7 @@ def test_a_rank_whose_heart_stops_is_told_with_what_the_kernel_sees(node: Node) 
     assert isinstance(notice, RankUnresponsive)
     assert (notice.since_host_ns, notice.last_step, notice.state) == (begin_ns, 41, "T")
     assert notice.threads[0].thread == process.pid
-    assert notice.absent == {"pending": "torch's worker server is not open in this process"}
+    assert notice.absent == {"pending": "torch's worker server does not run in the rank: it is not up yet"}
 
 
 def test_while_it_lasts_it_is_told_again_and_no_more_than_that(node: Node) -> None:
@@ -165,6 +171,15 @@ def test_a_worker_server_that_does_not_answer_is_said_and_the_rest_is_told(node:
 
 
 # -- its own end ------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_ends_before_it_is_found_is_not_waited_for(node: Node) -> None:
+    process = node.prepare("raise SystemExit(3)")
+    node.leave_beacon(process, rank=0)
+    process.end()
+    process.reap()
+    node.watch.run()  # returns
+    assert [notice.reason for _, notice in node.posted if isinstance(notice, RankEnded)] == ["killed"]
 
 
 def test_the_sidecar_ends_with_the_last_rank(node: Node) -> None:

@@ -56,8 +56,12 @@ class Node:
 
     def announce(self, process: Process, rank: int, beat: Beat | None = None, **changed: object) -> None:
         """Have it leave its beacon, and the sidecar find it."""
-        light_beacon(self.folder, rank, process, beat or Beat(self.clock.now_ns, 41), **changed).close()
+        self.leave_beacon(process, rank, beat, **changed)
         self.watch.look()
+
+    def leave_beacon(self, process: Process, rank: int, beat: Beat | None = None, **changed: object) -> None:
+        """Have it leave its beacon."""
+        light_beacon(self.folder, rank, process, beat or Beat(self.clock.now_ns, 41), **changed).close()
 
     def look(self, after_ns: int = 0) -> list[Notice]:
         """What a round has to tell, after that time."""

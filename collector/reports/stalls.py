@@ -1,0 +1,56 @@
+"""What a rank that does not move is in, in one sentence."""
+
+from collections.abc import Sequence
+
+from rankscope.collector.state.snapshot import RankSnapshot
+from rankscope.measure.messages import RankUnresponsive
+from rankscope.measure.stalls import PendingCollective, StackFrame, Stall
+from rankscope.measure.units import format_duration
+
+STATES = {"D": "waits for a device", "T": "is stopped", "t": "is being traced", "R": "runs", "S": "sleeps"}
+"""The kernel's letters for the state of a thread."""
+
+
+def describe_stall(rank: RankSnapshot) -> str | None:
+    """The sentence; None for a rank that is not stalled.
+
+    The sidecar's view comes first: while a rank does not answer, what it said before is older.
+    """
+    if not rank.stalled:
+        return None
+    who = f"rank {rank.identity.rank} ({rank.identity.node})"
+    if rank.unresponsive is not None:
+        return f"{who} does not answer: {_describe_unresponsive(rank.unresponsive)}"
+    return f"{who} is stalled" if rank.stall is None else f"{who} is stalled in {_describe(rank.stall)}"
+
+
+def find_script_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
+    """The innermost frame, frames being given innermost first, that is not a library's: a line of the user's own."""
+    foreign = ("site-packages/", "dist-packages/", "/torch/", "lib/python")
+    own = (frame for frame in frames if not frame.file.startswith("<") and not any(f in frame.file for f in foreign))
+    return next(own, None)
+
+
+def _describe(stall: Stall) -> str:
+    frames = stall.stacks[0].frames if stall.stacks else ()
+    frame = find_script_frame(frames)
+    place = "" if frame is None else f" at {frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
+    return f"{stall.activity}{place}{_describe_pending(stall.pending)}"
+
+
+def _describe_pending(pending: Sequence[PendingCollective]) -> str:
+    if not pending:
+        return ", no collective is pending"
+    oldest = pending[0]
+    size = "" if oldest.bytes is None else f", {oldest.bytes} bytes"
+    more = "" if len(pending) == 1 else f" and {len(pending) - 1} more"
+    return (
+        f", pending for {format_duration(oldest.age_ns)}: {oldest.op} {oldest.sequence} of {oldest.group}{size}{more}"
+    )
+
+
+def _describe_unresponsive(found: RankUnresponsive) -> str:
+    state = STATES.get(found.state, f"is in state {found.state}" if found.state else "is gone")
+    channel = found.threads[0].wait_channel if found.threads else None
+    inside = f" in {channel}" if channel else ""
+    return f"its main thread {state}{inside}, its interpreter does not run{_describe_pending(found.pending)}"

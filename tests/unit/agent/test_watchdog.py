@@ -1,0 +1,58 @@
+"""One look of the watchdog, without a sidecar; what fails in it costs nothing else."""
+
+from collections.abc import Mapping
+
+from rankscope.agent.config import AgentConfig
+from rankscope.agent.guard import Guard
+from rankscope.agent.watchdog import SIDECAR, STALLS, Watchdog
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.records import GroupInfo
+from tests.unit.agent.ranks_of_a_node import S, identity_of
+
+CONFIG = AgentConfig(sidecar=False, stall_s=30.0)
+
+
+def watchdog_of(guard: Guard, moments: int | None, groups: Mapping[str, GroupInfo] | None = None) -> Watchdog:
+    return Watchdog(
+        CONFIG, identity_of(0, 1), guard, SystemClock(), find_groups=lambda: groups or {}, read_moments=lambda: moments
+    )
+
+
+def test_a_rank_without_moments_for_ten_limits_is_stalled_from_its_start_on() -> None:
+    guard = Guard(3)
+    watchdog = watchdog_of(guard, moments=0)
+    assert watchdog.look(1_000 * S, ()).stall is None
+    assert watchdog.look(1_300 * S, ()).stalled_since_host_ns is None
+    look = watchdog.look(1_301 * S, ())
+    assert look.stall is not None
+    assert look.stalled_since_host_ns == look.stall.since_host_ns == 1_000 * S
+    assert guard.errors == {}
+
+
+def test_where_the_hooks_are_off_nobody_knows_and_no_stall_is_made_up() -> None:
+    watchdog = watchdog_of(Guard(3), moments=None)
+    looks = [watchdog.look(second * S, ()) for second in (0, 1_000, 100_000)]
+    assert [(look.stalled_since_host_ns, look.stall) for look in looks] == [(None, None)] * 3
+
+
+def test_what_fails_is_counted_and_switched_off_and_the_report_goes_out() -> None:
+    guard = Guard(2)
+
+    def fail() -> int:
+        raise RuntimeError("no moments")
+
+    watchdog = Watchdog(CONFIG, identity_of(0, 1), guard, SystemClock(), find_groups=dict, read_moments=fail)
+    for second in range(5):
+        assert watchdog.look(second * S, ()) == ((), None, None)
+    assert guard.errors == {STALLS: 2}
+    assert guard.is_off(STALLS)
+    assert not guard.is_off(SIDECAR)
+
+
+def test_starting_and_stopping_without_a_sidecar_leaves_nothing() -> None:
+    guard = Guard(2)
+    watchdog = watchdog_of(guard, moments=0)
+    watchdog.start()
+    watchdog.tell_endpoint("tcp://collector:1")
+    watchdog.stop(0, was_heard=True)
+    assert guard.errors == {}
