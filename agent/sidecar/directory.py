@@ -19,6 +19,7 @@ from rankscope.agent.sidecar.beacon import find_names, read_descriptor, remove_f
 from rankscope.agent.sidecar.exit_status import has_ended
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
+from rankscope.measure.machine import read_machine_id
 
 LOCK: Final = "lock"
 PRIVATE_FOLDER: Final = 0o700
@@ -37,22 +38,31 @@ def find_root(environment_folder: str = "") -> str:
 
 
 def folder_name(identity: RankIdentity) -> str:
-    """The directory of a run, short enough for a socket's path: a user may name the run at any length."""
-    digest = hashlib.sha256(identity.run.encode()).hexdigest()[:16]
+    """The directory of a run, short enough for a socket's path: a user may name the run at any length.
+
+    Containers may share /dev/shm and not see each other's processes: each has a directory of its own.
+    """
+    digest = hashlib.sha256(f"{identity.run}\n{identity.machine_id}".encode()).hexdigest()[:16]
     return f"{digest}-{identity.restart_count}"
 
 
 def open_folder(root: str, name: str) -> str:
     """Make the directory, where it is not there yet. Raises UnavailableError when it would not be private."""
     folder = os.path.join(root, name)
-    try:
-        for path in (root, folder):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, PRIVATE_FOLDER)
-            _check_private(path)
-    except OSError as error:
-        raise UnavailableError(f"the sidecar's directory {folder} cannot be made: {error}") from error
-    return folder
+    problem: OSError | None = None
+    for _ in range(ATTEMPTS):
+        try:
+            for path in (root, folder):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path, PRIVATE_FOLDER)
+                _check_private(path)
+        except FileNotFoundError as error:
+            problem = error  # the last sidecar of another run has just removed the root
+        except OSError as error:
+            raise UnavailableError(f"the sidecar's directory {folder} cannot be made: {error}") from error
+        else:
+            return folder
+    raise UnavailableError(f"the sidecar's directory {folder} cannot be made: {problem}") from problem
 
 
 def take_lock(folder: str) -> int | None:
@@ -89,7 +99,10 @@ def remove_folder(folder: str) -> bool:
 
 
 def sweep(root: str, keep: str) -> None:
-    """Remove what was left by runs whose sidecar was killed: directories that nobody holds and whose ranks are gone."""
+    """Remove what was left by runs whose sidecar was killed: directories that nobody holds and whose ranks are gone.
+
+    Not young ones, in which a rank may be about to leave its beacon, and not those of ranks that cannot be seen here.
+    """
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = [name for name in os.listdir(root) if name != keep]
@@ -99,13 +112,16 @@ def sweep(root: str, keep: str) -> None:
 
 
 def _sweep_one(folder: str) -> None:
+    if time.time() - os.stat(folder).st_mtime < STRAY_S_MIN:
+        return
     lock = take_lock(folder)
     if lock is None:
         return
     try:
         for boot_id in find_names(folder):
             descriptor = read_descriptor(folder, boot_id)
-            if descriptor is None or has_ended(descriptor.identity.pid, descriptor.start_ticks):
+            is_ours = descriptor is not None and descriptor.identity.machine_id == read_machine_id()
+            if descriptor is not None and is_ours and has_ended(descriptor.identity.pid, descriptor.start_ticks):
                 remove_files(folder, boot_id)
         remove_folder(folder)
     finally:

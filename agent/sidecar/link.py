@@ -4,6 +4,7 @@
 fails here costs the sidecar only.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, SOCKET_SUFFIX, Beacon, Beat, Descriptor
-from rankscope.agent.sidecar.directory import find_root, folder_name, open_folder, take_lock
+from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, SOCKET_SUFFIX, Beacon, Beat, Descriptor, remove_files
+from rankscope.agent.sidecar.directory import ATTEMPTS, find_root, folder_name, open_folder, take_lock
 from rankscope.agent.sidecar.exit_status import read_start_ticks
 from rankscope.agent.sidecar.worker_server import open_server
 from rankscope.measure.errors import UnavailableError
@@ -51,26 +52,23 @@ class SidecarLink:
         return self._beacon is not None
 
     def open(self, now_ns: int) -> None:
-        """Leave the beacon and see to it that a sidecar runs. Raises OSError or RankscopeError."""
-        identity = self._descriptor.identity
-        self.folder = open_folder(find_root(self._environment.get("TMPDIR", "")), folder_name(identity))
-        socket_path, why_not = self._open_server()
+        """Leave the beacon, see to it that a sidecar runs, open the worker server. Raises OSError or RankscopeError."""
+        beacon = self._leave_beacon(Beat(now_ns))
         with self._writing:
             if self._has_left:  # a job of a second
+                beacon.close()
+                remove_files(self.folder, self._descriptor.identity.boot_id)
                 return
-            self._descriptor = msgspec.structs.replace(self._descriptor, socket_path=socket_path, why_no_socket=why_not)
             self._checked_ns = now_ns
-            self._beacon = Beacon(self.folder, self._descriptor, Beat(now_ns))
+            self._beacon = beacon
+            beacon.describe(self._descriptor)  # with what was told meanwhile
         self._start_if_needed()
+        self._open_server()
 
-    def tell(self, *, endpoint: str | None = None, group_labels: Mapping[str, str] | None = None) -> None:
-        """Where the collector is, and what the process groups are called; written only when it is new."""
+    def tell(self, **changed: object) -> None:
+        """Fields of the descriptor that may have changed; it is written anew only when one has."""
         with self._writing:
-            descriptor = msgspec.structs.replace(
-                self._descriptor,
-                endpoint=self._descriptor.endpoint if endpoint is None else endpoint,
-                group_labels=self._descriptor.group_labels if group_labels is None else dict(group_labels),
-            )
+            descriptor = msgspec.structs.replace(self._descriptor, **changed)
             if descriptor != self._descriptor:
                 self._descriptor = descriptor
                 if self._beacon is not None:
@@ -97,14 +95,23 @@ class SidecarLink:
                 self._beacon.close()
                 self._beacon = None
 
-    def _open_server(self) -> tuple[str, str]:
-        """Where it answers, or why it does not."""
+    def _leave_beacon(self, beat: Beat) -> Beacon:
+        identity = self._descriptor.identity
+        for _ in range(ATTEMPTS):
+            self.folder = open_folder(find_root(self._environment.get("TMPDIR", "")), folder_name(identity))
+            # A sidecar that ends at this very moment may remove the directory in between.
+            with contextlib.suppress(FileNotFoundError):
+                return Beacon(self.folder, self._descriptor, beat)
+        raise UnavailableError(f"{self.folder} is removed again and again")
+
+    def _open_server(self) -> None:
         path = os.path.join(self.folder, self._descriptor.identity.boot_id + SOCKET_SUFFIX)
         try:
             open_server(path)
         except (OSError, RuntimeError, UnavailableError) as error:
-            return "", str(error)[:200]
-        return path, ""
+            self.tell(why_no_socket=str(error)[:200])
+        else:
+            self.tell(socket_path=path, why_no_socket="")
 
     def _start_if_needed(self) -> None:
         lock = take_lock(self.folder)

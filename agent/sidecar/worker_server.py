@@ -145,9 +145,10 @@ def _find_pids_folders(cgroup: str, mounts: str) -> list[str]:
         for line in file:
             number, controllers, path = [*line.rstrip("\n").split(":", 2), "", ""][:3]
             if "pids" in controllers.split(","):
-                folders.append(f"{mounts}/pids{path}".rstrip("/"))
+                folders += [f"{mounts}/pids{path}", f"{mounts}/pids"]
             elif number == "0":
-                folders.append(f"{mounts}{path}".rstrip("/"))
+                # In a container the path may be the host's while only the container's own part is mounted.
+                folders += [f"{mounts}{path}", mounts]
         return folders
     return []
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rankscope.agent.sidecar.beacon import Beacon, Beat, Descriptor
 from rankscope.agent.sidecar.exit_status import read_start_ticks
 from rankscope.measure.identity import BootId, RankIdentity, RunId
+from rankscope.measure.machine import read_machine_id
 
 DEADLINE_S = 60.0
 MS = 1_000_000
@@ -62,6 +63,7 @@ def identity_of(rank: int, pid: int) -> RankIdentity:
     return RankIdentity(
         run=RunId("job-7"), rank=rank, local_rank=rank, world_size=2, node="n1", restart_count=0,
         boot_id=BootId(f"boot-of-{rank}"), pid=pid,
+        machine_id=read_machine_id(),
     )  # fmt: skip
 
 

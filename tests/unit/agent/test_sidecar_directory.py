@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.agent.sidecar.beacon import Beat
@@ -103,11 +104,17 @@ def test_what_a_killed_sidecar_has_left_is_swept_and_what_lives_stays(root: str,
     light_beacon(Path(dead), 0, gone, Beat(1)).close()
     gone.kill()
     light_beacon(Path(living), 0, process, Beat(1)).close()
+    young, foreign = open_folder(root, "young"), open_folder(root, "foreign")
+    unseen = msgspec.structs.replace(identity_of(1, gone.pid), machine_id="another machine")
+    light_beacon(Path(foreign), 1, gone, Beat(1), identity=unseen).close()
     lock = take_lock(held)
     assert lock is not None
+    for folder in (dead, living, held, foreign):
+        os.utime(folder, (0, 0))
+    assert Path(young).exists()
     sweep(root, keep="mine")
     os.close(lock)
-    assert sorted(path.name for path in Path(root).iterdir()) == ["held", "living"]
+    assert sorted(path.name for path in Path(root).iterdir()) == ["foreign", "held", "living", "young"]
     assert sorted(path.name for path in Path(living).iterdir()) == ["boot-of-0.beat", "boot-of-0.json", LOCK]
 
 
@@ -132,3 +139,8 @@ def test_the_name_is_short_and_the_same_for_the_ranks_of_one_attempt() -> None:
     name = folder_name(identity_of(0, 1))
     assert name == folder_name(identity_of(1, 2))
     assert len(name) == 16 + len("-0")
+
+
+def test_containers_that_share_memory_but_not_processes_do_not_meet() -> None:
+    here, there = (msgspec.structs.replace(identity_of(0, 1), machine_id=name) for name in ("a/pid:[1]", "a/pid:[2]"))
+    assert folder_name(here) != folder_name(there)

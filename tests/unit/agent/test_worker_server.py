@@ -16,7 +16,8 @@ def write(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "folder"), [("8:pids:/jobs/bert", "pids/jobs/bert"), ("0::/jobs/bert", "jobs/bert"), ("0::/", "")]
+    ("line", "folder"),
+    [("8:pids:/jobs/bert", "pids/jobs/bert"), ("0::/jobs/bert", "jobs/bert"), ("0::/", ""), ("0::/../pod7", "")],
 )
 def test_the_room_is_what_the_cgroup_leaves(tmp_path: Path, line: str, folder: str) -> None:
     write(tmp_path / "cgroup", f"3:cpuset:/\n{line}\n")
