@@ -186,6 +186,13 @@ class AgentConfig(Settings):
             "Whether a small process on each node tells how ranks end, and what a rank is in that can no longer speak."
         ),
     )
+    crash_stacks: bool = setting(
+        True,
+        Setting(
+            "Whether a fatal signal (SIGSEGV, SIGABRT) leaves the Python stacks for the sidecar. A script that has "
+            "enabled faulthandler itself keeps its own."
+        ),
+    )
     error_budget: int = setting(
         20,
         Setting(

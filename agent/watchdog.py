@@ -65,7 +65,7 @@ class Watchdog:
             frozen_ns = max(
                 min(s_to_ns(config.stall_s), FROZEN_NS_MAX), FROZEN_INTERVALS * s_to_ns(config.report_interval_s)
             )
-            self._link = SidecarLink(identity, os.environ, frozen_ns)
+            self._link = SidecarLink(identity, os.environ, frozen_after_ns=frozen_ns, crash_stacks=config.crash_stacks)
 
     def start(self) -> None:
         """Begin. The sidecar is started beside training."""

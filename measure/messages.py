@@ -33,7 +33,7 @@ from rankscope.measure.records import (
     Totals,
     WindowBreakdown,
 )
-from rankscope.measure.stalls import GroupStatus, KernelThread, PendingCollective, Stall
+from rankscope.measure.stalls import GroupStatus, KernelThread, PendingCollective, Stall, ThreadStack
 from rankscope.measure.table import Table
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
@@ -149,6 +149,7 @@ class RankEnded(Message, frozen=True):
     """The sidecar saw the process of a rank end. `reason` is one of END_REASONS.
 
     `exit_code` and `signal` are the kernel's, one of them or, where they could not be read, none (`absent` says why).
+    `stacks` are the Python stacks that a fatal signal struck, that thread's first; none where nobody caught it.
     `oom_kills` is by how much the count of the OOM killer's victims rose, in the place that `detail` names.
     """
 
@@ -166,6 +167,7 @@ class RankEnded(Message, frozen=True):
     last_step: int | None = None
     pending: tuple[PendingCollective, ...] = ()
     absent: Mapping[str, str] = {}
+    stacks: tuple[ThreadStack, ...] = ()
 
 
 class RankUnresponsive(Message, frozen=True):

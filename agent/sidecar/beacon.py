@@ -2,7 +2,8 @@
 
 `NAME.json` is written anew when something in it changes, under another name first, so that a reader never sees half of
 one. `NAME.beat` is a small file that both sides map: a row of 64-bit numbers, each of which is written whole.
-Both lie in memory (/dev/shm), so that no disk can keep the writer waiting. NAME is the rank's boot id.
+`NAME.crash` is empty until Python's faulthandler writes the stacks into it that a fatal signal has struck. All lie in
+memory (/dev/shm), so that no disk can keep the writer waiting. NAME is the rank's boot id.
 """
 
 import contextlib
@@ -18,6 +19,8 @@ from rankscope.measure.identity import RankIdentity
 DESCRIPTOR_SUFFIX: Final = ".json"
 BEAT_SUFFIX: Final = ".beat"
 SOCKET_SUFFIX: Final = ".sock"
+CRASH_SUFFIX: Final = ".crash"
+CRASH_BYTES_MAX: Final = 256 * 1024
 DESCRIPTOR_BYTES_MAX: Final = 1024 * 1024
 PRIVATE_FILE: Final = 0o600
 
@@ -119,8 +122,15 @@ def read_beat(folder: str, name: str) -> Beat | None:
     return Beat(at or 0, step, stalled, deadline, state or ALIVE, code)
 
 
+def read_crash(folder: str, name: str) -> str:
+    """What the rank's faulthandler wrote when it crashed; empty when there is nothing."""
+    with contextlib.suppress(OSError), open(os.path.join(folder, name + CRASH_SUFFIX), "rb") as file:
+        return file.read(CRASH_BYTES_MAX).decode(errors="replace")
+    return ""
+
+
 def remove_files(folder: str, name: str) -> None:
     """Remove what a rank has left."""
-    for suffix in (DESCRIPTOR_SUFFIX, DESCRIPTOR_SUFFIX + ".new", BEAT_SUFFIX, SOCKET_SUFFIX):
+    for suffix in (DESCRIPTOR_SUFFIX, DESCRIPTOR_SUFFIX + ".new", BEAT_SUFFIX, SOCKET_SUFFIX, CRASH_SUFFIX):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name + suffix))

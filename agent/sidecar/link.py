@@ -5,6 +5,7 @@ fails here costs the sidecar only.
 """
 
 import contextlib
+import faulthandler
 import os
 import subprocess
 import sys
@@ -14,7 +15,17 @@ from typing import Final
 
 import msgspec
 
-from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, SOCKET_SUFFIX, Beacon, Beat, Descriptor, remove_files
+from rankscope.agent.sidecar.beacon import (
+    CRASH_SUFFIX,
+    LEFT,
+    PRIVATE_FILE,
+    SAID_GOODBYE,
+    SOCKET_SUFFIX,
+    Beacon,
+    Beat,
+    Descriptor,
+    remove_files,
+)
 from rankscope.agent.sidecar.directory import ATTEMPTS, find_root, folder_name, open_folder, take_lock
 from rankscope.agent.sidecar.exit_status import read_start_ticks
 from rankscope.agent.sidecar.worker_server import open_server
@@ -32,8 +43,16 @@ CHECK_NS: Final = 30 * NS_PER_S
 class SidecarLink:
     """One rank's connection to the sidecar of its node. Does nothing until `open` has succeeded."""
 
-    def __init__(self, identity: RankIdentity, environment: Mapping[str, str], frozen_after_ns: int) -> None:
+    def __init__(
+        self,
+        identity: RankIdentity,
+        environment: Mapping[str, str],
+        *,
+        frozen_after_ns: int,
+        crash_stacks: bool = True,
+    ) -> None:
         self._environment = environment
+        self._crash_stacks = crash_stacks
         self._descriptor = Descriptor(
             identity=identity, start_ticks=read_start_ticks(identity.pid), frozen_after_ns=frozen_after_ns
         )
@@ -63,6 +82,8 @@ class SidecarLink:
             self._beacon = beacon
             beacon.describe(self._descriptor)  # with what was told meanwhile
         self._start_if_needed()
+        if self._crash_stacks:
+            self._catch_crashes()
         self._open_server()
 
     def tell(self, **changed: object) -> None:
@@ -103,6 +124,13 @@ class SidecarLink:
             with contextlib.suppress(FileNotFoundError):
                 return Beacon(self.folder, self._descriptor, beat)
         raise UnavailableError(f"{self.folder} is removed again and again")
+
+    def _catch_crashes(self) -> None:
+        """Have a fatal signal leave the Python stacks. Where the script's own faulthandler is at work it stays so."""
+        if not faulthandler.is_enabled():
+            path = os.path.join(self.folder, self._descriptor.identity.boot_id + CRASH_SUFFIX)
+            # The file stays open to the end of the process: after the agent's end it may still crash.
+            faulthandler.enable(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE))
 
     def _open_server(self) -> None:
         path = os.path.join(self.folder, self._descriptor.identity.boot_id + SOCKET_SUFFIX)

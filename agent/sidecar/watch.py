@@ -20,6 +20,7 @@ from rankscope.agent.capture.flight_dump import find_names, find_pending, to_sta
 from rankscope.agent.sidecar import beacon
 from rankscope.agent.sidecar.beacon import Beat, Descriptor
 from rankscope.agent.sidecar.courier import GIVE_UP_NS, TURN_NS, Courier, Notice
+from rankscope.agent.sidecar.crash_text import CAUGHT, parse_crash
 from rankscope.agent.sidecar.endings import Evidence, tell_ending
 from rankscope.agent.sidecar.exit_status import has_ended, open_process, read_exit_status
 from rankscope.agent.sidecar.kernel_view import read_threads
@@ -175,6 +176,7 @@ class Watch:
             os.close(rank.pidfd)
         beat = beacon.read_beat(self._folder, name) or Beat(0)
         del self._watched[name]
+        crash = beacon.read_crash(self._folder, name)
         beacon.remove_files(self._folder, name)
         as_said = status is not None and status.signal is None and status.exit_code == (beat.exit_code or 0)
         if beat.state == beacon.SAID_GOODBYE and as_said:
@@ -205,6 +207,7 @@ class Watch:
             last_step=beat.last_step,
             pending=rank.pending,
             absent={"exit_code": "its parent took it before it could be read"} if status is None else {},
+            stacks=parse_crash(crash) if status is None or status.signal in CAUGHT else (),
         )
         self._post.post(rank.descriptor.endpoint, notice)
 

@@ -31,10 +31,19 @@ def find_script_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
     return next(own, None)
 
 
+def describe_frame(frame: StackFrame) -> str:
+    """A frame for people.
+
+    >>> describe_frame(StackFrame("/home/me/train.py", 74, "main"))
+    'train.py:74 (main)'
+    """
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
+
+
 def _describe(stall: Stall) -> str:
     frames = stall.stacks[0].frames if stall.stacks else ()
     frame = find_script_frame(frames)
-    place = "" if frame is None else f" at {frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
+    place = "" if frame is None else f" at {describe_frame(frame)}"
     return f"{stall.activity}{place}{_describe_pending(stall.pending)}"
 
 

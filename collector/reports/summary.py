@@ -2,6 +2,7 @@
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.throughput import find_throughput
+from rankscope.collector.reports.stalls import describe_frame, find_script_frame
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.state.vitals import BROUGHT_DOWN, ENDED_WELL
 from rankscope.measure.units import NS_PER_S, format_duration
@@ -66,6 +67,9 @@ def _describe_speed(run: RunSnapshot) -> list[str]:
 def describe_end(rank: RankSnapshot) -> str:
     """How a rank ended, with what is known about it: `crashed (SIGSEGV), the last step it reported was 412`."""
     detail = f" ({_shorten(rank.ended_detail)})" if rank.ended_detail else ""
+    frame = find_script_frame(rank.end.stacks[0].frames) if rank.end is not None and rank.end.stacks else None
+    if frame is not None:
+        detail += f" at {describe_frame(frame)}"
     step = "no step reported" if rank.last_step is None else f"the last step it reported was {rank.last_step}"
     return f"{rank.ended}{detail}, {step}"
 

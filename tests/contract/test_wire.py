@@ -168,7 +168,7 @@ STATED: dict[str, Message] = {
     "rank_ended": RankEnded(
         sequence=7, identity=IDENTITY, host_ns=1_800, wall_ns=1_700_000_000_000_000_100, reason="out_of_memory",
         detail="SIGKILL", exit_code=1, signal=9, core_dumped=True, oom_kills=1, last_step=42, pending=(PENDING,),
-        absent={"exit_code": "taken"},
+        absent={"exit_code": "taken"}, stacks=(ThreadStack(name="current thread"),),
     ),
     "rank_unresponsive": RankUnresponsive(
         sequence=8, identity=IDENTITY, host_ns=1_750, since_host_ns=1_300, last_step=42, state="T", threads=(THREAD,),

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rankscope.collector.reports.stalls import find_script_frame
 from rankscope.collector.state.snapshot import RankSnapshot
 from tests.integration.serving import Served, can_listen, find_rank, have_ended, serving
 from tests.integration.torchrun import Ended, Job, started, torchrun
@@ -108,11 +109,19 @@ def test_os_exit_is_told_by_the_sidecar_with_its_code(served: Served, tmp_path: 
     assert failed_by_its_neighbour(first), first
 
 
-@pytest.mark.parametrize(("end", "signal_name"), [("fault", "SIGSEGV"), ("abort", "SIGABRT")])
-def test_a_crash_is_told_with_its_signal(served: Served, tmp_path: Path, end: str, signal_name: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "signal_name", "function"), [("fault", "SIGSEGV", "end_by_fault"), ("abort", "SIGABRT", "main")]
+)
+def test_a_crash_is_told_with_its_signal_and_the_python_stack(
+    served: Served, tmp_path: Path, end: str, signal_name: str, function: str
+) -> None:
     with watched(served, end, tmp_path, "--end", end) as watch:
         _, first, second = watch.end()
     assert (second.ended, second.ended_detail.split(",")[0], second.exit_code) == ("crashed", signal_name, None)
+    assert second.end is not None
+    frame = find_script_frame(second.end.stacks[0].frames)
+    assert frame is not None
+    assert (frame.file.rpartition("/")[2], frame.function) == ("paced.py", function)
     assert failed_by_its_neighbour(first), first
     page = served.read_metrics()
     line = f'rankscope_rank_end_info{{exit_code="",rank="1",reason="crashed",run="{end}",signal="{signal_name}"}} 1.0'

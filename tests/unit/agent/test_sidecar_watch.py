@@ -14,6 +14,7 @@ from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, Beat
 from rankscope.agent.sidecar.watch import REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
 from rankscope.measure.messages import RankEnded, RankUnresponsive
+from rankscope.measure.stalls import StackFrame
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
 from tests.unit.agent.ranks_of_a_node import ENDS, MS, S
 from tests.unit.agent.watched_node import Node, Post
@@ -80,6 +81,17 @@ def test_an_abort_once_a_collective_is_past_its_timeout_is_the_collective_s(
     assert node.pass_time(after_s) == []
     process.end()
     assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == [reason]
+
+
+def test_the_stacks_that_a_crash_has_left_go_along(node: Node) -> None:
+    process = node.start("ctypes.string_at(0)")
+    text = 'Current thread 0x0a (most recent call first):\n  File "train.py", line 24 in main\n'
+    (node.folder / "boot-of-0.crash").write_text(text)
+    process.end()
+    (notice,) = node.look()
+    assert isinstance(notice, RankEnded)
+    assert [stack.frames for stack in notice.stacks] == [(StackFrame("train.py", 24, "main"),)]
+    assert list(node.folder.iterdir()) == []
 
 
 def test_of_two_ranks_in_one_cgroup_one_oom_kill_takes_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Finding
@@ -16,6 +17,7 @@ from rankscope.collector.reports.summary import (
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.records import Totals
+from rankscope.measure.stalls import StackFrame, ThreadStack
 from tests.unit.collector import run_snapshots
 
 MS = 1_000_000
@@ -124,6 +126,16 @@ def test_the_rank_that_failed_first_is_named_with_what_is_known() -> None:
     )
     (line,) = [line for line in summarise(run_of(*ranks)).splitlines() if line.startswith("first to fail")]
     assert line == "first to fail: rank 1 (n0), failed (ValueError: x), the last step it reported was 159"
+
+
+def test_a_crash_is_told_with_the_line_of_the_script() -> None:
+    frames = (StackFrame("/env/lib/python3.11/ctypes/__init__.py", 517, "string_at"), StackFrame("/me/a.py", 24, "run"))
+    crashed = rank_of(1, "crashed", ended_detail="SIGSEGV", ended_job_ns=5, last_step=7)
+    end = msgspec.structs.replace(seen(crashed, "crashed"), stacks=(ThreadStack(name="current thread", frames=frames),))
+    ranks = (rank_of(1, "crashed", ended_detail="SIGSEGV", ended_job_ns=5, last_step=7, end=end),)
+    assert "first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 7" in (
+        summarise(run_of(*ranks))
+    )
 
 
 def test_a_long_text_is_cut() -> None:

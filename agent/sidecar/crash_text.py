@@ -1,0 +1,49 @@
+"""What Python's faulthandler writes when a signal ends the process, as stacks. Pure.
+
+    Fatal Python error: Segmentation fault
+
+    Current thread 0x00007f8f4c5b7740 (most recent call first):
+      File "/home/me/train.py", line 24 in main
+
+The thread that the signal struck comes first. That of NCCL's watchdog has no Python frames; the others' stand below it.
+"""
+
+import re
+import signal
+from typing import Final
+
+from rankscope.measure.stalls import StackFrame, ThreadStack
+
+CAUGHT: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
+"""The signals that faulthandler catches. It writes and lets the signal take its course."""
+FRAMES_MAX: Final = 48
+THREADS_MAX: Final = 24
+TEXT_LENGTH_MAX: Final = 160
+
+# Since Python 3.13 a thread's name may stand between its number and the parenthesis.
+_THREAD: Final = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+).*\(most recent call first\):$")
+_FRAME: Final = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+
+
+def parse_crash(text: str) -> tuple[ThreadStack, ...]:
+    r"""The stacks in the text, empty when there are none.
+
+    >>> parse_crash('Current thread 0x0a (most recent call first):\n  File "train.py", line 24 in main\n')[0].frames
+    (StackFrame(file='train.py', line=24, function='main'),)
+    """
+    names: list[str] = []
+    frames: list[list[StackFrame]] = []
+    for line in text.splitlines():
+        thread, frame = _THREAD.match(line), _FRAME.match(line)
+        if thread is not None:
+            names.append("current thread" if thread[1] == "Current thread" else f"thread {thread[2]}")
+            frames.append([])
+        elif frame is not None and frames:
+            number = int(frame[2]) if frame[2].isdecimal() else 0
+            frames[-1].append(StackFrame(frame[1][-TEXT_LENGTH_MAX:], number, frame[3][:TEXT_LENGTH_MAX]))
+    stacks = [
+        ThreadStack(name=name, frames=tuple(found[:FRAMES_MAX]), frames_left_out=max(0, len(found) - FRAMES_MAX))
+        for name, found in zip(names, frames, strict=True)
+    ]
+    # faulthandler writes the current thread last or first, by its version.
+    return tuple(sorted(stacks, key=lambda stack: stack.name != "current thread")[:THREADS_MAX])
