@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import IO, Any
 
+from rankscope.agent.identity import leave_out_rank
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
 
@@ -53,7 +54,7 @@ class EmbeddedCollector:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=_environment(),
+            env=leave_out_rank(os.environ),
         )
         try:
             announced = json.loads(_read_line(child.stdout, START_S_MAX))
@@ -71,12 +72,6 @@ class EmbeddedCollector:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(patience_s)
                 return
-
-
-def _environment() -> dict[str, str]:
-    """The child is no rank: it must neither find the launcher's variables nor start an agent."""
-    left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD")
-    return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 def _read_line(stream: IO[str] | None, seconds: float) -> str:

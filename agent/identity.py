@@ -29,6 +29,14 @@ def read_identity(environment: Mapping[str, str], run: str) -> RankIdentity:
     )
 
 
+def leave_out_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a child of ours that is no rank: it must neither find the launcher's variables nor start an
+    agent.
+    """
+    left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD")
+    return {name: value for name, value in environment.items() if name not in left_out}
+
+
 def _launcher_run(environment: Mapping[str, str], node: str) -> str:
     launcher = environment.get("TORCHELASTIC_RUN_ID", "")
     if launcher and launcher != "none":

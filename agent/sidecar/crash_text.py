@@ -12,14 +12,11 @@ import re
 import signal
 from typing import Final
 
+from rankscope.agent.capture.stacks import FRAMES_MAX, TEXT_LENGTH_MAX, THREADS_MAX
 from rankscope.measure.stalls import StackFrame, ThreadStack
 
 CAUGHT: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 """The signals that faulthandler catches. It writes and lets the signal take its course."""
-FRAMES_MAX: Final = 48
-THREADS_MAX: Final = 24
-TEXT_LENGTH_MAX: Final = 160
-
 # Since Python 3.13 a thread's name may stand between its number and the parenthesis.
 _THREAD: Final = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+).*\(most recent call first\):$")
 _FRAME: Final = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.agent.identity import leave_out_rank
 from rankscope.agent.sidecar.beacon import (
     CRASH_SUFFIX,
     LEFT,
@@ -163,7 +164,8 @@ def _start(folder: str, lock: int) -> None:
         stderr=subprocess.DEVNULL,
         pass_fds=(lock,),
         start_new_session=True,
-        env=_environment(),
+        # It must not import by mistake what lies in the directory that the job was started in.
+        env=leave_out_rank(os.environ) | {"PYTHONSAFEPATH": "1"},
     )
     try:
         code = child.wait(START_S_MAX)
@@ -172,11 +174,3 @@ def _start(folder: str, lock: int) -> None:
         code = child.wait()
     if code:
         raise UnavailableError(f"the sidecar did not start (exit code {code})")
-
-
-def _environment() -> dict[str, str]:
-    """The child is no rank: it must neither find the launcher's variables nor start an agent, nor import by mistake
-    what lies in the directory that the job was started in.
-    """
-    left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD")
-    return {name: value for name, value in os.environ.items() if name not in left_out} | {"PYTHONSAFEPATH": "1"}

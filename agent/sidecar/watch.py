@@ -12,6 +12,7 @@ node of eight GPUs, and it sees all of them die, so that the OOM killer's victim
 import contextlib
 import os
 import select
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,7 +23,7 @@ from rankscope.agent.sidecar.beacon import Beat, Descriptor
 from rankscope.agent.sidecar.courier import GIVE_UP_NS, TURN_NS, Courier, Notice
 from rankscope.agent.sidecar.crash_text import CAUGHT, parse_crash
 from rankscope.agent.sidecar.endings import Evidence, tell_ending
-from rankscope.agent.sidecar.exit_status import has_ended, open_process, read_exit_status
+from rankscope.agent.sidecar.exit_status import ExitStatus, has_ended, open_process, read_exit_status
 from rankscope.agent.sidecar.kernel_view import read_threads
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
 from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
@@ -175,25 +176,25 @@ class Watch:
             self._poll.unregister(rank.pidfd)
             os.close(rank.pidfd)
         beat = beacon.read_beat(self._folder, name) or Beat(0)
-        del self._watched[name]
         crash = beacon.read_crash(self._folder, name)
         beacon.remove_files(self._folder, name)
-        as_said = status is not None and status.signal is None and status.exit_code == (beat.exit_code or 0)
-        if beat.state == beacon.SAID_GOODBYE and as_said:
-            return
+        del self._watched[name]
+        if beat.state != beacon.SAID_GOODBYE or status is None or not _is_as_said(status, beat):
+            self._post.post(rank.descriptor.endpoint, self._describe_end(rank, beat, status, crash))
+
+    def _describe_end(self, rank: _Watched, beat: Beat, status: ExitStatus | None, crash: str) -> RankEnded:
         now_ns = self._clock.monotonic_ns()
-        killed = status is not None and status.signal == _SIGKILL
-        oom_kills = rank.ooms.take(now_ns) if killed else None
+        number = None if status is None else status.signal
         deadlines_ns = (beat.deadline_host_ns, rank.deadline_ns)
         evidence = Evidence(
-            oom_kills=oom_kills,
+            oom_kills=rank.ooms.take(now_ns) if number == signal.SIGKILL else None,
             oom_place=rank.ooms.place,
             overdue=any(at is not None and now_ns >= at - EARLY_NS_MAX for at in deadlines_ns),
             stalled=beat.stalled_since_host_ns is not None,
             frozen=rank.looked_ns is not None,
         )
         ending = tell_ending(status, evidence)
-        notice = RankEnded(
+        return RankEnded(
             sequence=1,
             identity=rank.descriptor.identity,
             host_ns=now_ns,
@@ -201,15 +202,14 @@ class Watch:
             reason=ending.reason,
             detail=ending.detail[:1024],
             exit_code=None if status is None else status.exit_code,
-            signal=None if status is None else status.signal,
+            signal=number,
             core_dumped=None if status is None else status.core_dumped,
-            oom_kills=oom_kills,
+            oom_kills=evidence.oom_kills,
             last_step=beat.last_step,
             pending=rank.pending,
             absent={"exit_code": "its parent took it before it could be read"} if status is None else {},
-            stacks=parse_crash(crash) if status is None or status.signal in CAUGHT else (),
+            stacks=parse_crash(crash) if status is None or number in CAUGHT else (),
         )
-        self._post.post(rank.descriptor.endpoint, notice)
 
     # -- frozen -------------------------------------------------------------------------------------------------------
 
@@ -271,4 +271,6 @@ class Watch:
                     os.close(rank.pidfd)
 
 
-_SIGKILL: Final = 9
+def _is_as_said(status: ExitStatus, beat: Beat) -> bool:
+    """Whether the process ended with the exit code that its goodbye had; a script that runs to its end says none."""
+    return status.signal is None and status.exit_code == (beat.exit_code or 0)

@@ -1,8 +1,8 @@
 """torch's own worker server: a thread in C++ that answers while Python cannot, on a socket in the sidecar's directory.
 
 It answers questions about the flight recorder and about waits without the interpreter's lock (GIL). Opening it takes
-0.2 ms. It keeps max(8, cores - 1) idle threads, about 60 kB of memory each, so on a machine of 192 cores it is opened
-only where the limits of processes leave plenty of room: a thread that cannot be made there would end the training.
+0.2 ms and 0.6 MB. It keeps max(8, cores - 1) idle threads, 9 kB each, so it is opened only where the limits of
+processes leave plenty of room: a thread that cannot be made there would end the training.
 """
 
 import contextlib

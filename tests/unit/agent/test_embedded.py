@@ -7,28 +7,11 @@ from typing import IO
 
 import pytest
 
-from rankscope.agent.embedded import Rendezvous, _environment, _read_line
+from rankscope.agent.embedded import Rendezvous, _read_line
 from rankscope.agent.identity import read_identity
 
 LONG_S = 60.0
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
-
-# -- the child's environment ------------------------------------------------------------------------------------------
-
-
-def test_the_child_is_no_rank_and_starts_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD"):
-        monkeypatch.setenv(name, "1")
-    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD"} & set(
-        _environment()
-    ) == set()
-
-
-def test_the_child_keeps_what_it_needs_to_run_and_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANKSCOPE_SERVE_TICK_S", "0.5")
-    inherited = _environment()
-    assert (inherited["PATH"], inherited["RANKSCOPE_SERVE_TICK_S"]) == (os.environ["PATH"], "0.5")
-
 
 # -- its answer -------------------------------------------------------------------------------------------------------
 
