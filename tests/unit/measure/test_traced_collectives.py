@@ -1,0 +1,28 @@
+"""The communication of one trace, where the tables of a trace (tests/unit/collector) do not show it."""
+
+from dataclasses import replace
+
+import pytest
+
+from rankscope.measure.rank_view import RankView
+from rankscope.measure.traced_collectives import find_collectives
+from tests.unit.measure.written_traces import event, kernel, launch, read_events
+
+
+@pytest.mark.parametrize("shapes", [(b"[", b"[]"), (b'["\xff"]', b"[[2]]"), (b'["float"]', b"")])
+def test_shapes_that_cannot_be_read_tell_no_bytes(shapes: tuple[bytes, bytes]) -> None:
+    trace = read_events(event("user_annotation", "gloo:all_reduce", 0, 5))
+    (found,) = find_collectives(RankView(replace(trace, shapes={0: shapes})))
+    assert (found.op, found.bytes) == ("all_reduce", None)
+
+
+def test_a_kernel_that_was_told_of_says_torchs_own_name_of_its_group() -> None:
+    told = {"Collective name": "allreduce", "Process Group Name": "17", "Process Group Description": "mesh_tp"}
+    trace = read_events(launch(0, 1), kernel("ncclDevKernel_Generic", 5, 5, correlation=1, **told))
+    (found,) = find_collectives(RankView(trace))
+    assert (found.group, found.group_name) == ("mesh_tp", "17")
+
+
+def test_a_kernel_that_was_not_told_of_says_no_group() -> None:
+    (found,) = find_collectives(RankView(read_events(launch(0, 1), kernel("ncclDevKernel_Generic", 5, 5))))
+    assert (found.group, found.group_name) == ("unknown", None)
