@@ -158,7 +158,8 @@ def find_devices(autograd: Any, c_profiler: Any) -> tuple[DeviceKind, ...]:
     for name in DEVICES:
         module = getattr(torch, name, None)
         activity = getattr(c_profiler.ProfilerActivity, name.upper(), None)
-        if module is not None and activity is not None and module._is_compiled():
+        is_compiled = getattr(module, "_is_compiled", None)
+        if activity is not None and is_compiled is not None and is_compiled():
             found.append(DeviceKind(_make_is_in_use(module, autograd, activity), activity))
     return tuple(found)
 

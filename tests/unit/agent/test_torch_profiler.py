@@ -153,6 +153,12 @@ def test_a_device_that_the_profiler_was_not_built_for_is_not_in_use(monkeypatch:
     assert not device.is_in_use()
 
 
+def test_a_torch_that_does_not_tell_what_it_was_built_for_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace())
+    monkeypatch.setattr(torch, "xpu", None)
+    assert find_devices(Autograd(), c_profiler()) == ()
+
+
 def test_this_torch_is_asked_as_any_other() -> None:
     profiler = TorchProfiler.find()
     assert profiler.sees_device == torch.cuda.is_initialized()
