@@ -41,6 +41,11 @@ COMMUNICATION_KERNELS = (
         r"\b(?:one_shot|two_shot|multimem_one_shot|multimem)_?(?:all_reduce|all_gather|reduce_scatter)",
         "void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
     ),
+    KernelFamily(
+        "signals of symmetric memory",
+        r"symmetric_memory::(?:barrier|put_signal|wait_signal)_kernel",
+        "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)",
+    ),
     KernelFamily("NVSHMEM", r"nvshmem", "nvshmemi_transfer_amo_nonfetch<float>(float*)"),
     KernelFamily("rocSHMEM", r"rocshmem", "rocshmem::rocshmem_putmem_kernel(void*)"),
     KernelFamily(
@@ -61,7 +66,7 @@ _OPERATIONS = (
     ("gather", "gather"), ("scatter", "scatter"), ("sendrecv", "send_recv"), ("send", "send"), ("recv", "recv"),
 )  # fmt: skip
 _IN_KERNEL_NAME = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce", re.IGNORECASE
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|barrier", re.IGNORECASE
 )
 
 _ITEM_BYTES = {

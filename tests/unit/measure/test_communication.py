@@ -40,6 +40,7 @@ COMPUTING = (
     "void flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64>>",
     "void multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float>>",
     "Memcpy DtoD (Device -> Device)",
+    "void some_library::barrier_kernel(unsigned int*)",
 )
 
 
@@ -105,6 +106,7 @@ def test_an_operation_has_one_spelling(name: str, operation: str) -> None:
         ("ncclDevKernel_Reduce_Sum_f32_RING_LL", "reduce"),
         ("ncclDevKernel_SendRecv", "send_recv"),
         ("multimem_all_reduce_kernel", "all_reduce"),
+        ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int)", "barrier"),
         ("ncclDevKernel_Generic_1", None),
         ("rcclDirectKernel(void*)", None),
         ("void deep_ep::intranode::dispatch<8>", None),
