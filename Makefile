@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv test check test-fast test-integration coverage format demo score bench clean
+.PHONY: help venv test check test-fast test-integration test-gpu coverage format demo score bench clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,14 @@ test-fast: $(STAMP) ## unit, property and contract tests, and the examples in do
 
 test-integration: $(STAMP) ## real sockets and real torchrun
 	$(PYTEST) tests/integration
+
+# With the torch of PYTHON, which fits the machine's driver, and nothing installed: the tree itself is what is imported.
+test-gpu: export PYTHONPATH := $(CURDIR)/.typing:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+test-gpu: ## what needs a CUDA device, then what it costs there: make test-gpu PYTHON=python3
+	@$(PYTHON) -c 'import torch, numpy, msgspec, zmq, pynvml, psutil, pytest, pytest_timeout, hypothesis' || \
+	    { echo "test-gpu needs these as modules of $(PYTHON); name the one that has them: make test-gpu PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider
+	$(PYTHON) -m tests.gpu.report
 
 coverage: $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/
 	$(PYTEST) $(FAST_TESTS) --doctest-modules measure --cov
