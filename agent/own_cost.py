@@ -31,11 +31,11 @@ SAMPLERS = {GPU_SAMPLES: "gpu", HOST_SAMPLES: "host"}
 
 
 class Spender(Protocol):
-    """A part that counts its own time in the training thread."""
+    """A part that knows what it has cost the training thread."""
 
     @property
     def spent_ns(self) -> int:
-        """CPU time so far."""
+        """So far, in all."""
         ...
 
 
@@ -48,6 +48,13 @@ class Beside(Protocol):
         ...
 
 
+class WindowsCost(Protocol):
+    """What beginning and ending windows has cost the training thread so far."""
+
+    full_spent_ns: int
+    light_spent_ns: int
+
+
 class OwnCost:
     """Driven by the agent thread, whose time it counts."""
 
@@ -58,7 +65,7 @@ class OwnCost:
         samples: SampleLoop[Any],
         *,
         hooks: Spender,
-        windows: Spender | None,
+        windows: WindowsCost | None,
         timers: Spender | None,
         children: Beside,
         started_ns: int,
@@ -71,14 +78,11 @@ class OwnCost:
         self._samples = samples
         self._children = children
         self._started_ns = started_ns
-        self._reductions_ns = 0
-        self._full_ns = 0
+        self._reduced_ns = {True: 0, False: 0}
 
-    def note_window(self, *, full: bool, training_ns: int, reduction_ns: int) -> None:
-        """A window was reduced on the agent thread; `training_ns` is what the training thread paid for it."""
-        self._reductions_ns += reduction_ns
-        if full:
-            self._full_ns += training_ns + reduction_ns
+    def note_reduction(self, cost_ns: int, *, full: bool) -> None:
+        """A window was reduced on the agent thread."""
+        self._reduced_ns[full] += cost_ns
 
     def govern(self, now_ns: int) -> AgentCost:
         """Decide what runs from now on, and tell what was spent. To be called on the agent thread."""
@@ -96,14 +100,14 @@ class OwnCost:
         )
 
     def _spent_ns(self) -> Mapping[str, int]:
-        windows_ns = self._reductions_ns + (self._windows.spent_ns if self._windows is not None else 0)
+        windows = self._windows
         counts = self._samples.counts
         samples_ns = {part: counts[name].cpu_ns for part, name in SAMPLERS.items() if name in counts}
         return {
             STEP_HOOKS: self._hooks.spent_ns,
             DEVICE_TIMES: self._timers.spent_ns if self._timers is not None else 0,
-            LIGHT_WINDOWS: max(0, windows_ns - self._full_ns),
-            FULL_WINDOWS: self._full_ns,
-            AGENT_THREAD: max(0, time.thread_time_ns() - self._reductions_ns - sum(samples_ns.values())),
+            LIGHT_WINDOWS: self._reduced_ns[False] + (windows.light_spent_ns if windows is not None else 0),
+            FULL_WINDOWS: self._reduced_ns[True] + (windows.full_spent_ns if windows is not None else 0),
+            AGENT_THREAD: max(0, time.thread_time_ns() - sum(self._reduced_ns.values()) - sum(samples_ns.values())),
             **samples_ns,
         }

@@ -276,7 +276,7 @@ class Reporter:
             return []
 
     def _learn_cost(self, window: RawWindow, reduction_ns: int) -> None:
-        self._cost.note_window(full=window.full, training_ns=window.training_cost_ns, reduction_ns=reduction_ns)
+        self._cost.note_reduction(reduction_ns, full=window.full)
         if not self._step_times_ns:
             return
         cost_ns = reduction_ns + window.training_cost_ns

@@ -113,8 +113,11 @@ class KinetoWindows:
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._beginning = threading.RLock()  # a signal handler of the script may begin a profiler right inside
+        self._full_in_run_ns = 0
         self.skipped: dict[str, int] = {}
-        self.spent_ns = 0
+        self.full_spent_ns = 0
+        """CPU time that beginning and ending full windows took so far; all else is the light ones'."""
+        self.light_spent_ns = 0
 
     def on_record(self, record: StepRecord) -> None:
         """A step has ended; called before `on_boundary`."""
@@ -161,11 +164,13 @@ class KinetoWindows:
 
     def _run(self, action: Callable[..., None], *arguments: int | str) -> None:
         begin_ns = thread_time_ns()
+        self._full_in_run_ns = 0
         try:
             action(*arguments)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._guard.record(PART, error)
-        self.spent_ns += thread_time_ns() - begin_ns
+        self.full_spent_ns += self._full_in_run_ns
+        self.light_spent_ns += thread_time_ns() - begin_ns - self._full_in_run_ns
 
     def _is_due(self, step: int) -> bool:
         """Whether there may be anything to do. Mostly not: then the meter's clock, 5 us amid training, is not read."""
@@ -225,6 +230,7 @@ class KinetoWindows:
             self._is_idle.clear()
         self._enqueued_before = enqueued
         self._begin_cost_ns = thread_time_ns() - begin_ns
+        self._full_in_run_ns += self._begin_cost_ns if full else 0
 
     def _finish(self) -> None:
         begin_ns = thread_time_ns()
@@ -232,7 +238,9 @@ class KinetoWindows:
         result = self._stop()
         offset_ns = time_ns() - monotonic_ns()
         enqueued = self._read_enqueued()
-        cost_ns = self._begin_cost_ns + thread_time_ns() - begin_ns
+        end_cost_ns = thread_time_ns() - begin_ns
+        self._full_in_run_ns += end_cost_ns if full else 0
+        cost_ns = self._begin_cost_ns + end_cost_ns
         before = self._enqueued_before
         window = RawWindow(full, tuple(self._steps), result, offset_ns, before, enqueued, cost_ns, self._on_device)
         if not self._on_window(window):

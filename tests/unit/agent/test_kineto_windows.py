@@ -167,7 +167,16 @@ def test_a_window_knows_what_was_enqueued_before_and_after_it() -> None:
 def test_the_cost_of_a_window_is_its_begin_and_its_end_even_when_the_next_has_begun() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 2 * LIGHT)
     assert all(window.training_cost_ns > 0 for window in training.windows_taken)
-    assert sum(window.training_cost_ns for window in training.windows_taken) <= training.windows.spent_ns
+    assert sum(window.training_cost_ns for window in training.windows_taken) <= training.windows.light_spent_ns
+    assert training.windows.full_spent_ns == 0
+
+
+def test_what_full_windows_cost_is_told_apart_from_what_light_ones_cost() -> None:
+    training = Training().run(WARMUP_STEPS + LIGHT)
+    assert training.spans() == [("full", 2, 4), ("light", 5, 9)]
+    full_ns, light_ns = (window.training_cost_ns for window in training.windows_taken)
+    assert training.windows.full_spent_ns == full_ns
+    assert training.windows.light_spent_ns >= light_ns
 
 
 def test_a_window_that_nobody_has_room_for_is_counted() -> None:

@@ -29,7 +29,7 @@ class Agent:
     """The parts of an agent whose own times a test sets, in a rank that started at 0."""
 
     hooks: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
-    windows: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
+    windows: Any = field(default_factory=lambda: SimpleNamespace(full_spent_ns=0, light_spent_ns=0))
     timers: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
     children: Any = field(default_factory=lambda: SimpleNamespace(child_cpu_ns=0))
     samples: SampleLoop[int] = field(
@@ -67,9 +67,10 @@ def test_each_part_has_its_own_time() -> None:
     agent = Agent()
     agent.hooks.spent_ns = 7 * NS_PER_MS
     agent.timers.spent_ns = 2 * NS_PER_MS
-    agent.windows.spent_ns = 5 * NS_PER_MS  # in the training thread, both kinds together
-    agent.cost.note_window(full=True, training_ns=4 * NS_PER_MS, reduction_ns=20 * NS_PER_MS)
-    agent.cost.note_window(full=False, training_ns=NS_PER_MS, reduction_ns=3 * NS_PER_MS)
+    agent.windows.full_spent_ns = 4 * NS_PER_MS
+    agent.windows.light_spent_ns = NS_PER_MS
+    agent.cost.note_reduction(20 * NS_PER_MS, full=True)
+    agent.cost.note_reduction(3 * NS_PER_MS, full=False)
     part_ns = agent.cost.govern(NS_PER_S).part_ns
     assert part_ns[STEP_HOOKS] == 7 * NS_PER_MS
     assert part_ns[DEVICE_TIMES] == 2 * NS_PER_MS

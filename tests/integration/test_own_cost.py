@@ -1,0 +1,51 @@
+"""What a real job is told of the agent's own cost, and that a budget is kept."""
+
+from rankscope.agent.governor import (
+    AGENT_THREAD,
+    DROP_ORDER,
+    FULL_WINDOWS,
+    HEAD_START_NS,
+    HOST_SAMPLES,
+    LIGHT_WINDOWS,
+    STEP_HOOKS,
+)
+from rankscope.agent.probe.window_plan import FULL_COST_ASSUMED_NS
+from rankscope.measure.messages import Report
+from tests.integration.listening_collector import Life, listening
+from tests.integration.torchrun import AGENT, OFTEN, run, torchrun
+
+SCARCE = 0.002
+"""40 ms of head start: less than a full window is taken for before one was paid, enough for light ones."""
+
+
+def watch(**environment: str) -> list[Life]:
+    """The lives of a job of two ranks, with a report every 0.1 s."""
+    with listening() as collector:
+        settings = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, **environment}
+        ended = run(torchrun(2, *AGENT, "small_ddp.py"), settings)
+        assert (ended.exit_code, ended.left) == (0, ())
+        return collector.lives
+
+
+def costs_of(reports: list[Report], part: str) -> list[int]:
+    return [report.cost.part_ns[part] for report in reports if part in report.cost.part_ns]
+
+
+def test_every_part_that_works_tells_its_time_which_only_grows() -> None:
+    for life in watch():
+        for part in (STEP_HOOKS, LIGHT_WINDOWS, FULL_WINDOWS, AGENT_THREAD, HOST_SAMPLES):
+            told_ns = costs_of(life.reports, part)
+            assert told_ns[-1] > 0, part
+            assert told_ns == sorted(told_ns), part
+        last = life.reports[-1]
+        assert last.cost.dropped == dict.fromkeys((part for part, _ in DROP_ORDER), False)
+        assert last.overhead_ratio is not None
+        assert last.overhead_ratio > 0
+
+
+def test_a_young_job_with_little_to_spend_has_no_full_window_that_it_cannot_pay() -> None:
+    assert SCARCE * HEAD_START_NS < FULL_COST_ASSUMED_NS
+    for life in watch(RANKSCOPE_OVERHEAD_RATIO_MAX=str(SCARCE)):
+        assert life.breakdowns == []
+        assert costs_of(life.reports, FULL_WINDOWS)[-1] == 0
+        assert len(life.steps) == 40, "steps are seen all the same"
