@@ -63,6 +63,8 @@ score: $(STAMP) ## how well stragglers are found in simulated jobs whose truth i
 
 bench: $(STAMP) ## what the agent costs; writes tests/benchmarks/results
 	$(BIN)/python -m tests.benchmarks.overhead
+	$(BIN)/python -m tests.benchmarks.start
+	$(BIN)/python -m tests.benchmarks.wire
 
 clean: ## everything that was made
 	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov
