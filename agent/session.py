@@ -157,8 +157,12 @@ class Session:
 
     def find_throughput(self, last_steps: int | None) -> Throughput | None:
         """`rankscope.agent.throughput()`."""
-        self._hooks.catch_up()
-        return self._throughput.find(last_steps)
+        try:
+            self._hooks.catch_up()
+            return self._throughput.find(last_steps)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            self._guard.record("user_calls", error)
+            return None
 
     def begin_phase(self, name: str) -> None:
         """`with rankscope.agent.phase(name):` begins."""
@@ -171,7 +175,7 @@ class Session:
     def _to_size(self, samples: object, tokens: object) -> BatchSize:
         try:
             return to_size(samples, tokens)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - what the user hands over may fail in any way
             self._guard.record(BATCH_SIZES, error)
             return UNKNOWN
 

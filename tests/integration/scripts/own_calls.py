@@ -25,6 +25,7 @@ for number in range(5):
         rankscope.batch(samples=1_000)
         model(batch)
 rankscope.batch(samples="many")  # type: ignore[arg-type]  # told once, and training goes on
+rankscope.throughput(last_steps="all")  # type: ignore[arg-type]  # as above
 found = rankscope.throughput(last_steps=2)
 print("steps", found.steps if found is not None else None)
 sys.stdout.flush()

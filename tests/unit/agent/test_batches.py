@@ -94,6 +94,22 @@ def test_loader_without_a_batch_size_is_believed_at_the_surface_only() -> None:
     assert reader.read([[FEATURES], "a name"], Undeclared()) == UNKNOWN
 
 
+def test_batch_of_another_shape_kind_or_place_than_the_one_before_is_looked_at_anew() -> None:
+    reader, iterator = BatchReader(torch), iterator_of(8)
+    batches: list[tuple[Any, BatchSize]] = [
+        ({"mask": FEATURES, "input_ids": IDS}, BatchSize(8, 40)),
+        ({"mask": FEATURES, "input_ids": IDS[:, :3]}, BatchSize(8, 24)),
+        ({"mask": FEATURES}, BatchSize(8)),
+        ([FEATURES, IDS], BatchSize(8)),
+        (IDS, BatchSize(8, 40)),
+        (torch.zeros(8, 8, 3), BatchSize(8)),
+        ([FEATURES[:5], IDS[:5]], BatchSize(5)),
+        ([FEATURES, IDS], BatchSize(8)),
+    ]
+    for _ in range(2):
+        assert [reader.read(batch, iterator) for batch, _ in batches] == [size for _, size in batches]
+
+
 def test_iterator_is_not_kept_alive() -> None:
     reader, iterator = BatchReader(torch), iterator_of(8)
     reader.read(FEATURES, iterator)
