@@ -51,8 +51,21 @@ def line_of(script: str, text: str) -> int:
     return found
 
 
+def is_stalled_there(rank: RankSnapshot) -> bool:
+    """Whether it is stalled where it should be: on a busy machine a start or a step may look like a stall before."""
+    return rank.stalled is True and rank.stall is not None and rank.stall.last_step == HANGS_AT
+
+
 def are_stalled(run: RunSnapshot) -> bool:
-    return len(run.ranks) == run.world_size and all(rank.stalled for rank in run.ranks)
+    return len(run.ranks) == run.world_size and all(is_stalled_there(rank) for rank in run.ranks)
+
+
+def is_held(run: RunSnapshot) -> bool:
+    """Whether rank 0 waits, and the sidecar has seen rank 1 where it hangs."""
+    if len(run.ranks) < run.world_size or not is_stalled_there(run.ranks[0]):
+        return False
+    found = run.ranks[1].unresponsive
+    return found is not None and [status.enqueued for status in found.progress] == [HANGS_AT]
 
 
 def described(pending: tuple[PendingCollective, ...]) -> list[tuple[str, str, int, int | None]]:
@@ -98,7 +111,7 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
 
 def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:
     with hanging(served, "holds", "hold", ranks=2):
-        run = served.wait_for_run("holds", lambda run: are_stalled(run) and find_rank(run, 1).unresponsive is not None)
+        run = served.wait_for_run("holds", is_held)
     waiting, holder = run.ranks
     assert waits_for_the_collective(waiting), waiting
     found = holder.unresponsive
