@@ -1,7 +1,8 @@
 """The Python stacks of all threads, taken by another thread while these run or hang, and what they say is being done.
 
 Walking the frames of a hung training takes some 10 us a thread, the GIL held; the threads go on undisturbed. Our own
-are left out. Threads without Python frames (gloo's, NCCL's) are not seen here: the sidecar sees them.
+are left out, and so are our frames in the others: hooks around torch's functions. Threads without Python frames
+(gloo's, NCCL's) are not seen here: the sidecar sees them.
 """
 
 import sys
@@ -17,6 +18,7 @@ FRAMES_MAX: Final = 48
 THREADS_MAX: Final = 24
 TEXT_LENGTH_MAX: Final = 160
 OUR_THREADS: Final = "rankscope-"
+OUR_FILES: Final = __file__.rpartition("/capture/")[0] + "/"
 
 _DISTRIBUTED: Final = "torch/distributed/"
 _GROUP_MAKERS: Final = frozenset(
@@ -96,12 +98,12 @@ def _to_stack(name: str, frame: FrameType | None) -> ThreadStack:
     frames: list[StackFrame] = []
     left_out = 0
     while frame is not None:
+        code, line = frame.f_code, frame.f_lineno or 0
+        frame = frame.f_back
+        if code.co_filename.startswith(OUR_FILES):
+            continue
         if len(frames) < FRAMES_MAX:
-            code = frame.f_code
-            frames.append(
-                StackFrame(code.co_filename[-TEXT_LENGTH_MAX:], frame.f_lineno or 0, code.co_name[:TEXT_LENGTH_MAX])
-            )
+            frames.append(StackFrame(code.co_filename[-TEXT_LENGTH_MAX:], line, code.co_name[:TEXT_LENGTH_MAX]))
         else:
             left_out += 1
-        frame = frame.f_back
     return ThreadStack(name=name[:TEXT_LENGTH_MAX], frames=tuple(frames), frames_left_out=left_out)

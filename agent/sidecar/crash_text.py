@@ -5,14 +5,15 @@
     Current thread 0x00007f8f4c5b7740 (most recent call first):
       File "/home/me/train.py", line 24 in main
 
-The thread that the signal struck comes first. That of NCCL's watchdog has no Python frames; the others' stand below it.
+The thread that the signal struck comes first. Frames of ours are left out. The thread of NCCL's watchdog has no Python
+frames; the others' stand below it.
 """
 
 import re
 import signal
 from typing import Final
 
-from rankscope.agent.capture.stacks import FRAMES_MAX, TEXT_LENGTH_MAX, THREADS_MAX
+from rankscope.agent.capture.stacks import FRAMES_MAX, OUR_FILES, TEXT_LENGTH_MAX, THREADS_MAX
 from rankscope.measure.stalls import StackFrame, ThreadStack
 
 CAUGHT: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
@@ -35,7 +36,7 @@ def parse_crash(text: str) -> tuple[ThreadStack, ...]:
         if thread is not None:
             names.append("current thread" if thread[1] == "Current thread" else f"thread {thread[2]}")
             frames.append([])
-        elif frame is not None and frames:
+        elif frame is not None and frames and not frame[1].startswith(OUR_FILES):
             number = int(frame[2]) if frame[2].isdecimal() else 0
             frames[-1].append(StackFrame(frame[1][-TEXT_LENGTH_MAX:], number, frame[3][:TEXT_LENGTH_MAX]))
     stacks = [

@@ -66,11 +66,6 @@ class SidecarLink:
         self._starts = 0
         self._checked_ns = 0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the beacon is there."""
-        return self._beacon is not None
-
     def open(self, now_ns: int) -> None:
         """Leave the beacon, see to it that a sidecar runs, open the worker server. Raises OSError or RankscopeError."""
         beacon = self._leave_beacon(Beat(now_ns))

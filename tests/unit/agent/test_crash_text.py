@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rankscope.agent.capture.stacks import FRAMES_MAX, THREADS_MAX
+from rankscope.agent.capture.stacks import FRAMES_MAX, OUR_FILES, THREADS_MAX
 from rankscope.agent.sidecar.crash_text import parse_crash
 from rankscope.measure.stalls import StackFrame, ThreadStack
 
@@ -55,6 +55,12 @@ def test_too_much_is_cut_and_counted() -> None:
     stacks = parse_crash(deep * (THREADS_MAX + 2))
     assert len(stacks) == THREADS_MAX
     assert (len(stacks[0].frames), stacks[0].frames_left_out) == (FRAMES_MAX, 3)
+
+
+def test_frames_of_ours_are_left_out() -> None:
+    lines = [f'  File "{OUR_FILES}probe/torch_hooks.py", line 136 in backward', '  File "train.py", line 24 in main']
+    (stack,) = parse_crash("\n".join(["Thread 0x0a (most recent call first):", *lines]))
+    assert stack.frames == (StackFrame("train.py", 24, "main"),)
 
 
 def test_what_is_no_such_text_has_no_stacks() -> None:
