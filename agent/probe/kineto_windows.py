@@ -126,10 +126,11 @@ class KinetoWindows:
 
     def on_boundary(self, step: int) -> None:
         """A step begins."""
-        if self._guard.is_off(PART):
-            self.close()
-            return
         try:
+            if self._guard.is_off(PART):
+                if self._running is not None and not self._is_capturing():
+                    self.close()
+                return
             is_due = self._is_due(step)
         except Exception as error:  # noqa: BLE001 - as in _run, without reading its clock
             self._guard.record(PART, error)

@@ -77,6 +77,18 @@ def test_a_window_that_should_end_while_a_graph_is_being_captured_ends_after_it(
     assert (training.profiler.log, training.spans()) == (["full", "stop"], [("full", 2, 6)])
 
 
+def test_a_part_that_is_switched_off_while_a_graph_is_being_captured_ends_its_window_after_it() -> None:
+    training = Training(light=False).run(WARMUP_STEPS + 1)
+    for _ in range(3):
+        training.guard.record(PART, ValueError("x"))
+    training.is_capturing = True
+    training.run(1)
+    assert training.profiler.log == ["full"]
+    training.is_capturing = False
+    training.run(1)
+    assert training.profiler.log == ["full", "stop"]
+
+
 def test_an_error_in_asking_for_the_device_is_counted_and_nothing_is_begun() -> None:
     class Broken(FakeProfiler):
         @property
