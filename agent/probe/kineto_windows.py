@@ -35,6 +35,11 @@ class Profiler(Protocol):
         """Whether a full session begun now would be the first to record the device that is in use."""
         ...
 
+    @property
+    def misses_device(self) -> bool:
+        """Whether a device is in use that no session can record."""
+        ...
+
     def is_busy(self) -> bool:
         """Whether anybody's profiler is on in this thread."""
         ...
@@ -74,8 +79,9 @@ class KinetoWindows:
     it runs. So is the first one of a device, which lasts one step and is taken as soon as the device is in use: while
     `is_capturing` says that a CUDA graph is being captured none begins or ends.
 
-    Light windows are left out while `light_tells` says that they would tell nothing: where all communication is on a
-    device, the ranges of its backend only span the enqueueing.
+    A full window is left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
+    while `light_tells` says that they would tell nothing: where all communication is on a device, the ranges of its
+    backend only span the enqueueing.
     """
 
     def __init__(
@@ -216,6 +222,9 @@ class KinetoWindows:
 
     def _begin(self, *, full: bool) -> None:
         if not full and not (self._light_wanted and self._light_tells()):
+            return
+        if full and self._profiler.misses_device:
+            self._count_skip("device_not_recorded")
             return
         begin_ns = thread_time_ns()
         enqueued = self._read_enqueued()

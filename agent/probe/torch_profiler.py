@@ -33,11 +33,18 @@ KINETO_QUIET = ("KINETO_LOG_LEVEL", "99")
 DEVICES = ("cuda", "xpu")
 """Kinds of devices whose windows are read alike; ROCm's are `cuda` to torch."""
 
+TEARDOWN = "TEARDOWN_CUPTI"
+"""Set to 1 it makes Kineto leave CUPTI after each session, and coming back crashes jobs with CUDA graphs (torch's own
+profiler switches it off for them)."""
+
 
 class DeviceKind(NamedTuple):
-    """A kind of device that this torch can profile: whether the script uses it by now, and Kineto's name for it."""
+    """A kind of device that this torch was built for: whether the script uses it by now, whether it can be recorded
+    (asked only once it is in use), and Kineto's name for it.
+    """
 
     is_in_use: Callable[[], bool]
+    can_be_recorded: Callable[[], bool]
     activity: Any
 
 
@@ -98,6 +105,13 @@ class TorchProfiler:
         """
         return not self._find_activities() <= self._activities_seen
 
+    @property
+    def misses_device(self) -> bool:
+        """Whether a device is in use that cannot be recorded: what a full session tells of the host would then pass for
+        the work of training.
+        """
+        return any(device.is_in_use() and not device.can_be_recorded() for device in self._devices)
+
     def start(self, *, full: bool) -> None:
         """Record user ranges with shapes, or everything a breakdown needs, without shapes.
 
@@ -130,7 +144,7 @@ class TorchProfiler:
             self._ranges.session_has_ended()
 
     def _find_activities(self) -> set[Any]:
-        return {device.activity for device in self._devices if device.is_in_use()}
+        return {device.activity for device in self._devices if device.is_in_use() and device.can_be_recorded()}
 
     def _find_scopes(self, *, full: bool, on_device: bool) -> set[Any]:
         scope = self._scope
@@ -163,20 +177,19 @@ def find_devices(autograd: Any, c_profiler: Any) -> tuple[DeviceKind, ...]:
         activity = getattr(c_profiler.ProfilerActivity, name.upper(), None)
         is_compiled = getattr(module, "_is_compiled", None)
         if activity is not None and is_compiled is not None and is_compiled():
-            found.append(DeviceKind(_make_is_in_use(module, autograd, activity), activity))
+            found.append(DeviceKind(module.is_initialized, _make_can_be_recorded(autograd, activity), activity))
     return tuple(found)
 
 
-def _make_is_in_use(module: Any, autograd: Any, activity: Any) -> Callable[[], bool]:
+def _make_can_be_recorded(autograd: Any, activity: Any) -> Callable[[], bool]:
     known: list[bool] = []
 
-    def is_in_use() -> bool:
-        if not known and module.is_initialized():
-            # Asked not before: it counts devices, and to count them initialises the driver.
-            known.append(activity in autograd._supported_activities())
-        return bool(known) and known[0]
+    def can_be_recorded() -> bool:
+        if not known:  # it counts devices
+            known.append(activity in autograd._supported_activities() and os.environ.get(TEARDOWN) != "1")
+        return known[0]
 
-    return is_in_use
+    return can_be_recorded
 
 
 def communicates() -> bool:

@@ -75,7 +75,7 @@ class Script:
     autograd: Autograd = field(default_factory=Autograd)
 
     def profiler(self) -> TorchProfiler:
-        device = DeviceKind(lambda: self.uses_device, "CUDA")
+        device = DeviceKind(lambda: self.uses_device, lambda: True, "CUDA")
         return TorchProfiler(self.autograd, c_profiler(), None, (device,), lambda: self.communicates)
 
 
@@ -138,19 +138,28 @@ class Module:
         return self.initialized
 
 
+def profiler_of(autograd: Autograd) -> TorchProfiler:
+    return TorchProfiler(autograd, c_profiler(), None, find_devices(autograd, c_profiler()))
+
+
 def test_devices_are_not_counted_before_the_script_uses_one(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, autograd = Module(compiled=True), Autograd()
     monkeypatch.setattr(torch, "cuda", cuda)
-    (device,) = find_devices(autograd, c_profiler())
-    assert (device.is_in_use(), autograd.counted_devices) == (False, 0), "to count them would initialise the driver"
+    profiler = profiler_of(autograd)
+    assert (profiler.sees_device, profiler.misses_device) == (False, False)
+    assert autograd.counted_devices == 0, "to count them would initialise the driver"
     cuda.initialized = True
-    assert (device.is_in_use(), device.is_in_use(), autograd.counted_devices) == (True, True, 1)
+    assert (profiler.sees_device, profiler.misses_device, autograd.counted_devices) == (True, False, 1)
 
 
-def test_a_device_that_the_profiler_was_not_built_for_is_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("supported", "teardown"), [({"CPU"}, "0"), ({"CPU", "CUDA"}, "1")])
+def test_a_device_in_use_that_cannot_be_recorded_is_missed(
+    monkeypatch: pytest.MonkeyPatch, supported: set[str], teardown: str
+) -> None:
+    monkeypatch.setenv("TEARDOWN_CUPTI", teardown)
     monkeypatch.setattr(torch, "cuda", Module(compiled=True, initialized=True))
-    (device,) = find_devices(Autograd(frozenset({"CPU"})), c_profiler())
-    assert not device.is_in_use()
+    profiler = profiler_of(Autograd(frozenset(supported)))
+    assert (profiler.sees_device, profiler.misses_device, profiler.is_first_of_device) == (False, True, False)
 
 
 def test_a_torch_that_does_not_tell_what_it_was_built_for_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,13 @@ def test_without_full_windows_a_device_is_never_attached_to() -> None:
     assert "full" not in training.profiler.log
 
 
+def test_a_full_window_that_could_not_record_the_device_in_use_is_left_out_and_counted() -> None:
+    training = Training(light=False)
+    training.profiler.misses_device = True
+    training.run(WARMUP_STEPS + FULL_STEPS)
+    assert (training.profiler.log, training.windows.skipped) == ([], {"device_not_recorded": 1})
+
+
 def test_light_windows_are_left_out_while_they_would_tell_nothing() -> None:
     training = Training(full=False)
     training.light_tells = False

@@ -24,6 +24,7 @@ class FakeProfiler:
         self.log: list[str] = []
         self.somebody_elses_is_on = False
         self.sees_device = False
+        self.misses_device = False
         self._has_seen_device = False
         self._thread: int | None = None
         self._ranges: list[str] = []
