@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from rankscope.measure.breakdown import break_down
-from rankscope.measure.intervals import touching
+from rankscope.measure.intervals import Intervals, covered_before, touching
 from rankscope.measure.kineto import LAUNCHES, NONE, Ints
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowBreakdown
@@ -63,7 +63,9 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A collective by the time of its kernels, in the step that launched it. None: the window does not tell."""
+    """A collective by the time of its kernels, in the step that launched it; in `exposed_ns` of it no kernel computed.
+    None: the window does not tell.
+    """
 
     step: int
     op: str
@@ -72,6 +74,7 @@ class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     bytes: int | None
     start_host_ns: int
     duration_ns: int
+    exposed_ns: int
 
 
 class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -178,15 +181,16 @@ def _find_device_collectives(
             continue
         numbered = one.group_name is not None and one.sequence is not None
         key = (one.group_name, one.sequence, one.op) if numbered else (index,)
-        found[key] = _join(found.get(key), step, one)
+        found[key] = _join(found.get(key), step, one, view.sets[0])
     return tuple(found.values())
 
 
-def _join(before: DeviceCollective | None, step: int, one: Collective) -> DeviceCollective:
+def _join(before: DeviceCollective | None, step: int, one: Collective, compute: Intervals) -> DeviceCollective:
     start_ns = one.start_ns if before is None else min(before.start_host_ns, one.start_ns)
     end_ns = one.start_ns + one.duration_ns
     if before is not None:
         end_ns = max(end_ns, before.start_host_ns + before.duration_ns)
+    hidden_ns = int(np.diff(covered_before(compute, np.array([start_ns, end_ns])))[0])
     return DeviceCollective(
         step=step if before is None else before.step,
         op=one.op,
@@ -195,6 +199,7 @@ def _join(before: DeviceCollective | None, step: int, one: Collective) -> Device
         bytes=one.bytes,
         start_host_ns=start_ns,
         duration_ns=end_ns - start_ns,
+        exposed_ns=end_ns - start_ns - hidden_ns,
     )
 
 

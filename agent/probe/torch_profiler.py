@@ -176,7 +176,7 @@ def find_devices(autograd: Any, c_profiler: Any) -> tuple[DeviceKind, ...]:
         module = getattr(torch, name, None)
         activity = getattr(c_profiler.ProfilerActivity, name.upper(), None)
         is_compiled = getattr(module, "_is_compiled", None)
-        if activity is not None and is_compiled is not None and is_compiled():
+        if module is not None and activity is not None and is_compiled is not None and is_compiled():
             found.append(DeviceKind(module.is_initialized, _make_can_be_recorded(autograd, activity), activity))
     return tuple(found)
 

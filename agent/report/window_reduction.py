@@ -145,14 +145,17 @@ class WindowReduction:
         return ReducedWindow(records, breakdowns, (steps[0], steps[-1]) if in_a_row else None)
 
     def _name_groups(self, found: Sequence[DeviceCollective]) -> list[CollectiveRecord] | None:
-        """As `_place`: None when some cannot be given their group."""
-        counted = [one for one in found if one.op not in POINT_TO_POINT_OPS]
-        self._known_groups.update(self._source.read_groups() if counted else {})
+        """As `_place`: None when some cannot be given their group. What is point to point is not waited for on every
+        member, so that one without a group is only left out.
+        """
+        self._known_groups.update(self._source.read_groups() if found else {})
         records = []
-        for one in counted:
+        for one in found:
             group = self._find_group_of(one)
+            if group is None and one.op in POINT_TO_POINT_OPS:
+                continue
             if group is None:
-                self._count("collectives_unplaced", len(counted))
+                self._count("collectives_unplaced", len(found))
                 return None
             records.append(
                 CollectiveRecord(
@@ -163,6 +166,7 @@ class WindowReduction:
                     duration_ns=one.duration_ns,
                     sequence=one.sequence,
                     bytes=one.bytes,
+                    exposed_ns=one.exposed_ns,
                 )
             )
         return records

@@ -81,6 +81,7 @@ def test_a_collective_of_a_device_has_its_groups_label_its_sequence_and_the_gath
             duration_ns=50,
             sequence=6_300,
             bytes=160,  # the gathered size: 40 floats of 4 bytes
+            exposed_ns=50,
         )
     ]
     assert (reduced.covered_steps, skipped) == ((5, 7), {})
@@ -106,9 +107,11 @@ def test_a_collective_that_names_no_group_is_the_only_ones_or_nobodys(
 
 
 @pytest.mark.parametrize("op", ["send", "recv 0<-1"])
-def test_what_goes_from_one_rank_to_another_is_no_collective(op: str) -> None:
-    reduced, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, "ncclDevKernel_SendRecv", group="99", op=op)])
-    assert (reduced.collectives, reduced.covered_steps, skipped) == ([], (5, 7), {})
+def test_what_goes_from_one_rank_to_another_covers_its_step_whether_its_group_is_known_or_not(op: str) -> None:
+    unknown, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, "ncclDevKernel_SendRecv", group="99", op=op)])
+    assert (unknown.collectives, unknown.covered_steps, skipped) == ([], (5, 7), {})
+    known, _ = reduce([*STEPS_5_TO_7, *kernel(6_300, "ncclDevKernel_SendRecv", group="17", op=op)])
+    assert [(found.group, found.op) for found in known.collectives] == [("mesh_tp/0-1", op.partition(" ")[0])]
 
 
 GLOO = GroupInfo(label="beside", description="beside", ranks=(0, 1, 2, 3), backend="gloo")

@@ -169,6 +169,7 @@ def test_a_collective_has_what_torch_said_of_it_and_its_kernels_time_on_the_host
             bytes=4_000,  # 1,000 floats of 4 bytes
             start_host_ns=130_000,
             duration_ns=50_000,
+            exposed_ns=40_000,
         ),
     )
     first = answer.breakdowns[0]
