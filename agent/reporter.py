@@ -16,6 +16,7 @@ from rankscope.agent.guard import Guard, say
 from rankscope.agent.own_cost import WINDOW_CHILDREN, OwnCost
 from rankscope.agent.probe.collectives import GroupProgress, read_groups
 from rankscope.agent.probe.device_timers import DeviceTimers, find_cuda
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.kineto_windows import PART as WINDOWS
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.ring import Ring
@@ -60,6 +61,7 @@ class Probes(NamedTuple):
     hooks: TorchHooks
     progress: GroupProgress
     device: TrainingDevice
+    captures: GraphCaptures
     device_timers: DeviceTimers | None = None
 
 
@@ -101,16 +103,7 @@ class Reporter:
         self._devices: NvmlSampler | AmdSampler = (
             AmdSampler(clock, probes.device.seen) if is_built_for_amd() else NvmlSampler(clock, probes.device.uuid)
         )
-        samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
-        if config.gpu:
-            samplers["gpu"] = self._devices.sample
-        cuda = find_cuda()
-        if cuda is not None:
-            samplers["torch_memory"] = TorchMemorySampler(clock, probes.device.seen, cuda).sample
-        # That a sampler is slow is the machine's business and no news for the person who trains.
-        self._samples = SampleLoop(
-            samplers, clock, s_to_ns(config.sample_interval_s), guard.record, on_notice=lambda _text: None
-        )
+        self._samples = self._make_samples()
         self._cost = OwnCost(
             config.overhead_ratio_max,
             probes.plan,
@@ -122,7 +115,13 @@ class Reporter:
             started_ns=clock.monotonic_ns(),
         )
         self._watchdog = Watchdog(
-            config, identity, guard, clock, find_groups=lambda: self._groups, read_moments=self._read_moments
+            config,
+            identity,
+            guard,
+            clock,
+            find_groups=lambda: self._groups,
+            read_moments=self._read_moments,
+            captures=probes.captures,
         )
         self._step_times_ns: list[int] = []
         self._endpoint: str | None = None
@@ -131,6 +130,22 @@ class Reporter:
         self._started_ns = clock.monotonic_ns()
         self._refusal_said = False
         self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
+
+    def _make_samples(self) -> SampleLoop[Any]:
+        samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
+        if self._config.gpu:
+            samplers["gpu"] = self._devices.sample
+        cuda = find_cuda()
+        if cuda is not None:
+            samplers["torch_memory"] = TorchMemorySampler(self._clock, self._probes.device.seen, cuda).sample
+        # That a sampler is slow is the machine's business and no news for the person who trains.
+        return SampleLoop(
+            samplers,
+            self._clock,
+            s_to_ns(self._config.sample_interval_s),
+            self._guard.record,
+            on_notice=lambda _text: None,
+        )
 
     def start(self) -> None:
         """Begin to report."""
@@ -205,7 +220,7 @@ class Reporter:
 
     def _report(self, *, last: bool = False) -> None:
         now_ns = self._clock.monotonic_ns()
-        if self._samples.due(now_ns):
+        if last or self._samples.due(now_ns):  # a short job has its samples too, a long one how it ended
             self._samples.run(now_ns)
         windows = [self._reduce(window) for window in self._probes.raw_windows.drain()]
         windows += self._collect(self._reduction.finish if last else self._reduction.collect)

@@ -99,7 +99,15 @@ class Session:
         self._stopping = threading.Event()
         self._device = TrainingDevice()
         probes = Probes(
-            self._steps, self._raw_windows, self._windows, self._plan, self._hooks, self._progress, self._device, timers
+            self._steps,
+            self._raw_windows,
+            self._windows,
+            self._plan,
+            self._hooks,
+            self._progress,
+            self._device,
+            self._captures,
+            timers,
         )
         self._reporter = Reporter(
             config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.agent.capture.flight_recorder import FlightRecorder
-from rankscope.agent.capture.graph_capture import GraphCaptures
 from rankscope.agent.capture.stalls import StallWatch
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.sidecar.beacon import Beat
 from rankscope.agent.sidecar.link import SidecarLink
 from rankscope.measure.clock import Clock
@@ -52,13 +52,13 @@ class Watchdog:
         *,
         find_groups: Callable[[], Mapping[str, GroupInfo]],
         read_moments: Callable[[], int | None],
+        captures: GraphCaptures,
     ) -> None:
         self._guard = guard
         self._clock = clock
         self._find_groups = find_groups
         self._read_moments = read_moments
-        self._captures = GraphCaptures()
-        self._recorder = FlightRecorder(find_groups, lambda: self._captures.is_capturing)
+        self._recorder = FlightRecorder(find_groups, captures)
         self._stalls = StallWatch(s_to_ns(config.stall_s), self._recorder, read_wall_ns=clock.wall_ns)
         self._link: SidecarLink | None = None
         if config.sidecar:
@@ -69,8 +69,6 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin. The sidecar is started beside training."""
-        with self._contained(STALLS):
-            self._captures.install()
         if self._link is not None:
             threading.Thread(target=self._open_link, name="rankscope-sidecar", daemon=True).start()
 
@@ -93,7 +91,6 @@ class Watchdog:
 
     def stop(self, exit_code: int | None, *, was_heard: bool) -> None:
         """The agent ends; `was_heard`: the collector has acknowledged the goodbye with this exit code."""
-        self._captures.remove()
         if self._link is not None:
             with self._contained(SIDECAR):
                 self._link.say_goodbye(exit_code, was_heard=was_heard)

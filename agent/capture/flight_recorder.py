@@ -5,11 +5,13 @@ entries by default), and that of NCCL queries CUDA events, which must not happen
 So it is made at most once a stall, and a few times in a life to learn the groups' names.
 """
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rankscope.agent.capture.flight_dump import Pending, find_names, find_pending, to_statuses
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.stalls import GroupStatus
 
@@ -31,11 +33,11 @@ class FlightRecorder:
     def __init__(
         self,
         find_groups: Callable[[], Mapping[str, GroupInfo]],
-        is_capturing: Callable[[], bool],
+        captures: GraphCaptures,
         dumps: Mapping[str, Dump] | None = None,
     ) -> None:
         self._find_groups = find_groups
-        self._is_capturing = is_capturing
+        self._captures = captures
         self._dumps = dict(_find_dumps() if dumps is None else dumps)
         self._names: dict[int, str] = {}
         self._name_dumps_left = NAME_DUMPS_MAX
@@ -62,10 +64,12 @@ class FlightRecorder:
     def _read_all(self, absent: dict[str, str]) -> list[dict[str, Any]]:
         dumps = []
         for name, dump in self._dumps.items():
-            if name == NCCL_DUMP and self._is_capturing():
+            read = functools.partial(dump, includeCollectives=True)
+            text = self._captures.run_between(read) if name == NCCL_DUMP else read()
+            if text is None:
                 absent["pending"] = "a CUDA graph is being captured"
-                continue
-            dumps.append(json.loads(dump(includeCollectives=True)))
+            else:
+                dumps.append(json.loads(text))
         return dumps
 
     def _find_labels(self, numbers: set[int]) -> dict[int, str]:

@@ -47,6 +47,7 @@ OF_A_RANK_WITH_A_GPU = (
     "rankscope_device_step", "rankscope_device_phase", "rankscope_device_timings", "rankscope_torch_memory",
 )  # fmt: skip
 ONLY_AFTER_THE_END = {"rankscope_rank_end_info"}
+OF_A_JOB_WITH_TOKENS = {"rankscope_tokens_total"}
 AFTER_THE_END = {"rankscope_run_info", "rankscope_rank_info", "rankscope_rank_up"}
 
 Series = tuple[str, frozenset[tuple[str, str]]]
@@ -205,6 +206,7 @@ def test_every_measure_that_needs_no_gpu_is_there(live: Live) -> None:
         }
         - WHEN_SOMETHING_WENT_WRONG
         - ONLY_AFTER_THE_END
+        - OF_A_JOB_WITH_TOKENS
     )
     shown = {sample.name for family in parse(live.pages[-1]) for sample in family.samples}
     assert sorted(wanted - shown) == []

@@ -148,7 +148,10 @@ def python(*arguments: str) -> list[str]:
 
 
 def _environment(given: Mapping[str, str], mark: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", MARK: mark, **given}
+    # A launcher's port gives a run its name where nobody else does. Runs of one name share a sidecar, which is there
+    # until the last of them has ended.
+    own_name = {"RANKSCOPE_RUN": f"alone-{mark}"} if given.get("MASTER_PORT") == ALONE["MASTER_PORT"] else {}
+    return {**os.environ, "OMP_NUM_THREADS": "1", MARK: mark, **own_name, **given}
 
 
 def _find_children(pid: int) -> list[psutil.Process]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rankscope.agent.capture.flight_recorder import NAME_DUMPS_MAX, FlightRecorder
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.measure.records import GroupInfo
 from tests.unit.agent.flight_dumps import CREATED_WALL_NS, Recorder, dump_of, entry_of, status_of
 
@@ -16,7 +17,7 @@ def recorder_of(
 ) -> tuple[FlightRecorder, Recorder, Recorder]:
     host, device = Recorder(dump), Recorder(nccl or {})
     dumps = {"_dump_fr_trace_json": host} | ({} if nccl is None else {"_dump_nccl_trace_json": device})
-    return FlightRecorder(lambda: groups, lambda: capturing, dumps), host, device
+    return FlightRecorder(lambda: groups, GraphCaptures(lambda: capturing), dumps), host, device
 
 
 def test_the_status_of_the_only_group_takes_no_full_dump() -> None:
@@ -68,7 +69,7 @@ def test_while_a_graph_is_being_captured_nccl_is_asked_for_its_status_only() -> 
 
 
 def test_a_torch_without_a_recorder_says_so() -> None:
-    recorder = FlightRecorder(dict, lambda: False, {})
+    recorder = FlightRecorder(dict, GraphCaptures(), {})
     absent: dict[str, str] = {}
     assert (recorder.is_available, recorder.read_progress()) == (False, ())
     assert recorder.read_pending(0, absent).collectives == ()
@@ -76,4 +77,4 @@ def test_a_torch_without_a_recorder_says_so() -> None:
 
 
 def test_the_recorder_of_the_torch_that_is_installed_is_found() -> None:
-    assert FlightRecorder(dict, lambda: False).is_available
+    assert FlightRecorder(dict, GraphCaptures()).is_available

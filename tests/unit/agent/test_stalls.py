@@ -3,6 +3,7 @@
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stacks import Stacks
 from rankscope.agent.capture.stalls import StallWatch
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.measure.records import StepRecord
 from rankscope.measure.stalls import StackFrame, Stall, ThreadStack
 from tests.unit.agent.flight_dumps import CREATED_WALL_NS, Recorder, dump_of, entry_of, status_of
@@ -21,7 +22,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.dump = Recorder(dump_of(entry_of(0, 7), g0=status_of(7)))
-        recorder = FlightRecorder(dict, lambda: False, {"_dump_fr_trace_json": self.dump})
+        recorder = FlightRecorder(dict, GraphCaptures(), {"_dump_fr_trace_json": self.dump})
         self.watch = StallWatch(
             STALL_NS, recorder, take=lambda: STACKS, read_wall_ns=lambda: CREATED_WALL_NS + self.s * S
         )

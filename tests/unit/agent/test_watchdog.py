@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.watchdog import SIDECAR, STALLS, Watchdog
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.records import GroupInfo
@@ -14,7 +15,13 @@ CONFIG = AgentConfig(sidecar=False, stall_s=30.0)
 
 def watchdog_of(guard: Guard, moments: int | None, groups: Mapping[str, GroupInfo] | None = None) -> Watchdog:
     return Watchdog(
-        CONFIG, identity_of(0, 1), guard, SystemClock(), find_groups=lambda: groups or {}, read_moments=lambda: moments
+        CONFIG,
+        identity_of(0, 1),
+        guard,
+        SystemClock(),
+        find_groups=lambda: groups or {},
+        read_moments=lambda: moments,
+        captures=GraphCaptures(),
     )
 
 
@@ -41,7 +48,9 @@ def test_what_fails_is_counted_and_switched_off_and_the_report_goes_out() -> Non
     def fail() -> int:
         raise RuntimeError("no moments")
 
-    watchdog = Watchdog(CONFIG, identity_of(0, 1), guard, SystemClock(), find_groups=dict, read_moments=fail)
+    watchdog = Watchdog(
+        CONFIG, identity_of(0, 1), guard, SystemClock(), find_groups=dict, read_moments=fail, captures=GraphCaptures()
+    )
     for second in range(5):
         assert watchdog.look(second * S, ()) == ((), None, None)
     assert guard.errors == {STALLS: 2}
