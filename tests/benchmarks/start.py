@@ -46,7 +46,7 @@ def measure(name, action):
 measure("import numpy, zmq, msgspec", lambda: [__import__(n) for n in NAMES])
 measure("import rankscope.agent.session", lambda: __import__("rankscope.agent.session"))
 from rankscope.agent.session import Session
-session = measure("Session.start", lambda: Session.start({}))
+session = measure("Session.start", lambda: Session.start({}, os.environ))
 print(json.dumps(took))
 session.stop()
 """.replace("NAMES", repr(["numpy", "zmq", "msgspec"]))
