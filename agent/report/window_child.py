@@ -37,6 +37,11 @@ ON_THEIR_WAY_MAX = WAITING_MAX + 1
 """Windows whose answer may still come."""
 
 
+IN_PLACE_EVENTS_MAX = 10_000
+"""A window of fewer is reduced on the agent's own thread: 0.6 ms for a thousand events (medians of 15), where a child
+takes 130 ms of another core before its first. On a machine that computes on all its cores that is training's time."""
+
+
 class Ended(NamedTuple):
     """A child that has ended: its exit code (negative: the signal), its CPU time, what it wrote."""
 
@@ -116,16 +121,24 @@ class WindowChildren:
         self,
         spawn_child: Callable[[bytes], Child] = spawn,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        in_place_events_max: int = IN_PLACE_EVENTS_MAX,
     ) -> None:
         self._spawn = spawn_child
         self._monotonic_ns = monotonic_ns
+        self._in_place_events_max = in_place_events_max
+        self._ready: list[WindowAnswer] = []
         self._waiting: deque[WindowRequest] = deque()
         self._running: tuple[Child, WindowRequest, int] | None = None
         self.failed: dict[str, int] = {}
         self.cpu_ns = 0
 
     def submit(self, request: WindowRequest) -> None:
-        """Reduce this when the ones before are done."""
+        """Reduce this, when the ones before are done."""
+        is_small = len(request.columns.category) <= self._in_place_events_max
+        if is_small and self._running is None and not self._waiting:
+            self._ready.append(reduce_window(request))
+            return
         if len(self._waiting) >= WAITING_MAX:
             self._waiting.popleft()
             self._count("reduction_backlog")
@@ -134,12 +147,14 @@ class WindowChildren:
 
     def collect(self) -> list[WindowAnswer]:
         """The answers that have come since. Never waits."""
+        answers, self._ready = self._ready, []
         answer = self._poll()
         self._start_next()
-        return [answer] if answer is not None else []
+        return answers + ([answer] if answer is not None else [])
 
     def finish(self) -> list[WindowAnswer]:
         """Answers to everything submitted, made here and now: training is over, nobody is kept waiting."""
+        answers, self._ready = self._ready, []
         answer = self._poll()
         requests = list(self._waiting)
         self._waiting.clear()
@@ -148,7 +163,8 @@ class WindowChildren:
             self._running = None
             child.kill()
             requests.insert(0, request)
-        return ([answer] if answer is not None else []) + [reduce_window(request) for request in requests]
+        answers += [answer] if answer is not None else []
+        return answers + [reduce_window(request) for request in requests]
 
     def _start_next(self) -> None:
         if self._running is not None or not self._waiting:

@@ -5,6 +5,9 @@ import msgspec
 from rankscope.agent.reduce_window import WindowRequest, reduce_window
 from rankscope.agent.report.window_child import Ended
 
+ALWAYS_A_CHILD = -1
+"""Most events of a window that is reduced in place: none is."""
+
 
 class PromptChild:
     """A child that has always just ended, with the right answer."""

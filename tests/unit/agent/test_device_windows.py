@@ -10,7 +10,7 @@ from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
-from tests.unit.agent.prompt_child import PromptChild
+from tests.unit.agent.prompt_child import ALWAYS_A_CHILD, PromptChild
 from tests.unit.agent.traced_activities import PARAM_COMMS, TracedActivity
 
 WALL = 1_700_000_000_000_000_000
@@ -61,7 +61,12 @@ def reduce(
     """`enqueued` are the host's collectives of each group by number, of which 0 has the name `entries_of`."""
     entries = [FlightEntry(0, number, "all_reduce", 0) for number in (1, 2)]
     source = GroupSource(lambda: dict(groups), lambda: (entries, {0: (entries_of, "")}))
-    reducing = WindowReduction(source, WindowChildren(PromptChild), events_max=1_000, yield_gil=lambda: None)
+    reducing = WindowReduction(
+        source,
+        WindowChildren(PromptChild, in_place_events_max=ALWAYS_A_CHILD),
+        events_max=1_000,
+        yield_gil=lambda: None,
+    )
     steps = [StepRecord(step=n, start_host_ns=n * STEP, duration_ns=STEP, phases_ns={}) for n in range(5, 9)]
     window = RawWindow(True, tuple(steps), Result(activities), WALL, {}, enqueued or {}, 0, on_device=True)
     at_once = reducing.reduce(window)

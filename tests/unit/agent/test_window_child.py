@@ -21,6 +21,7 @@ from rankscope.agent.reduce_window import (
 from rankscope.agent.report.window_child import WAITING_MAX, Child, Ended, SpawnedChild, WindowChildren, spawn
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns
+from tests.unit.agent.prompt_child import ALWAYS_A_CHILD
 
 DEADLINE_S = 60.0
 
@@ -71,7 +72,19 @@ class Nursery:
         return self.children[-1]
 
     def make(self) -> WindowChildren:
-        return WindowChildren(self.spawn, lambda: self.now_ns)
+        return WindowChildren(self.spawn, lambda: self.now_ns, in_place_events_max=ALWAYS_A_CHILD)
+
+
+def test_a_small_window_is_reduced_in_place_and_a_large_one_by_a_child() -> None:
+    nursery = Nursery()
+    reducing = WindowChildren(nursery.spawn, lambda: 0, in_place_events_max=1)
+    reducing.submit(request(1))
+    assert (steps_of(reducing.collect()), nursery.children) == ([1], [])
+    large = WindowColumns(category=bytes(2), name=bytes(8), lane=bytes(8), start_ns=bytes(16), duration_ns=bytes(16))
+    reducing.submit(msgspec.structs.replace(request(2), columns=large))
+    reducing.submit(request(3))
+    # The small one behind it waits its turn: answers come in the windows' order.
+    assert (steps_of(reducing.collect()), len(nursery.children)) == ([], 1)
 
 
 def test_an_answer_is_given_once_when_the_child_has_ended() -> None:
@@ -132,7 +145,7 @@ def test_a_child_that_cannot_be_started_is_counted(error: OSError) -> None:
     def refuse(_: bytes) -> Child:
         raise error
 
-    reducing = WindowChildren(refuse)
+    reducing = WindowChildren(refuse, in_place_events_max=ALWAYS_A_CHILD)
     reducing.submit(request(5))
     assert (reducing.collect(), reducing.failed) == ([], {"reduction_failed": 1})
 
