@@ -20,7 +20,6 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
 from rankscope.measure.records import GroupInfo, StepRecord
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
-from tests.unit.agent.prompt_child import ALWAYS_A_CHILD, PromptChild
 from tests.unit.agent.traced_activities import PARAM_COMMS, TracedActivity
 
 RANKS = (0, 1)
@@ -78,9 +77,7 @@ def steps_of(rank: int) -> tuple[StepRecord, ...]:
 
 def report_of(rank: int) -> Report:
     source = GroupSource(lambda: {"0": WORLD}, lambda: ([], {}))
-    reducing = WindowReduction(
-        source, WindowChildren(PromptChild, in_place_events_max=ALWAYS_A_CHILD), events_max=1_000
-    )
+    reducing = WindowReduction(source, WindowChildren(), events_max=1_000)
     reducing.reduce(window_of(rank))
     (found,) = reducing.collect()
     assert found.covered_steps is not None

@@ -10,7 +10,6 @@ from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
-from tests.unit.agent.prompt_child import ALWAYS_A_CHILD, PromptChild
 from tests.unit.agent.traced_activities import PARAM_COMMS, TracedActivity
 
 WALL = 1_700_000_000_000_000_000
@@ -63,7 +62,7 @@ def reduce(
     source = GroupSource(lambda: dict(groups), lambda: (entries, {0: (entries_of, "")}))
     reducing = WindowReduction(
         source,
-        WindowChildren(PromptChild, in_place_events_max=ALWAYS_A_CHILD),
+        WindowChildren(),
         events_max=1_000,
         yield_gil=lambda: None,
     )

@@ -21,9 +21,10 @@ from rankscope.agent.reduce_window import (
 from rankscope.agent.report.window_child import WAITING_MAX, Child, Ended, SpawnedChild, WindowChildren, spawn
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns
-from tests.unit.agent.prompt_child import ALWAYS_A_CHILD
 
 DEADLINE_S = 60.0
+ALWAYS_A_CHILD = -1
+"""Most events of a window that is reduced in place: none is."""
 
 
 def request(step: int) -> WindowRequest:

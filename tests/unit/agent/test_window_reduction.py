@@ -15,7 +15,6 @@ from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reading import BATCH_EVENTS
 from rankscope.agent.report.window_reduction import GroupSource, WindowReduction, parse_bytes
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord, WindowBreakdown
-from tests.unit.agent.prompt_child import ALWAYS_A_CHILD, PromptChild
 
 WALL = 1_700_000_000_000_000_000
 STEP = 1_000
@@ -114,7 +113,7 @@ def window(
 def reduction(world: World, yield_gil: Callable[[], None] = lambda: None) -> WindowReduction:
     return WindowReduction(
         world.source(),
-        WindowChildren(PromptChild, in_place_events_max=ALWAYS_A_CHILD),
+        WindowChildren(),
         events_max=EVENTS_MAX,
         yield_gil=yield_gil,
     )
