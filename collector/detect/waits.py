@@ -209,10 +209,13 @@ def _shortest(key: Ints, duration_ns: Ints) -> tuple[Ints, Ints]:
 
 def _shortest_handover(rows: _Rows, kinds: Kinds) -> tuple[npt.NDArray[np.bool_], Ints]:
     """Which rows are point to point, and for each row the shortest duration of its operation and size on any rank."""
+    handed_over = _of_kind(rows, [op in POINT_TO_POINT_OPS for _, op in kinds]) > 0
+    if not handed_over.any():  # as in most jobs: then nothing has to be sorted
+        return handed_over, rows.duration_ns
     ops = sorted({op for _, op in kinds})
     op = _of_kind(rows, [ops.index(op) for _, op in kinds])
     shortest_ns, _ = _shortest(_number_rows(op, rows.size_bytes), rows.duration_ns)
-    return _of_kind(rows, [op in POINT_TO_POINT_OPS for _, op in kinds]) > 0, shortest_ns
+    return handed_over, shortest_ns
 
 
 def _exposed(rows: _Rows, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> Ints:

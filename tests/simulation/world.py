@@ -51,13 +51,12 @@ class Opened(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What the collector said, and the truth it may be held to. `step_ns` has shape (steps, ranks)."""
+    """What the collector said of a scenario, and how long the steps were: `step_ns` has shape (steps, ranks)."""
 
     scenario: Scenario
     opened: list[Opened]
     abstained: str | None
     step_ns: Floats
-    self_ns: Floats
 
 
 def run(scenario: Scenario, config: CollectorConfig | None = None) -> Outcome:
@@ -97,10 +96,9 @@ class _World:
             self._report(first, chunk)
             self._look(last, int(chunk[-1].end_ns.max()))
         step_ns = np.array([step.duration_ns for step in steps], dtype=np.float64)
-        self_ns = np.array([np.sum(list(step.worked_ns.values()), axis=0) for step in steps], dtype=np.float64)
         abstained = self._job.snapshot(int(steps[-1].end_ns.max())).abstained
         still_open = [Opened(finding, opened, None) for finding, opened in self._open.values()]
-        return Outcome(self._scenario, self._closed + still_open, abstained, step_ns, self_ns)
+        return Outcome(self._scenario, self._closed + still_open, abstained, step_ns)
 
     def _run_step(self, number: int) -> Step:
         return self._engine.run_step(self._injection.apply(self._weather.draw(number), number))
