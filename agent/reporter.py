@@ -220,7 +220,9 @@ class Reporter:
 
     def _report(self, *, last: bool = False) -> None:
         now_ns = self._clock.monotonic_ns()
-        if last or self._samples.due(now_ns):  # a short job has its samples too, a long one how it ended
+        if last:
+            self._samples.run_all(now_ns)  # a short job has its samples too, and a long one how it ended
+        elif self._samples.due(now_ns):
             self._samples.run(now_ns)
         windows = [self._reduce(window) for window in self._probes.raw_windows.drain()]
         windows += self._collect(self._reduction.finish if last else self._reduction.collect)

@@ -7,7 +7,7 @@
 A sampler cannot be stopped while it runs: a driver call has no deadline. What is bounded is how often it may be slow.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import thread_time_ns
 from typing import Generic, TypeVar
@@ -104,11 +104,18 @@ class SampleLoop(Generic[T]):
 
     def run(self, now_ns: int) -> None:
         """Run each sampler that is due. A run that comes late is not made up for."""
-        for part, sampler in self._samplers.items():
-            if sampler.is_due(now_ns):
-                self._run_one(part, sampler)
-                times = RARER_TIMES if part in self._rarer else 1
-                sampler.due_ns = now_ns + times * sampler.interval_ns
+        self._run_these([part for part, sampler in self._samplers.items() if sampler.is_due(now_ns)], now_ns)
+
+    def run_all(self, now_ns: int) -> None:
+        """Run each sampler that is not switched off, due or not."""
+        self._run_these([part for part, sampler in self._samplers.items() if not sampler.is_off], now_ns)
+
+    def _run_these(self, parts: Sequence[str], now_ns: int) -> None:
+        for part in parts:
+            sampler = self._samplers[part]
+            self._run_one(part, sampler)
+            times = RARER_TIMES if part in self._rarer else 1
+            sampler.due_ns = now_ns + times * sampler.interval_ns
 
     def make_rarer(self, parts: frozenset[str]) -> None:
         """From their next run on these samplers run once in RARER_TIMES their interval, all others as they should."""

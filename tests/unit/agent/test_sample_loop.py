@@ -80,6 +80,24 @@ def test_run_before_it_is_due_runs_nothing() -> None:
     assert loop.counts["part"].successes == 1
 
 
+def test_last_run_takes_every_sampler_that_is_on_whether_due_or_not() -> None:
+    world = World()
+    runs: list[int] = []
+
+    def fail() -> int:
+        runs.append(1)
+        raise OSError("gone")
+
+    loop = world.loop(one=world.taking(1, 1, 1, 1), broken=fail)
+    for _ in range(3):  # failures_max: then it is off
+        loop.run(world.now_ns)
+        world.now_ns += INTERVAL_NS
+    world.now_ns -= INTERVAL_NS // 2
+    assert not loop.due(world.now_ns)
+    loop.run_all(world.now_ns)
+    assert (loop.latest, len(runs)) == ({"one": 4}, 3)
+
+
 def test_late_run_is_not_made_up_for() -> None:
     loop = World().loop(part=lambda: 1)
     loop.run(0)
