@@ -80,6 +80,11 @@ class OwnCost:
         self._started_ns = started_ns
         self._reduced_ns = {True: 0, False: 0}
 
+    def overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:
+        """What of the cost was spent in this process, over the time since the start."""
+        own_ns = sum(spent_ns for part, spent_ns in cost.part_ns.items() if part != WINDOW_CHILDREN)
+        return own_ns / max(1, now_ns - self._started_ns)
+
     def note_reduction(self, cost_ns: int, *, full: bool) -> None:
         """A window was reduced on the agent thread."""
         self._reduced_ns[full] += cost_ns

@@ -13,7 +13,7 @@ import msgspec
 
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
-from rankscope.agent.own_cost import WINDOW_CHILDREN, OwnCost
+from rankscope.agent.own_cost import OwnCost
 from rankscope.agent.probe.collectives import GroupProgress, read_groups
 from rankscope.agent.probe.device_timers import DeviceTimers, find_cuda
 from rankscope.agent.probe.graph_captures import GraphCaptures
@@ -41,7 +41,7 @@ from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Message
-from rankscope.measure.records import AgentCost, GroupInfo, Losses, StepRecord
+from rankscope.measure.records import GroupInfo, Losses, StepRecord
 from rankscope.measure.units import s_to_ns
 
 PART = "agent_thread"
@@ -100,9 +100,7 @@ class Reporter:
         )
         self._gc_meter = GcMeter()
         self._host = HostSampler(clock, self._gc_meter)
-        self._devices: NvmlSampler | AmdSampler = (
-            AmdSampler(clock, probes.device.seen) if is_built_for_amd() else NvmlSampler(clock, probes.device.uuid)
-        )
+        self._devices = self._make_devices()
         self._samples = self._make_samples()
         self._cost = OwnCost(
             config.overhead_ratio_max,
@@ -127,9 +125,12 @@ class Reporter:
         self._endpoint: str | None = None
         self._stopping = threading.Event()
         self._goodbye: tuple[str, str, int | None] = ("finished", "", None)
-        self._started_ns = clock.monotonic_ns()
         self._refusal_said = False
         self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
+
+    def _make_devices(self) -> NvmlSampler | AmdSampler:
+        device = self._probes.device
+        return AmdSampler(self._clock, device.seen) if is_built_for_amd() else NvmlSampler(self._clock, device.uuid)
 
     def _make_samples(self) -> SampleLoop[Any]:
         samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
@@ -243,7 +244,7 @@ class Reporter:
             allocator=self._samples.latest.get("torch_memory"),
             groups=self._read_groups(),
             losses=self._losses(),
-            overhead_ratio=self._overhead_ratio(cost, now_ns),
+            overhead_ratio=self._cost.overhead_ratio(cost, now_ns),
             cost=cost,
             progress=look.progress,
             stalled_since_host_ns=look.stalled_since_host_ns,
@@ -327,11 +328,6 @@ class Reporter:
             errors=self._guard.errors,
             device_timings_skipped=dict(timers.skipped) if timers is not None else {},
         )
-
-    def _overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:
-        """The agent's own time in this process over the wall time since it started."""
-        own_ns = sum(spent_ns for part, spent_ns in cost.part_ns.items() if part != WINDOW_CHILDREN)
-        return own_ns / max(1, now_ns - self._started_ns)
 
 
 def _median_ns(times_ns: list[int]) -> int:

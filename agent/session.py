@@ -67,7 +67,7 @@ class Session:
         self._steps: Ring[StepRecord] = Ring(config.ring_steps_max)
         self._raw_windows: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
         self._captures = GraphCaptures(is_current_stream_capturing)
-        self._progress = GroupProgress(self.identity.world_size, self._captures, os.environ)
+        self._progress = GroupProgress(self.identity.world_size, self._captures, environment)
         self._plan = WindowPlan(
             warmup_steps=config.warmup_steps,
             collective_window_ns=s_to_ns(config.collective_window_s),

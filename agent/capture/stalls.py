@@ -10,7 +10,6 @@ called stalled that fetches batches for ever and trains on none.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import Final, NamedTuple
 
 import msgspec
@@ -75,6 +74,8 @@ class StallWatch:
         """How long nothing may happen before it is called a stall."""
         if not self._durations_ns:
             return self._stall_ns * START_UP_FACTOR
+        from statistics import median  # noqa: PLC0415 - imported by the agent's thread, not at the start of training
+
         return max(self._stall_ns, STEP_FACTOR * round(median(self._durations_ns)))
 
     def look(self, now_ns: int, moments: int, steps: Sequence[StepRecord]) -> Stall | None:
