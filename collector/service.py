@@ -13,7 +13,7 @@ from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate,
 from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.publish.http_server import HttpServer
-from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding
+from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.events import (
     ClockSampled,
     DuplicateSeen,
@@ -230,8 +230,13 @@ class Service:
                 self._receiver.send(boot_id.encode(), ClockPing(job_ns=self._clock.monotonic_ns()))
             case OpenFinding(run, finding):
                 LOG.warning("run %r: %s", run, finding.sentence)
-            case CloseFinding(run, finding):
-                LOG.warning("run %r: rank %d is no longer slow (%s)", run, finding.rank, finding.cause)
+            case UpdateFinding(run, finding):
+                LOG.warning("run %r: finding %d is now: %s", run, finding.number, finding.sentence)
+            case CloseFinding(run, finding, reason):
+                LOG.warning(
+                    "run %r: finding %d, %s of %s, is closed: %s",
+                    run, finding.number, finding.kind, finding.subject, reason,
+                )  # fmt: skip
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 

@@ -24,12 +24,12 @@ class DemoRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemoFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One verdict."""
+    """One verdict. `rank` is None where it is about no rank."""
 
     kind: str
-    rank: int
-    since_step: int
-    slowdown_ratio: float
+    rank: int | None
+    since_step: int | None
+    slowdown_ratio: float | None
     cause: str
     sentence: str
 

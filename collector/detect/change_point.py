@@ -1,9 +1,8 @@
 """Since when: the point that best splits a series into a before and an after."""
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from rankscope.collector.detect.series import Floats
 
 SIDE_MIN = 3
 """Fewest values on either side of a change: one or two outliers at an end are no change."""

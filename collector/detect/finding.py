@@ -1,30 +1,92 @@
 """What detection says: a Finding, or an Abstain with its reason."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
+STRAGGLER: Final = "straggler"
+"""The kind of finding about ranks whose own work takes longer than that of those they are compared with."""
+PATTERNS: Final = ("steady", "intermittent", "drifting")
+"""How a slowness shows: in one step as in the next; only in some steps; ever more."""
+SEVERITIES: Final = ("info", "warning", "critical")
+"""To be known; to be looked at in the working day; to be looked at now."""
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One verdict about one rank.
+    """One verdict: about some ranks (the first one leads), about a process group, or about the whole run (neither).
 
-    `since_step` is the first step of the slowness; `slowdown_ratio` the rank's self time over its twins' (1 = equal);
-    `cause` one of docs/definitions.md section 5; `evidence` holds the numbers behind the sentence, with their unit;
-    `job_slowdown_ratio` the step over the ideal step, `lost_rank_seconds` what it has cost so far, all ranks together.
+    `kind` is what a detector finds (`straggler`, `hang`, ...), `number` counts the findings of a run from 1 and stays
+    with one that changes, `cause` is why, for a straggler one of docs/definitions.md section 5. `since_step` is the
+    first step it is about; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the
+    machines of which it is about every rank. `evidence` holds the numbers behind the sentence, with their unit;
+    `details` what is no number (a stack, the names of links). `job_slowdown_ratio` is the step over the ideal step,
+    `lost_rank_seconds` what it has cost so far, all ranks together. None: not known, or it makes no sense.
     """
 
     kind: str
-    rank: int
-    since_step: int
-    slowdown_ratio: float
+    number: int = 0
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    group: str | None = None
+    since_step: int | None = None
     cause: str
     sentence: str
+    suggestion: str = ""
+    severity: str = "warning"
+    pattern: str = "steady"
+    slowdown_ratio: float | None = None
     job_slowdown_ratio: float | None = None
     lost_rank_seconds: float | None = None
     evidence: Mapping[str, float] = {}
+    details: Mapping[str, str] = {}
+
+    @property
+    def rank(self) -> int | None:
+        """The rank it is about, of several the first; None for one about a group or the run."""
+        return self.ranks[0] if self.ranks else None
+
+    @property
+    def subject(self) -> str:
+        """Whom it is about, for people.
+
+        >>> finding = Finding(kind="straggler", ranks=(8, 9, 10, 12), cause="host_cpu", sentence="")
+        >>> finding.subject, Finding(kind="run_slowdown", cause="unattributed", sentence="").subject
+        ('ranks 8-10, 12', 'the run')
+        """
+        if self.nodes:
+            return f"node{'s' if len(self.nodes) > 1 else ''} {', '.join(self.nodes)}"
+        if self.ranks:
+            return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks)}"
+        return f"group {self.group}" if self.group else "the run"
+
+    def is_about_the_same(self, other: "Finding") -> bool:
+        """Whether two findings are one that has grown, shrunk or gone on: of one kind and group, with a rank in common
+        where they are about ranks.
+        """
+        if (self.kind, self.group) != (other.kind, other.group):
+            return False
+        if not self.ranks and not other.ranks:
+            return self.group is not None or self.cause == other.cause
+        return not set(self.ranks).isdisjoint(other.ranks)
 
 
 class Abstain(msgspec.Struct, frozen=True):
     """Detection gives no verdict, and says why."""
 
     reason: str
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in ascending order, neighbours together.
+
+    >>> format_ranks([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

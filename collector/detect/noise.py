@@ -4,9 +4,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from rankscope.collector.detect.series import Floats
 
 MAD_TO_SIGMA = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
@@ -44,11 +43,23 @@ def measure_noise(series: Floats, change: int) -> Noise:
     they were drawn from, and among all the parts that might be picked some always do. For the same reason the
     correlation is taken at the upper end of what it may be: its estimate plus two of its standard errors, 1 / sqrt(n).
     """
-    sides = [side - np.median(side) for side in (series[:change], series[change:]) if len(side)]
+    deviations, correlations = measure_noises(series[:, np.newaxis], change)
+    return Noise(float(deviations[0]), float(correlations[0]))
+
+
+def measure_noises(series: Floats, change: int) -> tuple[Floats, Floats]:
+    """`measure_noise` of every column of `series`, shape (n, m): their deviations and correlations, shape (m,)."""
+    sides = [side - np.median(side, axis=0) for side in (series[:change], series[change:]) if len(side)]
     rest = np.concatenate(sides)
-    deviation = MAD_TO_SIGMA * float(np.median(np.abs(rest)))
+    deviation = MAD_TO_SIGMA * np.median(np.abs(rest), axis=0)
     bounded = np.clip(rest, -OUTLIER_DEVIATIONS * deviation, OUTLIER_DEVIATIONS * deviation)
-    power = float(np.sum(bounded**2))
-    correlation = float(np.sum(bounded[1:] * bounded[:-1])) / power if power > 0 else 0.0
-    at_most = correlation + 2 / math.sqrt(len(series))
-    return Noise(deviation, min(max(at_most, 0.0), CORRELATION_MAX))
+    power = np.sum(bounded**2, axis=0)
+    products = np.sum(bounded[1:] * bounded[:-1], axis=0)
+    correlation = np.divide(products, power, out=np.zeros_like(power), where=power > 0)
+    return deviation, np.clip(correlation + 2 / math.sqrt(len(series)), 0.0, CORRELATION_MAX)
+
+
+def median_errors(deviations: Floats, correlations: Floats, count: int) -> Floats:
+    """`Noise.median_error` of many."""
+    independent = np.maximum(1.0, count * (1 - correlations) / (1 + correlations))
+    return np.asarray(MEDIAN_ERROR * deviations / np.sqrt(independent))

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from rankscope.collector.detect.stragglers import Slow, StepSeries
-from rankscope.measure.records import DeviceSample, WindowBreakdown
+from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.stragglers import Slow
+from rankscope.collector.detect.view import GcPauses, Samples
+from rankscope.measure.records import DeviceSample
 from rankscope.measure.units import format_duration
 
 EXPLAINS = 0.5
@@ -26,25 +27,6 @@ HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
 remapping, NVLink, fallen off the bus, contained and uncontained memory errors, the GPU's own processor."""
 NO_PHASES = frozenset({"cpu", "gc", "compute", "idle"})
 """Excesses that are no phases of the step."""
-
-Floats = npt.NDArray[np.float64]
-
-
-class GcPauses(NamedTuple):
-    """The garbage collector's pauses of a rank so far, when it had made so many steps."""
-
-    steps: int
-    pause_ns: int
-
-
-class Samples(NamedTuple):
-    """What was sampled beside the steps, by rank: breakdowns of full windows, pauses of Python's garbage collector, the
-    last GPU sample. A rank or value that is missing was not measured.
-    """
-
-    breakdowns: Mapping[int, Sequence[WindowBreakdown]]
-    gc_pauses: Mapping[int, Sequence[GcPauses]]
-    devices: Mapping[int, Sequence[DeviceSample]]
 
 
 class Cause(NamedTuple):
@@ -78,8 +60,8 @@ def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
 
 
 def _excess(values: Floats, slow: Slow, series: StepSeries) -> float:
-    mine = values[:, series.ranks.index(slow.rank)]
-    peers = values[:, [series.ranks.index(peer) for peer in slow.peers.ranks]]
+    mine = values[:, series.column_of(slow.rank)]
+    peers = values[:, series.columns_of(slow.peers.ranks)]
     known = ~np.isnan(mine) & ~np.isnan(peers).any(axis=1)
     if not known.any():
         return float("nan")

@@ -2,7 +2,8 @@
 
 from rankscope.collector.detect.cost import Cost
 from rankscope.collector.detect.root_cause import Cause
-from rankscope.collector.detect.stragglers import Slow, StepSeries
+from rankscope.collector.detect.series import StepSeries
+from rankscope.collector.detect.stragglers import Slow
 from rankscope.measure.units import format_duration
 
 COST_WORTH_SAYING = 1.01

@@ -20,22 +20,28 @@ until then it stays called slow (hysteresis).
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.detect.change_point import find_change
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.noise import MAD_TO_SIGMA, Floats, Noise, measure_noise
-from rankscope.collector.detect.peers import Peers
+from rankscope.collector.detect.noise import MAD_TO_SIGMA, Noise, measure_noise, measure_noises, median_errors
+from rankscope.collector.detect.series import Floats, Ints
+from rankscope.collector.detect.twins import Peers
+from rankscope.collector.detect.view import JobView
 
-Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 SIGMA_FLOOR = 0.01
 """1 %: what identical ranks differ by for reasons nobody can act on."""
+WORTH_JUDGING_Z: Final = 1.5
+"""A rank is judged only if some stretch up to now stands out by so many errors: far below any `robust_z_min` that is
+in use. Of 16,384 healthy ranks some hundreds are left to be judged one by one."""
+TWINS_ASKED_MAX: Final = 256
+"""How noisy twins are is asked of so many at most, evenly spread: more would not tell it better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +54,6 @@ class Thresholds:
     slowdown_close_ratio: float = 1.025
     robust_z_min: float = 5.0
     persistence_ratio: float = 0.7
-
-
-class StepSeries(NamedTuple):
-    """The same steps of all ranks: `steps` has shape (n,), the times (n, ranks), in ns; NaN where not known.
-
-    `self_is_measured` is False where waiting could not be measured and phases without communication stand in.
-    """
-
-    steps: npt.NDArray[np.int64]
-    ranks: tuple[int, ...]
-    step_ns: Floats
-    self_ns: Floats
-    cpu_ns: Floats
-    phases_ns: Mapping[str, Floats]
-    self_is_measured: bool
 
 
 class Slow(NamedTuple):
@@ -86,107 +77,83 @@ class Slow(NamedTuple):
     peers: Peers
 
 
-def find_stragglers(
-    series: StepSeries, peers: Mapping[int, Peers], thresholds: Thresholds
-) -> tuple[Slow, ...] | Abstain:
+def find_stragglers(view: JobView, thresholds: Thresholds) -> tuple[Slow, ...] | Abstain:
     """Every rank that is slow now, slowest first; or why no verdict can be given."""
+    series = view.series
+    if len(series.ranks) < view.world_size:
+        missing = view.world_size - len(series.ranks)
+        return Abstain(f"{missing} of {view.world_size} ranks have not been heard of")
     if len(series.ranks) < 2:  # noqa: PLR2004 - a comparison takes two
         return Abstain("1 rank reports: there is nobody to compare it with")
-    known = int(np.count_nonzero(~np.isnan(series.self_ns).any(axis=1)))
+    known = int(np.count_nonzero(~np.isnan(view.excess), axis=0).max(initial=0))
     if known < thresholds.steps_min:
         return Abstain(f"{known} steps are known of all {len(series.ranks)} ranks, {thresholds.steps_min} are needed")
-    excess = find_excess(series, peers)
-    found = [_judge(series, rank, peers[rank], excess, thresholds) for rank in series.ranks]
+    worth = np.flatnonzero(is_worth_judging(view.excess, thresholds))
+    found = [_judge(view, series.ranks[column], thresholds) for column in worth.tolist()]
     return tuple(sorted((slow for slow in found if slow is not None), key=lambda slow: -slow.slowdown_ratio))
 
 
-def find_excess(series: StepSeries, peers: Mapping[int, Peers]) -> dict[int, Floats]:
-    """`log_excess` of every rank in `peers`, which for one without peers is not known.
+def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
+    """Which ranks may be slow, shape (ranks,): cheap, and never False for one that would be judged to be.
 
-    Ranks that are compared with each other share one sorting: 1,024 ranks in 0.1 s, not in 10 s.
+    Looked at are the stretches of the last `steps_min`, twice as many, ... steps, one of which a slow stretch fills at
+    least half. The noise is that between neighbouring steps, which no change of level makes larger.
     """
-    groups: dict[frozenset[int], list[int]] = {}
-    for rank, its_peers in peers.items():
-        groups.setdefault(frozenset((rank, *its_peers.ranks)), []).append(rank)
-    return {
-        rank: excess
-        for group, ranks in groups.items()
-        for rank, excess in _compare(series, sorted(group), ranks).items()
-    }
-
-
-def log_excess(series: StepSeries, rank: int, peers: Peers) -> Floats:
-    """log(self time / median of the peers' self times) for each step, shape (n,); NaN where not known."""
-    return find_excess(series, {rank: peers})[rank]
-
-
-def _compare(series: StepSeries, group: Sequence[int], ranks: Sequence[int]) -> dict[int, Floats]:
-    """The excess of these members of a group over the group's other members."""
-    times = series.self_ns[:, [series.ranks.index(member) for member in group]]
-    complete = ~np.isnan(times).any(axis=1)
-    excess = np.full(times.shape, np.nan)
-    if len(group) > 1:
-        known = np.maximum(times[complete], 1.0)
-        excess[complete] = np.log(known / _median_of_others(known))
-    return {rank: excess[:, group.index(rank)] for rank in ranks}
-
-
-def _median_of_others(values: Floats) -> Floats:
-    """For each value the median of the others in its row; shape (n, m) both, m >= 2."""
-    order = np.argsort(values, axis=1)
-    place = np.argsort(order, axis=1)
-    ordered = np.take_along_axis(values, order, axis=1)
-
-    def nth_other(nth: int) -> Floats:
-        return np.where(place <= nth, ordered[:, [nth + 1]], ordered[:, [nth]])
-
-    others = values.shape[1] - 1
-    return (nth_other((others - 1) // 2) + nth_other(others // 2)) / 2
-
-
-def slowdown_ratio(excess: Floats, steps: int) -> float | None:
-    """exp of the median over the last steps that are known; None when none is."""
-    known = excess[~np.isnan(excess)][-steps:]
-    return float(np.exp(np.median(known))) if len(known) else None
+    rows = np.flatnonzero(~np.isnan(excess).all(axis=1))
+    recent = excess[rows]
+    incomplete: Flags = np.asarray(np.isnan(recent).any(axis=0))
+    if len(rows) < 2:  # noqa: PLR2004 - a difference takes two
+        return incomplete
+    told = np.where(np.isnan(recent), 0.0, recent)
+    apart = MAD_TO_SIGMA / math.sqrt(2) * np.median(np.abs(np.diff(told, axis=0)), axis=0)
+    worth = incomplete.copy()
+    length = min(thresholds.steps_min, len(rows))
+    while True:
+        level = np.median(told[-length:], axis=0)
+        error = np.maximum(median_errors(apart, np.zeros_like(apart), length), SIGMA_FLOOR)
+        worth |= (level >= math.log(thresholds.slowdown_ratio_min) / 2) & (level >= WORTH_JUDGING_Z * error)
+        if length == len(rows):
+            return worth
+        length = min(2 * length, len(rows))
 
 
 def has_recovered(excess: Floats, thresholds: Thresholds) -> bool:
-    """Whether a rank that was called slow is so no longer."""
+    """Whether a rank that was called slow is so no longer. `excess`: its column, shape (n,)."""
     known = excess[~np.isnan(excess)]
     if len(known) < thresholds.steps_min:
         return False
     return bool(np.median(known[-thresholds.steps_min :]) < math.log(thresholds.slowdown_close_ratio))
 
 
-def _judge(
-    series: StepSeries, rank: int, peers: Peers, excess: Mapping[int, Floats], thresholds: Thresholds
-) -> Slow | None:
-    known = np.flatnonzero(~np.isnan(excess[rank]))
-    if len(known) < thresholds.steps_min or has_recovered(excess[rank], thresholds):
+def _judge(view: JobView, rank: int, thresholds: Thresholds) -> Slow | None:
+    excess = view.excess_of(rank)
+    known = np.flatnonzero(~np.isnan(excess))
+    if len(known) < thresholds.steps_min or has_recovered(excess, thresholds):
         return None
-    since = _stretch_since_change(excess[rank][known], thresholds)
+    since = _stretch_since_change(excess[known], thresholds)
     rows = known[since:]
-    stretch = excess[rank][rows]
+    stretch = excess[rows]
     level = float(np.median(stretch))
     if level < math.log(thresholds.slowdown_ratio_min):
         return None
-    noise = measure_noise(excess[rank][known], since)
-    robust_z = level / _sigma(noise, known, since, peers, excess)
+    noise = measure_noise(excess[known], since)
+    peers = view.twins.of(rank).peers_of(rank)
+    robust_z = level / _sigma(view, noise, known, since, peers)
     persistence = _persistence(stretch, level, noise, thresholds)
     if robust_z < thresholds.robust_z_min or persistence < thresholds.persistence_ratio:
         return None
-    began = _begin_of_slowness(excess[rank][known], since, thresholds)
-    peer_columns = np.array([series.ranks.index(peer) for peer in peers.ranks], dtype=np.int64)
+    began = _begin_of_slowness(excess[known], since, thresholds)
+    peers_self_ns = view.series.self_ns[np.ix_(rows, view.series.columns_of(peers.ranks))]
     return Slow(
         rank=rank,
-        since_step=int(series.steps[known[began]]),
-        level_from_step=int(series.steps[rows[0]]),
+        since_step=int(view.series.steps[known[began]]),
+        level_from_step=int(view.series.steps[rows[0]]),
         change_is_seen=began > 0,
         slowdown_ratio=math.exp(level),
         robust_z=robust_z,
         persistence=persistence,
-        self_ns=float(np.median(series.self_ns[rows, series.ranks.index(rank)])),
-        peers_self_ns=float(np.median(np.median(series.self_ns[np.ix_(rows, peer_columns)], axis=1))),
+        self_ns=float(np.median(view.series.self_ns[rows, view.series.column_of(rank)])),
+        peers_self_ns=float(np.median(np.nanmedian(peers_self_ns, axis=1))),
         steps_looked_at=len(rows),
         peers=peers,
     )
@@ -239,14 +206,18 @@ def _persistence(stretch: Floats, level: float, noise: Noise, thresholds: Thresh
     return float(np.mean(stretch > slow_from))
 
 
-def _sigma(noise: Noise, known: Ints, since: int, peers: Peers, excess: Mapping[int, Floats]) -> float:
+def _sigma(view: JobView, noise: Noise, known: Ints, since: int, peers: Peers) -> float:
     """By how much the level of the stretch `known[since:]` may be off: see the head of this file.
 
     The twins' noise counts because one rank's own can look small by chance, and several ranks' hardly.
     """
-    series = [excess[peer][known] for peer in peers.ranks]
-    levels = np.array([np.median(values[since:]) for values in series])
-    between = MAD_TO_SIGMA * float(np.median(np.abs(levels - np.median(levels))))
+    asked = peers.ranks[:: -(-len(peers.ranks) // TWINS_ASKED_MAX)]
+    series = view.excess[np.ix_(known, view.series.columns_of(asked))]
+    series = series[:, ~np.isnan(series).any(axis=0)]
     count = len(known) - since
-    over_time = float(np.median([measure_noise(values, since).median_error(count) for values in series]))
-    return max(between, noise.median_error(count), over_time, SIGMA_FLOOR)
+    errors = [noise.median_error(count), SIGMA_FLOOR]
+    if series.shape[1]:
+        levels = np.median(series[since:], axis=0)
+        errors.append(MAD_TO_SIGMA * float(np.median(np.abs(levels - np.median(levels)))))
+        errors.append(float(np.median(median_errors(*measure_noises(series, since), count))))
+    return max(errors)

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from rankscope.collector.detect import ratios
+from rankscope.collector.detect.finding import STRAGGLER
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, Measure
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
@@ -136,15 +137,17 @@ def _per_device_and(fields: Mapping[str, str]) -> Reader:
     )
 
 
-def _per_cause(read: Callable[[RunSnapshot], Iterable[tuple[int, str, float]]]) -> Reader:
-    """For what detection says of (rank, cause); only of ranks that live."""
+def _per_cause(read: Callable[[RunSnapshot], Iterable[tuple[int | None, str, float]]]) -> Reader:
+    """For what detection says of (rank, cause); only of ranks that live. No rank is an empty label, which is none."""
 
     def read_all(snapshot: Snapshot) -> Iterator[Value]:
         live = {_rank_labels(run, rank) for run, rank in _live_ranks(snapshot)}
+        live |= {(run, "") for run, _ in live}
         for run in snapshot.runs:
             for rank, cause, value in read(run):
-                if (run.run, str(rank)) in live:
-                    yield (run.run, str(rank), cause), value
+                label = "" if rank is None else str(rank)
+                if (run.run, label) in live:
+                    yield (run.run, label, cause), value
 
     return read_all
 
@@ -230,11 +233,12 @@ def _run_slowdown(snapshot: Snapshot) -> Iterator[Value]:
     return (((run.run,), run.run_slowdown_ratio) for run in snapshot.runs if run.run in live)
 
 
-def _stragglers(run: RunSnapshot) -> Iterator[tuple[int, str, float]]:
-    return ((finding.rank, finding.cause, 1) for finding in run.open_findings)
+def _stragglers(run: RunSnapshot) -> Iterator[tuple[int | None, str, float]]:
+    slow = (finding for finding in run.open_findings if finding.kind == STRAGGLER)
+    return ((rank, finding.cause, 1) for finding in slow for rank in finding.ranks)
 
 
-def _lost(run: RunSnapshot) -> Iterator[tuple[int, str, float]]:
+def _lost(run: RunSnapshot) -> Iterator[tuple[int | None, str, float]]:
     return ((lost.rank, lost.cause, lost.lost_rank_seconds) for lost in run.lost)
 
 

@@ -18,11 +18,19 @@ class OpenFinding(NamedTuple):
     finding: Finding
 
 
-class CloseFinding(NamedTuple):
-    """A verdict no longer holds."""
+class UpdateFinding(NamedTuple):
+    """A verdict that holds has changed in its ranks, cause, severity or pattern."""
 
     run: str
     finding: Finding
 
 
-JobEffect = AskClock | OpenFinding | CloseFinding
+class CloseFinding(NamedTuple):
+    """A verdict no longer holds: it has passed, is part of another finding now, or its attempt is over."""
+
+    run: str
+    finding: Finding
+    reason: str
+
+
+JobEffect = AskClock | OpenFinding | UpdateFinding | CloseFinding

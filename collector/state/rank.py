@@ -4,7 +4,7 @@ from collections import deque
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.detect.ratios import add_breakdowns
-from rankscope.collector.detect.root_cause import GcPauses
+from rankscope.collector.detect.view import AllocatorCounts, GcPauses
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.collector.state.vitals import Vitals
@@ -25,6 +25,7 @@ from rankscope.measure.units import ns_to_s
 
 BREAKDOWNS_KEPT = 32
 GC_PAUSES_KEPT = 256
+ALLOCATOR_COUNTS_KEPT = 64
 KINDS_MAX = 64
 """Kinds of collective (group, op) kept for a rank: a rank of a 5-dimensional mesh has about 20."""
 
@@ -75,6 +76,7 @@ class RankState:
         self.last_sequence = hello.first_sequence - 1
         self.last_step: int | None = None
         self._kinds: dict[tuple[str, str], _KindTotals] = {}
+        self.allocators: deque[AllocatorCounts] = deque(maxlen=ALLOCATOR_COUNTS_KEPT)
         self.gc_pauses: deque[GcPauses] = deque(maxlen=GC_PAUSES_KEPT)
 
     @property
@@ -99,6 +101,8 @@ class RankState:
         self.cost = report.cost
         self.devices = report.devices or self.devices
         self.allocator = report.allocator or self.allocator
+        if report.allocator is not None:
+            self.allocators.append(AllocatorCounts(report.totals.steps, report.allocator))
         if report.host is not None:
             self.host = report.host
             if report.host.gc_pause_ns is not None:

@@ -81,9 +81,9 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostSeconds(msgspec.Struct, frozen=True):
-    """What a rank's slowness of one cause has cost so far, all ranks together."""
+    """What findings of one cause that lead with a rank have cost so far, all ranks together; None: with no rank."""
 
-    rank: int
+    rank: int | None
     cause: str
     lost_rank_seconds: float
 

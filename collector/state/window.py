@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.noise import Floats
-from rankscope.collector.detect.stragglers import StepSeries
-from rankscope.collector.detect.waits import Ints, KindWaits, RankCollectives, split_waits
+from rankscope.collector.detect.series import Floats, Ints, StepSeries
+from rankscope.collector.detect.waits import KindWaits, RankCollectives, split_waits
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Table
 

@@ -180,8 +180,13 @@ def crashed_rank() -> RankSnapshot:
 def full_snapshot() -> Snapshot:
     """The snapshot behind the golden page."""
     finding = Finding(
-        kind="straggler", rank=0, since_step=60, slowdown_ratio=1.5, cause="gpu_thermal_throttle", sentence="Rank 0 ..."
-    )  # fmt: skip
+        kind="straggler",
+        ranks=(0,),
+        since_step=60,
+        slowdown_ratio=1.5,
+        cause="gpu_thermal_throttle",
+        sentence="Rank 0 ...",
+    )
     run = RunSnapshot(
         run="bert",
         world_size=4,

@@ -9,16 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.noise import Floats
-from rankscope.collector.detect.peers import Peers, find_peers
-from rankscope.collector.detect.stragglers import (
-    Slow,
-    StepSeries,
-    Thresholds,
-    find_excess,
-    find_stragglers,
-    has_recovered,
-)
+from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.view import JobView
+from tests.unit.collector.step_series import view_of
 
 THRESHOLDS = Thresholds()
 
@@ -36,11 +30,11 @@ class Job(NamedTuple):
         return StepSeries(steps, self.ranks, self.self_ns, self.self_ns, self.self_ns, {}, self_is_measured=True)
 
     @property
-    def peers(self) -> dict[int, Peers]:
-        return {rank: find_peers(rank, self.signatures, self.ranks) for rank in self.ranks}
+    def view(self) -> JobView:
+        return view_of(self.series, signatures=self.signatures)
 
     def judge(self) -> tuple[Slow, ...] | Abstain:
-        return find_stragglers(self.series, self.peers, THRESHOLDS)
+        return find_stragglers(self.view, THRESHOLDS)
 
 
 @st.composite
@@ -96,13 +90,13 @@ def test_verdict_is_given_or_abstained_from_whatever_is_missing(job: Job) -> Non
 
 @given(jobs(missing_ratio_max=0.5))
 def test_whoever_is_named_passes_every_test_that_is_promised(job: Job) -> None:
-    excess = find_excess(job.series, job.peers)
+    view = job.view
     for slow in found(job):
         assert slow.slowdown_ratio >= THRESHOLDS.slowdown_ratio_min * (1 - 1e-12)
         assert slow.robust_z >= THRESHOLDS.robust_z_min
         assert slow.persistence >= THRESHOLDS.persistence_ratio
         assert slow.steps_looked_at >= THRESHOLDS.steps_min
-        assert not has_recovered(excess[slow.rank], THRESHOLDS)
+        assert not has_recovered(view.excess_of(slow.rank), THRESHOLDS)
 
 
 @given(jobs(missing_ratio_max=0.2))
@@ -114,12 +108,13 @@ def test_slower_ranks_come_first_and_each_once(job: Job) -> None:
 
 @given(jobs(missing_ratio_max=0.3))
 def test_excess_is_the_logarithm_over_the_median_of_the_peers(job: Job) -> None:
-    for rank, excess in find_excess(job.series, job.peers).items():
-        mine, others = job.self_ns[:, rank], job.self_ns[:, list(job.peers[rank].ranks)]
-        known = ~np.isnan(mine) & ~np.isnan(others).any(axis=1) & (others.shape[1] > 0)
-        expected = np.full(len(mine), np.nan)
-        expected[known] = np.log(mine[known] / np.median(others[known], axis=1)) if known.any() else np.nan
-        np.testing.assert_allclose(excess, expected, atol=1e-12)
+    view = job.view
+    for rank in job.ranks:
+        mine, others = job.self_ns[:, rank], job.self_ns[:, list(view.twins.of(rank).peers_of(rank).ranks)]
+        complete = ~np.isnan(mine) & ~np.isnan(others).any(axis=1) & (others.shape[1] > 0)
+        expected = np.log(mine[complete] / np.median(others[complete], axis=1)) if complete.any() else []
+        np.testing.assert_allclose(view.excess_of(rank)[complete], expected, atol=1e-12)
+        assert np.isnan(view.excess_of(rank)[np.isnan(mine)]).all()
 
 
 @given(jobs())

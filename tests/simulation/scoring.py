@@ -39,7 +39,7 @@ def judge(outcome: Outcome) -> Judged:
     return Judged(
         found=True,
         right_cause=first.finding.cause == fault.cause,
-        since_error_steps=abs(first.finding.since_step - fault.begin),
+        since_error_steps=abs((first.finding.since_step or 0) - fault.begin),
         delay_steps=first.opened_step - fault.begin,
         false_findings=false_findings,
         rank_steps=rank_steps,

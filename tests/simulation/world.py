@@ -80,7 +80,7 @@ class _World:
         ]
         self._admission = Admission(1, topology.world_size)
         self._job = JobState(RUN, config)
-        self._open: dict[tuple[int, str], tuple[Finding, int]] = {}
+        self._open: dict[int, tuple[Finding, int]] = {}
         self._closed: list[Opened] = []
 
     def run(self) -> Outcome:
@@ -125,17 +125,13 @@ class _World:
         for effect in self._job.handle(Tick(now_ns, ns_to_s(now_ns))):
             match effect:
                 case OpenFinding():
-                    self._open[_key(effect.finding)] = (effect.finding, step)
+                    self._open[effect.finding.number] = (effect.finding, step)
                 case CloseFinding():
-                    _, opened = self._open.pop(_key(effect.finding))
+                    _, opened = self._open.pop(effect.finding.number)
                     self._closed.append(Opened(effect.finding, opened, step))
         for finding in self._job.snapshot(now_ns).open_findings:
-            _, opened = self._open[_key(finding)]
-            self._open[_key(finding)] = (finding, opened)
-
-
-def _key(finding: Finding) -> tuple[int, str]:
-    return finding.rank, finding.kind
+            _, opened = self._open[finding.number]
+            self._open[finding.number] = (finding, opened)
 
 
 def build_program(scenario: Scenario, scale: Scale) -> Program:

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rankscope.collector.detect.noise import Floats
-from rankscope.collector.detect.peers import Peers
-from rankscope.collector.detect.stragglers import Slow, StepSeries
+from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.stragglers import Slow
+from rankscope.collector.detect.twins import Peers, find_twins
+from rankscope.collector.detect.view import JobView, Samples
 
 MS = 1_000_000
 UNKNOWN = float("nan")
@@ -39,6 +40,29 @@ def series_of(
         cpu_ns=np.full_like(self_ns, np.nan) if cpu_ms is None else to_ns(cpu_ms),
         phases_ns={name: to_ns(rows) for name, rows in (phases_ms or {}).items()},
         self_is_measured=self_is_measured,
+    )
+
+
+def view_of(
+    series: StepSeries,
+    *,
+    signatures: Mapping[int, object] | None = None,
+    nodes: Mapping[int, str] | None = None,
+    groups: Mapping[str, tuple[int, ...]] | None = None,
+    transfers_ns: Mapping[str, Floats] | None = None,
+    samples: Samples | None = None,
+    now_job_ns: int = 0,
+) -> JobView:
+    """All ranks have been heard of, each is on a machine of its own, nothing was sampled."""
+    return JobView(
+        now_job_ns=now_job_ns,
+        world_size=len(series.ranks),
+        series=series,
+        twins=find_twins(series.ranks, signatures or {}),
+        nodes=nodes or {rank: f"node{rank}" for rank in series.ranks},
+        samples=samples or Samples({}, {}, {}),
+        groups=groups or {},
+        transfers_ns=transfers_ns or {},
     )
 
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.noise import Floats
-from rankscope.collector.detect.peers import find_peers
-from rankscope.collector.detect.stragglers import Slow, StepSeries, Thresholds, find_excess, find_stragglers
+from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers
 from rankscope.collector.state.effects import AskClock, CloseFinding, OpenFinding
 from tests.unit.collector.job_stories import Story
-from tests.unit.collector.step_series import MS
+from tests.unit.collector.step_series import MS, view_of
 
 KEPT = 256
 RANKS = 8
@@ -66,12 +65,11 @@ NOISES = {
 def verdicts(log_times: Floats, every: int = TICK_STEPS) -> Iterator[tuple[int, tuple[Slow, ...]]]:
     """Who is named when so many steps have been made, over the last KEPT of them."""
     everybody = tuple(range(log_times.shape[1]))
-    peers = {rank: find_peers(rank, {}, everybody) for rank in everybody}
     for end in range(every, len(log_times) + 1, every):
         self_ns = STEP_NS * np.exp(log_times[max(0, end - KEPT) : end])
         steps = np.arange(end - len(self_ns), end)
         series = StepSeries(steps, everybody, self_ns, self_ns, self_ns, {}, self_is_measured=True)
-        verdict = find_stragglers(series, peers, Thresholds())
+        verdict = find_stragglers(view_of(series), Thresholds())
         yield end, () if isinstance(verdict, Abstain) else verdict
 
 
@@ -159,7 +157,7 @@ def test_spells_of_health_end_the_search_for_the_beginning() -> None:
 def test_rank_without_peers_has_no_excess() -> None:
     one = np.full((20, 1), STEP_NS)
     series = StepSeries(np.arange(20), (0,), one, one, one, {}, self_is_measured=True)
-    assert np.isnan(find_excess(series, {0: find_peers(0, {}, (0,))})[0]).all()
+    assert np.isnan(view_of(series).excess).all()
 
 
 # -- as stories of a run ----------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.noise import CORRELATION_MAX, Floats, Noise, measure_noise
+from rankscope.collector.detect.noise import CORRELATION_MAX, Noise, measure_noise
+from rankscope.collector.detect.series import Floats
 
 
 def white(count: int, deviation: float = 0.1, seed: int = 3) -> Floats:

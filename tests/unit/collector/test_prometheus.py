@@ -149,7 +149,7 @@ def test_times_are_seconds() -> None:
 
 def finding_of(rank: int, cause: str = "host_cpu") -> Finding:
     """An open finding."""
-    return Finding(kind="straggler", rank=rank, since_step=1, slowdown_ratio=2.0, cause=cause, sentence="")
+    return Finding(kind="straggler", ranks=(rank,), since_step=1, slowdown_ratio=2.0, cause=cause, sentence="")
 
 
 @pytest.mark.parametrize("ended", ["finished", "killed", "silent", "replaced"])

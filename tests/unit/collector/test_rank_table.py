@@ -26,7 +26,9 @@ KNOWN = rank_of(
     ),
 )  # fmt: skip
 UNKNOWN = rank_of(1, totals=Totals(steps=2))
-SLOW = Finding(kind="straggler", rank=1, since_step=5, slowdown_ratio=2.0, cause="host_cpu", sentence="Rank 1 is slow.")
+SLOW = Finding(
+    kind="straggler", ranks=(1,), since_step=5, slowdown_ratio=2.0, cause="host_cpu", sentence="Rank 1 is slow."
+)
 
 
 def run_of(**known: object) -> RunSnapshot:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.collector.detect.root_cause import Cause, GcPauses, Samples, find_cause
+from rankscope.collector.detect.root_cause import Cause, find_cause
+from rankscope.collector.detect.view import GcPauses, Samples
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 from tests.unit.collector.step_series import MS, UNKNOWN, Rows, series_of, slow_of
 

@@ -6,18 +6,12 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.change_point import find_change
+from rankscope.collector.detect.excess import find_excess, slowdown_ratio, slowdown_ratios
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.noise import Floats
-from rankscope.collector.detect.peers import Peers, find_peers
-from rankscope.collector.detect.stragglers import (
-    Slow,
-    StepSeries,
-    Thresholds,
-    find_stragglers,
-    has_recovered,
-    log_excess,
-    slowdown_ratio,
-)
+from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.twins import find_twins
+from tests.unit.collector.step_series import view_of
 
 STEP_NS = 100e6
 
@@ -40,13 +34,12 @@ def series(self_ns: Floats, first_step: int = 0) -> StepSeries:
     )
 
 
-def all_peers(ranks: int) -> dict[int, Peers]:
-    everybody = tuple(range(ranks))
-    return {rank: find_peers(rank, {}, everybody) for rank in everybody}
+def excess_of(self_ns: Floats) -> Floats:
+    return find_excess(series(self_ns), find_twins(range(self_ns.shape[1]), {}))
 
 
 def judge(self_ns: Floats, first_step: int = 0) -> tuple[Slow, ...] | Abstain:
-    return find_stragglers(series(self_ns, first_step), all_peers(self_ns.shape[1]), Thresholds())
+    return find_stragglers(view_of(series(self_ns, first_step)), Thresholds())
 
 
 def found(self_ns: Floats, first_step: int = 0) -> tuple[Slow, ...]:
@@ -146,14 +139,13 @@ def test_first_stage_is_not_compared_with_the_last() -> None:
     self_ns = noise(100, 8)
     self_ns[:, 4:] *= 3
     signatures = dict.fromkeys(range(4), "first") | dict.fromkeys(range(4, 8), "last")
-    peers = {rank: find_peers(rank, signatures, tuple(range(8))) for rank in range(8)}
-    assert find_stragglers(series(self_ns), peers, Thresholds()) == ()
+    assert find_stragglers(view_of(series(self_ns), signatures=signatures), Thresholds()) == ()
 
 
 def test_slowdown_and_recovery_are_read_from_the_last_steps() -> None:
     self_ns = noise(100, 4, spread=0.01)
     self_ns[:60, 2] *= 2
-    excess = log_excess(series(self_ns), 2, all_peers(4)[2])
+    excess = excess_of(self_ns)[:, 2]
     assert slowdown_ratio(excess, 32) == pytest.approx(1.0, abs=0.02)
     assert has_recovered(excess, Thresholds())
     assert not has_recovered(excess[:60], Thresholds())
@@ -166,13 +158,30 @@ def test_change_point_needs_three_values_on_each_side() -> None:
     assert find_change(np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])) == 3
 
 
-def test_peers_without_enough_twins_are_all_the_others_and_say_so() -> None:
-    assert find_peers(0, {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}, (0, 1, 2, 3, 4)) == Peers(
-        (1, 2, 3, 4), are_twins=False
-    )
-    assert find_peers(3, {0: "a"}, (0, 3)) == Peers((0,), are_twins=False)
-
-
 def test_log_excess_of_a_rank_twice_as_slow_is_log_two() -> None:
     self_ns = np.array([[1.0, 1.0, 2.0], [3.0, 3.0, 6.0]])
-    assert log_excess(series(self_ns), 2, all_peers(3)[2]).tolist() == pytest.approx([math.log(2)] * 2)
+    assert excess_of(self_ns)[:, 2].tolist() == pytest.approx([math.log(2)] * 2)
+
+
+def test_slowdown_ratios_are_those_of_every_column() -> None:
+    excess = excess_of(noise(50, 5))
+    excess[40:, 1] = np.nan
+    excess[:, 2] = np.nan
+    expected = [slowdown_ratio(excess[:, column], 32) for column in range(5)]
+    found_ratios = [None if math.isnan(ratio) else ratio for ratio in slowdown_ratios(excess, 32)]
+    assert found_ratios == [pytest.approx(ratio) if ratio is not None else None for ratio in expected]
+
+
+def test_rank_is_compared_with_those_that_are_known_if_they_are_the_half() -> None:
+    self_ns = np.array([[1.0, 1.0, 4.0, np.nan, 3.0], [1.0, np.nan, 4.0, np.nan, np.nan]])
+    found_excess = excess_of(self_ns)
+    assert found_excess[0, 2] == pytest.approx(math.log(4.0))  # the median of 1, 1 and 3
+    assert np.isnan(found_excess[0, 3])
+    assert np.isnan(found_excess[1]).all()
+
+
+def test_steps_of_a_rank_that_does_not_report_any_more_are_not_needed() -> None:
+    self_ns = noise(100, 8)
+    self_ns[60:, 2] *= 2
+    self_ns[20:, 0] = np.nan
+    assert [slow.rank for slow in found(self_ns)] == [2]

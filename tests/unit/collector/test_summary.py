@@ -40,7 +40,7 @@ def seen(rank: RankSnapshot, reason: str) -> RankEnded:
 
 def finding_of(sentence: str, lost_s: float | None) -> Finding:
     return Finding(
-        kind="straggler", rank=1, since_step=5, slowdown_ratio=2.0, cause="host_cpu", sentence=sentence,
+        kind="straggler", ranks=(1,), since_step=5, slowdown_ratio=2.0, cause="host_cpu", sentence=sentence,
         lost_rank_seconds=lost_s,
     )  # fmt: skip
 

@@ -1,6 +1,12 @@
 """Who is compared with whom."""
 
-from rankscope.collector.detect.peers import Peers, find_peers
+from collections.abc import Mapping
+
+from rankscope.collector.detect.twins import Peers, find_twins
+
+
+def find_peers(rank: int, signatures: Mapping[int, object], ranks: tuple[int, ...]) -> Peers:
+    return find_twins(ranks, signatures).of(rank).peers_of(rank)
 
 
 def test_ranks_with_the_same_signature_are_twins() -> None:

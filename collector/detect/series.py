@@ -1,0 +1,43 @@
+"""The same steps of all ranks, as detection looks at them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StepSeries:
+    """`steps` has shape (n,) and ascends, `ranks` ascend; the times have shape (n, ranks), in ns, NaN where not known.
+
+    `self_is_measured` is False where waiting could not be measured and phases without communication stand in.
+    """
+
+    steps: Ints
+    ranks: tuple[int, ...]
+    step_ns: Floats
+    self_ns: Floats
+    cpu_ns: Floats
+    phases_ns: Mapping[str, Floats]
+    self_is_measured: bool
+
+    @cached_property
+    def _rank_column(self) -> Mapping[int, int]:
+        return {rank: column for column, rank in enumerate(self.ranks)}
+
+    def has(self, rank: int) -> bool:
+        """Whether the rank is in it."""
+        return rank in self._rank_column
+
+    def column_of(self, rank: int) -> int:
+        """Where a rank's times are."""
+        return self._rank_column[rank]
+
+    def columns_of(self, ranks: Sequence[int]) -> Ints:
+        """Where these ranks' times are, in their order."""
+        return np.array([self._rank_column[rank] for rank in ranks], dtype=np.int64)

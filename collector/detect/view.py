@@ -1,0 +1,88 @@
+"""What detection looks at: everything known of a run at one moment. And what a detector is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from rankscope.collector.detect.excess import find_excess
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.twins import Twins
+from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
+
+
+class GcPauses(NamedTuple):
+    """The garbage collector's pauses of a rank so far, when it had made so many steps."""
+
+    steps: int
+    pause_ns: int
+
+
+class AllocatorCounts(NamedTuple):
+    """What torch's allocator had counted when the rank had made so many steps."""
+
+    steps: int
+    sample: AllocatorSample
+
+
+class Samples(NamedTuple):
+    """What was sampled beside the steps, by rank, oldest first where there are several: breakdowns of full windows,
+    pauses of Python's garbage collector, the last GPU sample, counts of torch's allocator, the last sample of the host.
+    A rank or value that is missing was not measured.
+    """
+
+    breakdowns: Mapping[int, Sequence[WindowBreakdown]]
+    gc_pauses: Mapping[int, Sequence[GcPauses]]
+    devices: Mapping[int, Sequence[DeviceSample]]
+    allocators: Mapping[int, Sequence[AllocatorCounts]] = {}
+    hosts: Mapping[int, HostSample] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    """A run at one moment. `series` has the ranks that have been heard of, of `world_size`; `nodes` is each rank's
+    machine; `groups` the members of each process group; `transfers_ns` by group what the data movement of its
+    matched collectives took in each step of the series, shape (n,).
+    """
+
+    now_job_ns: int
+    world_size: int
+    series: StepSeries
+    twins: Twins
+    nodes: Mapping[int, str]
+    samples: Samples
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    transfers_ns: Mapping[str, Floats] = field(default_factory=dict)
+
+    @cached_property
+    def excess(self) -> Floats:
+        """`find_excess` of the series."""
+        return find_excess(self.series, self.twins)
+
+    def excess_of(self, rank: int) -> Floats:
+        """One rank's column of it, shape (n,)."""
+        return self.excess[:, self.series.column_of(rank)]
+
+
+class Candidate(NamedTuple):
+    """A finding that passes its tests at this moment, and what each step of the series lost to it, shape (n,) in ns
+    (None: it has no cost of its own). Its finding says nothing of the cost so far, which the run keeps.
+    """
+
+    finding: Finding
+    lost_ns: Floats | None = None
+
+
+class Detector(Protocol):
+    """One question that is asked at each look. Pure: all memory is in the run's open findings."""
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of finding that it gives."""
+
+    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+        """What passes every test now. `explained` is what detectors asked before this one have found, or hold open."""
+
+    def has_passed(self, view: JobView, finding: Finding) -> bool:
+        """Whether an open finding, which `find` has not given again, no longer holds; False also when nobody knows."""
