@@ -4,13 +4,19 @@ otherwise be left unexplained.
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.slow_ranks import SlowRanks
+from rankscope.collector.detect.slowdowns import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.stragglers import Thresholds
 from rankscope.collector.detect.view import Detector
 
 
 def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
     """The detectors with their thresholds."""
-    return (SlowRanks(read_thresholds(config)),)
+    thresholds = read_thresholds(config)
+    return (
+        SlowRanks(thresholds),
+        StageSlowdowns(thresholds),
+        RunSlowdown(thresholds),
+    )
 
 
 def read_thresholds(config: CollectorConfig) -> Thresholds:

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.stragglers import Slow
 from rankscope.collector.detect.view import GcPauses, Samples
-from rankscope.measure.records import DeviceSample
+from rankscope.measure.records import DeviceSample, WindowBreakdown
 from rankscope.measure.units import format_duration
 
 EXPLAINS = 0.5
@@ -51,7 +51,7 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
 
 def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
     """By how much each phase of the rank is longer than its peers', `NAME_excess_ns`, and its CPU time."""
-    rows = series.steps >= slow.level_from_step
+    rows = np.isin(series.steps, slow.slow_steps)
     found = {
         f"{name}_excess_ns": _excess(values[rows], slow, series) for name, values in sorted(series.phases_ns.items())
     }
@@ -60,12 +60,14 @@ def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
 
 
 def _excess(values: Floats, slow: Slow, series: StepSeries) -> float:
+    """The median excess over those peers of which every step is known that is known of the rank; NaN without any."""
     mine = values[:, series.column_of(slow.rank)]
-    peers = values[:, series.columns_of(slow.peers.ranks)]
-    known = ~np.isnan(mine) & ~np.isnan(peers).any(axis=1)
-    if not known.any():
+    known = ~np.isnan(mine)
+    peers = values[np.ix_(known, series.columns_of(slow.peers.ranks))]
+    peers = peers[:, ~np.isnan(peers).any(axis=0)]
+    if not known.any() or peers.shape[1] == 0:
         return float("nan")
-    return float(np.median(mine[known]) - np.median(np.median(peers[known], axis=1)))
+    return float(np.median(mine[known]) - np.median(np.median(peers, axis=1)))
 
 
 Verdict = tuple[str, str] | None
@@ -80,21 +82,26 @@ def _data(_slow: Slow, excess_ns: float, evidence: dict[str, float], _samples: S
 
 def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     pauses = {
-        rank: _pause_per_step(samples.gc_pauses.get(rank, ()), slow.level_from_step)
+        rank: pause_per_step(samples.gc_pauses.get(rank, ()), slow.level_from_step)
         for rank in (slow.rank, *slow.peers.ranks)
     }
     mine = pauses.pop(slow.rank)
     peers = [pause for pause in pauses.values() if pause is not None]
     if mine is None or not peers:
         return None
-    pause_ns = mine - float(np.median(peers))
+    pause_ns = (mine - float(np.median(peers))) / _share_of_slow_steps(slow)
     evidence["gc_excess_ns"] = pause_ns
     if pause_ns < EXPLAINS * excess_ns:
         return None
     return "garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)} a step longer"
 
 
-def _pause_per_step(pauses: Sequence[GcPauses], from_step: int) -> float | None:
+def _share_of_slow_steps(slow: Slow) -> float:
+    """What is counted a step falls on the slow steps only where not all are slow."""
+    return slow.persistence if slow.pattern == "intermittent" else 1.0
+
+
+def pause_per_step(pauses: Sequence[GcPauses], from_step: int) -> float | None:
     """The pauses in ns a step from that step on; None without two samples in that time."""
     inside = [sample for sample in pauses if sample.steps >= from_step]
     if len(inside) < 2 or inside[-1].steps == inside[0].steps:  # noqa: PLR2004 - a difference takes two
@@ -121,13 +128,13 @@ def _clock(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Sa
         ratio = _clock_ratio(device, peers)
         reasons = device.throttle_reasons or ()
         if ratio is None:
-            cause = _name_throttle([reason for reason in reasons if not _is_common(reason, peers)])
+            cause = name_throttle([reason for reason in reasons if not _is_common(reason, peers)])
         else:
             evidence["sm_clock_ratio"] = ratio
             if ratio >= CLOCK_RATIO or slow.self_ns * (1 - ratio) < EXPLAINS * excess_ns:
                 continue
             text = f"its GPU runs at {100 * ratio:.0f} % of its peers' clock"
-            cause = _name_throttle(reasons) or ("gpu_slow_clock", text)
+            cause = name_throttle(reasons) or ("gpu_slow_clock", text)
         if cause is not None:
             return cause
     return None
@@ -159,7 +166,8 @@ def _is_common(reason: str, peers: Sequence[DeviceSample]) -> bool:
     return bool(told) and 2 * sum(reason in reasons for reasons in told) >= len(told)
 
 
-def _name_throttle(reasons: Sequence[str]) -> Verdict:
+def name_throttle(reasons: Sequence[str]) -> Verdict:
+    """The cause that reasons to throttle name, heat before power; None when they name neither."""
     for word, name in (("thermal", "gpu_thermal_throttle"), ("power", "gpu_power_cap")):
         found = [reason for reason in reasons if word in reason]
         if found:
@@ -214,7 +222,9 @@ def _where(evidence: Mapping[str, float], excess_ns: float) -> str:
 
 
 def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, float] | None:
-    """Median of a breakdown's field per step at the present level: the rank's and its peers'."""
+    """Median of a breakdown's field per step at the present level: the rank's and its peers'. Of a rank that is slow
+    now and then, the windows that hold a slow step.
+    """
 
     def per_step(rank: int) -> list[float]:
         return [
@@ -223,8 +233,16 @@ def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, fl
             if window.first_step >= slow.level_from_step
             and window.step_count > 0
             and getattr(window, field) is not None
+            and (rank != slow.rank or _holds_slow_step(window, slow))
         ]
 
     mine = per_step(slow.rank)
     peers = [value for peer in slow.peers.ranks for value in per_step(peer)]
     return (float(np.median(mine)), float(np.median(peers))) if mine and peers else None
+
+
+def _holds_slow_step(window: WindowBreakdown, slow: Slow) -> bool:
+    if slow.pattern != "intermittent":
+        return True
+    end = window.first_step + window.step_count
+    return bool(((slow.slow_steps >= window.first_step) & (slow.slow_steps < end)).any())

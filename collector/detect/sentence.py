@@ -1,29 +1,56 @@
 """The verdict in one sentence: which rank, how much slower than whom, since when, why, and what it costs."""
 
+from collections.abc import Sequence
+
 from rankscope.collector.detect.cost import Cost
+from rankscope.collector.detect.finding import format_ranks
+from rankscope.collector.detect.intermittent import find_period
 from rankscope.collector.detect.root_cause import Cause
-from rankscope.collector.detect.series import StepSeries
 from rankscope.collector.detect.stragglers import Slow
+from rankscope.collector.detect.view import JobView
 from rankscope.measure.units import format_duration
 
 COST_WORTH_SAYING = 1.01
 
 
-def write_sentence(slow: Slow, cause: Cause, cost: Cost, series: StepSeries, node: str) -> str:
-    """The sentence about one straggler."""
-    peers = f"its {len(slow.peers.ranks)} twins" if slow.peers.are_twins else f"the other {len(slow.peers.ranks)} ranks"
-    if len(slow.peers.ranks) == 1:
-        peers = "the other rank"
-    work = "own work" if series.self_is_measured else "data, forward and optimizer time"
+def write_sentence(slow_ranks: Sequence[Slow], slow: Slow, cause: Cause, cost: Cost, view: JobView) -> str:
+    """The sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest."""
+    work = "own work" if view.series.self_is_measured else "data, forward and optimizer time"
     text = (
-        f"Rank {slow.rank} ({node}) is {slow.slowdown_ratio:.2f} times as slow as {peers} "
-        f"since step {slow.since_step}: "
+        f"{_name(slow_ranks, view.nodes[slow.rank])} {slow.slowdown_ratio:.2f} times as slow as {_name_peers(slow)}"
+        f"{_describe_pattern(slow)} since step {slow.since_step}: "
         f"{format_duration(slow.self_ns)} of {work} a step against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {cause.because}."
     )
-    if cost.job_slowdown_ratio >= COST_WORTH_SAYING:
-        text += (
-            f" The whole job takes {cost.job_slowdown_ratio:.2f} times as long as it would; "
-            f"each hour costs {cost.lost_rank_hours_per_hour:.1f} rank-hours."
-        )
-    return text
+    return text + say_cost(cost)
+
+
+def say_cost(cost: Cost) -> str:
+    """What it costs, as a sentence to follow another; empty where that is next to nothing."""
+    if cost.job_slowdown_ratio < COST_WORTH_SAYING:
+        return ""
+    return (
+        f" The whole job takes {cost.job_slowdown_ratio:.2f} times as long as it would; "
+        f"each hour costs {cost.lost_rank_hours_per_hour:.1f} rank-hours."
+    )
+
+
+def _name(slow_ranks: Sequence[Slow], node: str) -> str:
+    if len(slow_ranks) == 1:
+        return f"Rank {slow_ranks[0].rank} ({node}) is"
+    return f"Node {node} (ranks {format_ranks(sorted(one.rank for one in slow_ranks))}) is up to"
+
+
+def _name_peers(slow: Slow) -> str:
+    if slow.peers.size == 1:
+        return "the other rank"
+    return f"its {slow.peers.size} twins" if slow.peers.are_twins else f"the other {slow.peers.size} ranks"
+
+
+def _describe_pattern(slow: Slow) -> str:
+    if slow.pattern == "drifting":
+        return ", and ever slower,"
+    if slow.pattern != "intermittent":
+        return ""
+    period, is_regular = find_period(slow.slow_steps)
+    return f" every {period} steps" if is_regular else f" in {100 * slow.persistence:.0f} % of the steps"

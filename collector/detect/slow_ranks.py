@@ -1,13 +1,27 @@
 """Ranks whose own work takes longer than their twins', as findings: who, how much, since when, why, at what cost."""
 
-from collections.abc import Sequence
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
 
+import numpy as np
+
+from rankscope.collector.detect import intermittent
 from rankscope.collector.detect.cost import lost_to, price
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
-from rankscope.collector.detect.root_cause import find_cause
+from rankscope.collector.detect.nodes import join_nodes
+from rankscope.collector.detect.root_cause import Cause, find_cause
 from rankscope.collector.detect.sentence import write_sentence
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.view import Candidate, JobView
+
+DESCRIBED_MAX: Final = 64
+"""Slow ranks and nodes described at one look, the slowest first: where more are slow, it is none of them."""
+CAUSES_ASKED_MAX: Final = 8
+"""Ranks of a slow node that are asked why."""
+GAP: Final = "gap_steps"
+"""In the evidence of an intermittent slowness: the usual distance of its spells."""
 
 
 class SlowRanks:
@@ -19,40 +33,68 @@ class SlowRanks:
         self._thresholds = thresholds
 
     def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Every rank that is slow now, slowest first."""
+        """Every rank or node that is slow now, slowest first."""
         verdict = find_stragglers(view, self._thresholds)
         if isinstance(verdict, Abstain):
             return verdict
+        steady = {slow.rank for slow in verdict}
+        now_and_then = intermittent.find_intermittent(view, self._thresholds, steady)
         known = {rank: finding for finding in explained if finding.kind == STRAGGLER for rank in finding.ranks}
-        return [_describe(view, slow, known.get(slow.rank)) for slow in verdict]
+        joined = [*join_nodes(verdict, view.nodes), *join_nodes(now_and_then, view.nodes)]
+        return [_describe(view, node, slow, known) for node, slow in joined[:DESCRIBED_MAX]]
 
     def has_passed(self, view: JobView, finding: Finding) -> bool:
         """Whether every rank of the finding has recovered."""
-        return all(has_recovered(view.excess_of(rank), self._thresholds) for rank in finding.ranks)
+        ranks = [rank for rank in finding.ranks if view.series.has(rank)]
+        if finding.pattern == "intermittent":
+            gap = finding.evidence[GAP]
+            return all(intermittent.has_passed(view, rank, self._thresholds, gap) for rank in ranks)
+        return all(has_recovered(view.excess_of(rank), self._thresholds) for rank in ranks)
 
 
-def _describe(view: JobView, slow: Slow, known: Finding | None) -> Candidate:
-    # The more steps on either side, the surer the change; once it has left the window, what was found stands.
-    if known is not None and known.since_step is not None and not slow.change_is_seen:
-        slow = slow._replace(since_step=known.since_step)
-    cause = find_cause(slow, view.series, view.samples)
-    lost_ns = lost_to(slow, view.series)
-    cost = price(lost_ns, view.series, slow.since_step)
+def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Candidate:
+    """The finding about one rank, or about the ranks of one node; its numbers are those of the slowest."""
+    slow = _settle(slow_ranks[0], slow_ranks, known)
+    causes = [find_cause(one, view.series, view.samples) for one in slow_ranks[:CAUSES_ASKED_MAX]]
+    cause = _choose(causes)
+    lost_ns = np.sum([lost_to(one, view) for one in slow_ranks], axis=0)
+    cost = price(lost_ns, view, slow.since_step, by_mean=slow.pattern == "intermittent")
+    evidence = {
+        **cause.evidence,
+        "self_ns": slow.self_ns,
+        "peers_self_ns": slow.peers_self_ns,
+        "robust_z": slow.robust_z,
+        "persistence_ratio": slow.persistence,
+        "steps_looked_at": float(slow.steps_looked_at),
+    }
+    if slow.pattern == "intermittent":
+        evidence[GAP] = float(intermittent.find_period(slow.slow_steps)[0])
     finding = Finding(
         kind=STRAGGLER,
-        ranks=(slow.rank,),
+        ranks=tuple(sorted(one.rank for one in slow_ranks)),
+        nodes=(node,) if node is not None else (),
         since_step=slow.since_step,
         slowdown_ratio=slow.slowdown_ratio,
         cause=cause.name,
-        sentence=write_sentence(slow, cause, cost, view.series, view.nodes[slow.rank]),
+        pattern=slow.pattern,
+        sentence=write_sentence(slow_ranks, slow, cause, cost, view),
         job_slowdown_ratio=cost.job_slowdown_ratio,
-        evidence={
-            **cause.evidence,
-            "self_ns": slow.self_ns,
-            "peers_self_ns": slow.peers_self_ns,
-            "robust_z": slow.robust_z,
-            "persistence_ratio": slow.persistence,
-            "steps_looked_at": float(slow.steps_looked_at),
-        },
+        evidence=evidence,
     )
     return Candidate(finding, lost_ns)
+
+
+def _settle(slow: Slow, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Slow:
+    """The slowest with the begin of all: the more steps on either side, the surer the change; once it has left the
+    window, what was found stands.
+    """
+    found = known.get(slow.rank)
+    if found is not None and found.since_step is not None and not slow.change_is_seen:
+        return slow._replace(since_step=found.since_step)
+    return slow._replace(since_step=statistics.median_low(one.since_step for one in slow_ranks))
+
+
+def _choose(causes: Sequence[Cause]) -> Cause:
+    """The commonest of them, of equally common ones the slowest rank's."""
+    (name, _), *_ = Counter(cause.name for cause in causes).most_common()
+    return next(cause for cause in causes if cause.name == name)

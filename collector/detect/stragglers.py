@@ -26,22 +26,19 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.detect.change_point import find_change
 from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.noise import MAD_TO_SIGMA, Noise, measure_noise, measure_noises, median_errors
+from rankscope.collector.detect.ramp import fit_ramp
 from rankscope.collector.detect.series import Floats, Ints
 from rankscope.collector.detect.twins import Peers
 from rankscope.collector.detect.view import JobView
 
 Flags = npt.NDArray[np.bool_]
 
-SIGMA_FLOOR = 0.01
-"""1 %: what identical ranks differ by for reasons nobody can act on."""
 WORTH_JUDGING_Z: Final = 1.5
 """A rank is judged only if some stretch up to now stands out by so many errors: far below any `robust_z_min` that is
 in use. Of 16,384 healthy ranks some hundreds are left to be judged one by one."""
-TWINS_ASKED_MAX: Final = 256
-"""How noisy twins are is asked of so many at most, evenly spread: more would not tell it better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +54,13 @@ class Thresholds:
 
 
 class Slow(NamedTuple):
-    """A rank that passes every test, with the numbers it passed them by. They are medians since `level_from_step`.
+    """A rank that passes every test, with the numbers it passed them by. They are medians since `level_from_step`, of
+    an intermittent slowness over its slow steps.
 
     `since_step` is the first slow step, `level_from_step` the first of the present level: they differ when a slow rank
     has become slower or less slow. `change_is_seen`: whether the steps before `since_step` are known too, so that it is
-    where the slowness began and not merely where the known steps begin.
+    where the slowness began and not merely where the known steps begin. `persistence` is the share of slow steps since
+    then; `slow_steps`, shape (m,), are the steps that the numbers are medians of.
     """
 
     rank: int
@@ -75,6 +74,8 @@ class Slow(NamedTuple):
     peers_self_ns: float
     steps_looked_at: int
     peers: Peers
+    pattern: str
+    slow_steps: Ints
 
 
 def find_stragglers(view: JobView, thresholds: Thresholds) -> tuple[Slow, ...] | Abstain:
@@ -130,7 +131,7 @@ def _judge(view: JobView, rank: int, thresholds: Thresholds) -> Slow | None:
     known = np.flatnonzero(~np.isnan(excess))
     if len(known) < thresholds.steps_min or has_recovered(excess, thresholds):
         return None
-    since = _stretch_since_change(excess[known], thresholds)
+    since = find_last_change(excess[known], thresholds.steps_min)
     rows = known[since:]
     stretch = excess[rows]
     level = float(np.median(stretch))
@@ -143,7 +144,10 @@ def _judge(view: JobView, rank: int, thresholds: Thresholds) -> Slow | None:
     if robust_z < thresholds.robust_z_min or persistence < thresholds.persistence_ratio:
         return None
     began = _begin_of_slowness(excess[known], since, thresholds)
-    peers_self_ns = view.series.self_ns[np.ix_(rows, view.series.columns_of(peers.ranks))]
+    self_ns = view.series.self_ns[rows, view.series.column_of(rank)]
+    ramp = fit_ramp(excess[known]) if began > 0 else None
+    if ramp is not None and ramp.is_gradual:
+        began = ramp.begin
     return Slow(
         rank=rank,
         since_step=int(view.series.steps[known[began]]),
@@ -152,42 +156,20 @@ def _judge(view: JobView, rank: int, thresholds: Thresholds) -> Slow | None:
         slowdown_ratio=math.exp(level),
         robust_z=robust_z,
         persistence=persistence,
-        self_ns=float(np.median(view.series.self_ns[rows, view.series.column_of(rank)])),
-        peers_self_ns=float(np.median(np.nanmedian(peers_self_ns, axis=1))),
+        self_ns=float(np.median(self_ns)),
+        peers_self_ns=float(np.median(self_ns / np.exp(stretch))),
         steps_looked_at=len(rows),
         peers=peers,
+        pattern="drifting" if ramp is not None and ramp.is_gradual else "steady",
+        slow_steps=view.series.steps[rows],
     )
-
-
-def _stretch_since_change(excess: Floats, thresholds: Thresholds) -> int:
-    """Where the stretch to be judged begins: at the last clear change of level, up or down, else at the beginning.
-
-    The clearest change of all need not be the last one: of a slowness that has passed it is the begin. So the part
-    behind a change is searched again. A change so recent that fewer than `steps_min` steps follow it is left to the
-    next ticks.
-    """
-    since = 0
-    while (change := _find_clear_change(excess[since:], thresholds)) > 0:
-        since += change
-    return since
-
-
-def _find_clear_change(excess: Floats, thresholds: Thresholds) -> int:
-    change = find_change(excess)
-    after, before = excess[change:], excess[:change]
-    if change == 0 or len(after) < thresholds.steps_min:
-        return 0
-    shift = abs(float(np.median(after)) - float(np.median(before)))
-    noise = measure_noise(excess, change)
-    by_chance = 3 * math.hypot(noise.median_error(len(before)), noise.median_error(len(after)))
-    return change if shift > max(by_chance, SIGMA_FLOOR) else 0
 
 
 def _begin_of_slowness(excess: Floats, since: int, thresholds: Thresholds) -> int:
     """The first slow value: goes back from change to change as long as the rank was already slow before."""
     while since > 0:
         before = excess[:since]
-        earlier = _stretch_since_change(before, thresholds)
+        earlier = find_last_change(before, thresholds.steps_min)
         level = float(np.median(before[earlier:]))
         error = max(measure_noise(before, earlier).median_error(since - earlier), SIGMA_FLOOR)
         if level < max(math.log(thresholds.slowdown_ratio_min), thresholds.robust_z_min * error):
@@ -211,8 +193,7 @@ def _sigma(view: JobView, noise: Noise, known: Ints, since: int, peers: Peers) -
 
     The twins' noise counts because one rank's own can look small by chance, and several ranks' hardly.
     """
-    asked = peers.ranks[:: -(-len(peers.ranks) // TWINS_ASKED_MAX)]
-    series = view.excess[np.ix_(known, view.series.columns_of(asked))]
+    series = view.excess[np.ix_(known, view.series.columns_of(peers.ranks))]
     series = series[:, ~np.isnan(series).any(axis=0)]
     count = len(known) - since
     errors = [noise.median_error(count), SIGMA_FLOOR]

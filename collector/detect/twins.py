@@ -7,12 +7,18 @@ TWINS_MIN = 3
 """With fewer twins a median over them says little: all ranks are compared instead, and the verdict says so."""
 
 
+ASKED_MAX = 128
+"""Of so many of its peers, evenly spread, a rank's comparison asks for more than their times: more would not tell it
+better, and of 16,384 it would take seconds."""
+
+
 class Peers(NamedTuple):
-    """Those that one rank is compared with, without itself. `are_twins` is False when all ranks had to stand in for too
-    few twins.
+    """Those that one rank is compared with, without itself: `size` of them, of which `ranks` are at most ASKED_MAX.
+    `are_twins` is False when all ranks had to stand in for too few twins.
     """
 
     ranks: tuple[int, ...]
+    size: int
     are_twins: bool
 
 
@@ -25,7 +31,9 @@ class Comparison(NamedTuple):
 
     def peers_of(self, rank: int) -> Peers:
         """Those that one of the members is compared with."""
-        return Peers(tuple(other for other in self.against if other != rank), self.are_twins)
+        asked = self.against[:: -(-len(self.against) // ASKED_MAX) or 1]
+        others = tuple(other for other in asked if other != rank)
+        return Peers(others, len(self.against) - 1, self.are_twins)
 
 
 class Twins(NamedTuple):

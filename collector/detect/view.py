@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from rankscope.collector.detect.excess import find_excess
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.twins import Twins
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
 
@@ -59,6 +61,23 @@ class JobView:
     def excess(self) -> Floats:
         """`find_excess` of the series."""
         return find_excess(self.series, self.twins)
+
+    @cached_property
+    def excess_ns(self) -> Floats:
+        """The same as a time: its own less that of those it is compared with, in ns."""
+        return np.asarray(self.series.self_ns * -np.expm1(-self.excess))
+
+    @cached_property
+    def worst(self) -> Ints:
+        """The column with the largest excess in each step, shape (n,); -1 where none is known."""
+        excess_ns = np.where(np.isnan(self.excess_ns), -np.inf, self.excess_ns)
+        return np.where(np.isinf(excess_ns).all(axis=1), -1, excess_ns.argmax(axis=1))
+
+    @cached_property
+    def longest_ns(self) -> Floats:
+        """Each step as long as it took the rank it took longest, shape (n,); NaN where no rank's is known."""
+        step_ns = np.where(np.isnan(self.series.step_ns), -np.inf, self.series.step_ns).max(axis=1, initial=-np.inf)
+        return np.where(np.isinf(step_ns), np.nan, step_ns)
 
     def excess_of(self, rank: int) -> Floats:
         """One rank's column of it, shape (n,)."""

@@ -88,5 +88,7 @@ def slow_of(
         self_ns=self_ms * MS,
         peers_self_ns=peers_ms * MS,
         steps_looked_at=32,
-        peers=Peers(peers, are_twins),
+        peers=Peers(peers, len(peers), are_twins),
+        pattern="steady",
+        slow_steps=np.arange(level_from_step, level_from_step + 1_000),
     )

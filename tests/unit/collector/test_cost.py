@@ -2,8 +2,8 @@
 
 import pytest
 
-from rankscope.collector.detect.cost import Cost, cost_of
-from tests.unit.collector.step_series import UNKNOWN, Rows, series_of, slow_of
+from rankscope.collector.detect.cost import Cost, lost_to, price
+from tests.unit.collector.step_series import UNKNOWN, Rows, series_of, slow_of, view_of
 
 NO_COST = Cost(1.0, 0.0, 0.0)
 
@@ -12,7 +12,8 @@ def cost(self_ms: Rows, rank: int, *, step_ms: Rows | None = None, from_step: in
     """Of a rank whose peers are all the others."""
     peers = tuple(other for other in range(len(self_ms[0])) if other != rank)
     slow = slow_of(rank, peers, self_ms=150.0, peers_ms=100.0, since_step=since_step)
-    return cost_of(slow, series_of(self_ms, step_ms=step_ms), from_step)
+    view = view_of(series_of(self_ms, step_ms=step_ms))
+    return price(lost_to(slow, view), view, max(from_step, since_step))
 
 
 def test_step_would_be_shorter_by_what_the_straggler_takes_longer_than_its_peers() -> None:
@@ -57,8 +58,8 @@ def test_step_that_is_shorter_than_the_peers_own_work_loses_nothing() -> None:
     assert cost([[100.0, 100.0, 150.0]] * 10, 2, step_ms=[[90.0] * 3] * 10) == NO_COST
 
 
-def test_steps_that_are_not_known_of_all_ranks_are_not_charged() -> None:
-    self_ms = [[100.0, 100.0, 150.0]] * 4 + [[UNKNOWN, 100.0, 150.0], [100.0, 100.0, UNKNOWN]] * 3
+def test_steps_that_are_not_known_of_the_rank_or_of_too_few_others_are_not_charged() -> None:
+    self_ms = [[100.0, 100.0, 150.0]] * 4 + [[UNKNOWN, UNKNOWN, 150.0], [100.0, 100.0, UNKNOWN]] * 3
     assert cost(self_ms, 2, step_ms=[[150.0] * 3] * 10).lost_rank_seconds == pytest.approx(4 * 0.050 * 3)
 
 

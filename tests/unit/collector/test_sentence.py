@@ -1,11 +1,14 @@
 """The verdict in words."""
 
+import numpy as np
 import pytest
 
 from rankscope.collector.detect.cost import Cost
 from rankscope.collector.detect.root_cause import Cause
 from rankscope.collector.detect.sentence import write_sentence
-from tests.unit.collector.step_series import series_of, slow_of
+from rankscope.collector.detect.series import StepSeries
+from rankscope.collector.detect.stragglers import Slow
+from tests.unit.collector.step_series import series_of, slow_of, view_of
 
 NO_COST = Cost(1.0, 0.0, 0.0)
 LATE_DATA = Cause("data_loading", "it waits 40.0 ms a step longer for its data loader", {})
@@ -13,8 +16,13 @@ SLOW = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, since_step=1_040)
 SERIES = series_of([[35.0, 35.0, 75.0, 35.0]])
 
 
+def say(*slow: Slow, cost: Cost = NO_COST, series: StepSeries = SERIES) -> str:
+    view = view_of(series, nodes=dict.fromkeys(range(8), "node-a"))
+    return write_sentence(slow or (SLOW,), (slow or (SLOW,))[0], LATE_DATA, cost, view)
+
+
 def test_sentence_says_who_how_much_since_when_why_and_at_what_cost() -> None:
-    assert write_sentence(SLOW, LATE_DATA, Cost(75 / 35, 12.0, 40 / 75 * 4), SERIES, "node-a") == (
+    assert say(cost=Cost(75 / 35, 12.0, 40 / 75 * 4)) == (
         "Rank 2 (node-a) is 2.14 times as slow as its 3 twins since step 1040: 75.0 ms of own work a step against "
         "35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The whole job takes 2.14 "
         "times as long as it would; each hour costs 2.1 rank-hours."
@@ -23,7 +31,7 @@ def test_sentence_says_who_how_much_since_when_why_and_at_what_cost() -> None:
 
 @pytest.mark.parametrize(("ratio", "is_said"), [(1.0099, False), (1.01, True)])
 def test_cost_below_one_per_cent_is_not_worth_saying(ratio: float, is_said: bool) -> None:
-    text = write_sentence(SLOW, LATE_DATA, Cost(ratio, 1.0, 0.04), SERIES, "node-a")
+    text = say(cost=Cost(ratio, 1.0, 0.04))
     assert text.endswith("each hour costs 0.0 rank-hours.") == is_said
     assert text.endswith("for its data loader.") != is_said
 
@@ -39,10 +47,31 @@ def test_cost_below_one_per_cent_is_not_worth_saying(ratio: float, is_said: bool
 )
 def test_sentence_says_whom_the_rank_was_compared_with(peers: tuple[int, ...], are_twins: bool, whom: str) -> None:
     slow = slow_of(2, peers, self_ms=75.0, peers_ms=35.0, are_twins=are_twins)
-    assert whom in write_sentence(slow, LATE_DATA, NO_COST, SERIES, "node-a")
+    assert whom in say(slow)
 
 
 def test_sentence_says_so_when_phases_stood_in_for_the_self_time() -> None:
-    stood_in = series_of([[35.0, 75.0]], self_is_measured=False)
-    text = write_sentence(SLOW, LATE_DATA, NO_COST, stood_in, "node-a")
+    stood_in = series_of([[35.0, 35.0, 75.0, 35.0]], self_is_measured=False)
+    text = say(series=stood_in)
     assert "75.0 ms of data, forward and optimizer time a step against 35.0 ms" in text
+
+
+def test_sentence_about_a_node_names_its_ranks() -> None:
+    slow = [slow_of(rank, (4, 5, 6, 7), self_ms=75.0, peers_ms=35.0) for rank in (1, 0, 3)]
+    assert say(*slow).startswith("Node node-a (ranks 0-1, 3) is up to 2.14 times as slow as its 4 twins since step 0: ")
+
+
+@pytest.mark.parametrize(
+    ("slow_steps", "words"),
+    [
+        ([10, 14, 18, 22], "twins every 4 steps since step 0"),
+        ([10, 14, 19, 30], "twins in 25 % of the steps since step 0"),
+    ],
+)
+def test_sentence_says_how_often_a_rank_is_slow(slow_steps: list[int], words: str) -> None:
+    slow = SLOW._replace(since_step=0, pattern="intermittent", slow_steps=np.array(slow_steps), persistence=0.25)
+    assert words in say(slow)
+
+
+def test_sentence_says_that_it_becomes_worse() -> None:
+    assert "its 3 twins, and ever slower, since step 1040: " in say(SLOW._replace(pattern="drifting"))
