@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats, StepSeries
-from rankscope.collector.detect.twins import Comparison, Twins
+from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
+from rankscope.collector.detect.twins import Twins
 
 KNOWN_MIN = 0.5
 """Share of the ranks compared with whose self time must be known: a median over fewer may be another one's."""
@@ -14,15 +14,16 @@ def find_excess(series: StepSeries, twins: Twins) -> Floats:
     its own or too many of theirs are not known.
     """
     excess = np.full(series.self_ns.shape, np.nan)
+    self_ns = np.maximum(series.self_ns, 1.0)
     for comparison in twins.comparisons:
         members = series.columns_of(comparison.members)
-        excess[:, members] = _compare(series, comparison)
+        mine = self_ns[:, members]
+        are_all = comparison.against == comparison.members
+        excess[:, members] = _compare(mine, mine if are_all else self_ns[:, series.columns_of(comparison.against)])
     return excess
 
 
-def _compare(series: StepSeries, comparison: Comparison) -> Floats:
-    against = np.maximum(series.self_ns[:, series.columns_of(comparison.against)], 1.0)
-    mine = np.maximum(series.self_ns[:, series.columns_of(comparison.members)], 1.0)
+def _compare(mine: Floats, against: Floats) -> Floats:
     found = np.full(mine.shape, np.nan)
     count = against.shape[1]
     known = count - np.count_nonzero(np.isnan(against), axis=1)
@@ -50,20 +51,8 @@ def _median_of_others(values: Floats, mine: Floats) -> Floats:
     return (nth_other(lower) + nth_other(upper)) / 2
 
 
-def slowdown_ratio(excess: Floats, steps: int) -> float | None:
-    """exp of the median over the last steps that are known, shape (n,); None when none is."""
-    known = excess[~np.isnan(excess)][-steps:]
-    return float(np.exp(np.median(known))) if len(known) else None
-
-
 def slowdown_ratios(excess: Floats, steps: int) -> Floats:
-    """`slowdown_ratio` of every column; shape (n, ranks) to (ranks,), NaN where no step is known."""
-    found = np.full(excess.shape[1], np.nan)
-    rows = np.flatnonzero(~np.isnan(excess).all(axis=1))[-steps:]
-    if len(rows):
-        recent = excess[rows]
-        complete = ~np.isnan(recent).any(axis=0)
-        found[complete] = np.exp(np.median(recent[:, complete], axis=0))
-        for column in np.flatnonzero(~complete):
-            found[column] = slowdown_ratio(excess[:, column], steps) or np.nan
-    return found
+    """exp of the median over the last steps that are known, of every rank; shape (n, ranks) to (ranks,), NaN where none
+    is.
+    """
+    return np.asarray(np.exp(medians_of_last(excess, steps)))

@@ -21,6 +21,7 @@ from rankscope.collector.detect.levels import SIGMA_FLOOR
 from rankscope.collector.detect.noise import MAD_TO_SIGMA
 from rankscope.collector.detect.series import Floats, Ints
 from rankscope.collector.detect.stragglers import Slow, Thresholds
+from rankscope.collector.detect.twins import ASKED_MAX
 from rankscope.collector.detect.view import JobView
 
 SLOW_DEVIATIONS: Final = 4.0
@@ -67,10 +68,11 @@ def find_spells(view: JobView, thresholds: Thresholds) -> Spells:
     excess = np.nan_to_num(view.excess[rows], nan=0.0)
     slow: Flags = np.full(excess.shape, fill_value=False)
     if len(rows):
-        deviations = MAD_TO_SIGMA * np.median(np.abs(excess - np.median(excess, axis=0)), axis=0)
         for comparison in view.twins.comparisons:
             columns = view.series.columns_of(comparison.members)
-            usual = max(float(np.median(deviations[columns])), SIGMA_FLOOR)
+            asked = excess[:, columns[:: -(-len(columns) // ASKED_MAX)]]
+            deviations = MAD_TO_SIGMA * np.median(np.abs(asked - np.median(asked, axis=0)), axis=0)
+            usual = max(float(np.median(deviations)), SIGMA_FLOOR)
             slow_from = max(math.log(thresholds.slowdown_ratio_min), SLOW_DEVIATIONS * usual)
             slow[:, columns] = excess[:, columns] > slow_from
     begins = slow & ~np.vstack([np.zeros_like(slow[:1]), slow[:-1]])

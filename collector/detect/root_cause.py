@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.stragglers import Slow
 from rankscope.collector.detect.view import GcPauses, Samples
 from rankscope.measure.records import DeviceSample, WindowBreakdown
@@ -51,19 +51,19 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
 
 def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
     """By how much each phase of the rank is longer than its peers', `NAME_excess_ns`, and its CPU time."""
-    rows = np.isin(series.steps, slow.slow_steps)
+    rows = np.flatnonzero(np.isin(series.steps, slow.slow_steps))
     found = {
-        f"{name}_excess_ns": _excess(values[rows], slow, series) for name, values in sorted(series.phases_ns.items())
+        f"{name}_excess_ns": _excess(values, rows, slow, series) for name, values in sorted(series.phases_ns.items())
     }
-    found["cpu_excess_ns"] = _excess(series.cpu_ns[rows], slow, series)
+    found["cpu_excess_ns"] = _excess(series.cpu_ns, rows, slow, series)
     return {name: value for name, value in found.items() if not np.isnan(value)}
 
 
-def _excess(values: Floats, slow: Slow, series: StepSeries) -> float:
+def _excess(values: Floats, rows: Ints, slow: Slow, series: StepSeries) -> float:
     """The median excess over those peers of which every step is known that is known of the rank; NaN without any."""
-    mine = values[:, series.column_of(slow.rank)]
+    mine = values[rows, series.column_of(slow.rank)]
     known = ~np.isnan(mine)
-    peers = values[np.ix_(known, series.columns_of(slow.peers.ranks))]
+    peers = values[np.ix_(rows[known], series.columns_of(slow.peers.ranks))]
     peers = peers[:, ~np.isnan(peers).any(axis=0)]
     if not known.any() or peers.shape[1] == 0:
         return float("nan")

@@ -41,3 +41,17 @@ class StepSeries:
     def columns_of(self, ranks: Sequence[int]) -> Ints:
         """Where these ranks' times are, in their order."""
         return np.array([self._rank_column[rank] for rank in ranks], dtype=np.int64)
+
+
+def medians_of_last(values: Floats, steps: int) -> Floats:
+    """Of every column the median of its last `steps` known values; shape (n, ranks) to (ranks,), NaN where none is."""
+    found = np.full(values.shape[1], np.nan)
+    rows = np.flatnonzero(~np.isnan(values).all(axis=1))[-steps:]
+    if len(rows):
+        recent = values[rows]
+        complete = ~np.isnan(recent).any(axis=0)
+        found[complete] = np.median(recent[:, complete], axis=0)
+        for column in np.flatnonzero(~complete):
+            known = values[~np.isnan(values[:, column]), column][-steps:]
+            found[column] = np.median(known) if len(known) else np.nan
+    return found

@@ -97,25 +97,34 @@ def find_stragglers(view: JobView, thresholds: Thresholds) -> tuple[Slow, ...] |
 def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
     """Which ranks may be slow, shape (ranks,): cheap, and never False for one that would be judged to be.
 
-    Looked at are the stretches of the last `steps_min`, twice as many, ... steps, one of which a slow stretch fills at
-    least half. The noise is that between neighbouring steps, which no change of level makes larger.
+    They must not have recovered, and stand out of their noise in the last `steps_min`, twice as many, ... steps, one of
+    which a slow stretch fills at least half. The noise is that between neighbouring steps, which no change of level
+    makes larger.
     """
     rows = np.flatnonzero(~np.isnan(excess).all(axis=1))
-    recent = excess[rows]
-    incomplete: Flags = np.asarray(np.isnan(recent).any(axis=0))
-    if len(rows) < 2:  # noqa: PLR2004 - a difference takes two
-        return incomplete
-    told = np.where(np.isnan(recent), 0.0, recent)
+    recent = excess[rows[-thresholds.steps_min :]]
+    worth: Flags = np.asarray(np.isnan(recent).any(axis=0))
+    if len(recent):
+        worth |= np.median(recent, axis=0) >= math.log(thresholds.slowdown_close_ratio)
+    columns = np.flatnonzero(worth)
+    if len(rows) > 1 and len(columns):
+        worth[columns] = _stands_out(excess[np.ix_(rows, columns)], thresholds)
+    return worth
+
+
+def _stands_out(excess: Floats, thresholds: Thresholds) -> Flags:
+    """Whether any stretch up to now does, of each column; True where a value is missing, of which nobody can tell."""
+    found: Flags = np.asarray(np.isnan(excess).any(axis=0))
+    told = np.nan_to_num(excess, nan=0.0)
     apart = MAD_TO_SIGMA / math.sqrt(2) * np.median(np.abs(np.diff(told, axis=0)), axis=0)
-    worth = incomplete.copy()
-    length = min(thresholds.steps_min, len(rows))
+    length = min(thresholds.steps_min, len(told))
     while True:
         level = np.median(told[-length:], axis=0)
         error = np.maximum(median_errors(apart, np.zeros_like(apart), length), SIGMA_FLOOR)
-        worth |= (level >= math.log(thresholds.slowdown_ratio_min) / 2) & (level >= WORTH_JUDGING_Z * error)
-        if length == len(rows):
-            return worth
-        length = min(2 * length, len(rows))
+        found |= (level >= math.log(thresholds.slowdown_ratio_min) / 2) & (level >= WORTH_JUDGING_Z * error)
+        if length == len(told):
+            return found
+        length = min(2 * length, len(told))
 
 
 def has_recovered(excess: Floats, thresholds: Thresholds) -> bool:

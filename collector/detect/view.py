@@ -31,14 +31,14 @@ class AllocatorCounts(NamedTuple):
 class Samples(NamedTuple):
     """What was sampled beside the steps, by rank, oldest first where there are several: breakdowns of full windows,
     pauses of Python's garbage collector, the last GPU sample, counts of torch's allocator, the last sample of the host.
-    A rank or value that is missing was not measured.
+    A rank that is missing, or has none, was not measured.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
     gc_pauses: Mapping[int, Sequence[GcPauses]]
     devices: Mapping[int, Sequence[DeviceSample]]
     allocators: Mapping[int, Sequence[AllocatorCounts]] = {}
-    hosts: Mapping[int, HostSample] = {}
+    hosts: Mapping[int, HostSample | None] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

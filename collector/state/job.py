@@ -5,17 +5,17 @@ attempts before are kept as a count only.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
 from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
 from rankscope.collector.detect.twins import find_twins
 from rankscope.collector.detect.view import JobView, Samples
 from rankscope.collector.state.effects import AskClock, JobEffect
@@ -34,7 +34,7 @@ from rankscope.collector.state.events import (
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.state.verdicts import Verdicts
-from rankscope.collector.state.window import StepWindow, median_of_last, medians
+from rankscope.collector.state.window import StepWindow
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.units import s_to_ns
 
@@ -189,9 +189,10 @@ class JobState:
         effects: list[JobEffect] = []
         silent_ns = s_to_ns(self._config.rank_silent_s)
         for rank in attempt.ranks.values():
-            if rank.is_live and tick.now_job_ns - rank.last_seen_job_ns > silent_ns:
+            # Of 16,384 ranks nearly all need nothing: whether they live is asked last.
+            if tick.now_job_ns - rank.last_seen_job_ns > silent_ns and rank.is_live:
                 rank.vitals.fall_silent()
-            if rank.is_live and tick.now_job_ns >= rank.next_ping_job_ns:
+            if tick.now_job_ns >= rank.next_ping_job_ns and rank.is_live:
                 rank.next_ping_job_ns = tick.now_job_ns + s_to_ns(self._config.clock_ping_s)
                 effects.append(AskClock(rank.identity.boot_id))
         return effects + self._detect(attempt, tick.now_job_ns)
@@ -224,7 +225,7 @@ class JobState:
             run=self.run,
             world_size=attempt.world_size,
             restart_count=attempt.restart_count,
-            ranks=tuple(self._rank_snapshot(attempt, number, now_job_ns) for number in sorted(attempt.ranks)),
+            ranks=tuple(self._rank_snapshots(attempt, now_job_ns)),
             open_findings=open_findings,
             findings=(*self._verdicts.closed_findings, *open_findings),
             lost=self._verdicts.lost,
@@ -232,29 +233,59 @@ class JobState:
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings),
         )
 
-    def _rank_snapshot(self, attempt: _Attempt, number: int, now_job_ns: int) -> RankSnapshot:
-        picture = attempt.ranks[number].snapshot(now_job_ns, self._group_sizes)
-        series, steps = attempt.series, self._config.detect_steps
-        if series is None or not series.has(number):
-            return picture
-        column = series.column_of(number)
-        slowdown = attempt.slowdowns[column] if attempt.slowdowns is not None else math.nan
-        return msgspec.structs.replace(
-            picture,
-            step_ns_median=median_of_last(series.step_ns[:, column], steps),
-            phases_ns_median=medians(series.phases_ns, column, steps),
-            self_ns_median=median_of_last(series.self_ns[:, column], steps),
-            slowdown_ratio=None if math.isnan(slowdown) else float(slowdown),
-        )
+    def _rank_snapshots(self, attempt: _Attempt, now_job_ns: int) -> Iterator[RankSnapshot]:
+        compared = _compare_ranks(attempt, self._config.detect_steps)
+        for number in sorted(attempt.ranks):
+            yield attempt.ranks[number].snapshot(now_job_ns, self._group_sizes, **compared.get(number, {}))
+
+
+def _compare_ranks(attempt: _Attempt, steps: int) -> dict[int, dict[str, Any]]:
+    """What the last look says of each rank over its last steps, by field of RankSnapshot."""
+    series = attempt.series
+    if series is None or attempt.slowdowns is None:
+        return {}
+
+    def read(values: Floats) -> list[float | None]:
+        return [None if math.isnan(value) else value for value in values.tolist()]
+
+    phases = {name: read(medians_of_last(values, steps)) for name, values in series.phases_ns.items()}
+    step_ns, self_ns = (read(medians_of_last(values, steps)) for values in (series.step_ns, series.self_ns))
+    slowdowns = read(attempt.slowdowns)
+    return {
+        number: {
+            "step_ns_median": step_ns[column],
+            "phases_ns_median": {name: found[column] for name, found in phases.items() if found[column] is not None},
+            "self_ns_median": self_ns[column],
+            "slowdown_ratio": slowdowns[column],
+        }
+        for column, number in enumerate(series.ranks)
+    }
+
+
+class _OfRanks(Mapping[int, Any]):
+    """One thing of every rank, looked up when it is asked for: of 16,384 ranks few are."""
+
+    def __init__(self, ranks: Mapping[int, RankState], read: Callable[[RankState], Any]) -> None:
+        self._ranks = ranks
+        self._read = read
+
+    def __getitem__(self, rank: int) -> Any:
+        return self._read(self._ranks[rank])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
 
 
 def _sample(ranks: Mapping[int, RankState]) -> Samples:
     return Samples(
-        breakdowns={number: tuple(rank.breakdowns) for number, rank in ranks.items()},
-        gc_pauses={number: tuple(rank.gc_pauses) for number, rank in ranks.items()},
-        devices={number: rank.devices for number, rank in ranks.items() if rank.devices},
-        allocators={number: tuple(rank.allocators) for number, rank in ranks.items() if rank.allocators},
-        hosts={number: rank.host for number, rank in ranks.items() if rank.host is not None},
+        breakdowns=_OfRanks(ranks, lambda rank: rank.breakdowns),
+        gc_pauses=_OfRanks(ranks, lambda rank: rank.gc_pauses),
+        devices=_OfRanks(ranks, lambda rank: rank.devices),
+        allocators=_OfRanks(ranks, lambda rank: rank.allocators),
+        hosts=_OfRanks(ranks, lambda rank: rank.host),
     )
 
 

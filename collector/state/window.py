@@ -5,8 +5,8 @@ ends. Until every rank has reported them a step's waiting is not known, and its 
 """
 
 import itertools
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,10 @@ class Signature(NamedTuple):
 
     calls: tuple[tuple[str, int, int], ...]
 
+    def __hash__(self) -> int:
+        """Of a few of the calls: every look puts each rank's in a dictionary, and there may be hundreds of calls."""
+        return hash((len(self.calls), self.calls[:1], self.calls[-1:]))
+
 
 class StepWindow:
     """The last `steps_kept` steps of `world_size` ranks."""
@@ -48,6 +52,7 @@ class StepWindow:
         self._group_sizes: dict[str, int] = {}
         self.signatures: dict[int, Signature] = {}
         self._signed: dict[int, tuple[tuple[object, ...], Signature]] = {}
+        self._kinds_of_steps: dict[Signature, Signature] = {}
         self.latest_step = -1
         self._watched = False
 
@@ -136,7 +141,7 @@ class StepWindow:
             sizes = [self._group_sizes.get(group, 0) for group in found.groups]
             calls = zip(found.op.tolist(), found.group.tolist(), found.size_bytes.tolist(), strict=True)
             signature = Signature(tuple(sorted((found.ops[op], sizes[group], size) for op, group, size in calls)))
-            known = self._signed[rank] = (content, signature)
+            known = self._signed[rank] = (content, self._kinds_of_steps.setdefault(signature, signature))
         return known[1]
 
     def _make_room(self, steps: Ints, rows: Ints) -> Ints:
@@ -167,9 +172,10 @@ class StepWindow:
         """The steps of these ranks in order, the first `skip_steps` of the run left out (start-up is no slowness)."""
         slots = np.flatnonzero(self._steps >= skip_steps)
         slots = slots[np.argsort(self._steps[slots])]
-        cells = np.ix_(slots, np.array(ranks, dtype=np.int64))
+        columns = np.array(ranks, dtype=np.int64)
+        cells = slots if len(ranks) == self._world_size else np.ix_(slots, columns)
         step_ns = self._columns["duration_ns"][cells]
-        phases_ns = {name: values[cells] for name, values in self._phases_ns.items()}
+        phases_ns = _Selected(self._phases_ns, cells)
         self_ns = step_ns - self._wait_ns[cells]
         measured = self._watched or self.latest_step < STAND_IN_STEPS
         if not measured:
@@ -180,13 +186,21 @@ class StepWindow:
         )
 
 
-def medians(values: Mapping[str, Floats], column: int, steps: int) -> dict[str, float]:
-    """The median of each over its last steps in one column, those without any value left out."""
-    found = {name: median_of_last(array[:, column], steps) for name, array in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
+class _Selected(Mapping[str, Floats]):
+    """Some rows and columns of several arrays, taken when they are asked for: a look at a healthy job asks for none."""
 
+    def __init__(self, values: Mapping[str, Floats], cells: Any) -> None:
+        self._values = values
+        self._cells = cells
+        self._taken: dict[str, Floats] = {}
 
-def median_of_last(values: Floats, steps: int) -> float | None:
-    """The median of the last known values; None when none is known."""
-    known = values[~np.isnan(values)][-steps:]
-    return float(np.median(known)) if len(known) else None
+    def __getitem__(self, name: str) -> Floats:
+        if name not in self._taken:
+            self._taken[name] = np.asarray(self._values[name][self._cells])
+        return self._taken[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)

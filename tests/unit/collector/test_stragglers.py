@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.change_point import find_change
-from rankscope.collector.detect.excess import find_excess, slowdown_ratio, slowdown_ratios
+from rankscope.collector.detect.excess import find_excess, slowdown_ratios
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
@@ -146,11 +146,10 @@ def test_slowdown_and_recovery_are_read_from_the_last_steps() -> None:
     self_ns = noise(100, 4, spread=0.01)
     self_ns[:60, 2] *= 2
     excess = excess_of(self_ns)[:, 2]
-    assert slowdown_ratio(excess, 32) == pytest.approx(1.0, abs=0.02)
+    assert slowdown_ratios(excess[:, np.newaxis], 32)[0] == pytest.approx(1.0, abs=0.02)
     assert has_recovered(excess, Thresholds())
     assert not has_recovered(excess[:60], Thresholds())
     assert not has_recovered(excess[:5], Thresholds())
-    assert slowdown_ratio(np.full(3, np.nan), 32) is None
 
 
 def test_change_point_needs_three_values_on_each_side() -> None:
@@ -167,9 +166,11 @@ def test_slowdown_ratios_are_those_of_every_column() -> None:
     excess = excess_of(noise(50, 5))
     excess[40:, 1] = np.nan
     excess[:, 2] = np.nan
-    expected = [slowdown_ratio(excess[:, column], 32) for column in range(5)]
-    found_ratios = [None if math.isnan(ratio) else ratio for ratio in slowdown_ratios(excess, 32)]
-    assert found_ratios == [pytest.approx(ratio) if ratio is not None else None for ratio in expected]
+    excess[49] = np.nan
+    last = {0: slice(17, 49), 1: slice(8, 40), 3: slice(17, 49), 4: slice(17, 49)}
+    expected = [float(np.exp(np.median(excess[last[c], c]))) if c in last else math.nan for c in range(5)]
+    assert slowdown_ratios(excess, 32).tolist() == pytest.approx(expected, nan_ok=True)
+    assert np.isnan(slowdown_ratios(np.full((0, 2), np.nan), 32)).all()
 
 
 def test_rank_is_compared_with_those_that_are_known_if_they_are_the_half() -> None:

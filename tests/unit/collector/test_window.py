@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.waits import KindWaits
-from rankscope.collector.state.window import PHASES_MAX, STAND_IN_STEPS, StepWindow, median_of_last, medians
+from rankscope.collector.state.window import PHASES_MAX, STAND_IN_STEPS, StepWindow
 from rankscope.measure.records import CollectiveRecord, StepRecord, collectives_to_table, steps_to_table
 
 STEP_NS = 100
@@ -313,19 +313,3 @@ def test_phases_beyond_the_limit_are_left_out() -> None:
     assert len(found) == PHASES_MAX
     assert f"p{PHASES_MAX - 6}" in found
     assert f"p{PHASES_MAX - 5}" not in found
-
-
-# -- medians ----------------------------------------------------------------------------------------------------------
-
-
-def test_median_is_over_the_last_known_values() -> None:
-    values = np.array([900.0, 1.0, NAN, 2.0, 9.0, NAN])
-    assert median_of_last(values, 3) == 2.0
-    assert median_of_last(values, 1) == 9.0
-    assert median_of_last(np.array([NAN, NAN]), 3) is None
-
-
-def test_medians_of_what_was_never_measured_are_left_out() -> None:
-    values = {"data": np.array([[1.0, 4.0], [3.0, 8.0]]), "mine": np.array([[1.0, NAN], [1.0, NAN]])}
-    assert medians(values, 1, 2) == {"data": 6.0}
-    assert medians(values, 0, 2) == {"data": 2.0, "mine": 1.0}
