@@ -43,7 +43,7 @@ class SlowRanks:
         joined = [*join_nodes(verdict, view.nodes), *join_nodes(now_and_then, view.nodes)]
         return [_describe(view, node, slow, known) for node, slow in joined[:DESCRIBED_MAX]]
 
-    def has_passed(self, view: JobView, finding: Finding) -> bool:
+    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether every rank of the finding has recovered."""
         ranks = [rank for rank in finding.ranks if view.series.has(rank)]
         if finding.pattern == "intermittent":

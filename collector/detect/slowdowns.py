@@ -5,8 +5,9 @@
     run_slowdown     the steps of the run have become longer than they were, and nothing else explains it
 
 Both are changes of level in log(time) against its own past, judged like a straggler's: large enough
-(`slowdown_ratio_min`), clear of the noise (`robust_z_min` standard errors of the medians before and after). They have
-passed once the last `steps_min` steps are back within `slowdown_close_ratio` of the level before.
+(`slowdown_ratio_min`), clear of the noise (`robust_z_min` standard errors of the medians before and after), and in most
+steps (`persistence_ratio` of them above half of the rise). They have passed once the last `steps_min` steps are back
+within `slowdown_close_ratio` of the level before.
 """
 
 import math
@@ -76,7 +77,7 @@ class StageSlowdowns:
             nodes=tuple(sorted(nodes)) if alone and len(nodes) == 1 else (),
         )  # fmt: skip
 
-    def has_passed(self, view: JobView, finding: Finding) -> bool:
+    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether the ranks are back where they were."""
         ranks = tuple(rank for rank in finding.ranks if view.series.has(rank))
         return _is_back(_median_self_ns(view, ranks), finding, self._thresholds)
@@ -93,14 +94,16 @@ class RunSlowdown:
     def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """The run, if its steps have become longer and no other finding explains it."""
         change = _find_rise(view, view.longest_ns, view.longest_ns, self._thresholds)
-        if change is None or _is_explained(change, explained):
+        if change is None or _is_explained(change.after_ns / change.before_ns, explained):
             return []
         known = next((finding for finding in explained if finding.kind == RUN), None)
         return [_describe(view, change, known, view.longest_ns, kind=RUN, who="The steps of the whole run are")]
 
-    def has_passed(self, view: JobView, finding: Finding) -> bool:
-        """Whether the steps are as short as they were."""
-        return _is_back(view.longest_ns, finding, self._thresholds)
+    def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
+        """Whether the steps are as short as they were, or other findings explain by now why they are not."""
+        return _is_explained(finding.slowdown_ratio or 1.0, explained) or _is_back(
+            view.longest_ns, finding, self._thresholds
+        )
 
 
 def _median_self_ns(view: JobView, ranks: Sequence[int]) -> Floats:
@@ -129,16 +132,16 @@ def _find_rise(view: JobView, times_ns: Floats, ratios: Floats, thresholds: Thre
     if np.median(logs[-thresholds.steps_min :]) - np.median(logs[:since]) < math.log(thresholds.slowdown_close_ratio):
         return None  # it is over
     is_large = rise >= math.log(thresholds.slowdown_ratio_min) and rise >= thresholds.robust_z_min * error
-    if not is_large or math.log(after_ns / before_ns) < RISE_SHARE * rise:
+    lasts = np.mean(logs[since:] > np.median(logs[:since]) + rise / 2) >= thresholds.persistence_ratio
+    if not (is_large and lasts) or math.log(after_ns / before_ns) < RISE_SHARE * rise:
         return None
     return _Change(int(view.series.steps[known[since]]), before_ns, after_ns, rise / error)
 
 
-def _is_explained(change: _Change, explained: Sequence[Finding]) -> bool:
+def _is_explained(ratio: float, explained: Sequence[Finding]) -> bool:
     """Whether other findings that cost the run something together cost half of what was added, or more."""
-    added = change.after_ns / change.before_ns - 1
     theirs = sum((finding.job_slowdown_ratio or 1.0) - 1 for finding in explained if finding.kind != RUN)
-    return theirs >= EXPLAINED_SHARE * added
+    return theirs >= EXPLAINED_SHARE * (ratio - 1)
 
 
 def _is_back(times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool:

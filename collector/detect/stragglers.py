@@ -95,7 +95,8 @@ def find_stragglers(view: JobView, thresholds: Thresholds) -> tuple[Slow, ...] |
 
 
 def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
-    """Which ranks may be slow, shape (ranks,): cheap, and never False for one that would be judged to be.
+    """Which ranks may be slow, shape (ranks,), of an excess of which at least `steps_min` steps are known of some rank:
+    cheap, and never False for one that would be judged to be.
 
     They must not have recovered, and stand out of their noise in the last `steps_min`, twice as many, ... steps, one of
     which a slow stretch fills at least half. The noise is that between neighbouring steps, which no change of level
@@ -104,11 +105,9 @@ def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
     rows = np.flatnonzero(~np.isnan(excess).all(axis=1))
     recent = excess[rows[-thresholds.steps_min :]]
     worth: Flags = np.asarray(np.isnan(recent).any(axis=0))
-    if len(recent):
-        worth |= np.median(recent, axis=0) >= math.log(thresholds.slowdown_close_ratio)
+    worth |= np.median(recent, axis=0) >= math.log(thresholds.slowdown_close_ratio)
     columns = np.flatnonzero(worth)
-    if len(rows) > 1 and len(columns):
-        worth[columns] = _stands_out(excess[np.ix_(rows, columns)], thresholds)
+    worth[columns] = _stands_out(excess[np.ix_(rows, columns)], thresholds)
     return worth
 
 

@@ -103,5 +103,5 @@ class Detector(Protocol):
     def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """What passes every test now. `explained` is what detectors asked before this one have found, or hold open."""
 
-    def has_passed(self, view: JobView, finding: Finding) -> bool:
+    def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Whether an open finding, which `find` has not given again, no longer holds; False also when nobody knows."""

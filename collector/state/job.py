@@ -5,6 +5,7 @@ attempts before are kept as a count only.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,7 +171,10 @@ class JobState:
         rank.take(report, event.now_job_ns, event.now_wall_s)
         for group in report.groups or ():
             self._group_sizes[group.label] = len(group.ranks)
-            attempt.groups[group.label] = tuple(sorted(group.ranks))
+            members = attempt.groups.get(group.label)
+            if members is None or len(members) != len(group.ranks):
+                members = attempt.groups[group.label] = tuple(sorted(group.ranks))
+            attempt.window.learn_place(number, group.label, bisect_left(members, number))
             attempt.window.learn_group(group.label, len(group.ranks))
         rank.records_late += attempt.window.add_steps(number, report.steps)
         if report.steps.row_count:

@@ -65,7 +65,8 @@ class Verdicts:
                 continue
             given = {id(one) for candidate in found for one in self._take(candidate, view.series, effects)}
             left = [one for one in self._open if one.finding.kind in detector.kinds and id(one) not in given]
-            effects += [self._close(one, "passed") for one in left if detector.has_passed(view, one.finding)]
+            known = [one.finding for one in self._open]
+            effects += [self._close(one, "passed") for one in left if detector.has_passed(view, one.finding, known)]
         return effects
 
     def close_all(self, reason: str) -> list[JobEffect]:

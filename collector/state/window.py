@@ -12,6 +12,7 @@ import numpy as np
 
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.waits import KindWaits, RankCollectives, split_waits
+from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Table
 
@@ -27,9 +28,12 @@ COMPUTING_PHASES = ("data", "forward", "optimizer", "other")
 
 
 class Signature(NamedTuple):
-    """What a step communicates: sorted (op, group size, bytes)."""
+    """What a step communicates: sorted (op, group size, bytes). `places` tells pipeline stages apart that send and
+    receive the same: where the rank stands in each group in which it hands over from rank to rank.
+    """
 
     calls: tuple[tuple[str, int, int], ...]
+    places: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
         """Of a few of the calls: every look puts each rank's in a dictionary, and there may be hundreds of calls."""
@@ -50,6 +54,7 @@ class StepWindow:
         self._covered = np.zeros((steps_kept, world_size), dtype=bool)
         self._covered_count = np.zeros(steps_kept, dtype=np.int64)
         self._group_sizes: dict[str, int] = {}
+        self._places: dict[tuple[int, str], int] = {}
         self.signatures: dict[int, Signature] = {}
         self._signed: dict[int, tuple[tuple[object, ...], Signature]] = {}
         self._kinds_of_steps: dict[Signature, Signature] = {}
@@ -64,6 +69,10 @@ class StepWindow:
     def learn_group(self, label: str, size: int) -> None:
         """A process group of the run has `size` members."""
         self._group_sizes[label] = size
+
+    def learn_place(self, rank: int, label: str, place: int) -> None:
+        """Where the rank stands in that group, from 0."""
+        self._places[rank, label] = place
 
     def add_steps(self, rank: int, table: Table) -> int:
         """Place a rank's steps; returns how many came too late for the window."""
@@ -134,15 +143,29 @@ class StepWindow:
         """Remembered: a rank's step is mostly the same as its last one, and sorting it costs 30 us."""
         content = (
             *(column.tobytes() for column in (found.group, found.op, found.size_bytes)), found.groups, found.ops,
-            len(self._group_sizes),
+            len(self._group_sizes), len(self._places),
         )  # fmt: skip
         known = self._signed.get(rank)
         if known is None or known[0] != content:
             sizes = [self._group_sizes.get(group, 0) for group in found.groups]
             calls = zip(found.op.tolist(), found.group.tolist(), found.size_bytes.tolist(), strict=True)
-            signature = Signature(tuple(sorted((found.ops[op], sizes[group], size) for op, group, size in calls)))
+            signature = Signature(
+                tuple(sorted((found.ops[op], sizes[group], size) for op, group, size in calls)),
+                self._find_places(rank, found),
+            )
             known = self._signed[rank] = (content, self._kinds_of_steps.setdefault(signature, signature))
         return known[1]
+
+    def _find_places(self, rank: int, found: RankCollectives) -> tuple[int, ...]:
+        """In a group of all ranks every place is another one: there it counts whether the rank sends first."""
+        places = []
+        for number, group in enumerate(found.groups):
+            ops = [found.ops[op] for op in found.op[found.group == number].tolist()]
+            handovers = [op for op in ops if op in POINT_TO_POINT_OPS]
+            if handovers:
+                is_of_all = self._group_sizes.get(group, 0) == self._world_size
+                places.append(-1 - (handovers[0] == "send") if is_of_all else self._places.get((rank, group), -1))
+        return tuple(places)
 
     def _make_room(self, steps: Ints, rows: Ints) -> Ints:
         """Those of the rows whose step has a place in the window, now that it has moved on to the last of them."""

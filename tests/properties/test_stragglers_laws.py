@@ -58,7 +58,7 @@ def found(job: Job) -> tuple[Slow, ...]:
 
 
 def as_text(slow: Slow) -> str:
-    return repr(slow._replace(slow_steps=slow.slow_steps.tolist()))  # type: ignore[arg-type]
+    return repr(slow._replace(slow_steps=slow.slow_steps.tolist()))
 
 
 @given(jobs(), st.randoms(use_true_random=False))

@@ -236,6 +236,34 @@ def test_order_of_the_calls_makes_no_other_signature() -> None:
     assert window.signatures[0] == window.signatures[1]
 
 
+def hand_over(window: StepWindow, rank: int, first: str, second: str) -> None:
+    records = [
+        CollectiveRecord(step=0, group=GROUP, op=op, start_host_ns=start_ns, duration_ns=1, sequence=1, bytes=8)
+        for start_ns, op in enumerate((first, second))
+    ]
+    window.add_collectives(rank, collectives_to_table(records))
+    window.cover(rank, 0, 0)
+
+
+def test_stages_of_a_pipeline_that_send_and_receive_the_same_are_told_apart_by_their_place() -> None:
+    window = window_of(4, steps=1)
+    window.learn_group(GROUP, 2)
+    for rank in range(4):
+        window.learn_place(rank, GROUP, rank // 2)
+        hand_over(window, rank, *(("send", "recv") if rank < 2 else ("recv", "send")))
+    found = window.signatures
+    assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_in_a_group_of_all_ranks_it_counts_who_sends_first() -> None:
+    window = window_of(4, steps=1)
+    for rank in range(4):
+        window.learn_place(rank, GROUP, rank)
+        hand_over(window, rank, *(("send", "recv") if rank < 2 else ("recv", "send")))
+    found = window.signatures
+    assert found[0] == found[1] != found[2] == found[3]
+
+
 @pytest.mark.parametrize("unsized", [{0: None, 1: None}, {0: 64, 1: None}])
 def test_signature_is_learnt_only_where_all_sizes_are_known(unsized: Mapping[int, int | None]) -> None:
     window = window_of(2, steps=3)

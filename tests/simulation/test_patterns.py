@@ -1,0 +1,78 @@
+"""Slowness of every pattern and size through the whole collector: one finding each, with the right name and begin."""
+
+import pytest
+
+from rankscope.collector.detect.finding import Finding
+from tests.simulation.faults import Fault
+from tests.simulation.noise import NOISES
+from tests.simulation.topology import Topology
+from tests.simulation.world import Scenario, run
+
+BEGIN = 100
+NODE = tuple(range(8, 16))
+
+
+def findings(kind: str, topology: Topology, *faults: Fault, noise: str = "usual", steps: int = 220) -> list[Finding]:
+    scenario = Scenario(topology=topology, kind=kind, faults=faults, noise=NOISES[noise], steps=steps, seed=1)
+    return [opened.finding for opened in run(scenario).opened]
+
+
+@pytest.mark.parametrize("every", [4, 10])
+def test_rank_that_is_slow_every_kth_step(every: int) -> None:
+    fault = Fault(cause="garbage_collection", ranks=(5,), ratio=1.5, begin=60, every=every)
+    (found,) = findings("fsdp", Topology.mesh(dp=16), fault)
+    assert (found.ranks, found.pattern, found.cause) == ((5,), "intermittent", "garbage_collection")
+    assert found.since_step == 60
+    assert f"every {every} steps" in found.sentence
+
+
+def test_rank_that_is_slow_every_fourth_step_among_ranks_that_stall() -> None:
+    fault = Fault(cause="host_cpu", ranks=(5,), ratio=1.5, begin=60, every=4)
+    (found,) = findings("dp", Topology.mesh(dp=16), fault, noise="bursts")
+    assert (found.ranks, found.pattern) == ((5,), "intermittent")
+
+
+@pytest.mark.parametrize("drift_steps", [40, 100])
+def test_rank_that_becomes_ever_slower(drift_steps: int) -> None:
+    fault = Fault(cause="gpu_compute", ranks=(5,), ratio=1.5, begin=60, drift_steps=drift_steps)
+    (found,) = findings("dp", Topology.mesh(dp=16), fault)
+    assert (found.ranks, found.pattern, found.cause) == ((5,), "drifting", "gpu_compute")
+    assert found.since_step is not None
+    assert abs(found.since_step - 60) <= 10
+
+
+@pytest.mark.parametrize("ranks", [16, 32])
+def test_slow_node(ranks: int) -> None:
+    fault = Fault(cause="gpu_thermal_throttle", ranks=NODE, ratio=1.3, begin=BEGIN)
+    (found,) = findings("dp", Topology.mesh(dp=ranks), fault)
+    assert (found.kind, found.ranks, found.nodes) == ("straggler", NODE, ("node0001",))
+    assert (found.cause, found.since_step) == ("gpu_thermal_throttle", BEGIN)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_slow_stage_of_a_pipeline(stages: int) -> None:
+    fault = Fault(cause="data_loading", ranks=NODE, ratio=1.3, begin=BEGIN)
+    (found,) = findings("pp", Topology.mesh(pp=stages, dp=8), fault)
+    assert (found.kind, found.ranks, found.cause) == ("stage_slowdown", NODE, "data_loading")
+    assert found.since_step == BEGIN
+
+
+@pytest.mark.parametrize("cause", ["data_loading", "more_work", "gpu_compute", "garbage_collection"])
+def test_run_of_which_every_rank_has_become_slower(cause: str) -> None:
+    fault = Fault(cause=cause, ranks=tuple(range(16)), ratio=1.3, begin=BEGIN)
+    (found,) = findings("fsdp", Topology.mesh(dp=16), fault)
+    assert (found.kind, found.ranks, found.cause, found.since_step) == ("run_slowdown", (), cause, BEGIN)
+
+
+def test_two_slow_ranks_at_once() -> None:
+    slow = Fault(cause="gpu_compute", ranks=(3,), ratio=1.3, begin=BEGIN)
+    slower = Fault(cause="data_loading", ranks=(9,), ratio=1.5, begin=BEGIN + 40)
+    found = findings("fsdp", Topology.mesh(dp=16), slow, slower)
+    assert {(one.ranks, one.cause, one.since_step) for one in found} == {
+        ((3,), "gpu_compute", BEGIN), ((9,), "data_loading", BEGIN + 40),
+    }  # fmt: skip
+
+
+def test_stages_of_unequal_work_are_not_compared() -> None:
+    scenario = Scenario(topology=Topology.mesh(pp=4, dp=4), kind="pp", stage_shares=(0.8, 1.0, 1.0, 1.4), steps=120)
+    assert not [opened for opened in run(scenario).opened if opened.finding.kind in ("straggler", "stage_slowdown")]

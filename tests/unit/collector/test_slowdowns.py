@@ -1,0 +1,155 @@
+"""Slower than before, without a culprit: stages and runs with a known change, in seeded noise."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.series import Floats
+from rankscope.collector.detect.slowdowns import RunSlowdown, StageSlowdowns
+from rankscope.collector.detect.stragglers import Thresholds
+from rankscope.collector.detect.view import JobView
+from tests.unit.collector.step_series import UNKNOWN, series_of, view_of
+
+STAGES = {rank: rank // 4 for rank in range(12)}
+STAGE, RUN = StageSlowdowns(Thresholds()), RunSlowdown(Thresholds())
+
+
+def times(steps: int = 120, ranks: int = 12, seed: int = 1) -> Floats:
+    return 100.0 * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, ranks)))
+
+
+def view(self_ms: Floats, nodes_of: int = 4, signatures: dict[int, int] | None = None) -> JobView:
+    nodes = {rank: f"node{rank // nodes_of}" for rank in range(self_ms.shape[1])}
+    return view_of(series_of(self_ms.tolist()), signatures=STAGES if signatures is None else signatures, nodes=nodes)
+
+
+def find(detector: StageSlowdowns | RunSlowdown, look: JobView, explained: Sequence[Finding] = ()) -> list[Finding]:
+    found = detector.find(look, explained)
+    assert not isinstance(found, Abstain)
+    return [candidate.finding for candidate in found]
+
+
+# -- a stage ----------------------------------------------------------------------------------------------------------
+
+
+def test_stage_that_becomes_slower_is_named_with_its_node() -> None:
+    self_ms = times()
+    self_ms[60:, 4:8] *= 1.3
+    (finding,) = find(STAGE, view(self_ms))
+    assert (finding.kind, finding.ranks, finding.nodes, finding.since_step) == (
+        "stage_slowdown", (4, 5, 6, 7), ("node1",), 60,
+    )  # fmt: skip
+    assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.03)
+    assert finding.sentence.startswith("Ranks 4-7, which do the same work, are 1.3")
+    assert "(node node1)" in finding.sentence
+
+
+def test_node_that_others_are_on_too_is_not_named() -> None:
+    self_ms = times()
+    self_ms[60:, 4:8] *= 1.3
+    assert [finding.nodes for finding in find(STAGE, view(self_ms, nodes_of=6))] == [()]
+
+
+def test_stage_that_always_had_more_work_is_no_slowdown() -> None:
+    self_ms = times()
+    self_ms[:, 4:8] *= 1.5
+    assert find(STAGE, view(self_ms)) == []
+
+
+def test_stage_is_not_slower_because_the_others_are_faster() -> None:
+    self_ms = times()
+    self_ms[60:, :4] *= 0.6
+    self_ms[60:, 8:] *= 0.6
+    assert find(STAGE, view(self_ms)) == []
+
+
+def test_one_slow_rank_of_a_stage_is_not_the_stage() -> None:
+    self_ms = times()
+    self_ms[60:, 5] *= 2
+    assert find(STAGE, view(self_ms)) == []
+
+
+@pytest.mark.parametrize("signatures", [{}, dict.fromkeys(range(12), 1), {rank: rank for rank in range(12)}])
+def test_without_stages_it_abstains(signatures: dict[int, int]) -> None:
+    assert isinstance(STAGE.find(view(times(), signatures=signatures), ()), Abstain)
+
+
+def test_stage_finding_keeps_what_was_before_and_passes_when_it_is_back() -> None:
+    self_ms = times(steps=200)
+    self_ms[60:140, 4:8] *= 1.3
+    (finding,) = find(STAGE, view(self_ms[:100]))
+    (later,) = find(STAGE, view(self_ms[:138]), [finding])
+    assert later.since_step == finding.since_step
+    assert later.evidence["before_ns"] == finding.evidence["before_ns"]
+    assert not STAGE.has_passed(view(self_ms[:138]), finding, ())
+    assert STAGE.has_passed(view(self_ms), finding, ())
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
+
+
+def everybody(self_ms: Floats) -> JobView:
+    return view(self_ms, signatures={})
+
+
+def straggler(ratio: float | None) -> Finding:
+    return Finding(kind="straggler", ranks=(1,), cause="host_cpu", sentence="", job_slowdown_ratio=ratio)
+
+
+def test_run_that_becomes_slower_is_found() -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.2
+    (finding,) = find(RUN, everybody(self_ms))
+    assert (finding.kind, finding.ranks, finding.since_step, finding.cause) == (
+        "run_slowdown", (), 60, "unattributed",
+    )  # fmt: skip
+    assert finding.job_slowdown_ratio == pytest.approx(1.2, rel=0.03)
+
+
+def test_run_of_one_rank_has_its_own_history() -> None:
+    self_ms = times(ranks=1)
+    self_ms[60:] *= 1.2
+    assert [finding.since_step for finding in find(RUN, everybody(self_ms))] == [60]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_steady_run_is_not_slower(seed: int) -> None:
+    assert find(RUN, everybody(times(steps=200, seed=seed))) == []
+
+
+def test_slowness_that_is_over_is_not_told_any_more() -> None:
+    self_ms = times()
+    self_ms[60:110] *= 1.5
+    assert find(RUN, everybody(self_ms)) == []
+
+
+def test_some_slow_steps_are_no_slower_run() -> None:
+    self_ms = times()
+    self_ms[60::2] *= 1.5
+    assert find(RUN, everybody(self_ms)) == []
+
+
+@pytest.mark.parametrize(("ratio", "is_told"), [(1.2, False), (1.11, False), (1.05, True), (None, True)])
+def test_what_other_findings_explain_is_not_told_twice(ratio: float | None, is_told: bool) -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.2
+    look = everybody(self_ms)
+    assert bool(find(RUN, look, [straggler(ratio)])) is is_told
+    (finding,) = find(RUN, look)
+    assert RUN.has_passed(look, finding, [straggler(ratio)]) is not is_told
+
+
+def test_run_has_passed_when_its_steps_are_short_again() -> None:
+    self_ms = times(steps=200)
+    self_ms[60:140] *= 1.3
+    (finding,) = find(RUN, everybody(self_ms[:100]))
+    assert RUN.has_passed(everybody(self_ms), finding, ())
+    assert not RUN.has_passed(everybody(self_ms[:8]), finding, ())
+
+
+def test_few_or_unknown_steps_tell_nothing() -> None:
+    assert find(RUN, everybody(times(steps=20))) == []
+    assert find(RUN, everybody(np.full((60, 2), UNKNOWN))) == []
+    assert find(STAGE, view(np.full((60, 12), UNKNOWN))) == []
