@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.collector.detect.excess import find_excess
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
+from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.twins import Twins
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
 
@@ -44,8 +45,7 @@ class Samples(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class JobView:
     """A run at one moment. `series` has the ranks that have been heard of, of `world_size`; `nodes` is each rank's
-    machine; `groups` the members of each process group; `transfers_ns` by group what the data movement of its
-    matched collectives took in each step of the series, shape (n,).
+    machine; `groups` the members of each process group, `transfers` what their data movement took.
     """
 
     now_job_ns: int
@@ -55,7 +55,17 @@ class JobView:
     nodes: Mapping[int, str]
     samples: Samples
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    transfers_ns: Mapping[str, Floats] = field(default_factory=dict)
+    transfers: GroupTransfers = field(default_factory=GroupTransfers)
+
+    @property
+    def transfers_ns(self) -> Mapping[str, Floats]:
+        """By group what the data movement of its matched collectives took in each step of the series, shape (n,)."""
+        return self.transfers.ns
+
+    @property
+    def transfer_bytes(self) -> Mapping[str, Floats]:
+        """By group how much these moved, shape (n,)."""
+        return self.transfers.size_bytes
 
     @cached_property
     def excess(self) -> Floats:

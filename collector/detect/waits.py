@@ -70,7 +70,10 @@ class RankCollectives(NamedTuple):
 
 
 class KindWaits(NamedTuple):
-    """One kind of collective (group, op) of one rank in one step; the last four are about the matched ones."""
+    """One kind of collective (group, op) of one rank in one step; the last five are about the matched ones.
+
+    `exposed_transfer_ns` is the part of the transfer in which the rank had nothing else to do.
+    """
 
     rank: int
     group: str
@@ -82,6 +85,7 @@ class KindWaits(NamedTuple):
     wait_ns: int
     transfer_ns: int
     matched_bytes: int
+    exposed_transfer_ns: int
 
 
 class StepWaits(NamedTuple):
@@ -105,6 +109,25 @@ class _Rows(NamedTuple):
     exposed_ns: Ints
 
 
+class _Exposure(NamedTuple):
+    """For each row when the operation ended, and since when its rank had nothing else to do until then. The axis has a
+    stretch of this length for each rank.
+    """
+
+    begin_ns: Ints
+    end_ns: Ints
+    stretch_ns: int
+
+
+class _Split(NamedTuple):
+    """For each row whether it was matched and synchronises; if so, what it came to."""
+
+    is_matched: npt.NDArray[np.bool_]
+    wait_ns: Ints
+    transfer_ns: Ints
+    exposed_transfer_ns: Ints
+
+
 Kinds = list[tuple[str, str]]
 """The (group, op) of each kind."""
 
@@ -125,14 +148,19 @@ def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str
     unknown = set(rows.rank[holds_up & (found != expected)].tolist())
     wait_ns = np.where(complete, rows.duration_ns - shortest_ns, 0)
     handed_over, handover_ns = _shortest_handover(rows, kinds)
+    rank_count = max(by_rank, default=0) + 1
+    exposure = _find_exposure(rows, rank_count)
     exposed_ns = _exposed(
         rows,
+        exposure,
         np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
         np.where(handed_over, handover_ns, shortest_ns),
-        max(by_rank, default=0) + 1,
+        rank_count,
     )
     exposed = {rank: None if rank in unknown else int(exposed_ns[rank]) for rank in by_rank}
-    return StepWaits(exposed, _sum_kinds(rows, kinds, complete & synchronises, wait_ns, shortest_ns))
+    exposed_transfer_ns = np.minimum(shortest_ns, exposure.end_ns - exposure.begin_ns)
+    split = _Split(complete & synchronises, wait_ns, shortest_ns, exposed_transfer_ns)
+    return StepWaits(exposed, _sum_kinds(rows, kinds, split))
 
 
 def _of_kind(rows: _Rows, values: Sequence[int]) -> Ints:
@@ -218,13 +246,10 @@ def _shortest_handover(rows: _Rows, kinds: Kinds) -> tuple[npt.NDArray[np.bool_]
     return handed_over, shortest_ns
 
 
-def _exposed(rows: _Rows, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> Ints:
-    """Per rank number the length of the union of its exposed waiting, shape (rank_count,).
-
-    All ranks at once: each rank's times are moved to a stretch of the axis of its own.
-    """
+def _find_exposure(rows: _Rows, rank_count: int) -> _Exposure:
+    """All ranks at once: each rank's times are moved to a stretch of the axis of its own."""
     if len(rows.rank) == 0:
-        return np.zeros(rank_count, dtype=np.int64)
+        return _Exposure(rows.rank, rows.rank, 1)
     # Ranks' clocks may be far apart: each rank's times are counted from its own first start.
     first_ns = np.full(rank_count, np.iinfo(np.int64).max)
     np.minimum.at(first_ns, rows.rank, rows.start_ns)
@@ -234,18 +259,21 @@ def _exposed(rows: _Rows, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> 
     origin = rows.rank * stretch
     starts = np.sort(origin + start)
     latest = starts[np.maximum(np.searchsorted(starts, origin + end, side="left") - 1, 0)]
+    idle = np.where(rows.exposed_ns != MISSING, origin + end - rows.exposed_ns, latest)
+    return _Exposure(np.maximum(origin + start, idle), origin + end, stretch)
+
+
+def _exposed(rows: _Rows, exposure: _Exposure, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> Ints:
+    """Per rank number the length of the union of its exposed waiting, shape (rank_count,)."""
     is_told = rows.exposed_ns != MISSING
-    begin = np.maximum(origin + start, np.where(is_told, origin + end - rows.exposed_ns, latest))
-    finish = origin + end - np.where(is_told, 0, transfer_ns)
-    waiting = np.stack([begin, finish], axis=1)[(wait_ns > 0) | is_told]
+    finish = exposure.end_ns - np.where(is_told, 0, transfer_ns)
+    waiting = np.stack([exposure.begin_ns, finish], axis=1)[(wait_ns > 0) | is_told]
     covered = intervals.union(waiting)
-    lengths = np.bincount(covered[:, 0] // stretch, weights=covered[:, 1] - covered[:, 0], minlength=rank_count)
-    return lengths.astype(np.int64)
+    ranks, lengths = covered[:, 0] // exposure.stretch_ns, covered[:, 1] - covered[:, 0]
+    return np.bincount(ranks, weights=lengths, minlength=rank_count).astype(np.int64)
 
 
-def _sum_kinds(
-    rows: _Rows, kinds: Kinds, matched: npt.NDArray[np.bool_], wait_ns: Ints, transfer_ns: Ints
-) -> list[KindWaits]:
+def _sum_kinds(rows: _Rows, kinds: Kinds, split: _Split) -> list[KindWaits]:
     """Rows lie by rank and kind."""
     if len(rows.rank) == 0:
         return []
@@ -256,10 +284,10 @@ def _sum_kinds(
         np.ones(len(rows.rank), dtype=np.int64),
         rows.duration_ns,
         np.where(has_size, rows.size_bytes, 0),
-        matched.astype(np.int64),
-        np.where(matched, wait_ns, 0),
-        np.where(matched, transfer_ns, 0),
-        np.where(matched & has_size, rows.size_bytes, 0),
+        split.is_matched.astype(np.int64),
+        *(np.where(split.is_matched, column, 0) for column in (split.wait_ns, split.transfer_ns)),
+        np.where(split.is_matched & has_size, rows.size_bytes, 0),
+        np.where(split.is_matched, split.exposed_transfer_ns, 0),
     )
     sums = [np.add.reduceat(column, firsts).tolist() for column in columns]
     found = zip(rows.rank[firsts].tolist(), rows.kind[firsts].tolist(), sized.tolist(), *sums, strict=True)
@@ -272,9 +300,10 @@ def _sum_kinds(
             duration_ns=duration_ns,
             size_bytes=size_bytes if is_sized else None,
             matched=both,
-            wait_ns=waited_ns,
+            wait_ns=wait_ns,
             transfer_ns=moved_ns,
             matched_bytes=matched_bytes if is_sized else 0,
+            exposed_transfer_ns=bare_ns,
         )
-        for rank, kind, is_sized, calls, duration_ns, size_bytes, both, waited_ns, moved_ns, matched_bytes in found
+        for rank, kind, is_sized, calls, duration_ns, size_bytes, both, wait_ns, moved_ns, matched_bytes, bare_ns in found
     ]

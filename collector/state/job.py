@@ -212,6 +212,7 @@ class JobState:
             nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
             samples=_sample(attempt.ranks),
             groups=attempt.groups,
+            transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
         )
         effects = self._verdicts.look(view)
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
+from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.waits import KindWaits, RankCollectives, split_waits
+from rankscope.collector.state.transfer_ring import TransferRing
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Table
@@ -49,6 +51,7 @@ class StepWindow:
         self._steps = np.full(steps_kept, -1, dtype=np.int64)
         self._columns = {"duration_ns": self._empty(), "cpu_ns": self._empty()}
         self._wait_ns = self._empty()
+        self._transfers = TransferRing(steps_kept)
         self._phases_ns: dict[str, Floats] = {}
         self._pending: dict[int, dict[int, RankCollectives]] = {}
         self._covered = np.zeros((steps_kept, world_size), dtype=bool)
@@ -131,6 +134,7 @@ class StepWindow:
     def _resolve(self, step: int, slot: int) -> list[KindWaits]:
         pending = self._pending.pop(step, {})
         waits = split_waits(pending, self._group_sizes)
+        self._transfers.put(slot, waits.kinds, self._group_sizes)
         self._wait_ns[slot] = 0.0
         for rank, wait_ns in waits.exposed_ns.items():
             self._wait_ns[slot, rank] = np.nan if wait_ns is None else float(wait_ns)
@@ -180,6 +184,7 @@ class StepWindow:
             self._steps[slots] = new
             self._covered[slots] = False
             self._covered_count[slots] = 0
+            self._transfers.clear(slots)
             for values in (*self._columns.values(), self._wait_ns, *self._phases_ns.values()):
                 values[slots] = np.nan
         return rows
@@ -193,8 +198,7 @@ class StepWindow:
 
     def series(self, ranks: tuple[int, ...], *, skip_steps: int) -> StepSeries:
         """The steps of these ranks in order, the first `skip_steps` of the run left out (start-up is no slowness)."""
-        slots = np.flatnonzero(self._steps >= skip_steps)
-        slots = slots[np.argsort(self._steps[slots])]
+        slots = self._slots_from(skip_steps)
         columns = np.array(ranks, dtype=np.int64)
         cells = slots if len(ranks) == self._world_size else np.ix_(slots, columns)
         step_ns = self._columns["duration_ns"][cells]
@@ -207,6 +211,15 @@ class StepWindow:
         return StepSeries(
             self._steps[slots], ranks, step_ns, self_ns, self._columns["cpu_ns"][cells], phases_ns, measured
         )
+
+    def transfers(self, *, skip_steps: int) -> GroupTransfers:
+        """What the data movement of each process group took in the steps of `series`."""
+        return self._transfers.read(self._slots_from(skip_steps))
+
+    def _slots_from(self, step: int) -> Ints:
+        """Where the steps from that one on are, in order."""
+        slots = np.flatnonzero(self._steps >= step)
+        return slots[np.argsort(self._steps[slots])]
 
 
 class _Selected(Mapping[str, Floats]):

@@ -6,6 +6,7 @@ import numpy as np
 
 from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.stragglers import Slow
+from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.twins import Peers, find_twins
 from rankscope.collector.detect.view import JobView, Samples
 
@@ -49,7 +50,7 @@ def view_of(
     signatures: Mapping[int, object] | None = None,
     nodes: Mapping[int, str] | None = None,
     groups: Mapping[str, tuple[int, ...]] | None = None,
-    transfers_ns: Mapping[str, Floats] | None = None,
+    transfers: GroupTransfers | None = None,
     samples: Samples | None = None,
     now_job_ns: int = 0,
 ) -> JobView:
@@ -62,7 +63,7 @@ def view_of(
         nodes=nodes or {rank: f"node{rank}" for rank in series.ranks},
         samples=samples or Samples({}, {}, {}),
         groups=groups or {},
-        transfers_ns=transfers_ns or {},
+        transfers=transfers or GroupTransfers(),
     )
 
 

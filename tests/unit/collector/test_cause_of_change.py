@@ -7,6 +7,7 @@ import pytest
 
 from rankscope.collector.detect.cause_of_change import find_cause_of_change
 from rankscope.collector.detect.root_cause import Cause
+from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.view import GcPauses, Samples
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 from tests.unit.collector.step_series import MS, UNKNOWN, Rows, series_of, view_of
@@ -31,9 +32,16 @@ def cause(
         series_of(steps_of(100.0, 130.0), phases_ms=phases_ms),
         samples=samples,
         groups={"dp": (0, 2), "other": (2, 3)},
-        transfers_ns={} if transfer_ms is None else {"dp": np.array(transfer_ms) * MS, "other": np.zeros(STEPS)},
+        transfers=transfers_of(transfer_ms),
     )
     return find_cause_of_change(view, ranks, SINCE, added_ms * MS)
+
+
+def transfers_of(transfer_ms: Sequence[float] | None) -> GroupTransfers:
+    if transfer_ms is None:
+        return GroupTransfers()
+    transfers_ns = {"dp": np.array(transfer_ms) * MS, "other": np.zeros(STEPS)}
+    return GroupTransfers(transfers_ns, dict.fromkeys(transfers_ns, np.ones(STEPS)))
 
 
 def device(clock: int | None = None, *reasons: str) -> DeviceSample:

@@ -141,12 +141,12 @@ def kind_of(op: str = "all_reduce", **changed: Any) -> KindWaits:
     """Two calls of 30 ns each, matched: 10 ns of waiting and 20 ns of transfer each, 1,000 bytes each."""
     fields: dict[str, Any] = {
         "calls": 2, "duration_ns": 60, "size_bytes": 2_000, "matched": 2, "wait_ns": 20, "transfer_ns": 40,
-        "matched_bytes": 2_000,
+        "matched_bytes": 2_000, "exposed_transfer_ns": 40,
     }  # fmt: skip
     return KindWaits(rank=3, group=GROUP, op=op, **(fields | changed))
 
 
-UNMATCHED: dict[str, Any] = {"matched": 0, "wait_ns": 0, "transfer_ns": 0, "matched_bytes": 0}
+UNMATCHED: dict[str, Any] = {"matched": 0, "wait_ns": 0, "transfer_ns": 0, "matched_bytes": 0, "exposed_transfer_ns": 0}
 UNSIZED: dict[str, Any] = {"size_bytes": None, "matched_bytes": 0}
 
 

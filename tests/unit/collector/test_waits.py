@@ -127,3 +127,30 @@ def test_sizes_are_summed_only_when_all_are_known() -> None:
     known = split(calls(("all_reduce", 1, 0, 9), ("all_reduce", 2, 9, 9)))
     unknown = split(calls(("all_reduce", 1, 0, 9), size_bytes=MISSING))
     assert (known.kinds[0].size_bytes, unknown.kinds[0].size_bytes) == (128, None)
+
+
+# -- how much of the transfer was exposed -----------------------------------------------------------------------------
+
+
+def exposed_transfers(*ranks: RankCollectives) -> list[int]:
+    return [kind.exposed_transfer_ns for kind in split(*ranks).kinds]
+
+
+def test_transfer_behind_which_the_rank_worked_on_is_exposed_from_its_next_enqueue_on() -> None:
+    # The transfer of the first bucket is from 80 to 100; rank 0 enqueued another at 90 and rank 1 at 95.
+    one = calls(("all_reduce", 1, 0, 100), ("all_gather", 2, 90, 20))
+    other = calls(("all_reduce", 1, 80, 20), ("all_gather", 2, 95, 15))
+    assert exposed_transfers(one, other) == [10, 15, 5, 15]
+
+
+def test_exposed_transfer_is_at_most_what_the_rank_tells() -> None:
+    told = [
+        calls(("all_reduce", 1, start, 100 - start))._replace(exposed_ns=np.array([exposed]))
+        for start, exposed in ((0, 60), (80, 5))
+    ]
+    # The transfer takes 20: of rank 0 all of it is in its last 60, of rank 1 it is the last 5.
+    assert exposed_transfers(*told) == [20, 5]
+
+
+def test_operation_that_was_not_matched_has_no_exposed_transfer() -> None:
+    assert [kind.exposed_transfer_ns for kind in split(calls(("all_reduce", 1, 0, 100)), size=2).kinds] == [0]

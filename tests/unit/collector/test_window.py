@@ -172,8 +172,8 @@ def test_what_the_collectives_came_to_is_returned() -> None:
     reduce_all(window, 1, 20, 0)
     window.cover(0, 0, 0)
     assert window.cover(1, 0, 0) == [
-        KindWaits(0, GROUP, "all_reduce", 1, 50, 64, 1, 30, 20, 64),
-        KindWaits(1, GROUP, "all_reduce", 1, 20, 64, 1, 0, 20, 64),
+        KindWaits(0, GROUP, "all_reduce", 1, 50, 64, 1, 30, 20, 64, 20),
+        KindWaits(1, GROUP, "all_reduce", 1, 20, 64, 1, 0, 20, 64, 20),
     ]
 
 
@@ -341,3 +341,26 @@ def test_phases_beyond_the_limit_are_left_out() -> None:
     assert len(found) == PHASES_MAX
     assert f"p{PHASES_MAX - 6}" in found
     assert f"p{PHASES_MAX - 5}" not in found
+
+
+# -- transfers --------------------------------------------------------------------------------------------------------
+
+
+def test_transfers_of_a_group_are_those_of_the_steps_that_all_ranks_have_told_of() -> None:
+    window = window_of(2, steps=3)
+    for rank, duration_ns in ((0, 50), (1, 20)):
+        reduce_all(window, rank, duration_ns, 1, 2)
+        window.cover(rank, 1, 1)
+    found = window.transfers(skip_steps=1)
+    assert found.ns[GROUP].tolist()[0] == 20
+    assert np.isnan(found.ns[GROUP]).tolist() == [False, True]
+    assert found.size_bytes[GROUP].tolist()[0] == 64
+
+
+def test_transfers_of_a_step_leave_with_it() -> None:
+    window = window_of(2, steps=1, kept=4)
+    for rank in (0, 1):
+        reduce_all(window, rank, 20, 0)
+        window.cover(rank, 0, 0)
+    add(window, 0, step_of(4))
+    assert window.transfers(skip_steps=0).ns == {}
