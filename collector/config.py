@@ -166,6 +166,16 @@ class CollectorConfig(Settings):
         0.7,
         Setting("Share of the looked-at steps that must be slow.", unit="ratio", smallest=0.5, largest=1.0),
     )
+    link_slowdown_ratio_min: float = setting(
+        1.25,
+        Setting(
+            "Smallest effect called a slow link: the transfer time of a process group over that of groups that do the "
+            "same, or over its own before. Healthy groups on other switches and rings differ by 10 to 20 %.",
+            unit="ratio",
+            smallest=1.05,
+            largest=10,
+        ),
+    )
     findings_max: int = setting(
         256,
         Setting("Most findings kept of one run.", unit="findings", smallest=1, largest=100_000),

@@ -2,7 +2,10 @@
 otherwise be left unexplained.
 """
 
+from dataclasses import replace
+
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.slow_links import SlowLinks
 from rankscope.collector.detect.slow_ranks import SlowRanks
 from rankscope.collector.detect.slowdowns import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.stragglers import Thresholds
@@ -13,6 +16,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
     """The detectors with their thresholds."""
     thresholds = read_thresholds(config)
     return (
+        SlowLinks(read_link_thresholds(config)),
         SlowRanks(thresholds),
         StageSlowdowns(thresholds),
         RunSlowdown(thresholds),
@@ -29,3 +33,9 @@ def read_thresholds(config: CollectorConfig) -> Thresholds:
         robust_z_min=config.robust_z_min,
         persistence_ratio=config.persistence_ratio,
     )
+
+
+def read_link_thresholds(config: CollectorConfig) -> Thresholds:
+    """When a link is called slow. It is so no longer when half of the smallest effect is gone, as with ranks."""
+    ratio_min = config.link_slowdown_ratio_min
+    return replace(read_thresholds(config), slowdown_ratio_min=ratio_min, slowdown_close_ratio=1 + (ratio_min - 1) / 2)

@@ -12,6 +12,9 @@ PATTERNS: Final = ("steady", "intermittent", "drifting")
 SEVERITIES: Final = ("info", "warning", "critical")
 """To be known; to be looked at in the working day; to be looked at now."""
 
+GROUP_SEPARATOR: Final = "; "
+"""Between the names of groups in `details["groups"]`; names of groups have commas in them."""
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One verdict: about some ranks (the first one leads), about a process group, or about the whole run (neither).
@@ -60,11 +63,16 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks)}"
         return f"group {self.group}" if self.group else "the run"
 
+    @property
+    def groups(self) -> tuple[str | None, ...]:
+        """The process groups it is about: those of `details["groups"]` where it is about several, else `group`."""
+        return tuple(self.details["groups"].split(GROUP_SEPARATOR)) if "groups" in self.details else (self.group,)
+
     def is_about_the_same(self, other: "Finding") -> bool:
-        """Whether two findings are one that has grown, shrunk or gone on: of one kind and group, with a rank in common
-        where they are about ranks.
+        """Whether two findings are one that has grown, shrunk or gone on: of one kind, of one group or with a group in
+        common, and with a rank in common where they are about ranks.
         """
-        if (self.kind, self.group) != (other.kind, other.group):
+        if self.kind != other.kind or set(self.groups).isdisjoint(other.groups):
             return False
         if not self.ranks and not other.ranks:
             return self.group is not None or self.cause == other.cause

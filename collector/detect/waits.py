@@ -302,8 +302,8 @@ def _sum_kinds(rows: _Rows, kinds: Kinds, split: _Split) -> list[KindWaits]:
             matched=both,
             wait_ns=wait_ns,
             transfer_ns=moved_ns,
-            matched_bytes=matched_bytes if is_sized else 0,
+            matched_bytes=both_bytes if is_sized else 0,
             exposed_transfer_ns=bare_ns,
         )
-        for rank, kind, is_sized, calls, duration_ns, size_bytes, both, wait_ns, moved_ns, matched_bytes, bare_ns in found
+        for rank, kind, is_sized, calls, duration_ns, size_bytes, both, wait_ns, moved_ns, both_bytes, bare_ns in found
     ]

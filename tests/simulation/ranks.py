@@ -7,6 +7,7 @@ from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import (
+    AllocatorSample,
     CollectiveRecord,
     DeviceSample,
     GroupInfo,
@@ -21,6 +22,8 @@ from tests.simulation.topology import Topology
 
 RUN = "simulated"
 OPERATORS = 1_000
+BLOCKS = 40
+"""Blocks of memory that the allocator took from the driver at the start."""
 HEALTHY_CLOCK_HERTZ = 1_980_000_000
 
 
@@ -33,7 +36,7 @@ class SimulatedRank:
         self._groups = {group.label: group for group in groups}
         self._label = {group.description: group.label for group in groups}
         self._builder = ReportBuilder()
-        self._gc_pause_ns = 0
+        self._gc_pause_ns = self._retries = 0
         self.identity = RankIdentity(
             run=RUN,
             rank=rank,
@@ -64,6 +67,7 @@ class SimulatedRank:
             breakdowns=[self._break_down(last_step, steps[-1], mine[-1])],
             host=self._host_sample(now_ns, mine),
             devices=(self._device_sample(now_ns, mine[-1]),),
+            allocator=self._allocator_sample(now_ns, mine),
             groups=self._groups,
         )
         return encode(self._builder.build(interval, now_ns))
@@ -127,6 +131,14 @@ class SimulatedRank:
     def _host_sample(self, now_ns: int, faults: Sequence[Sequence[tuple[Fault, float]]]) -> HostSample:
         self._gc_pause_ns += round(sum(ns for there in faults for fault, ns in there if fault.effect.pauses_collector))
         return HostSample(host_ns=now_ns, gc_pause_ns=self._gc_pause_ns, gc_collections=0)
+
+    def _allocator_sample(self, now_ns: int, faults: Sequence[Sequence[tuple[Fault, float]]]) -> AllocatorSample:
+        """Of memory that does not suffice, each step takes one retry, which frees a block and asks for it again."""
+        self._retries += sum(any(fault.effect.retries and ns > 0 for fault, ns in there) for there in faults)
+        asked = BLOCKS + self._retries
+        return AllocatorSample(
+            host_ns=now_ns, retries=self._retries, device_allocs=asked, device_frees=self._retries, ooms=0
+        )
 
     def _device_sample(self, now_ns: int, faults: Sequence[tuple[Fault, float]]) -> DeviceSample:
         effects = [fault.effect for fault, ns in faults if ns > 0]

@@ -1,0 +1,171 @@
+"""Which links are slow: whose data movement takes longer than that of groups that do the same, or than it used to.
+
+The transfer of a synchronising collective is the shortest duration of any member (`waits.py`), so a rank that comes
+late does not lengthen it: what is left is the links. A group is to its siblings what a rank is to its twins, and is
+judged by the same rules (`stragglers.py`), on
+
+    x[step] = log(transfer of the group / median transfer of its siblings)
+
+Siblings are the groups of the same mesh dimension, with as many members on as many machines, that move as many bytes.
+A group with fewer than three of them is compared with its own past: the median of its transfer before the clearest
+change of level. That past leaves the window in time, so an open finding keeps it.
+
+Steps in which a group moved another amount than lately are left out: they would compare sizes and not links.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rankscope.collector.detect.change_point import find_change
+from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.noise import measure_noise
+from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.twins import TWINS_MIN, Comparison, Twins
+from rankscope.collector.detect.view import JobView, Samples
+
+SAME_BYTES_RATIO: Final = 0.05
+"""Amounts that differ by less than 5 % move alike: padding is below it, the small batch that ends an epoch above."""
+EXCESS_STEP_RATIO_MIN: Final = 0.005
+"""Half a percent of the step: a transfer that is longer by less cannot make a job one percent slower, and of
+collectives of a few microseconds the transfer cannot be told from the launch (docs/definitions.md section 3)."""
+
+
+class Past(NamedTuple):
+    """What a group's transfer was, in ns, and by how much the logarithm of that may be off."""
+
+    ns: float
+    error: float = 0.0
+
+
+class SlowLink(NamedTuple):
+    """A group whose transfer passes every test, with the medians since its present level. `siblings` is empty where it
+    was compared with its own past. `excess_ns` is by how much each step's transfer is longer, shape (n,), NaN where not
+    known.
+    """
+
+    group: str
+    siblings: tuple[str, ...]
+    slow: Slow
+    excess_ns: Floats
+
+
+@dataclass(frozen=True)
+class Links:
+    """The transfers of all groups as a view in which a column stands for a group, and behind these one for the past of
+    each group that has too few siblings. `groups` names the columns; a past has no name.
+    """
+
+    view: JobView
+    groups: tuple[str, ...]
+    pasts: Mapping[str, Past]
+
+    def has_recovered(self, group: str, thresholds: Thresholds) -> bool:
+        """Whether the group's transfer is no longer than that of those it is compared with; False when not known."""
+        return group in self.groups and has_recovered(self.view.excess_of(self.groups.index(group)), thresholds)
+
+    def describe(self, slow: Slow) -> SlowLink:
+        """What was found of a column, as what it says of its group."""
+        siblings = tuple(self.groups[peer] for peer in slow.peers.ranks if peer < len(self.groups))
+        # x = log(mine / theirs), so mine - theirs = mine (1 - exp(-x)).
+        excess_ns = self.view.series.self_ns[:, slow.rank] * -np.expm1(-self.view.excess_of(slow.rank))
+        return SlowLink(self.groups[slow.rank], siblings, slow, excess_ns)
+
+
+def build_links(view: JobView, pasts: Mapping[str, Past], thresholds: Thresholds) -> Links:
+    """Every group of more than one rank beside those that it is compared with. `pasts` are known from before."""
+    groups = tuple(sorted(group for group in view.transfers_ns if len(view.groups.get(group, ())) > 1))
+    columns = [_steady_transfer(view, group, thresholds.steps_min) for group in groups]
+    families: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for column, group in enumerate(groups):
+        families[_family(view, group, thresholds.steps_min)].append(column)
+    comparisons: list[Comparison] = []
+    found: dict[str, Past] = {}
+    for family in families.values():
+        if len(family) > TWINS_MIN:
+            comparisons.append(Comparison(tuple(family), tuple(family), are_twins=True))
+            continue
+        for column in family:
+            past = pasts.get(groups[column]) or find_past(columns[column], thresholds.steps_min)
+            found[groups[column]] = past
+            comparisons.append(Comparison((column,), (column, len(columns)), are_twins=True))
+            columns.append(np.full(len(view.series.steps), past.ns))
+    return Links(_view_of(view, columns, comparisons), groups, found)
+
+
+def find_slow_links(links: Links, step_ns: float, thresholds: Thresholds) -> tuple[SlowLink, ...] | Abstain:
+    """Every group whose links are slow now, slowest first; or why no verdict can be given. `step_ns`: a usual step."""
+    if not links.groups:
+        return Abstain("no transfer of any process group is known")
+    verdict = find_stragglers(links.view, thresholds)
+    if isinstance(verdict, Abstain):
+        known = int(np.count_nonzero(~np.isnan(links.view.excess), axis=0).max())
+        return Abstain(f"the transfers of {known} steps can be compared, {thresholds.steps_min} are needed")
+    found = [links.describe(slow) for slow in verdict]
+    return tuple(
+        link
+        for link in found
+        if link.slow.self_ns - link.slow.peers_self_ns >= EXCESS_STEP_RATIO_MIN * step_ns
+        and (link.siblings or _stands_out_of_its_past(link, links.pasts[link.group], thresholds))
+    )
+
+
+def find_past(transfer_ns: Floats, steps_min: int) -> Past:
+    """The median of a group's transfer, shape (n,), before the clearest change of its level. Where too few steps lie
+    before it, the median of all, which no verdict can come of.
+    """
+    known = np.log(np.maximum(transfer_ns[~np.isnan(transfer_ns)], 1.0))
+    if len(known) == 0:
+        return Past(math.nan)
+    change = find_change(known)
+    if change < steps_min:
+        return Past(float(np.exp(np.median(known))), math.inf)
+    return Past(float(np.exp(np.median(known[:change]))), measure_noise(known, change).median_error(change))
+
+
+def _stands_out_of_its_past(link: SlowLink, past: Past, thresholds: Thresholds) -> bool:
+    """`find_stragglers` takes those it compares with for exact, and a past is known no better than the present."""
+    level = math.log(link.slow.slowdown_ratio)
+    return level >= thresholds.robust_z_min * math.hypot(level / link.slow.robust_z, past.error)
+
+
+def _family(view: JobView, group: str, steps_min: int) -> tuple[object, ...]:
+    """What siblings have in common: the dimension, the number of members and of machines, the bytes of a step."""
+    members = view.groups[group]
+    machines = {view.nodes.get(rank) for rank in members}
+    return group.partition("/")[0], len(members), len(machines), _usual_bytes(view, group, steps_min)
+
+
+def _usual_bytes(view: JobView, group: str, steps: int) -> float | None:
+    """The median over the last steps of which it is known."""
+    known = view.transfer_bytes[group][~np.isnan(view.transfer_bytes[group])][-steps:]
+    return float(np.median(known)) if len(known) else None
+
+
+def _steady_transfer(view: JobView, group: str, steps: int) -> Floats:
+    """The transfer of the steps that moved what the last ones did, NaN in the others; shape (n,)."""
+    usual = _usual_bytes(view, group, steps)
+    if usual is None:
+        return view.transfers_ns[group]
+    differs = np.abs(view.transfer_bytes[group] - usual) > SAME_BYTES_RATIO * usual
+    return np.where(differs, np.nan, view.transfers_ns[group])
+
+
+def _view_of(view: JobView, columns: list[Floats], comparisons: list[Comparison]) -> JobView:
+    """Transfers in the place of self times, columns in that of ranks."""
+    ns = np.stack(columns, axis=1) if columns else np.empty((len(view.series.steps), 0))
+    numbers = tuple(range(len(columns)))
+    place = {column: number for number, one in enumerate(comparisons) for column in one.members}
+    return JobView(
+        now_job_ns=view.now_job_ns,
+        world_size=len(columns),
+        series=StepSeries(view.series.steps, numbers, ns, ns, ns, {}, self_is_measured=True),
+        twins=Twins(tuple(comparisons), place),
+        nodes={},
+        samples=Samples({}, {}, {}),
+    )
