@@ -1,7 +1,8 @@
 """Why: where the straggler's excess over its peers lies, and which of the causes of docs/definitions.md section 5 fits.
 
 Every rule asks whether its part explains at least half of the excess. Data, garbage collection and the device are
-asked first because they are the most specific; what is left lies with the host. `unattributed` when nothing fits.
+asked first because they are the most specific, then memory, which makes a host wait for its GPU; what is left lies
+with the host. `unattributed` when nothing fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.memory_pressure import find_memory_pressure
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.stragglers import Slow
 from rankscope.collector.detect.view import GcPauses, Samples
@@ -41,7 +43,7 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
     """The cause of one straggler."""
     excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
-    for rule in (_data, _garbage, _fault, _clock, _window):
+    for rule in (_data, _garbage, _fault, _clock, _memory, _window):
         cause = rule(slow, excess_ns, evidence, samples)
         if cause is not None:
             return Cause(cause[0], cause[1], evidence)
@@ -173,6 +175,15 @@ def name_throttle(reasons: Sequence[str]) -> Verdict:
         if found:
             return name, f"its GPU throttles ({', '.join(found)})"
     return None
+
+
+def _memory(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """Memory that does not suffice stops a GPU between its kernels: what makes kernels longer is something else."""
+    compute = _window_medians(slow, samples, "compute_ns")
+    if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
+        return None
+    because = find_memory_pressure(slow, EXPLAINS * excess_ns, evidence, samples)
+    return None if because is None else ("memory_pressure", because)
 
 
 def _window(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
