@@ -1,6 +1,5 @@
 """Slow links as findings: between whom, how much slower than whom, since when, at what cost."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -122,10 +121,7 @@ def _lost_to(view: JobView, slow: Sequence[SlowLink], since_step: int) -> Floats
     """What each step lost to the slowness of these groups, shape (n,) in ns: the excess of their transfers, of each at
     most what of the transfer was exposed. NaN where no excess is known; 0 before.
     """
-    lost_ns = []
-    for link in slow:
-        exposed_ns = view.transfers.exposed_ns.get(link.group, np.array(math.inf))
-        lost_ns.append(np.clip(np.fmin(link.excess_ns, exposed_ns), 0.0, None))
+    lost_ns = [np.clip(np.minimum(link.excess_ns, view.transfers.exposed_ns[link.group]), 0.0, None) for link in slow]
     total_ns = np.where(np.isnan(lost_ns).all(axis=0), np.nan, np.nansum(lost_ns, axis=0))
     return np.where(view.series.steps < since_step, 0.0, total_ns)
 

@@ -18,8 +18,6 @@ JOBS = {
     "ep": Topology.mesh(dp=8, ep=4),
     "pp": Topology.mesh(pp=2, dp=4),
 }
-NAMED = sorted(set(EFFECTS) - {"memory_pressure", "slow_link"})
-"""The causes that are told apart. Memory pressure and slow links are not, yet."""
 
 
 def story(kind: str, *faults: Fault, noise: str = "usual", seed: int = 1) -> Scenario:
@@ -33,10 +31,31 @@ def test_slow_rank_is_found_and_nobody_who_waits_for_it(kind: str) -> None:
     assert abs((found[0].finding.since_step or 0) - BEGIN) <= 2
 
 
-@pytest.mark.parametrize("cause", NAMED)
+@pytest.mark.parametrize("cause", sorted(EFFECTS))
 def test_cause_is_named(cause: str) -> None:
     judged = judge(run(story("fsdp", Fault(cause=cause, ranks=(SLOW,), ratio=1.3, begin=BEGIN))))
     assert (judged.found, judged.right_cause, judged.false_findings) == (True, True, 0)
+
+
+@pytest.mark.parametrize("kind", sorted(JOBS))
+def test_slow_link_is_found_and_no_rank_that_uses_it(kind: str) -> None:
+    found = run(story(kind, Fault(cause="slow_link", ranks=(SLOW,), ratio=1.3, begin=BEGIN))).opened
+    assert {opened.finding.kind for opened in found} == {"slow_link"}
+    assert all(SLOW in opened.finding.ranks for opened in found)
+    assert abs((found[0].finding.since_step or 0) - BEGIN) <= 2
+
+
+def test_rank_whose_links_are_slow_in_two_groups_is_suspected() -> None:
+    topology = Topology.mesh(tp=4, dp=4)
+    fault = Fault(cause="slow_link", ranks=(5,), ratio=1.3, begin=BEGIN)
+    (opened,) = run(Scenario(topology=topology, kind="tp", faults=(fault,), steps=STEPS)).opened
+    assert (opened.finding.ranks, opened.finding.details["suspected rank"]) == ((5,), "5")
+
+
+@pytest.mark.parametrize("kind", sorted(JOBS))
+def test_rank_however_slow_makes_no_slow_link(kind: str) -> None:
+    found = run(story(kind, Fault(cause="host_cpu", ranks=(SLOW,), ratio=3.0, begin=BEGIN))).opened
+    assert [(opened.finding.kind, opened.finding.rank) for opened in found] == [("straggler", SLOW)]
 
 
 @pytest.mark.parametrize("noise", sorted(set(NOISES) - {"shared_nodes"}))
