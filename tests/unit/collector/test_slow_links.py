@@ -183,7 +183,7 @@ def test_group_of_a_finding_that_has_not_recovered_still_says_where_the_link_is(
 def test_group_that_alone_has_not_recovered_is_not_found_again() -> None:
     known = only(view_of(PAIR))
     assert candidates(view_of(PAIR, ratio=1.2), known) == []
-    assert not DETECTOR.has_passed(view_of(PAIR, ratio=1.2), known)
+    assert not DETECTOR.has_passed(view_of(PAIR, ratio=1.2), known, ())
 
 
 def test_open_finding_keeps_the_step_and_the_past_when_they_have_left_the_window() -> None:
@@ -195,20 +195,20 @@ def test_open_finding_keeps_the_step_and_the_past_when_they_have_left_the_window
     finding = only(view, known)
     assert finding.since_step == known.since_step
     assert finding.slowdown_ratio == pytest.approx(2.0, rel=0.05)
-    assert not DETECTOR.has_passed(view, known)
+    assert not DETECTOR.has_passed(view, known, ())
 
 
 @pytest.mark.parametrize("slow", [PAIR, ODD])
 def test_finding_has_passed_when_every_group_has_recovered(slow: str) -> None:
     known = only(view_of(PAIR, ODD))
     healthy = view_with(MESH, draw(MESH, 120, seed=2), nodes=NODES, first_step=1_000)
-    assert DETECTOR.has_passed(healthy, known)
-    assert not DETECTOR.has_passed(view_of(slow), known)
+    assert DETECTOR.has_passed(healthy, known, ())
+    assert not DETECTOR.has_passed(view_of(slow), known, ())
 
 
 def test_nobody_knows_whether_a_link_has_passed_that_is_not_used_any_more() -> None:
     known = only(view_of(PAIR))
-    assert not DETECTOR.has_passed(view_with({"mesh_dp": (0, 1)}, {"mesh_dp": noisy(50)}), known)
+    assert not DETECTOR.has_passed(view_with({"mesh_dp": (0, 1)}, {"mesh_dp": noisy(50)}), known, ())
 
 
 def test_no_verdict_without_transfers() -> None:
