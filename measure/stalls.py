@@ -4,7 +4,8 @@ Group, sequence and op are as in `records.CollectiveRecord`. Everything is bound
 out is counted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -19,6 +20,9 @@ torch.compile; saving or loading; waiting for a device; importing modules; none 
 EXCUSED_ACTIVITIES = frozenset({"compile", "checkpoint", "import"})
 """What may take minutes in a healthy job: a stall in one of these is kept and shown, and not called one."""
 
+EXCUSED_FACTOR: Final = 10
+"""A stall in what may take minutes (a checkpoint, a compilation) is called one when it has lasted so many limits."""
+
 
 class StackFrame(msgspec.Struct, frozen=True, array_like=True):
     """One Python frame. The file is cut at its front, where it is the same for all."""
@@ -26,6 +30,22 @@ class StackFrame(msgspec.Struct, frozen=True, array_like=True):
     file: str
     line: int
     function: str
+
+
+def find_script_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
+    """The innermost frame, frames being given innermost first, that is not a library's: a line of the user's own."""
+    foreign = ("site-packages/", "dist-packages/", "/torch/", "lib/python")
+    own = (frame for frame in frames if not frame.file.startswith("<") and not any(f in frame.file for f in foreign))
+    return next(own, None)
+
+
+def describe_frame(frame: StackFrame) -> str:
+    """A frame for people.
+
+    >>> describe_frame(StackFrame("/home/me/train.py", 74, "main"))
+    'train.py:74 (main)'
+    """
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

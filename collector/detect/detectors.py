@@ -5,6 +5,7 @@ otherwise be left unexplained.
 from dataclasses import replace
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.hangs import Hangs
 from rankscope.collector.detect.slow_links import SlowLinks
 from rankscope.collector.detect.slow_ranks import SlowRanks
 from rankscope.collector.detect.slowdowns import RunSlowdown, StageSlowdowns
@@ -16,6 +17,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
     """The detectors with their thresholds."""
     thresholds = read_thresholds(config)
     return (
+        Hangs(),
         SlowLinks(read_link_thresholds(config)),
         SlowRanks(thresholds),
         StageSlowdowns(thresholds),

@@ -7,6 +7,8 @@ import msgspec
 
 STRAGGLER: Final = "straggler"
 """The kind of finding about ranks whose own work takes longer than that of those they are compared with."""
+HANG: Final = "hang"
+"""The kind of finding about a job that does not move."""
 PATTERNS: Final = ("steady", "intermittent", "drifting")
 """How a slowness shows: in one step as in the next; only in some steps; ever more."""
 SEVERITIES: Final = ("info", "warning", "critical")

@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.collector.detect.excess import find_excess
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
+from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.twins import Twins
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
@@ -45,7 +46,8 @@ class Samples(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class JobView:
     """A run at one moment. `series` has the ranks that have been heard of, of `world_size`; `nodes` is each rank's
-    machine; `groups` the members of each process group, `transfers` what their data movement took.
+    machine; `groups` the members of each process group, `transfers` what their data movement took, `standings` where
+    each rank stands, empty while none is stalled.
     """
 
     now_job_ns: int
@@ -56,6 +58,7 @@ class JobView:
     samples: Samples
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     transfers: GroupTransfers = field(default_factory=GroupTransfers)
+    standings: Mapping[int, RankStanding] = field(default_factory=dict)
 
     @property
     def transfers_ns(self) -> Mapping[str, Floats]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rankscope.collector.state.snapshot import RankSnapshot
 from rankscope.measure.messages import RankUnresponsive
-from rankscope.measure.stalls import PendingCollective, StackFrame, Stall
+from rankscope.measure.stalls import PendingCollective, Stall, describe_frame, find_script_frame
 from rankscope.measure.units import format_duration
 
 STATES = {"D": "waits for a device", "T": "is stopped", "t": "is being traced", "R": "runs", "S": "sleeps"}
@@ -22,22 +22,6 @@ def describe_stall(rank: RankSnapshot) -> str | None:
     if rank.unresponsive is not None:
         return f"{who} does not answer: {_describe_unresponsive(rank.unresponsive)}"
     return f"{who} is stalled" if rank.stall is None else f"{who} is stalled in {_describe(rank.stall)}"
-
-
-def find_script_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
-    """The innermost frame, frames being given innermost first, that is not a library's: a line of the user's own."""
-    foreign = ("site-packages/", "dist-packages/", "/torch/", "lib/python")
-    own = (frame for frame in frames if not frame.file.startswith("<") and not any(f in frame.file for f in foreign))
-    return next(own, None)
-
-
-def describe_frame(frame: StackFrame) -> str:
-    """A frame for people.
-
-    >>> describe_frame(StackFrame("/home/me/train.py", 74, "main"))
-    'train.py:74 (main)'
-    """
-    return f"{frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
 
 
 def _describe(stall: Stall) -> str:

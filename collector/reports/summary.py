@@ -1,15 +1,14 @@
 """A run in a few lines when it is over: how it went, how each rank ended, and the verdict in one sentence."""
 
+from rankscope.collector.detect.endings import date_failure
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.throughput import find_throughput
-from rankscope.collector.reports.stalls import describe_frame, find_script_frame
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.state.vitals import BROUGHT_DOWN, ENDED_WELL
-from rankscope.measure.units import NS_PER_S, format_duration
+from rankscope.measure.stalls import describe_frame, find_script_frame
+from rankscope.measure.units import format_duration
 
 DETAIL_LENGTH_MAX = 160
-HEAD_START_NS = 5 * NS_PER_S
-DIED = frozenset({"killed", "out_of_memory", "crashed"})
 HEALTHY = "No rank was slower than the others."
 
 
@@ -77,8 +76,7 @@ def describe_end(rank: RankSnapshot) -> str:
 def find_first_to_fail(run: RunSnapshot) -> RankSnapshot | None:
     """The rank whose end brought the others down, as far as can be told: the first that ended badly by itself.
 
-    The kernel closes the sockets of a dying process before it is gone, and a large one takes seconds to go. So the
-    exceptions of its peers may come before its end: of a rank that died without a word HEAD_START_NS are taken off.
+    Of ranks that died without a word the end is dated back (`date_failure`): their peers' exceptions may come before.
     """
     failed = [
         rank
@@ -90,9 +88,8 @@ def find_first_to_fail(run: RunSnapshot) -> RankSnapshot | None:
 
 def _when_it_failed_ns(rank: RankSnapshot) -> int:
     # A rank that raised said so itself; what the sidecar saw then is another end than the one it said.
-    without_a_word = rank.ended in DIED or (rank.end is not None and rank.ended_detail == rank.end.detail)
-    victim = rank.ended == "collective_timeout"
-    return (rank.ended_job_ns or 0) - (HEAD_START_NS if without_a_word and not victim else 0)
+    is_only_seen = rank.end is not None and rank.ended_detail == rank.end.detail
+    return date_failure(rank.ended or "", rank.ended_job_ns or 0, is_only_seen=is_only_seen)
 
 
 def _costliest(run: RunSnapshot) -> Finding | None:

@@ -34,6 +34,7 @@ from rankscope.collector.state.events import (
 )
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.state.standings import build_standings
 from rankscope.collector.state.verdicts import Verdicts
 from rankscope.collector.state.window import StepWindow
 from rankscope.measure.identity import RankIdentity
@@ -213,6 +214,7 @@ class JobState:
             samples=_sample(attempt.ranks),
             groups=attempt.groups,
             transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
+            standings=build_standings(attempt.ranks, now_job_ns),
         )
         effects = self._verdicts.look(view)
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)

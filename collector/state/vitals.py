@@ -11,11 +11,8 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
-from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 from rankscope.measure.units import NS_PER_S
-
-EXCUSED_FACTOR: Final = 10
-"""A stall in what may take minutes (a checkpoint, a compilation) is called one when it has lasted so many limits."""
 
 GONE_NS_MIN: Final = 2 * NS_PER_S
 """How long a process must be gone before it counts as killed: a sidecar that has to load ZeroMQ first takes 0.3 s."""
@@ -104,6 +101,18 @@ class Vitals:
         if stall is None or not stall.is_excused:
             return True
         return self._reported_host_ns - self._stalled_since_host_ns > EXCUSED_FACTOR * stall.limit_ns
+
+    @property
+    def stalled_since_host_ns(self) -> int | None:
+        """Since when nothing has happened, by its host's clock; None where nobody says that it stands still."""
+        return self.unresponsive.since_host_ns if self.unresponsive is not None else self._stalled_since_host_ns
+
+    @property
+    def stalled_ns(self) -> int | None:
+        """How long that was when it was last heard of, by itself or its sidecar."""
+        heard_host_ns = self._reported_host_ns if self.unresponsive is None else self.unresponsive.host_ns
+        since_host_ns = self.stalled_since_host_ns
+        return None if since_host_ns is None or heard_host_ns is None else heard_host_ns - since_host_ns
 
     # -- its end ------------------------------------------------------------------------------------------------------
 

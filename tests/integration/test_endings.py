@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope.collector.reports.stalls import find_script_frame
 from rankscope.collector.state.snapshot import RankSnapshot
+from rankscope.measure.stalls import find_script_frame
 from tests.integration.serving import Served, can_listen, find_rank, have_ended, serving
 from tests.integration.torchrun import Ended, Job, started, torchrun
 

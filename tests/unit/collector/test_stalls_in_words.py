@@ -1,11 +1,18 @@
 """The sentence on a rank that does not move."""
 
 from rankscope.collector.reports.rank_table import render_run
-from rankscope.collector.reports.stalls import describe_stall, find_script_frame
+from rankscope.collector.reports.stalls import describe_stall
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive
-from rankscope.measure.stalls import KernelThread, PendingCollective, StackFrame, Stall, ThreadStack
+from rankscope.measure.stalls import (
+    KernelThread,
+    PendingCollective,
+    StackFrame,
+    Stall,
+    ThreadStack,
+    find_script_frame,
+)
 
 S = 1_000_000_000
 IDENTITY = RankIdentity(

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from rankscope.collector.detect.endings import HEAD_START_NS
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.summary import (
     DETAIL_LENGTH_MAX,
-    HEAD_START_NS,
     HEALTHY,
     find_first_to_fail,
     summarise,

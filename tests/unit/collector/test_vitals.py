@@ -6,10 +6,10 @@ from itertools import permutations
 import pytest
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
-from rankscope.collector.state.vitals import EXCUSED_FACTOR, GONE_NS_MIN, Vitals, conclude
+from rankscope.collector.state.vitals import GONE_NS_MIN, Vitals, conclude
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
-from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 
 S = 1_000_000_000
 IDENTITY = RankIdentity(

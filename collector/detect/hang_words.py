@@ -1,0 +1,146 @@
+"""A hang in one or two sentences: who keeps whom waiting, where in the script, in front of which collective."""
+
+from collections.abc import Collection
+from typing import Final
+
+from rankscope.collector.detect.finding import format_ranks
+from rankscope.collector.detect.hang_facts import HangFacts
+from rankscope.collector.detect.standing import RankStanding
+from rankscope.collector.detect.stuck import Stuck, find_calls
+from rankscope.measure.stalls import describe_frame, find_script_frame
+from rankscope.measure.units import format_duration
+
+CIRCLE_SHOWN_MAX: Final = 4
+SUGGESTIONS: Final = {
+    "dead_rank": "See how the rank ended. Those that wait for it cannot go on: restart the job.",
+    "missing_rank": "Read its stack: what it stands at keeps the others waiting.",
+    "order_mismatch": "Look for a branch that not all ranks take: all must call the same collectives in one order.",
+    "silent_rank": "Look at its machine: the power, the network, and whether the process still lives.",
+    "deadlock": "Look for groups whose collectives are called in another order on other ranks.",
+    "all_in_collective": "Look at the network and the devices of the group: links, switches, Xid errors.",
+    "unattributed": "Read the stacks of the ranks that stand still.",
+}
+"""What to do first, by cause."""
+
+
+def write_hang(cause: str, facts: HangFacts) -> str:
+    """The sentences about a hang of this cause."""
+    if cause == "deadlock":
+        lead = _tell_circle(facts)
+    elif facts.ranks:
+        lead = _tell_missing(facts)
+    elif facts.stuck is None:
+        lead = _tell_standstill(facts)
+    elif cause == "order_mismatch":
+        lead = _tell_mismatch(facts, facts.stuck)
+    elif cause == "all_in_collective":
+        lead = _tell_incomplete(facts, facts.stuck)
+    else:
+        lead = _tell_unknown(facts, facts.stuck)
+    step = "" if facts.since_step is None else f" in step {facts.since_step}"
+    return f"{lead}. The job hangs{step}."
+
+
+def describe_place(standing: RankStanding) -> str:
+    """Where a rank is, in words that follow its name."""
+    if standing.is_silent:
+        return "does not report, and whether its process lives is not known"
+    if standing.ended is not None:
+        return f"has ended: {standing.ended}{f' ({standing.ended_detail})' if standing.ended_detail else ''}"
+    if standing.unresponsive is not None:
+        state = standing.unresponsive.state
+        return f"does not answer, its interpreter does not run{f' (state {state})' if state else ''}"
+    frame = find_script_frame(standing.frames)
+    place = "" if frame is None else f" at {describe_frame(frame)}"
+    if not standing.stands_still:
+        return f"goes on with its work{place}"
+    inside = "" if standing.activity in {None, "other"} else f" in {standing.activity}"
+    return f"stands still{inside}{place}"
+
+
+def _tell_missing(facts: HangFacts) -> str:
+    first = facts.ranks[0]
+    place = describe_place(facts.standings[first])
+    who = f"Rank {first} ({facts.view.nodes.get(first, 'node not known')}) {place}"
+    if len(facts.ranks) > 1:
+        who = f"Ranks {format_ranks(facts.ranks)} keep the others waiting; of these rank {first} {place}"
+    stuck = facts.stuck
+    if stuck is None:
+        return f"{who}, and {_count(facts.still)} {_verb(facts.still, 'stand')} still{_for_how_long(facts)}"
+    last = facts.missing_sequence
+    behind = f", its last one there is {last}" if last is not None and last < stuck.sequence else ""
+    others = [rank for rank in facts.waiting if rank not in set(stuck.waiting)]
+    passed_on = f"; {_count(others)} {_verb(others, 'wait')} behind {_pronoun(stuck.waiting)}" if others else ""
+    return (
+        f"{who}, and {_count(stuck.waiting)} {_verb(stuck.waiting, 'wait')} for {_pronoun(facts.ranks)} in "
+        f"{_describe(facts, stuck)}{_for_how_long(facts)}{behind}{passed_on}"
+    )
+
+
+def _tell_circle(facts: HangFacts) -> str:
+    shown = facts.ranks[:CIRCLE_SHOWN_MAX]
+    held = [(rank, one) for rank in shown for one in facts.graph.stuck if rank in one.waiting and one.missing]
+    first = dict(reversed(held))
+    parts = [f"rank {rank} in {_name_call(first[rank])} for {_name(first[rank].missing)}" for rank in shown]
+    return f"Ranks {format_ranks(facts.ranks)} wait for each other{_for_how_long(facts)}: {', '.join(parts)}"
+
+
+def _tell_standstill(facts: HangFacts) -> str:
+    still, first = facts.still, facts.still[0]
+    return (
+        f"{_count(still).capitalize()} {_verb(still, 'stand')} still{_for_how_long(facts)}, in no collective that is "
+        f"known; rank {first} {describe_place(facts.standings[first])}"
+    )
+
+
+def _tell_mismatch(facts: HangFacts, stuck: Stuck) -> str:
+    calls = sorted(find_calls(stuck, facts.standings).items(), key=lambda call: call[1])
+    told = [f"{op}{'' if size is None else f' of {size} bytes'} on {_name(ranks)}" for (op, size), ranks in calls]
+    return f"Collective {stuck.sequence} of {stuck.group} is not the same everywhere: {', '.join(told)}"
+
+
+def _tell_incomplete(facts: HangFacts, stuck: Stuck) -> str:
+    members = facts.view.groups.get(stuck.group, stuck.waiting)
+    ends = "completes on none of them"
+    if len(stuck.waiting) < len(members):
+        ends = f"does not complete on {_name(stuck.waiting)}"
+    return (
+        f"All {len(members)} ranks of the group have entered {_describe(facts, stuck)}, which {ends}"
+        f"{_for_how_long(facts)}"
+    )
+
+
+def _tell_unknown(facts: HangFacts, stuck: Stuck) -> str:
+    told = f": how far {_name(stuck.unknown)} is there is not known" if stuck.unknown else ""
+    return (
+        f"{_count(stuck.waiting).capitalize()} {_verb(stuck.waiting, 'wait')} in {_describe(facts, stuck)}"
+        f"{_for_how_long(facts)}, and it cannot be told for whom{told}"
+    )
+
+
+def _describe(facts: HangFacts, stuck: Stuck) -> str:
+    return f"{_name_call(stuck)}{'' if facts.size_bytes is None else f' ({facts.size_bytes} bytes)'}"
+
+
+def _name_call(stuck: Stuck) -> str:
+    return f"{stuck.op or 'collective'} {stuck.sequence} of {stuck.group}"
+
+
+def _for_how_long(facts: HangFacts) -> str:
+    return "" if facts.stalled_ns is None else f" for {format_duration(facts.stalled_ns)}"
+
+
+def _name(ranks: Collection[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(sorted(ranks))}"
+
+
+def _count(ranks: Collection[int]) -> str:
+    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
+
+
+def _verb(ranks: Collection[int], verb: str) -> str:
+    return f"{verb}s" if len(ranks) == 1 else verb
+
+
+def _pronoun(ranks: Collection[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
