@@ -153,6 +153,15 @@ class RankStanding:
         return tuple(found.values())
 
     @property
+    def oldest(self) -> tuple[str, int] | None:
+        """Group and sequence of what it waits in first; None where it waits in nothing that is known."""
+        if not self.stands_still:
+            return None
+        if self.pending:
+            return self.pending[0].group, self.pending[0].sequence
+        return self.waits[0][:2] if self.waits else None
+
+    @property
     def handovers(self) -> tuple[tuple[PendingCollective, "Handover"], ...]:
         """The pending sends and receives of a rank that stands still."""
         if not self.stands_still:

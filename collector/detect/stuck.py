@@ -27,7 +27,8 @@ class Stuck(NamedTuple):
     """A collective, or a hand-over between two ranks, that does not complete. All ranks in ascending order.
 
     `waiting` have entered it; `missing` have not, or are gone; of `unknown` nobody can say. `op` is empty where only
-    counters tell. `furthest` is the last sequence that any member has enqueued in the group.
+    counters tell. `furthest` is the last sequence that any member has enqueued in the group, `in_front` for how many of
+    those waiting it is the oldest that they wait in: ranks whose host runs ahead wait in several.
     """
 
     group: str
@@ -37,6 +38,7 @@ class Stuck(NamedTuple):
     missing: tuple[int, ...]
     unknown: tuple[int, ...]
     furthest: int
+    in_front: int = 0
     is_handover: bool = False
 
 
@@ -55,9 +57,12 @@ class Graph(NamedTuple):
         return frozenset(rank for one in self.stuck for rank in one.waiting)
 
     def find_missed(self, ranks: Collection[int]) -> Stuck | None:
-        """Of what is stuck for want of these ranks, that in which most wait; None when nothing is."""
+        """Of what is stuck for want of these ranks, that which they would enter next; None when nothing is.
+
+        It is in front for all who wait in it, while later ones are not or miss others as well.
+        """
         missed = [one for one in self.stuck if not set(one.missing).isdisjoint(ranks)]
-        return max(missed, key=lambda one: (len(one.waiting), one.group, one.sequence), default=None)
+        return max(missed, key=_nearness, default=None)
 
     def find_circle(self) -> tuple[int, ...]:
         """Ranks each of which waits for the next one, and the last for the first; empty when there is a root."""
@@ -68,6 +73,10 @@ class Graph(NamedTuple):
         while path[-1] not in path[:-1]:
             path.append(waits_for[path[-1]])
         return tuple(path[path.index(path[-1]) : -1])
+
+
+def _nearness(one: Stuck) -> tuple[float, int, int, str, int]:
+    return one.in_front / len(one.waiting), -len(one.missing), len(one.waiting), one.group, -one.sequence
 
 
 def find_stuck(standings: Standings, groups: Groups, is_gone: IsGone) -> Graph:
@@ -113,7 +122,8 @@ class _Members:
                 unknown.append(rank)
             elif not has_entered:
                 missing.append(rank)
-        return Stuck(group, sequence, op, tuple(waiting), tuple(missing), tuple(unknown), furthest)
+        in_front = sum(self._standings[rank].oldest == (group, sequence) for rank in waiting)
+        return Stuck(group, sequence, op, tuple(waiting), tuple(missing), tuple(unknown), furthest, in_front)
 
     def _has_entered(self, standing: RankStanding, group: str, sequence: int, enqueued: int | None) -> bool | None:
         if self._is_gone(standing):
@@ -140,7 +150,10 @@ class _Members:
             unknown = peers
         elif not self._answers(standing, one.group, members.index(rank) if rank in members else None, handover):
             missing = peers
-        return Stuck(one.group, one.sequence, one.op, (rank,), missing, unknown, one.sequence, is_handover=True)
+        in_front = int(self._standings[rank].oldest == (one.group, one.sequence))
+        return Stuck(
+            one.group, one.sequence, one.op, (rank,), missing, unknown, one.sequence, in_front, is_handover=True
+        )
 
     @staticmethod
     def _answers(standing: RankStanding, group: str, place: int | None, handover: Handover) -> bool:

@@ -1,0 +1,76 @@
+"""A rank stops somewhere in a job of several dimensions: it is told from all those that wait for it."""
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.hangs import Hangs
+from rankscope.collector.detect.series import StepSeries
+from rankscope.collector.detect.twins import find_twins
+from rankscope.collector.detect.view import JobView, Samples
+from tests.simulation.hangs import HOWS, Fault, Standstill, draw_fault
+from tests.simulation.topology import Topology
+
+TOPOLOGIES = {
+    "data 4": Topology.mesh(dp=4),
+    "tensor 2, data 2": Topology.mesh(tp=2, dp=2),
+    "data 2, pipeline 3": Topology.mesh(dp=2, pp=3),
+    "tensor 2, data 2, pipeline 2": Topology.mesh(tp=2, dp=2, pp=2),
+    "tensor 2, data 3, pipeline 4": Topology.mesh(tp=2, dp=3, pp=4),
+}
+SEEDS = 6
+CAUSES = {"stuck": "missing_rank", "frozen": "missing_rank", "dead": "dead_rank", "silent": "silent_rank"}
+
+
+def view_of(job: Standstill) -> JobView:
+    world = job.topology.world_size
+    nothing = np.full((0, world), np.nan)
+    return JobView(
+        now_job_ns=0,
+        world_size=world,
+        series=StepSeries(np.arange(0), tuple(range(world)), nothing, nothing, nothing, {}, self_is_measured=True),
+        twins=find_twins(range(world), {}),
+        nodes=dict.fromkeys(range(world), "node-a"),
+        samples=Samples({}, {}, {}),
+        groups=job.groups,
+        standings=job.standings(),
+    )
+
+
+def find(job: Standstill) -> Finding | Abstain | None:
+    found = Hangs().find(view_of(job), ())
+    if isinstance(found, Abstain):
+        return found
+    return found[0].finding if found else None
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_the_rank_that_has_stopped_is_told_from_those_that_wait(
+    topology: Topology, how: str, runs_ahead: bool
+) -> None:
+    for seed in range(SEEDS):
+        fault = draw_fault(np.random.default_rng(seed), topology, calls=20, how=how)
+        job = Standstill(topology, fault, steps=20, runs_ahead=runs_ahead)
+        found = find(job)
+        if how == "reads":
+            assert isinstance(found, Abstain), (seed, fault, found)
+            assert f"rank {fault.rank} is in data" in found.reason
+            continue
+        assert isinstance(found, Finding), (seed, fault, found)
+        assert (found.cause, found.ranks) == (CAUSES[how], (fault.rank,)), (seed, fault, found)
+        assert found.group is not None
+        assert fault.rank in job.groups[found.group], (seed, fault, found)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_a_rank_that_calls_two_groups_in_the_other_order_is_in_a_circle(topology: Topology) -> None:
+    for rank in range(topology.world_size):
+        length = Standstill(topology, Fault(rank, 1, "stuck")).step_length[rank]
+        # The last two calls of a step: the gradients of its data parallel group, the norm over all.
+        job = Standstill(topology, Fault(rank, length - 2, "swaps"))
+        found = find(job)
+        assert isinstance(found, Finding), (rank, found)
+        assert found.cause == "deadlock", (rank, found)
+        assert rank in found.ranks
