@@ -50,20 +50,16 @@ class HangFacts:
         known = (self.standings[rank].stalled_ns for rank in self.waiting or self.still)
         return max((one for one in known if one is not None), default=None)
 
-    @property
-    def size_bytes(self) -> int | None:
-        """The size of what is stuck, from a rank that waits in it."""
-        if self.stuck is None:
-            return None
-        calls = (find_call(self.stuck, self.standings[rank]) for rank in self.stuck.waiting)
+    def find_size(self, stuck: Stuck) -> int | None:
+        """The size in bytes of what is stuck, from a rank that waits in it; None where none tells."""
+        calls = (find_call(stuck, self.standings[rank]) for rank in stuck.waiting)
         return next((one.bytes for one in calls if one is not None and one.bytes is not None), None)
 
-    @property
-    def missing_sequence(self) -> int | None:
+    def find_last(self, stuck: Stuck) -> int | None:
         """The last collective that the first of the ranks named has enqueued in the group; None when not known."""
-        if self.stuck is None or not self.ranks or self.stuck.is_handover:
+        if not self.ranks or stuck.is_handover:
             return None
-        return self.standings[self.ranks[0]].enqueued_in(self.stuck.group)
+        return self.standings[self.ranks[0]].enqueued_in(stuck.group)
 
     def count(self) -> dict[str, float]:
         """The numbers behind the sentence; what is not known is left out."""
@@ -76,8 +72,8 @@ class HangFacts:
             known |= {
                 "sequence": self.stuck.sequence,
                 "group_max_sequence": self.stuck.furthest,
-                "missing_sequence": self.missing_sequence,
-                "waiting_bytes": self.size_bytes,
+                "missing_sequence": self.find_last(self.stuck),
+                "waiting_bytes": self.find_size(self.stuck),
             }
         return {name: float(value) for name, value in known.items() if value is not None}
 

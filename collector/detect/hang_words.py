@@ -43,9 +43,9 @@ def write_hang(cause: str, facts: HangFacts) -> str:
 
 def describe_place(standing: RankStanding) -> str:
     """Where a rank is, in words that follow its name."""
-    if standing.is_silent:
+    if standing.is_silent and not standing.stands_still:
         return "does not report, and whether its process lives is not known"
-    if standing.ended is not None:
+    if standing.ended is not None and not standing.is_silent:
         return f"has ended: {standing.ended}{f' ({standing.ended_detail})' if standing.ended_detail else ''}"
     if standing.unresponsive is not None:
         state = standing.unresponsive.state
@@ -55,7 +55,8 @@ def describe_place(standing: RankStanding) -> str:
     if not standing.stands_still:
         return f"goes on with its work{place}"
     inside = "" if standing.activity in {None, "other"} else f" in {standing.activity}"
-    return f"stands still{inside}{place}"
+    unheard = " and does not report any more" if standing.is_silent else ""
+    return f"stands still{inside}{place}{unheard}"
 
 
 def _tell_missing(facts: HangFacts) -> str:
@@ -67,7 +68,7 @@ def _tell_missing(facts: HangFacts) -> str:
     stuck = facts.stuck
     if stuck is None:
         return f"{who}, and {_count(facts.still)} {_verb(facts.still, 'stand')} still{_for_how_long(facts)}"
-    last = facts.missing_sequence
+    last = facts.find_last(stuck)
     behind = f", its last one there is {last}" if last is not None and last < stuck.sequence else ""
     others = [rank for rank in facts.waiting if rank not in set(stuck.waiting)]
     passed_on = f"; {_count(others)} {_verb(others, 'wait')} behind {_pronoun(stuck.waiting)}" if others else ""
@@ -119,7 +120,8 @@ def _tell_unknown(facts: HangFacts, stuck: Stuck) -> str:
 
 
 def _describe(facts: HangFacts, stuck: Stuck) -> str:
-    return f"{_name_call(stuck)}{'' if facts.size_bytes is None else f' ({facts.size_bytes} bytes)'}"
+    size = facts.find_size(stuck)
+    return f"{_name_call(stuck)}{'' if size is None else f' ({size} bytes)'}"
 
 
 def _name_call(stuck: Stuck) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.collector.detect.endings import DIED, HEAD_START_NS
-from rankscope.collector.detect.finding import HANG, Abstain, Finding, format_ranks
+from rankscope.collector.detect.finding import HANG, Abstain, Finding
 from rankscope.collector.detect.hang_facts import HangFacts
 from rankscope.collector.detect.hang_words import SUGGESTIONS, write_hang
 from rankscope.collector.detect.standing import SILENT, UNSEEN_WAITS, RankStanding
@@ -166,10 +166,12 @@ class _Scene:
         return self._counts(one) and not one.waits and not one.handovers and one.activity not in UNSEEN_WAITS
 
     def _counts(self, one: RankStanding) -> bool:
-        """Whether a rank that lives is to be called missing: it does not move, or has kept others for very long."""
-        if one.ended is not None or one.is_excused:
+        """Whether a rank is to be called missing: it does not move, by its last word, or lives and has kept others
+        waiting for very long.
+        """
+        if one.is_excused:
             return False
-        return one.stands_still or self._lasts_very_long()
+        return one.stands_still or (one.ended is None and self._lasts_very_long())
 
     def _lasts_very_long(self) -> bool:
         waiting = (self._standings[rank] for rank in self.graph.waiting)
@@ -184,7 +186,7 @@ class _Scene:
         return None if first is None else Hang("order_mismatch", (), first)
 
     def _find_silent(self) -> Hang | None:
-        return self._name("silent_rank", self._roots(lambda one: one.is_silent and not one.waits))
+        return self._name("silent_rank", self._roots(lambda one: one.is_silent and not one.stands_still))
 
     def _excuse(self) -> Abstain | None:
         excused = self._roots(lambda one: one.ended is None and not self._counts(one))
@@ -192,7 +194,7 @@ class _Scene:
             return None
         first = self._standings[excused[0]]
         doing = f"is in {first.activity}, which may take long" if first.is_excused else "goes on with its work"
-        return Abstain(f"{len(self.graph.waiting)} ranks wait for {format_ranks(excused)}; rank {excused[0]} {doing}")
+        return Abstain(f"rank {excused[0]} {doing}; ranks that wait: {len(self.graph.waiting)}")
 
     def _find_deadlock(self) -> Hang | None:
         return self._name("deadlock", self.graph.find_circle())
@@ -217,14 +219,14 @@ class _Scene:
         if self.graph.stuck:
             most = max(self.graph.stuck, key=lambda one: (len(one.waiting), one.group))
             return Hang("unattributed", (), most)
-        finished = [rank for rank, one in self._standings.items() if one.is_gone]
-        if finished:
-            return Abstain(f"{len(finished)} ranks have ended, and nobody waits for them in a collective")
+        gone = [rank for rank, one in self._standings.items() if one.is_gone]
+        if gone:
+            return Abstain(f"no rank waits in a collective; ranks that have ended: {len(gone)}")
         moving = [rank for rank, one in self._standings.items() if not one.stands_still or one.is_excused]
         if moving:
             return Abstain(
-                f"{len(self.still)} ranks stand still in no collective, and {len(moving)} go on with their work, "
-                "wait for data or do what may take long"
+                "no rank waits in a collective; ranks that go on with their work, wait for data or do what may take "
+                f"long: {len(moving)} of {len(self._standings)}"
             )
         return Hang("unattributed", (), None)
 

@@ -104,7 +104,8 @@ class Standstill:
     def _run(self) -> None:
         moved = True
         while moved:
-            moved = any([self._enter(rank) | self._complete(rank) for rank in range(len(self.ranks))])
+            moves = [self._enter(rank) | self._complete(rank) for rank in range(len(self.ranks))]
+            moved = any(moves)
 
     def _enter(self, rank: int) -> bool:
         one = self.ranks[rank]

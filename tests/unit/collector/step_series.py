@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.stragglers import Slow
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.twins import Peers, find_twins
@@ -53,6 +54,7 @@ def view_of(
     transfers: GroupTransfers | None = None,
     samples: Samples | None = None,
     now_job_ns: int = 0,
+    standings: Mapping[int, RankStanding] | None = None,
 ) -> JobView:
     """All ranks have been heard of, each is on a machine of its own, nothing was sampled."""
     return JobView(
@@ -64,6 +66,7 @@ def view_of(
         samples=samples or Samples({}, {}, {}),
         groups=groups or {},
         transfers=transfers or GroupTransfers(),
+        standings=standings or {},
     )
 
 

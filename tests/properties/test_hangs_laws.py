@@ -1,0 +1,108 @@
+"""The laws of the search for the rank that keeps the others waiting."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.hangs import Hangs
+from rankscope.collector.detect.standing import RankStanding
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import END_REASONS, RankUnresponsive
+from rankscope.measure.stalls import ACTIVITIES, GroupStatus, PendingCollective, Stall
+from tests.unit.collector.hang_standings import NOW_NS, view_on
+
+S = 1_000_000_000
+RANKS = 6
+GROUPS = {"default_pg": (0, 1, 2, 3, 4, 5), "a": (0, 1, 2), "b": (2, 3), "c": (3, 4, 5), "#3": (0, 5)}
+OPS = ("all_reduce", "broadcast", "all_gather", "", "send 0->1", "recv 1<-0", "recv", "send 0->9")
+
+counters = st.none() | st.integers(0, 4)
+times = st.none() | st.integers(-100, 100).map(lambda seconds: NOW_NS + seconds * S)
+durations = st.none() | st.integers(0, 500).map(lambda seconds: seconds * S)
+statuses = st.builds(
+    GroupStatus, group=st.sampled_from(sorted(GROUPS)), enqueued=counters, started=counters, completed=counters
+)
+progresses = st.lists(statuses, max_size=4, unique_by=lambda status: status.group).map(tuple)
+calls = st.builds(
+    PendingCollective,
+    group=st.sampled_from(sorted(GROUPS)),
+    op=st.sampled_from(OPS),
+    sequence=st.integers(0, 5),
+    age_ns=st.just(S),
+    bytes=st.none() | st.integers(0, 2),
+)
+pendings = st.lists(calls, max_size=3).map(tuple)
+stalls = st.builds(
+    Stall,
+    number=st.just(1),
+    since_host_ns=st.just(0),
+    taken_host_ns=st.just(0),
+    limit_ns=st.just(30 * S),
+    activity=st.sampled_from(ACTIVITIES),
+    pending=pendings,
+    absent=st.sampled_from([{}, {"pending": "no recorder"}]),
+)
+IDENTITY = RankIdentity(
+    run="law", rank=0, local_rank=0, world_size=RANKS, node="n", restart_count=0, boot_id="boot-of-it", pid=7
+)
+views_from_outside = st.builds(
+    RankUnresponsive,
+    sequence=st.just(1),
+    identity=st.just(IDENTITY),
+    host_ns=st.just(0),
+    since_host_ns=st.just(0),
+    progress=progresses,
+    pending=pendings,
+)
+standings = st.builds(
+    RankStanding,
+    ended=st.none() | st.sampled_from([*END_REASONS, "silent"]),
+    ended_job_ns=times,
+    failed_job_ns=st.none(),
+    is_stalled=st.none() | st.booleans(),
+    stalled_ns=durations,
+    since_job_ns=times,
+    last_step=st.none() | st.integers(0, 9),
+    progress=progresses,
+    stall=st.none() | stalls,
+    unresponsive=st.none() | views_from_outside,
+)
+jobs = st.dictionaries(st.integers(0, RANKS - 1), standings, max_size=RANKS)
+
+
+def is_inside(rank: RankStanding, group: str, furthest: float) -> bool:
+    """Whether a rank that lives waits in the group, in the collective that the furthest rank has enqueued."""
+    lives = rank.ended is None and bool(rank.is_stalled)
+    return lives and any(wait.group == group and wait.sequence >= furthest for wait in rank.waits)
+
+
+@given(jobs)
+def test_nothing_that_is_missing_breaks_it_and_nobody_who_waits_at_the_front_is_named(
+    job: dict[int, RankStanding],
+) -> None:
+    view = view_on(job, GROUPS, world=RANKS)
+    found = Hangs().find(view, ())
+    if isinstance(found, Abstain) or not found:
+        return
+    (candidate,) = found
+    finding = candidate.finding
+    assert set(finding.ranks) <= set(job)
+    assert list(finding.ranks) == sorted(set(finding.ranks))
+    for rank in finding.ranks:
+        if finding.cause == "dead_rank":
+            assert job[rank].is_gone
+        elif finding.cause == "silent_rank":
+            assert job[rank].is_silent
+        else:
+            assert not job[rank].is_gone
+        if finding.group is not None and "sequence" in finding.evidence:
+            assert not is_inside(job[rank], finding.group, finding.evidence["group_max_sequence"])
+
+
+@given(jobs)
+def test_a_hang_that_was_just_found_has_not_passed(job: dict[int, RankStanding]) -> None:
+    view = view_on(job, GROUPS, world=RANKS)
+    found = Hangs().find(view, ())
+    if isinstance(found, Abstain) or not found:
+        return
+    assert not Hangs().has_passed(view, found[0].finding)
