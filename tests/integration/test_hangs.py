@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.directory import find_root, folder_name
+from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.stalls import PendingCollective
 from tests.integration.serving import Served, find_rank, have_ended, serving
@@ -27,7 +28,7 @@ def served() -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def hanging(served: Served, run: str, what: str, ranks: int) -> Iterator[Job]:
+def hanging(served: Served, run: str, what: str, ranks: int, *options: str) -> Iterator[Job]:
     """A job whose rank 1 hangs in that way. At the end the launcher is told to end it, and nothing may be left."""
     environment = {
         "RANKSCOPE_COLLECTOR": served.endpoint,
@@ -35,7 +36,7 @@ def hanging(served: Served, run: str, what: str, ranks: int) -> Iterator[Job]:
         "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
         "RANKSCOPE_STALL_S": STALL_S,
     }
-    command = torchrun(ranks, "-m", "rankscope.agent", "hangs.py", "--what", what, "--at", str(HANGS_AT))
+    command = torchrun(ranks, "-m", "rankscope.agent", "hangs.py", "--what", what, "--at", str(HANGS_AT), *options)
     with started(command, environment) as job:
         yield job
         identity = find_rank(served.wait_for_run(run, lambda _: True), 0).identity
@@ -68,6 +69,12 @@ def is_held(run: RunSnapshot) -> bool:
     return found is not None and [status.enqueued for status in found.progress] == [HANGS_AT]
 
 
+def find_hang(run: RunSnapshot) -> Finding | None:
+    """The open finding about a hang at that step: on a busy machine there may have been another before."""
+    hangs = [one for one in run.open_findings if one.kind == HANG and one.since_step == HANGS_AT + 1]
+    return hangs[0] if hangs and hangs[0].ranks else None
+
+
 def described(pending: tuple[PendingCollective, ...]) -> list[tuple[str, str, int, int | None]]:
     return [(one.group, one.op, one.sequence, one.bytes) for one in pending]
 
@@ -95,7 +102,7 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
     served: Served,
 ) -> None:
     with hanging(served, "sleeps", "sleep", ranks=3):
-        run = served.wait_for_run("sleeps", are_stalled)
+        run = served.wait_for_run("sleeps", lambda run: are_stalled(run) and find_hang(run) is not None)
         assert 'rankscope_rank_stalled{rank="1",run="sleeps"} 1.0' in served.read_metrics()
     first, sleeper, third = run.ranks
     assert waits_for_the_collective(first), first
@@ -105,13 +112,29 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
     innermost = sleeper.stall.stacks[0].frames[0]
     assert (os.path.basename(innermost.file), innermost.function) == ("hangs.py", "sleep_for_ever")  # noqa: PTH119
     assert innermost.line == line_of("hangs.py", "    time.sleep(FOR_EVER_S)")
-    ended = served.wait_for_run("sleeps", have_ended)
+    hang = find_hang(run)
+    assert hang is not None
+    assert (hang.cause, hang.ranks, hang.group, hang.severity) == ("missing_rank", (1,), "default_pg", "critical")
+    assert (
+        f"stands still at hangs.py:{innermost.line} (sleep_for_ever), and 2 ranks wait for it in all_reduce 11 of "
+        in (hang.sentence)
+    )
+    assert "default_pg (3108 bytes)" in hang.sentence
+    assert (hang.evidence["missing_sequence"], hang.evidence["group_max_sequence"]) == (HANGS_AT, HANGS_AT + 1)
+    assert f"hangs.py:{innermost.line} in sleep_for_ever" in hang.details["stack of rank 1"]
+    ended = served.wait_for_run("sleeps", lambda run: have_ended(run) and not run.open_findings)
     assert [rank.ended for rank in ended.ranks] == ["terminated"] * 3
+    assert [(one.cause, one.ranks) for one in ended.findings if one.number == hang.number] == [("missing_rank", (1,))]
 
 
 def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:
     with hanging(served, "holds", "hold", ranks=2):
-        run = served.wait_for_run("holds", is_held)
+        run = served.wait_for_run("holds", lambda run: is_held(run) and find_hang(run) is not None)
+    hang = find_hang(run)
+    assert hang is not None
+    assert (hang.cause, hang.ranks, hang.group) == ("missing_rank", (1,), "default_pg")
+    assert "Rank 1" in hang.sentence
+    assert "does not answer, its interpreter does not run (state S)" in hang.sentence
     waiting, holder = run.ranks
     assert waits_for_the_collective(waiting), waiting
     found = holder.unresponsive
@@ -125,3 +148,17 @@ def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served
     assert main.wait_channel in ("hrtimer_nanosleep", None)
     assert any(thread.name == "pt_workerserver" for thread in found.threads)
     assert (holder.ended, holder.up) == (None, True)
+
+
+def test_a_rank_that_was_killed_is_named_while_another_goes_on_waiting(served: Served) -> None:
+    with hanging(served, "killed", "kill", 2, "--outlive") as job:
+        run = served.wait_for_run("killed", lambda run: find_hang(run) is not None)
+        # It is deaf to what the launcher sends it.
+        os.kill(find_rank(run, 0).identity.pid, signal.SIGKILL)
+        job.launcher.wait()
+    hang = find_hang(run)
+    assert hang is not None
+    assert (hang.cause, hang.ranks, hang.severity) == ("dead_rank", (1,), "critical")
+    assert "has ended: killed (SIGKILL, not by the OOM killer" in hang.sentence
+    ended = served.wait_for_run("killed", lambda run: have_ended(run) and not run.open_findings)
+    assert [(one.cause, one.ranks) for one in ended.findings if one.number == hang.number] == [("dead_rank", (1,))]

@@ -1,6 +1,7 @@
 """A small job on every rank in which one rank, after some steps, stops to take part: it hangs, or it ends.
 
-Every step ends with an all_reduce of 777 numbers. Rank --rank does --what in front of that of step --at.
+Every step ends with an all_reduce of 777 numbers. Rank --rank does --what in front of that of step --at. With --outlive
+the others go on waiting once it is gone, as they do where the backend does not notice, and nobody can ask them to end.
 """
 
 import argparse
@@ -58,7 +59,10 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--at", type=int, default=10)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--outlive", action="store_true")
     options = parser.parse_args()
+    if options.outlive:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = nn.Linear(8, 8)
@@ -71,7 +75,12 @@ def main() -> None:
         time.sleep(PAUSE_S)
         if (step, rank) == (options.at, options.rank):
             WHAT[options.what]()
-        dist.all_reduce(numbers)
+        try:
+            dist.all_reduce(numbers)
+        except RuntimeError:
+            if not options.outlive:
+                raise
+            sleep_for_ever()
     sys.stdout.write(f"rank {rank} has trained\n")
     dist.destroy_process_group()
 

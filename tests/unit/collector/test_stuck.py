@@ -18,7 +18,7 @@ def graph_of(standings: dict[int, RankStanding], groups: Groups) -> Graph:
 def test_a_collective_is_described_once_for_all_who_wait_in_it() -> None:
     graph = graph_of({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()}, {WORLD: (0, 1, 2, 3)})
     assert graph.stuck == (Stuck(WORLD, 8, "all_reduce", (0, 2), (1,), (3,), 8, in_front=2),)
-    assert (graph.blocked, graph.roots, graph.waiting) == ({0, 2}, (1,), {0, 2})
+    assert (graph.blocked, graph.roots, graph.waiting) == (frozenset({0, 2}), (1,), frozenset({0, 2}))
 
 
 def test_a_rank_waits_for_those_behind_and_not_for_those_ahead() -> None:
