@@ -38,13 +38,13 @@ class HangFacts:
         """Those of them that wait in anything that is stuck, without the ranks named."""
         return tuple(sorted(self.graph.waiting.difference(self.ranks)))
 
-    @property
+    @cached_property
     def since_step(self) -> int | None:
         """The step in which it hangs: the one behind the last that has ended; None where none has."""
         last = [one for rank in self.still if (one := self.standings[rank].last_step) is not None]
         return max(last) + 1 if last else None
 
-    @property
+    @cached_property
     def stalled_ns(self) -> int | None:
         """How long nothing has happened, at the last word of the ranks that wait, or else that stand still."""
         known = (self.standings[rank].stalled_ns for rank in self.waiting or self.still)

@@ -70,7 +70,7 @@ def _tell_missing(facts: HangFacts) -> str:
         return f"{who}, and {_count(facts.still)} {_verb(facts.still, 'stand')} still{_for_how_long(facts)}"
     last = facts.find_last(stuck)
     behind = f", its last one there is {last}" if last is not None and last < stuck.sequence else ""
-    others = [rank for rank in facts.waiting if rank not in set(stuck.waiting)]
+    others = set(facts.waiting).difference(stuck.waiting)
     passed_on = f"; {_count(others)} {_verb(others, 'wait')} behind {_pronoun(stuck.waiting)}" if others else ""
     return (
         f"{who}, and {_count(stuck.waiting)} {_verb(stuck.waiting, 'wait')} for {_pronoun(facts.ranks)} in "

@@ -161,7 +161,7 @@ class RankStanding:
             return self.pending[0].group, self.pending[0].sequence
         return self.waits[0][:2] if self.waits else None
 
-    @property
+    @cached_property
     def handovers(self) -> tuple[tuple[PendingCollective, "Handover"], ...]:
         """The pending sends and receives of a rank that stands still."""
         if not self.stands_still:

@@ -93,7 +93,8 @@ def _when_it_failed_ns(rank: RankSnapshot) -> int:
 
 
 def _costliest(run: RunSnapshot) -> Finding | None:
-    return max(run.findings, key=lambda finding: finding.lost_rank_seconds or 0.0, default=None)
+    """What has cost most; before all others what had to be looked at at once, such as a hang, which has no cost yet."""
+    return max(run.findings, key=lambda one: (one.severity == "critical", one.lost_rank_seconds or 0.0), default=None)
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
-from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
+from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.hangs import Hangs, find_first_dead
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.view import JobView
@@ -403,51 +402,3 @@ def test_one_rank_alone_stands_still_and_nothing_more_can_be_said() -> None:
 
 def test_one_rank_that_waits_in_a_collective_of_its_own_is_held_up_by_its_device() -> None:
     assert find(view_on({0: waits()})).cause == "all_in_collective"
-
-
-# -- over time --------------------------------------------------------------------------------------------------------
-
-
-def opened(standings: Standings) -> Finding:
-    return msgspec.structs.replace(find(view_on(standings)), number=1)
-
-
-def test_a_hang_has_passed_when_nobody_stands_still() -> None:
-    finding = opened({0: waits(), 1: still({WORLD: (7, 7)})})
-    assert Hangs().has_passed(view_on({0: moving(), 1: moving()}), finding)
-    assert Hangs().has_passed(view_on({0: ended("failed"), 1: ended("finished")}), finding)
-
-
-def test_a_hang_that_goes_on_has_not_passed() -> None:
-    standings = {0: waits(), 1: still({WORLD: (7, 7)})}
-    assert not Hangs().has_passed(view_on(standings), opened(standings))
-    # While the missing rank moves again and the others have not said so yet, nobody knows.
-    assert not Hangs().has_passed(view_on({0: waits(), 1: moving()}), opened(standings))
-
-
-def test_a_hang_makes_way_for_the_one_that_is_behind_it() -> None:
-    before = opened({0: waits(), 1: still({}, stall=stall_of(absent={"pending": "no recorder"}))})
-    now = view_on({0: waits(), 1: still({WORLD: (7, 7)})})
-    assert Hangs().has_passed(now, before)
-
-
-def test_what_was_found_stands_when_ranks_end_because_of_it() -> None:
-    finding = opened({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()})
-    late_ns = BEGAN_NS + LIMIT_NS + 1
-    for last in ({0: ended("collective_timeout", late_ns)}, {1: dead(ended_job_ns=late_ns)}):
-        standings: Standings = {0: waits(), 1: still({WORLD: (7, 7)}), 2: waits(), **last}
-        assert Hangs().find(view_on(standings), [finding]) == ()
-        assert not Hangs().has_passed(view_on(standings), finding)
-
-
-def test_a_late_end_is_no_cause_also_when_nothing_was_found_before() -> None:
-    straggler = Finding(kind=STRAGGLER, ranks=(1,), cause="host_cpu", sentence="")
-    late = dead(ended_job_ns=BEGAN_NS + LIMIT_NS + 1)
-    assert find(view_on({0: waits(), 1: still({WORLD: (7, 7)}), 2: late}), straggler).ranks == (1,)
-
-
-def test_a_silent_rank_that_is_found_dead_later_is_the_same_finding() -> None:
-    finding = opened({0: waits(), 1: silent()})
-    now = find(view_on({0: waits(), 1: dead(ended_job_ns=NOW_NS)}), finding)
-    assert (finding.cause, now.cause) == ("silent_rank", "dead_rank")
-    assert now.is_about_the_same(finding)

@@ -99,6 +99,11 @@ def test_verdict_is_the_costliest_finding_and_the_others_stand_above_it(findings
     assert lines[2:-1] == [f"finding: {found.sentence}" for found in findings if found is not LARGE]
 
 
+def test_a_hang_comes_before_what_has_cost_more() -> None:
+    hang = Finding(kind="hang", cause="missing_rank", sentence="Hangs.", severity="critical")
+    assert verdict(run_of(findings=(LARGE, hang))) == "Hangs."
+
+
 def test_finding_counts_though_detection_has_nothing_to_say_any_more() -> None:
     assert verdict(run_of(findings=(UNCOSTED,), abstained="too few steps")) == "Uncosted."
     assert verdict(run_of(abstained="too few steps")) == "No verdict: too few steps."

@@ -1,0 +1,75 @@
+"""When a hang has passed, what stands when the job comes down, and what makes way for what."""
+
+import msgspec
+
+from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
+from rankscope.collector.detect.hangs import Hangs
+from rankscope.collector.detect.standing import RankStanding
+from tests.unit.collector.hang_standings import (
+    BEGAN_NS,
+    LIMIT_NS,
+    NOW_NS,
+    WORLD,
+    dead,
+    ended,
+    moving,
+    silent,
+    stall_of,
+    still,
+    view_on,
+    waits,
+)
+
+Standings = dict[int, RankStanding]
+
+
+def find(standings: Standings, *explained: Finding) -> Finding:
+    found = Hangs().find(view_on(standings), explained)
+    assert not isinstance(found, Abstain), found
+    (candidate,) = found
+    return candidate.finding
+
+
+def opened(standings: Standings) -> Finding:
+    return msgspec.structs.replace(find(standings), number=1)
+
+
+def test_a_hang_has_passed_when_nobody_stands_still() -> None:
+    finding = opened({0: waits(), 1: still({WORLD: (7, 7)})})
+    assert Hangs().has_passed(view_on({0: moving(), 1: moving()}), finding)
+    assert Hangs().has_passed(view_on({0: ended("failed"), 1: ended("finished")}), finding)
+
+
+def test_a_hang_that_goes_on_has_not_passed() -> None:
+    standings = {0: waits(), 1: still({WORLD: (7, 7)})}
+    assert not Hangs().has_passed(view_on(standings), opened(standings))
+    # While the missing rank moves again and the others have not said so yet, nobody knows.
+    assert not Hangs().has_passed(view_on({0: waits(), 1: moving()}), opened(standings))
+
+
+def test_a_hang_makes_way_for_the_one_that_is_behind_it() -> None:
+    before = opened({0: waits(), 1: still({}, stall=stall_of(absent={"pending": "no recorder"}))})
+    now = view_on({0: waits(), 1: still({WORLD: (7, 7)})})
+    assert Hangs().has_passed(now, before)
+
+
+def test_what_was_found_stands_when_ranks_end_because_of_it() -> None:
+    finding = opened({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()})
+    late_ns = BEGAN_NS + LIMIT_NS + 1
+    for last in ({0: ended("collective_timeout", late_ns)}, {1: dead(ended_job_ns=late_ns)}):
+        standings: Standings = {0: waits(), 1: still({WORLD: (7, 7)}), 2: waits(), **last}
+        assert Hangs().find(view_on(standings), [finding]) == ()
+        assert not Hangs().has_passed(view_on(standings), finding)
+
+
+def test_a_late_end_is_no_cause_also_when_nothing_was_found_before() -> None:
+    straggler = Finding(kind=STRAGGLER, ranks=(1,), cause="host_cpu", sentence="")
+    late = dead(ended_job_ns=BEGAN_NS + LIMIT_NS + 1)
+    assert find({0: waits(), 1: still({WORLD: (7, 7)}), 2: late}, straggler).ranks == (1,)
+
+
+def test_a_silent_rank_that_is_found_dead_later_is_the_same_finding() -> None:
+    finding = opened({0: waits(), 1: silent()})
+    now = find({0: waits(), 1: dead(ended_job_ns=NOW_NS)}, finding)
+    assert (finding.cause, now.cause) == ("silent_rank", "dead_rank")
+    assert now.is_about_the_same(finding)
