@@ -105,4 +105,4 @@ def test_a_hang_that_was_just_found_has_not_passed(job: dict[int, RankStanding])
     found = Hangs().find(view, ())
     if isinstance(found, Abstain) or not found:
         return
-    assert not Hangs().has_passed(view, found[0].finding)
+    assert not Hangs().has_passed(view, found[0].finding, ())

@@ -36,21 +36,21 @@ def opened(standings: Standings) -> Finding:
 
 def test_a_hang_has_passed_when_nobody_stands_still() -> None:
     finding = opened({0: waits(), 1: still({WORLD: (7, 7)})})
-    assert Hangs().has_passed(view_on({0: moving(), 1: moving()}), finding)
-    assert Hangs().has_passed(view_on({0: ended("failed"), 1: ended("finished")}), finding)
+    assert Hangs().has_passed(view_on({0: moving(), 1: moving()}), finding, ())
+    assert Hangs().has_passed(view_on({0: ended("failed"), 1: ended("finished")}), finding, ())
 
 
 def test_a_hang_that_goes_on_has_not_passed() -> None:
     standings = {0: waits(), 1: still({WORLD: (7, 7)})}
-    assert not Hangs().has_passed(view_on(standings), opened(standings))
+    assert not Hangs().has_passed(view_on(standings), opened(standings), ())
     # While the missing rank moves again and the others have not said so yet, nobody knows.
-    assert not Hangs().has_passed(view_on({0: waits(), 1: moving()}), opened(standings))
+    assert not Hangs().has_passed(view_on({0: waits(), 1: moving()}), opened(standings), ())
 
 
 def test_a_hang_makes_way_for_the_one_that_is_behind_it() -> None:
     before = opened({0: waits(), 1: still({}, stall=stall_of(absent={"pending": "no recorder"}))})
     now = view_on({0: waits(), 1: still({WORLD: (7, 7)})})
-    assert Hangs().has_passed(now, before)
+    assert Hangs().has_passed(now, before, ())
 
 
 def test_what_was_found_stands_when_ranks_end_because_of_it() -> None:
@@ -59,7 +59,7 @@ def test_what_was_found_stands_when_ranks_end_because_of_it() -> None:
     for last in ({0: ended("collective_timeout", late_ns)}, {1: dead(ended_job_ns=late_ns)}):
         standings: Standings = {0: waits(), 1: still({WORLD: (7, 7)}), 2: waits(), **last}
         assert Hangs().find(view_on(standings), [finding]) == ()
-        assert not Hangs().has_passed(view_on(standings), finding)
+        assert not Hangs().has_passed(view_on(standings), finding, ())
 
 
 def test_a_late_end_is_no_cause_also_when_nothing_was_found_before() -> None:
