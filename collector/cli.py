@@ -1,4 +1,4 @@
-"""`rankscope serve | status | analyze | merge | demo`."""
+"""`rankscope serve | status | incidents | analyze | merge | demo`."""
 
 import argparse
 import json
@@ -6,8 +6,7 @@ import logging
 import os
 import signal
 import sys
-import urllib.error
-import urllib.request
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -16,6 +15,9 @@ import msgspec
 
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.embedded import Lifetime
+from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
+from rankscope.collector.inquiry import add_url, ask, check_url
+from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_run
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.service import Service
@@ -23,12 +25,10 @@ from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.trace_commands import add_analyze, add_merge
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
-from rankscope.measure.errors import RankscopeError, SettingError, UnavailableError
+from rankscope.measure.errors import RankscopeError, SettingError
 from rankscope.measure.settings import find_settings
 
 USAGE_ERROR = 2
-HTTP_TIMEOUT_S = 10.0
-DEFAULT_URL = "http://127.0.0.1:18491"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +63,7 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="run a collector for many jobs"))
     _add_status(commands.add_parser("status", help="show what a collector knows"))
+    add_incidents(commands.add_parser("incidents", help="show what has gone wrong, and what still does"))
     add_analyze(commands.add_parser("analyze", help="say what profiler traces show, rank by rank"))
     add_merge(commands.add_parser("merge", help="put the traces of all ranks on one timeline, for Perfetto"))
     _add_demo(commands.add_parser("demo", help="train a small model on four ranks, make one slow, and find it"))
@@ -128,35 +129,28 @@ def _print_summaries(snapshot: Snapshot) -> None:
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=status)
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"the collector's HTTP address [{DEFAULT_URL}]")
-    parser.add_argument("--json", action="store_true", help="print the runs as JSON")
+    add_url(parser)
+    parser.add_argument("--json", action="store_true", help="print the runs as JSON, each with its open incidents")
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print every run that a collector knows."""
-    url = options.url.rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        text = f"--url is {options.url!r}; an HTTP address begins with http:// or https://"
-        raise SettingError(text)
-    names = [run["run"] for run in json.loads(_get(f"{url}/api/v1/runs"))["runs"]]
-    bodies = [_get(f"{url}/api/v1/runs/{quote(name, safe='')}") for name in names]
+    """Print every run that a collector knows, and the incidents that are open."""
+    url = check_url(options.url)
+    names = [run["run"] for run in json.loads(ask(f"{url}/api/v1/runs"))["runs"]]
+    bodies = [ask(f"{url}/api/v1/runs/{quote(name, safe='')}") for name in names]
+    incidents = ask_for_incidents(url, only_open=True)
     if options.json:
-        print(json.dumps([json.loads(body) for body in bodies], indent=2))
+        by_run = {name: to_plain([one for one in incidents if one.run == name]) for name in names}
+        runs = [json.loads(body) for body in bodies]
+        print(json.dumps([{**run, "open_incidents": by_run[run["run"]]} for run in runs], indent=2))
         return 0
     for body in bodies:
         print(render_run(msgspec.json.decode(body, type=RunSnapshot)), end="\n\n")
     if not bodies:
         print("no run has reported to this collector")
+    if incidents:
+        print(f"open incidents:\n{render_incidents(incidents, time.time(), with_sentences=False)}")
     return 0
-
-
-def _get(url: str) -> bytes:
-    try:
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310 - `status` checks the scheme
-            return bytes(answer.read())
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        text = f"no collector answers at {url}: {error}. `rankscope serve` starts one; --url says where it is."
-        raise UnavailableError(text) from error
 
 
 # -- demo -------------------------------------------------------------------------------------------------------------

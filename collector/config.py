@@ -180,6 +180,59 @@ class CollectorConfig(Settings):
         256,
         Setting("Most findings kept of one run.", unit="findings", smallest=1, largest=100_000),
     )
+    store: str = setting(
+        "",
+        Setting(
+            "File in which incidents are kept, an SQLite database on a local disk that is made when it is not there. "
+            "Empty: they are kept in memory and end with the collector."
+        ),
+    )
+    incidents_max: int = setting(
+        1000,
+        Setting(
+            "Most incidents kept; beyond that the one that was resolved first is forgotten.",
+            unit="incidents",
+            smallest=1,
+            largest=100_000,
+        ),
+    )
+    incident_reopen_s: float = setting(
+        1800.0,
+        Setting(
+            "What comes again so soon after its incident was resolved reopens that incident.",
+            unit="seconds",
+            smallest=0,
+            largest=30 * 86_400,
+        ),
+    )
+    incident_escalate_s: float = setting(
+        86_400.0,
+        Setting(
+            "An incident that has been open for so long rises by one severity, at ten times that by another.",
+            unit="seconds",
+            smallest=1,
+            largest=365 * 86_400,
+        ),
+    )
+    incident_escalate_rank_s: float = setting(
+        36_000.0,
+        Setting(
+            "An incident that has cost so much time of all ranks together rises by one severity, at ten times that by "
+            "another.",
+            unit="rank-seconds",
+            smallest=1,
+            largest=1e12,
+        ),
+    )
+    incident_restart_grace_s: float = setting(
+        600.0,
+        Setting(
+            "How long a restarted collector waits for an open incident to be found again before it is resolved.",
+            unit="seconds",
+            smallest=0,
+            largest=30 * 86_400,
+        ),
+    )
     linger_s: float = setting(
         5.0,
         Setting(

@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.incidents.journal import Journal
+from rankscope.collector.incidents.ledger import RunLook
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, UnknownPeer
 from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receiver import Receiver
@@ -74,12 +77,18 @@ class Service:
         self._stopping = threading.Event()
         self._last_tick_ns = clock.monotonic_ns()
         self._snapshot = self._take_snapshot()
+        self._journal = Journal(config, self._wall_s(), self._count_contained)
         try:
             self._http = HttpServer(
-                config.http_listen, lambda: self._snapshot, is_healthy=self._find_illness, is_ready=self._find_unready
+                config.http_listen,
+                lambda: self._snapshot,
+                lambda: self._journal.incidents,
+                is_healthy=self._find_illness,
+                is_ready=self._find_unready,
             )
         except Exception:
             self._receiver.close()
+            self._journal.shut(self._wall_s())
             raise
 
     @property
@@ -96,6 +105,11 @@ class Service:
     def snapshot(self) -> Snapshot:
         """The picture of the last tick."""
         return self._snapshot
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """The incidents as of the last tick."""
+        return self._journal.incidents
 
     def stop(self) -> None:
         """Make `run` return soon."""
@@ -115,6 +129,7 @@ class Service:
         finally:
             self._http.close()
             self._receiver.close()
+            self._journal.shut(self._wall_s())
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
@@ -205,7 +220,7 @@ class Service:
     # -- the tick -----------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        now_ns, wall_s = self._clock.monotonic_ns(), ns_to_s(self._clock.wall_ns())
+        now_ns, wall_s = self._clock.monotonic_ns(), self._wall_s()
         for job in list(self._jobs.values()):
             self._look_for_gone_processes(job)
             self._contain(job, Tick(now_ns, wall_s))
@@ -213,6 +228,7 @@ class Service:
                 self._forget(job)
         self._last_tick_ns = now_ns
         self._snapshot = self._take_snapshot()
+        self._look_at_incidents(wall_s)
 
     def _look_for_gone_processes(self, job: JobState) -> None:
         for identity in job.live_identities():
@@ -224,19 +240,36 @@ class Service:
         self._admission.forget(job.run)
         self._runs_evicted += 1
 
+    def _look_at_incidents(self, wall_s: float) -> None:
+        looks = [
+            RunLook(run.run, run.open_findings, is_over=self._jobs[run.run].is_over, can_tell=run.abstained is None)
+            for run in self._snapshot.runs
+        ]
+        try:
+            self._journal.tick(looks, wall_s)
+        except Exception:
+            if self._count_contained("incidents") == 1:
+                LOG.exception("incidents could not be brought up to date; the collector goes on")
+
     def _carry_out(self, effect: JobEffect) -> None:
         match effect:
             case AskClock(boot_id):
                 self._receiver.send(boot_id.encode(), ClockPing(job_ns=self._clock.monotonic_ns()))
             case OpenFinding(run, finding):
                 LOG.warning("run %r: %s", run, finding.sentence)
+                self._journal.open(run, finding, self._wall_s())
             case UpdateFinding(run, finding):
                 LOG.warning("run %r: finding %d is now: %s", run, finding.number, finding.sentence)
-            case CloseFinding(run, finding, reason):
+                self._journal.update(run, finding, self._wall_s())
+            case CloseFinding(run, finding, reason, merged_into):
                 LOG.warning(
                     "run %r: finding %d, %s of %s, is closed: %s",
                     run, finding.number, finding.kind, finding.subject, reason,
                 )  # fmt: skip
+                self._journal.close(run, finding, reason, self._wall_s(), merged_into)
+
+    def _wall_s(self) -> float:
+        return ns_to_s(self._clock.wall_ns())
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 

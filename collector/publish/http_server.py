@@ -4,6 +4,7 @@
     GET /healthz, /readyz        200, or 503 with the reason
     GET /api/v1/runs             the runs, a line each
     GET /api/v1/runs/RUN         everything about one run; RUN is percent-encoded
+    GET /api/v1/incidents        the incidents, newest first; ?run=RUN and ?state=open|resolved leave others out
     GET /                        this list
 
 Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), a time limit for each
@@ -18,18 +19,19 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.detect.throughput import find_throughput
+from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish.prometheus import SnapshotExporter
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -50,6 +52,8 @@ TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
 ALLOWED: Final = {"Allow": "GET, HEAD"}
 RUNS_PATH: Final = "/api/v1/runs"
+INCIDENTS_PATH: Final = "/api/v1/incidents"
+INCIDENT_FILTERS: Final = frozenset({"run", "state"})
 
 INDEX: Final = f"""rankscope collector
 /metrics              for Prometheus
@@ -57,6 +61,7 @@ INDEX: Final = f"""rankscope collector
 /readyz               200 while it takes reports
 {RUNS_PATH}          the runs it knows, as JSON
 {RUNS_PATH}/RUN      everything about one of them
+{INCIDENTS_PATH}     the incidents, newest first; ?run=RUN and ?state=open or resolved leave others out
 """
 
 _GZIP_OFFER: Final = re.compile(r"(?:^|,)\s*gzip\s*(?:;\s*q=(?P<quality>[\d.]+)\s*)?(?:,|$)", re.IGNORECASE)
@@ -95,11 +100,13 @@ class Routes:
     def __init__(
         self,
         read_snapshot: Callable[[], Snapshot],
+        read_incidents: Callable[[], Sequence[Incident]],
         *,
         is_healthy: Callable[[], str | None],
         is_ready: Callable[[], str | None],
     ) -> None:
         self._read_snapshot = read_snapshot
+        self._read_incidents = read_incidents
         self._registry = CollectorRegistry()
         self._registry.register(SnapshotExporter(read_snapshot))
         self._pages: Mapping[str, Callable[[], Response]] = {
@@ -111,12 +118,14 @@ class Routes:
 
     def answer(self, target: str, *, accept: str = "", accept_encoding: str = "") -> Response:
         """The answer to a GET of `target`, a path with or without a query. The other two are the request's headers."""
-        path = target.partition("?")[0]
+        path, _, query = target.partition("?")
         page = self._pages.get(path)
         if page is not None:
             response = page()
         elif path == "/metrics":
             response = self._render_metrics(accept)
+        elif path == INCIDENTS_PATH:
+            response = self._list_incidents(query)
         elif path.startswith(f"{RUNS_PATH}/"):
             response = self._show_run(unquote(path.removeprefix(f"{RUNS_PATH}/")))
         else:
@@ -137,6 +146,23 @@ class Routes:
                 return Response(HTTPStatus.OK, JSON, msgspec.json.encode(run))
         return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known here; {RUNS_PATH} lists those that are")
 
+    def _list_incidents(self, query: str) -> Response:
+        """Those that the query leaves; a run that has none, or that is not known, has an empty list."""
+        asked = dict(parse_qsl(query, keep_blank_values=True))
+        unknown = sorted(asked.keys() - INCIDENT_FILTERS)
+        if unknown:
+            known = " and ".join(sorted(INCIDENT_FILTERS))
+            return refuse(HTTPStatus.BAD_REQUEST, f"{unknown[0][:80]!r} leaves nothing out here; {known} do")
+        if asked.get("state", STATES[0]) not in STATES:
+            error = f"state is {asked['state'][:80]!r}; it must be {' or '.join(STATES)}"
+            return refuse(HTTPStatus.BAD_REQUEST, error)
+        found = [
+            incident
+            for incident in reversed(self._read_incidents())
+            if asked.get("run", incident.run) == incident.run and asked.get("state", incident.state) == incident.state
+        ]
+        return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"incidents": found}))
+
 
 class HttpServer:
     """Listens at `address`, `HOST:PORT`, and answers from threads of its own; port 0 takes a free one.
@@ -148,6 +174,7 @@ class HttpServer:
         self,
         address: str,
         read_snapshot: Callable[[], Snapshot],
+        read_incidents: Callable[[], Sequence[Incident]],
         *,
         is_healthy: Callable[[], str | None],
         is_ready: Callable[[], str | None],
@@ -158,7 +185,7 @@ class HttpServer:
         if problem is not None:
             raise SettingError(f"the collector's HTTP address is {address!r}; {problem}.")
         host, _, port = address.rpartition(":")
-        routes = Routes(read_snapshot, is_healthy=is_healthy, is_ready=is_ready)
+        routes = Routes(read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready)
         try:
             self._server = _Server(host, int(port.replace("*", "0")), routes, request_timeout_s, requests_max)
         except OSError as error:

@@ -26,11 +26,14 @@ class UpdateFinding(NamedTuple):
 
 
 class CloseFinding(NamedTuple):
-    """A verdict no longer holds: it has passed, is part of another finding now, or its attempt is over."""
+    """A verdict no longer holds: it has passed, is part of another finding now, whose number is `merged_into`, or its
+    attempt is over.
+    """
 
     run: str
     finding: Finding
     reason: str
+    merged_into: int | None = None
 
 
 JobEffect = AskClock | OpenFinding | UpdateFinding | CloseFinding

@@ -84,7 +84,7 @@ class Verdicts:
             self._open += same
             effects.append(OpenFinding(self._run, same[0].finding))
         kept, *merged = same
-        effects += [self._close(one, f"part of finding {kept.finding.number}") for one in merged]
+        effects += [self._merge(one, kept.finding.number) for one in merged]
         kept.lost_rank_seconds += sum(one.lost_rank_seconds for one in merged)
         before = kept.finding
         self._charge(kept, finding, candidate.lost_ns, series)
@@ -103,6 +103,9 @@ class Verdicts:
         one.lost_rank_seconds += lost_s
         key = (finding.rank, finding.cause)
         self._lost[key] = self._lost.get(key, 0.0) + lost_s
+
+    def _merge(self, one: _Open, into: int) -> CloseFinding:
+        return self._close(one, f"part of finding {into}")._replace(merged_into=into)
 
     def _close(self, one: _Open, reason: str) -> CloseFinding:
         self._open.remove(one)

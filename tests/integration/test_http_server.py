@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pytest
 
+from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -49,6 +50,7 @@ class World:
 
     def __init__(self) -> None:
         self.snapshot = Snapshot(wall_s=0.0, version="0", runs=(run_of(NAME),))
+        self.incidents: tuple[Incident, ...] = ()
         self.illness: str | None = None
         self.unready: str | None = None
         self.read: Callable[[], Snapshot] = lambda: self.snapshot
@@ -61,8 +63,8 @@ class World:
     def serve(self, address: str = "127.0.0.1:0", **bounds: float) -> Iterator[HttpServer]:
         """A server of this world."""
         server = HttpServer(
-            address, self.read_snapshot, is_healthy=lambda: self.illness, is_ready=lambda: self.unready,
-            **bounds,  # type: ignore[arg-type]
+            address, self.read_snapshot, lambda: self.incidents,
+            is_healthy=lambda: self.illness, is_ready=lambda: self.unready, **bounds,  # type: ignore[arg-type]
         )  # fmt: skip
         try:
             yield server
@@ -228,7 +230,7 @@ def test_a_run_that_is_not_known_is_404(server: HttpServer) -> None:
 def test_the_index_names_every_path(server: HttpServer) -> None:
     answer = ask(server, "/")
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
-    for path in ("/metrics", "/healthz", "/readyz", "/api/v1/runs", "/api/v1/runs/RUN"):
+    for path in ("/metrics", "/healthz", "/readyz", "/api/v1/runs", "/api/v1/runs/RUN", "/api/v1/incidents"):
         assert f"\n{path} " in answer.body.decode()
 
 
@@ -394,7 +396,7 @@ def test_a_taken_port_is_told_with_the_cure(server: HttpServer, world: World) ->
 
 def test_an_address_without_a_port_is_the_user_s_mistake(world: World) -> None:
     with pytest.raises(SettingError, match="the collector's HTTP address is 'localhost'; it must be HOST:PORT"):
-        HttpServer("localhost", lambda: world.snapshot, is_healthy=lambda: None, is_ready=lambda: None)
+        HttpServer("localhost", lambda: world.snapshot, tuple, is_healthy=lambda: None, is_ready=lambda: None)
 
 
 def test_close_frees_the_port_ends_the_thread_and_may_be_called_twice(world: World) -> None:

@@ -1,0 +1,283 @@
+"""One incident: a finding as people live with it, from its first sight to its end, over flaps and restarts. Pure.
+
+    open --(update, escalate)*--> resolved --(reopen, soon enough)--> open ...
+
+A finding is detection's word and dies with the collector; an incident has an id, outlives both and remembers what
+became of it. Every function here takes an incident and gives the next one; which finding belongs to which incident is
+the ledger's to know (`ledger.py`). Times are seconds since 1970 by the collector's wall clock, `_wall_s`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.finding import SEVERITIES, Finding
+
+OPEN: Final = "open"
+RESOLVED: Final = "resolved"
+STATES: Final = (OPEN, RESOLVED)
+
+OPENED: Final = "opened"
+UPDATED: Final = "updated"
+ESCALATED: Final = "escalated"
+CONTINUED: Final = "continued"
+REOPENED: Final = "reopened"
+MERGED: Final = "merged"
+CLOSED: Final = "resolved"
+"""What a change may be. Each incident has as many of OPENED and REOPENED together as of CLOSED, or one more."""
+
+CRITICAL_KINDS: Final = frozenset({"hang"})
+"""A run that stands still costs all of its ranks: it is looked at now, whatever its finding says."""
+SECOND_RISE: Final = 10.0
+"""An incident rises once more when it has passed a limit so many times over: ten rank-hours become a hundred."""
+CHANGES_MAX: Final = 32
+"""Changes kept of one incident: the first, which says how it began, and the last ones."""
+FINDINGS_MAX: Final = 16
+"""Numbers of findings kept of one incident, the last ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The limits in an incident's life. The collector's configuration documents each."""
+
+    incidents_max: int = 1000
+    reopen_s: float = 1800.0
+    escalate_s: float = 86_400.0
+    escalate_rank_s: float = 36_000.0
+    restart_grace_s: float = 600.0
+
+
+def read_rules(config: CollectorConfig) -> Rules:
+    """The limits as configured."""
+    return Rules(
+        incidents_max=config.incidents_max,
+        reopen_s=config.incident_reopen_s,
+        escalate_s=config.incident_escalate_s,
+        escalate_rank_s=config.incident_escalate_rank_s,
+        restart_grace_s=config.incident_restart_grace_s,
+    )
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What happened to an incident, and when: `what` is OPENED, UPDATED, ..., `text` says it for people."""
+
+    wall_s: float
+    what: str
+    text: str
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of one incident. Fields with a finding's name say what its finding says (`Finding` documents them).
+
+    `severity` never falls; `severity_found` is the most that its findings have said. `lost_rank_seconds` is the cost of
+    all its findings together, None where none has a cost, and once it is merged: the incident it is `merged_into`
+    carries it on. `findings` are their numbers, which count anew in each collector's life. `opened_wall_s` is the first
+    time it was opened, `reopened_wall_s` the last time, if it was resolved in between.
+    """
+
+    id: int
+    run: str
+    state: str = OPEN
+    severity: str
+    severity_found: str
+    kind: str
+    subject: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    group: str | None = None
+    cause: str
+    pattern: str = "steady"
+    sentence: str
+    suggestion: str = ""
+    since_step: int | None = None
+    slowdown_ratio: float | None = None
+    job_slowdown_ratio: float | None = None
+    lost_rank_seconds: float | None = None
+    evidence: Mapping[str, float] = {}
+    details: Mapping[str, str] = {}
+    opened_wall_s: float
+    updated_wall_s: float
+    reopened_wall_s: float | None = None
+    resolved_wall_s: float | None = None
+    resolved_reason: str = ""
+    merged_into: int | None = None
+    findings: tuple[int, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still goes on."""
+        return self.state == OPEN
+
+    def is_about(self, finding: Finding) -> bool:
+        """Whether the finding is this incident's, gone on or come again (`Finding.is_about_the_same`)."""
+        own = Finding(kind=self.kind, ranks=self.ranks, group=self.group, cause=self.cause, sentence=self.sentence)
+        return own.is_about_the_same(finding)
+
+    def open_for_s(self, now_wall_s: float) -> float:
+        """How long it has been open, since the last time it was opened; once resolved, how long it was."""
+        begin = self.opened_wall_s if self.reopened_wall_s is None else self.reopened_wall_s
+        return max(0.0, (now_wall_s if self.resolved_wall_s is None else self.resolved_wall_s) - begin)
+
+
+def begin(number: int, run: str, finding: Finding, now_wall_s: float) -> Incident:
+    """A new incident, which gets this number as its id."""
+    severity = _severity_of(finding)
+    return Incident(
+        id=number,
+        run=run,
+        severity=severity,
+        severity_found=severity,
+        **_tell(finding),
+        lost_rank_seconds=_finite(finding.lost_rank_seconds),
+        opened_wall_s=now_wall_s,
+        updated_wall_s=now_wall_s,
+        findings=(finding.number,),
+        changes=(Change(now_wall_s, OPENED, finding.sentence),),
+    )
+
+
+def follow(
+    incident: Incident, finding: Finding, lost_rank_seconds: float | None, now_wall_s: float, *, keep_since: bool
+) -> Incident:
+    """The incident as its finding is now; the same object when nothing has changed.
+
+    `lost_rank_seconds` is the cost of the whole incident. With `keep_since` its first step never moves later: the
+    collector has restarted and no longer sees where it began.
+    """
+    told = _tell(finding)
+    if keep_since:
+        known = [step for step in (incident.since_step, finding.since_step) if step is not None]
+        told["since_step"] = min(known, default=None)
+    new = msgspec.structs.replace(
+        incident,
+        **told,
+        severity_found=severest(incident.severity_found, _severity_of(finding)),
+        lost_rank_seconds=_finite(lost_rank_seconds),
+    )
+    if new == incident:
+        return incident
+    new = msgspec.structs.replace(new, updated_wall_s=now_wall_s)
+    text = _describe_difference(incident, new)
+    if text:
+        new = note(new, UPDATED, text, now_wall_s)
+    return _raise_to(new, new.severity_found, "detection says so", now_wall_s)
+
+
+def escalate(incident: Incident, rules: Rules, now_wall_s: float) -> Incident:
+    """The incident at the severity that its length and its cost ask for; the same object when that is no higher.
+
+    It stands one level above what its findings say once it has been open for `escalate_s` or has cost
+    `escalate_rank_s`, and two levels at SECOND_RISE times either.
+    """
+    open_for_s, lost_s = incident.open_for_s(now_wall_s), incident.lost_rank_seconds or 0.0
+    passed = max(open_for_s / rules.escalate_s, lost_s / rules.escalate_rank_s)
+    rises = int(passed >= 1.0) + int(passed >= SECOND_RISE)
+    level = min(SEVERITIES.index(incident.severity_found) + rises, len(SEVERITIES) - 1)
+    why = f"open for {open_for_s:.0f} s, {lost_s:.0f} rank-seconds lost"
+    return _raise_to(incident, SEVERITIES[level], why, now_wall_s)
+
+
+def reopen(incident: Incident, finding: Finding, now_wall_s: float) -> Incident:
+    """A resolved incident that has come again. It keeps its severity and its cost so far."""
+    resolved_wall_s = now_wall_s if incident.resolved_wall_s is None else incident.resolved_wall_s
+    back = msgspec.structs.replace(
+        incident,
+        state=OPEN,
+        reopened_wall_s=now_wall_s,
+        resolved_wall_s=None,
+        resolved_reason="",
+        merged_into=None,
+    )
+    text = f"it is back after {max(0.0, now_wall_s - resolved_wall_s):.0f} s"
+    return note(add_finding(back, finding.number), REOPENED, text, now_wall_s)
+
+
+def resolve(
+    incident: Incident,
+    reason: str,
+    now_wall_s: float,
+    *,
+    lost_rank_seconds: float | None,
+    merged_into: int | None = None,
+) -> Incident:
+    """The end of an incident, until it may be reopened."""
+    done = msgspec.structs.replace(
+        incident,
+        state=RESOLVED,
+        resolved_wall_s=now_wall_s,
+        resolved_reason=reason,
+        merged_into=merged_into,
+        lost_rank_seconds=_finite(lost_rank_seconds),
+    )
+    return note(done, CLOSED, reason, now_wall_s)
+
+
+def add_finding(incident: Incident, number: int) -> Incident:
+    """The incident with one more finding."""
+    return msgspec.structs.replace(incident, findings=(*incident.findings, number)[-FINDINGS_MAX:])
+
+
+def note(incident: Incident, what: str, text: str, now_wall_s: float) -> Incident:
+    """The incident with one more change; from CHANGES_MAX on the second oldest gives way."""
+    first, rest = incident.changes[:1], (*incident.changes[1:], Change(now_wall_s, what, text))
+    return msgspec.structs.replace(incident, changes=(*first, *rest[-(CHANGES_MAX - 1) :]), updated_wall_s=now_wall_s)
+
+
+def severest(*severities: str) -> str:
+    """The most severe of some; one that is not known counts as the least.
+
+    >>> severest("warning", "critical", "info")
+    'critical'
+    """
+    known = [severity for severity in SEVERITIES if severity in severities]
+    return known[-1] if known else SEVERITIES[0]
+
+
+def _severity_of(finding: Finding) -> str:
+    return SEVERITIES[-1] if finding.kind in CRITICAL_KINDS else severest(finding.severity)
+
+
+def _raise_to(incident: Incident, severity: str, why: str, now_wall_s: float) -> Incident:
+    if SEVERITIES.index(severity) <= SEVERITIES.index(incident.severity):
+        return incident
+    raised = msgspec.structs.replace(incident, severity=severity)
+    return note(raised, ESCALATED, f"{incident.severity} -> {severity}: {why}", now_wall_s)
+
+
+def _tell(finding: Finding) -> dict[str, Any]:
+    """What an incident takes over from its finding. A number that is none is not known, and left out."""
+    return {
+        "kind": finding.kind,
+        "subject": finding.subject,
+        "ranks": finding.ranks,
+        "nodes": finding.nodes,
+        "group": finding.group,
+        "cause": finding.cause,
+        "pattern": finding.pattern,
+        "sentence": finding.sentence,
+        "suggestion": finding.suggestion,
+        "since_step": finding.since_step,
+        "slowdown_ratio": _finite(finding.slowdown_ratio),
+        "job_slowdown_ratio": _finite(finding.job_slowdown_ratio),
+        "evidence": {name: float(value) for name, value in finding.evidence.items() if math.isfinite(value)},
+        "details": dict(finding.details),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _describe_difference(before: Incident, after: Incident) -> str:
+    """What people are told when it changes; empty when only numbers have."""
+    pairs = (
+        ("", before.subject, after.subject),
+        ("cause ", before.cause, after.cause),
+        ("pattern ", before.pattern, after.pattern),
+    )
+    return ", ".join(f"{name}{old} -> {new}" for name, old, new in pairs if old != new)

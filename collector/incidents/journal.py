@@ -1,0 +1,132 @@
+"""The incidents of a collector, kept: the ledger in memory and the store on disk, which may fail without harm.
+
+What cannot be written now stays to be written: it is tried again every RETRY_S, and the collector goes on in memory.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.incidents.incident import ESCALATED, REOPENED, Incident, read_rules
+from rankscope.collector.incidents.ledger import Ledger, RunLook
+from rankscope.collector.incidents.store import IncidentStore, Stored
+from rankscope.measure.errors import UnavailableError
+
+LOG = logging.getLogger("rankscope.collector")
+
+RETRY_S: Final = 60.0
+"""A disk that was full may be so no longer; until then a try every minute costs nothing."""
+STORE: Final = "incident_store"
+"""What a failure of the store is counted as; so are rows that cannot be read."""
+REFUSED: Final = "incident_refused"
+"""What a finding is counted as for which there was no place."""
+LOUD: Final = frozenset({ESCALATED, REOPENED})
+"""Changes that nothing else in the log tells, and that somebody should hear of."""
+
+
+class Journal:
+    """Told of findings and, once a tick, of all runs. `count` is called with what has gone wrong, each time."""
+
+    def __init__(self, config: CollectorConfig, now_wall_s: float, count: Callable[[str], object]) -> None:
+        """Open the store of the configuration; without one, or when it cannot be used, incidents are in memory only."""
+        self._count = count
+        self._store: IncidentStore | None = None
+        self._to_write: dict[int, Incident] = {}
+        self._to_forget: set[int] = set()
+        self._failing = False
+        self._next_try_wall_s = now_wall_s
+        self._refused_counted = 0
+        stored = self._open_store(Path(config.store)) if config.store else Stored((), 0, 0)
+        self._written = {incident.id for incident in stored.incidents}
+        self._ledger = Ledger(read_rules(config), now_wall_s, known=stored.incidents, last_id=stored.last_id)
+        self._incidents = self._ledger.incidents
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """All of them as of the last tick, oldest first. Any thread."""
+        return self._incidents
+
+    def open(self, run: str, finding: Finding, now_wall_s: float) -> None:
+        """A finding is new."""
+        self._ledger.open(run, finding, now_wall_s)
+
+    def update(self, run: str, finding: Finding, now_wall_s: float) -> None:
+        """A finding has changed."""
+        self._ledger.update(run, finding, now_wall_s)
+
+    def close(self, run: str, finding: Finding, reason: str, now_wall_s: float, merged_into: int | None = None) -> None:
+        """A finding no longer holds."""
+        self._ledger.close(run, finding, reason, now_wall_s, merged_into=merged_into)
+
+    def tick(self, runs: Sequence[RunLook], now_wall_s: float) -> None:
+        """Bring everything up to date, say what is news, and write what has changed in one transaction."""
+        self._ledger.look(runs, now_wall_s)
+        self._keep(now_wall_s)
+
+    def shut(self, now_wall_s: float) -> None:
+        """Write what is left, and let the file go. Open incidents stay open: the next collector goes on with them."""
+        self._next_try_wall_s = now_wall_s
+        self._keep(now_wall_s)
+        if self._store is not None:
+            self._store.close()
+
+    def _keep(self, now_wall_s: float) -> None:
+        changes = self._ledger.take_changes()
+        for incident in changes.news:
+            _say(incident)
+        for _ in range(self._ledger.incidents_refused - self._refused_counted):
+            self._count(REFUSED)
+        self._refused_counted = self._ledger.incidents_refused
+        if changes.changed or changes.forgotten:
+            self._incidents = self._ledger.incidents
+        if self._store is not None:
+            self._to_write.update({incident.id: incident for incident in changes.changed})
+            for number in changes.forgotten:
+                self._to_write.pop(number, None)
+            self._to_forget |= self._written.intersection(changes.forgotten)
+            self._write(self._store, now_wall_s)
+
+    def _write(self, store: IncidentStore, now_wall_s: float) -> None:
+        if not (self._to_write or self._to_forget) or (self._failing and now_wall_s < self._next_try_wall_s):
+            return
+        try:
+            store.write(tuple(self._to_write.values()), tuple(self._to_forget))
+        except UnavailableError as error:
+            self._count(STORE)
+            self._next_try_wall_s = now_wall_s + RETRY_S
+            if not self._failing:
+                LOG.error("%s Until it can be written to, incidents are kept in memory.", error)  # noqa: TRY400 - said
+            self._failing = True
+            return
+        if self._failing:
+            LOG.warning("incidents are written to the store again")
+        self._failing = False
+        self._written = (self._written | self._to_write.keys()) - self._to_forget
+        self._to_write, self._to_forget = {}, set()
+
+    def _open_store(self, path: Path) -> Stored:
+        try:
+            self._store = IncidentStore(path)
+            stored = self._store.load()
+        except UnavailableError as error:
+            self._count(STORE)
+            LOG.error("%s Incidents are kept in memory, and end with this collector.", error)  # noqa: TRY400 - said
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+            return Stored((), 0, 0)
+        if stored.rows_unreadable:
+            for _ in range(stored.rows_unreadable):
+                self._count(STORE)
+            LOG.error("%d incidents in %s cannot be read and are left out", stored.rows_unreadable, path)
+        return stored
+
+
+def _say(incident: Incident) -> None:
+    change = incident.changes[-1]
+    level = logging.WARNING if change.what in LOUD else logging.INFO
+    LOG.log(level, "run %r: incident %d, %s, is %s: %s", incident.run, incident.id, incident.subject, change.what,
+            change.text)  # fmt: skip

@@ -1,0 +1,102 @@
+"""Incidents as a table for a terminal: a line of facts for each, and its sentence below."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Final
+
+from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.reports.trace_cells import printable
+
+UNKNOWN: Final = "-"
+SENTENCE_WIDTH: Final = 116
+INDENT: Final = "      "
+CELL_LENGTH_MAX: Final = 24
+"""A run or a cause may have any name: what is longer would push all other columns away."""
+HEADS: Final = ("id", "state", "severity", "since (UTC)", "for", "run", "kind", "subject", "cause", "rank-hours")
+NUMBERS: Final = frozenset({"id", "for", "rank-hours"})
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+def render_incidents(incidents: Sequence[Incident], now_wall_s: float, *, with_sentences: bool = True) -> str:
+    """The table, in the order given. Times of day are UTC, the cost is in hours of all ranks together."""
+    rows = [(incident, _read(incident, now_wall_s)) for incident in incidents]
+    widths = {head: max([len(head), *(len(row[head]) for _, row in rows)]) for head in HEADS}
+    lines = [_line({head: head for head in HEADS}, widths)]
+    for incident, row in rows:
+        lines.append(_line(row, widths))
+        lines += _explain(incident) if with_sentences else []
+    return "\n".join(lines)
+
+
+def count_incidents(incidents: Sequence[Incident]) -> str:
+    """How many there are, in a few words.
+
+    >>> count_incidents([])
+    'no incident'
+    """
+    if not incidents:
+        return "no incident"
+    still_open = sum(incident.is_open for incident in incidents)
+    return f"{len(incidents)} incident{'s' if len(incidents) > 1 else ''}, {still_open} open"
+
+
+def format_length(seconds: float) -> str:
+    """A length of time in its largest unit.
+
+    >>> format_length(42), format_length(90), format_length(5_400), format_length(180_000)
+    ('42 s', '1.5 min', '1.5 h', '2.1 d')
+    """
+    for name, unit_s in _UNITS:
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.1f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _read(incident: Incident, now_wall_s: float) -> dict[str, str]:
+    """Each column's cell, by its head."""
+    return {
+        "id": str(incident.id),
+        "state": incident.state,
+        "severity": incident.severity,
+        "since (UTC)": _format_moment(incident.opened_wall_s),
+        "for": format_length(incident.open_for_s(now_wall_s)),
+        "run": _shorten(incident.run),
+        "kind": _shorten(incident.kind),
+        "subject": _shorten(incident.subject),
+        "cause": _shorten(incident.cause),
+        "rank-hours": _format_hours(incident.lost_rank_seconds),
+    }
+
+
+def _line(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
+    padded = [
+        cell.rjust(widths[head]) if head in NUMBERS else cell.ljust(widths[head]) for head, cell in cells.items()
+    ]
+    return "  ".join(padded).rstrip()
+
+
+def _explain(incident: Incident) -> list[str]:
+    texts = [incident.sentence]
+    if incident.suggestion:
+        texts.append(f"do: {incident.suggestion}")
+    if incident.resolved_reason:
+        texts.append(f"resolved: {incident.resolved_reason}")
+    return [
+        line
+        for text in texts
+        for line in textwrap.wrap(printable(text), SENTENCE_WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+    ]
+
+
+def _format_moment(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _format_hours(rank_seconds: float | None) -> str:
+    return UNKNOWN if rank_seconds is None else f"{rank_seconds / 3_600:.2f}"
+
+
+def _shorten(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= CELL_LENGTH_MAX else f"{text[: CELL_LENGTH_MAX - 3]}..."
