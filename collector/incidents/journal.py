@@ -121,7 +121,7 @@ class Journal:
         if stored.rows_unreadable:
             for _ in range(stored.rows_unreadable):
                 self._count(STORE)
-            LOG.error("%d incidents in %s cannot be read and are left out", stored.rows_unreadable, path)
+            LOG.error("rows of %s that are no incident and are left out: %d", path, stored.rows_unreadable)
         return stored
 
 

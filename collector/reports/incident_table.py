@@ -70,9 +70,7 @@ def _read(incident: Incident, now_wall_s: float) -> dict[str, str]:
 
 
 def _line(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
-    padded = [
-        cell.rjust(widths[head]) if head in NUMBERS else cell.ljust(widths[head]) for head, cell in cells.items()
-    ]
+    padded = [cell.rjust(widths[head]) if head in NUMBERS else cell.ljust(widths[head]) for head, cell in cells.items()]
     return "  ".join(padded).rstrip()
 
 

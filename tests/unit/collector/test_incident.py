@@ -79,8 +79,9 @@ def test_severity_rises_with_the_finding_and_does_not_fall_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "kept"), [(60, 4_000, 60), (60, 50, 50), (None, 70, 70), (60, None, 60), (None, None, None), (0, 9, 0)]
-)  # fmt: skip
+    ("before", "now", "kept"),
+    [(60, 4_000, 60), (60, 50, 50), (0, 9, 0), (None, 70, 70), (60, None, 60), (None, None, None)],
+)
 def test_first_step_never_moves_later_where_its_begin_is_no_longer_seen(
     before: int | None, now: int | None, kept: int | None
 ) -> None:

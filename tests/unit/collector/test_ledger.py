@@ -45,7 +45,12 @@ def test_a_finding_opens_an_incident_and_its_end_resolves_it(ledger: Ledger) -> 
 
 
 def test_findings_about_different_ranks_runs_or_kinds_are_incidents_of_their_own(ledger: Ledger) -> None:
-    for finding, run in ((slow(2), RUN), (slow(3, number=2), RUN), (slow(2), "gpt"), (slow(2, number=3, kind="hang"), RUN)):
+    for finding, run in (
+        (slow(2), RUN),
+        (slow(3, number=2), RUN),
+        (slow(2), "gpt"),
+        (slow(2, number=3, kind="hang"), RUN),
+    ):
         ledger.open(run, finding, 0.0)
     assert [(one.id, one.run, one.kind, one.ranks) for one in ledger.incidents] == [
         (1, RUN, "straggler", (2,)), (2, RUN, "straggler", (3,)), (3, "gpt", "straggler", (2,)), (4, RUN, "hang", (2,)),
@@ -157,7 +162,9 @@ def test_the_incident_of_a_merged_finding_is_part_of_the_other_ones(ledger: Ledg
     origin, victim = merged(ledger)
     assert (victim.resolved_reason, victim.merged_into) == ("part of incident 1", 1)
     assert (origin.is_open, origin.ranks, origin.findings) == (True, (2, 3), (1, 2))
-    assert [change.text for change in origin.changes if change.what == "merged"] == ["incident 2, rank 3, is part of it"]
+    assert [change.text for change in origin.changes if change.what == "merged"] == [
+        "incident 2, rank 3, is part of it"
+    ]
 
 
 def test_a_cost_that_was_merged_is_counted_once(ledger: Ledger) -> None:

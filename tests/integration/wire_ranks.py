@@ -1,0 +1,57 @@
+"""Ranks without a training: a written story (`tests/unit/collector/job_stories.py`) told to a real collector."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import zmq
+
+from rankscope.collector.state.events import GoodbyeAdmitted, JobEvent, RankJoined, ReportAdmitted
+from rankscope.measure.codec import decode, encode
+from rankscope.measure.messages import Ack, Goodbye, Hello, Report, Welcome
+from tests.unit.collector.job_stories import Story
+
+ANSWER_MS_MAX = 30_000
+"""Far beyond what an answer takes: only a test that fails waits for it."""
+
+
+class WireRanks:
+    """Sends what a story would hand to a run's state, and waits until the collector has taken it."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
+        self._context = context
+        self._endpoint = endpoint
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+
+    def handle(self, event: JobEvent) -> list[object]:
+        """Send it; a tick is the collector's own."""
+        match event:
+            case RankJoined(hello):
+                self._send(hello.identity.boot_id, hello, Welcome)
+            case ReportAdmitted(boot_id, report):
+                self._send(boot_id, report, Ack)
+            case GoodbyeAdmitted(boot_id, goodbye):
+                self._send(boot_id, goodbye, Ack)
+        return []
+
+    def _send(self, boot_id: str, message: Hello | Report | Goodbye, answer: type[Welcome | Ack]) -> None:
+        if boot_id not in self._sockets:
+            self._sockets[boot_id] = self._context.socket(zmq.DEALER)
+            self._sockets[boot_id].setsockopt(zmq.IDENTITY, boot_id.encode())
+            self._sockets[boot_id].connect(self._endpoint)
+        dealer = self._sockets[boot_id]
+        dealer.send(encode(message))
+        while True:  # the collector also asks for the clock, which no test of this needs
+            assert dealer.poll(ANSWER_MS_MAX), f"no {answer.__name__} for a {type(message).__name__}"
+            if isinstance(decode(dealer.recv()), answer):
+                return
+
+
+@contextmanager
+def telling(story: Story, endpoint: str) -> Iterator[Story]:
+    """The story, from now on told to the collector there. Its ranks go on with the step they have come to."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    story.job = WireRanks(context, endpoint)  # type: ignore[assignment] - it handles what a story gives to a run
+    try:
+        yield story.join()
+    finally:
+        context.destroy(linger=0)

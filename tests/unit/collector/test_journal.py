@@ -1,0 +1,168 @@
+"""Incidents kept by a collector whose disk may fail: what it goes on with, counts and says."""
+
+import logging
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.incidents.journal import RETRY_S, Journal
+from rankscope.collector.incidents.ledger import RunLook
+from rankscope.collector.incidents.store import IncidentStore, read_store
+from tests.unit.collector.findings import RUN, slow
+
+
+class Collector:
+    """A journal, and what it has counted."""
+
+    def __init__(self, store: Path | None, now_s: float = 0.0, incidents_max: int = 100) -> None:
+        self.counted: list[str] = []
+        config = CollectorConfig(store=str(store or ""), incidents_max=incidents_max)
+        self.journal = Journal(config, now_s, self.counted.append)
+
+    def tick(self, now_s: float, *findings: Finding) -> None:
+        """A look at the one run."""
+        self.journal.tick([RunLook(RUN, findings, is_over=False, can_tell=True)], now_s)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where there is no file yet."""
+    return tmp_path / "incidents.db"
+
+
+def fill_up(collector: Collector, pages_more: int = 0) -> None:
+    """Let the disk have room for so many pages more than there are."""
+    store = collector.journal._store
+    assert store is not None
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages + pages_more}")
+
+
+def test_without_a_store_incidents_are_in_memory_and_nothing_is_counted() -> None:
+    collector = Collector(None)
+    collector.tick(1.0, slow())
+    collector.journal.shut(2.0)
+    assert ([incident.id for incident in collector.journal.incidents], collector.counted) == ([1], [])
+
+
+def test_every_tick_writes_what_has_changed(path: Path) -> None:
+    collector = Collector(path)
+    collector.journal.open(RUN, slow(), 0.5)
+    collector.tick(1.0, slow())
+    assert read_store(path).incidents == collector.journal.incidents
+    collector.journal.close(RUN, slow(), "passed", 1.5)
+    collector.tick(2.0)
+    assert [incident.resolved_reason for incident in read_store(path).incidents] == ["passed"]
+    collector.journal.shut(3.0)
+
+
+def test_the_next_collector_goes_on_with_what_was_open(path: Path) -> None:
+    first = Collector(path)
+    first.tick(1.0, slow())
+    first.journal.update(RUN, slow(cause="data_loading"), 2.0)
+    first.journal.shut(2.0)
+    second = Collector(path, 10.0)
+    second.tick(11.0, slow(cause="data_loading"))
+    (incident,) = second.journal.incidents
+    assert [change.what for change in incident.changes] == ["opened", "updated", "continued"]
+    second.journal.shut(12.0)
+    assert read_store(path).incidents == (incident,)
+
+
+def test_what_is_forgotten_is_forgotten_in_the_file_too(path: Path) -> None:
+    collector = Collector(path, incidents_max=1)
+    collector.tick(1.0, slow(2, number=1))
+    collector.tick(2.0)
+    collector.tick(3.0, slow(3, number=2))
+    assert [incident.id for incident in read_store(path).incidents] == [2]
+    collector.journal.shut(4.0)
+
+
+def test_a_file_that_cannot_be_used_is_counted_said_and_done_without(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.write_bytes(b"not a database " * 1_000)
+    collector = Collector(path)
+    collector.tick(1.0, slow())
+    collector.journal.shut(2.0)
+    assert ([incident.id for incident in collector.journal.incidents], collector.counted) == ([1], ["incident_store"])
+    (said,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert said.startswith(f"the incident store {path} is damaged or no database: ")
+    assert said.endswith("Incidents are kept in memory, and end with this collector.")
+
+
+def test_rows_that_cannot_be_read_are_counted_and_the_others_kept(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = Collector(path)
+    first.tick(1.0, slow(2, number=1), slow(3, number=2))
+    first.journal.shut(2.0)
+    with closing(IncidentStore(path)) as store:
+        store._connection.execute("UPDATE incidents SET body = '' WHERE id = 1")
+    second = Collector(path, 3.0)
+    assert ([incident.id for incident in second.journal.incidents], second.counted) == ([2], ["incident_store"])
+    assert f"rows of {path} that are no incident and are left out: 1" in caplog.messages
+    second.journal.shut(4.0)
+
+
+def test_a_full_disk_is_said_once_tried_again_and_caught_up_with(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    collector = Collector(path)
+    collector.tick(1.0, slow())
+    fill_up(collector)
+    dear = slow(sentence="x" * 100_000)
+    for second in (2.0, 3.0, 2.0 + RETRY_S):
+        collector.tick(second, dear)
+    assert collector.counted == ["incident_store"] * 2
+    assert len([message for message in caplog.messages if "database or disk is full" in message]) == 1
+    assert read_store(path).incidents[0].sentence == slow().sentence
+    fill_up(collector, pages_more=100)
+    collector.tick(2.0 + 2 * RETRY_S, dear)
+    assert read_store(path).incidents == collector.journal.incidents
+    assert "incidents are written to the store again" in caplog.messages
+    collector.journal.shut(500.0)
+
+
+def test_what_a_full_disk_never_took_need_not_be_forgotten_there(path: Path) -> None:
+    collector = Collector(path, incidents_max=1)
+    collector.tick(1.0, slow(2, number=1))
+    fill_up(collector)
+    for number in range(2, 50):
+        collector.tick(float(number))
+        collector.tick(number + 0.5, slow(number, number=number, sentence="x" * 100_000))
+    assert len(collector.journal._to_forget) == 1
+    assert len(collector.journal._to_write) == 1
+    collector.journal.shut(500.0)
+
+
+def test_the_last_words_are_written_at_the_end_though_the_next_try_is_not_due(path: Path) -> None:
+    collector = Collector(path)
+    collector.tick(1.0, slow())
+    fill_up(collector)
+    collector.tick(2.0, slow(sentence="x" * 100_000))
+    fill_up(collector, pages_more=100)
+    collector.journal.shut(3.0)
+    assert read_store(path).incidents == collector.journal.incidents
+
+
+def test_a_finding_without_a_place_is_counted() -> None:
+    collector = Collector(None, incidents_max=1)
+    collector.tick(1.0, slow(2, number=1), slow(3, number=2))
+    collector.tick(2.0, slow(2, number=1), slow(3, number=2))
+    assert collector.counted == ["incident_refused"]
+
+
+def test_what_becomes_of_an_incident_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    collector = Collector(None)
+    collector.tick(1.0, slow())
+    collector.tick(2.0, slow(severity="critical"))
+    collector.tick(3.0)
+    collector.tick(4.0, slow(number=2))
+    said = [(record.levelname, record.message) for record in caplog.records]
+    assert said == [
+        ("INFO", "run 'bert': incident 1, rank 2, is opened: Rank 2 is slow."),
+        ("WARNING", "run 'bert': incident 1, rank 2, is escalated: warning -> critical: detection says so"),
+        ("INFO", "run 'bert': incident 1, rank 2, is resolved: no longer found"),
+        ("WARNING", "run 'bert': incident 1, rank 2, is reopened: it is back after 1 s"),
+    ]
