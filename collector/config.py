@@ -193,7 +193,7 @@ class CollectorConfig(Settings):
             "Most incidents kept; beyond that the one that was resolved first is forgotten.",
             unit="incidents",
             smallest=1,
-            largest=100_000,
+            largest=10_000,
         ),
     )
     incident_reopen_s: float = setting(

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunLook
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, UnknownPeer
@@ -105,11 +104,6 @@ class Service:
     def snapshot(self) -> Snapshot:
         """The picture of the last tick."""
         return self._snapshot
-
-    @property
-    def incidents(self) -> tuple[Incident, ...]:
-        """The incidents as of the last tick."""
-        return self._journal.incidents
 
     def stop(self) -> None:
         """Make `run` return soon."""

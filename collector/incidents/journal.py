@@ -36,8 +36,7 @@ class Journal:
         self._store: IncidentStore | None = None
         self._to_write: dict[int, Incident] = {}
         self._to_forget: set[int] = set()
-        self._failing = False
-        self._next_try_wall_s = now_wall_s
+        self._failed_wall_s: float | None = None
         self._refused_counted = 0
         stored = self._open_store(Path(config.store)) if config.store else Stored((), 0, 0)
         self._written = {incident.id for incident in stored.incidents}
@@ -68,12 +67,11 @@ class Journal:
 
     def shut(self, now_wall_s: float) -> None:
         """Write what is left, and let the file go. Open incidents stay open: the next collector goes on with them."""
-        self._next_try_wall_s = now_wall_s
-        self._keep(now_wall_s)
+        self._keep(now_wall_s, is_last=True)
         if self._store is not None:
             self._store.close()
 
-    def _keep(self, now_wall_s: float) -> None:
+    def _keep(self, now_wall_s: float, *, is_last: bool = False) -> None:
         changes = self._ledger.take_changes()
         for incident in changes.news:
             _say(incident)
@@ -87,23 +85,25 @@ class Journal:
             for number in changes.forgotten:
                 self._to_write.pop(number, None)
             self._to_forget |= self._written.intersection(changes.forgotten)
-            self._write(self._store, now_wall_s)
+            if (self._to_write or self._to_forget) and (is_last or self._may_try(now_wall_s)):
+                self._write(self._store, now_wall_s)
+
+    def _may_try(self, now_wall_s: float) -> bool:
+        # A wall clock that has jumped back must not put the next try off.
+        return self._failed_wall_s is None or not 0.0 <= now_wall_s - self._failed_wall_s < RETRY_S
 
     def _write(self, store: IncidentStore, now_wall_s: float) -> None:
-        if not (self._to_write or self._to_forget) or (self._failing and now_wall_s < self._next_try_wall_s):
-            return
         try:
             store.write(tuple(self._to_write.values()), tuple(self._to_forget))
         except UnavailableError as error:
             self._count(STORE)
-            self._next_try_wall_s = now_wall_s + RETRY_S
-            if not self._failing:
+            if self._failed_wall_s is None:
                 LOG.error("%s Until it can be written to, incidents are kept in memory.", error)  # noqa: TRY400 - said
-            self._failing = True
+            self._failed_wall_s = now_wall_s
             return
-        if self._failing:
+        if self._failed_wall_s is not None:
             LOG.warning("incidents are written to the store again")
-        self._failing = False
+        self._failed_wall_s = None
         self._written = (self._written | self._to_write.keys()) - self._to_forget
         self._to_write, self._to_forget = {}, set()
 

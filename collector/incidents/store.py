@@ -39,7 +39,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     ),
 )
 """The statements that lead from version n of the file to n + 1, from an empty one (0) on. Never changed, only added
-to. The version stands in `PRAGMA user_version`.
+to. The version stands in `PRAGMA user_version`. Every version has a `body`: `read_store` needs no more.
 """
 
 _WRITE: Final = """INSERT INTO incidents (id, run, state, severity, opened_wall_s, resolved_wall_s, body)
@@ -128,11 +128,14 @@ class _Lock:
         self._file = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             self.close()
             raise UnavailableError(
                 f"another collector keeps its incidents in {path}; give each a `store` of its own."
             ) from error
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let it go. Twice does no harm."""

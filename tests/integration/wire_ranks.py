@@ -50,7 +50,7 @@ class WireRanks:
 def telling(story: Story, endpoint: str) -> Iterator[Story]:
     """The story, from now on told to the collector there. Its ranks go on with the step they have come to."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    story.job = WireRanks(context, endpoint)  # type: ignore[assignment] - it handles what a story gives to a run
+    story.job = WireRanks(context, endpoint)  # type: ignore[assignment]  # it takes what a story gives
     try:
         yield story.join()
     finally:

@@ -123,6 +123,17 @@ def test_a_full_disk_is_said_once_tried_again_and_caught_up_with(path: Path, cap
     collector.journal.shut(500.0)
 
 
+def test_a_wall_clock_that_jumps_back_does_not_put_the_next_try_off(path: Path) -> None:
+    collector = Collector(path, 5_000.0)
+    collector.tick(5_000.0, slow())
+    fill_up(collector)
+    collector.tick(5_001.0, slow(sentence="x" * 100_000))
+    fill_up(collector, pages_more=100)
+    collector.tick(1_400.0, slow(sentence="x" * 100_000))
+    assert read_store(path).incidents == collector.journal.incidents
+    collector.journal.shut(1_401.0)
+
+
 def test_what_a_full_disk_never_took_need_not_be_forgotten_there(path: Path) -> None:
     collector = Collector(path, incidents_max=1)
     collector.tick(1.0, slow(2, number=1))
