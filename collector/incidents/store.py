@@ -126,16 +126,15 @@ class _Lock:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.close()
-            raise UnavailableError(
-                f"another collector keeps its incidents in {path}; give each a `store` of its own."
-            ) from error
-        except OSError:
-            self.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UnavailableError(
+                    f"another collector keeps its incidents in {path}; give each a `store` of its own."
+                ) from error
+            undo.pop_all()
 
     def close(self) -> None:
         """Let it go. Twice does no harm."""

@@ -221,6 +221,23 @@ def test_a_store_can_be_read_where_nothing_may_be_written(open_folder: Path) -> 
         assert read_store(open_folder / "incidents.db").incidents == (ONE,)
 
 
+def test_what_a_killed_collector_left_where_nothing_may_be_written_is_said_to_be_out_of_reach(
+    store: IncidentStore, path: Path, open_folder: Path
+) -> None:
+    """Rows that were committed last are in the file beside: to read without it would show what is no longer so."""
+    store.write([ONE], ())
+    for suffix in ("", "-wal"):
+        (open_folder / f"incidents.db{suffix}").write_bytes(Path(f"{path}{suffix}").read_bytes())
+    with may_only_read(open_folder), pytest.raises(UnavailableError, match="unable to open database file"):
+        read_store(open_folder / "incidents.db")
+    assert read_store(open_folder / "incidents.db").incidents == (ONE,)
+
+
+def test_an_empty_file_holds_no_incident_yet(path: Path) -> None:
+    path.touch()
+    assert read_store(path) == Stored((), 0, 0)
+
+
 def test_a_full_disk_is_said_and_costs_nothing_that_was_written_before(store: IncidentStore, path: Path) -> None:
     store.write([ONE], ())
     (pages,) = store._connection.execute("PRAGMA page_count").fetchone()

@@ -1,6 +1,7 @@
 """Incidents kept by a collector whose disk may fail: what it goes on with, counts and says."""
 
 import logging
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def test_a_file_that_cannot_be_used_is_counted_said_and_done_without(
     (said,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert said.startswith(f"the incident store {path} is damaged or no database: ")
     assert said.endswith("Incidents are kept in memory, and end with this collector.")
+
+
+def test_a_file_whose_rows_cannot_be_asked_for_is_done_without_and_let_go(path: Path) -> None:
+    IncidentStore(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE incidents RENAME COLUMN body TO theirs")
+    collector = Collector(path)
+    collector.tick(1.0, slow())
+    assert ([incident.id for incident in collector.journal.incidents], collector.counted) == ([1], ["incident_store"])
+    IncidentStore(path).close()
 
 
 def test_rows_that_cannot_be_read_are_counted_and_the_others_kept(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -216,6 +216,13 @@ def test_an_origin_that_was_resolved_too_long_ago_is_not_reopened(ledger: Ledger
     assert [incident.is_open for incident in ledger.incidents] == [False, False, True]
 
 
+def test_an_origin_counts_by_its_own_end_also_when_the_clock_has_jumped_back(ledger: Ledger) -> None:
+    merged(ledger)
+    ledger.close(RUN, slow(2, number=1), "passed", -200.0)
+    ledger.open(RUN, slow(3, number=3), -50.0)
+    assert [incident.is_open for incident in ledger.incidents] == [False, False, True]
+
+
 def test_a_straggler_of_a_real_run_is_one_incident_from_its_begin_to_its_end(ledger: Ledger) -> None:
     story = Story(4).join()
     story.train(40)
