@@ -26,9 +26,9 @@ class Told:
         del view, explained
         return [Candidate(finding) for finding in self.findings]
 
-    def has_passed(self, view: JobView, finding: Finding) -> bool:
+    def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Never."""
-        del view, finding
+        del view, finding, explained
         return False
 
 
