@@ -46,7 +46,8 @@ EFFECTS: dict[str, Effect] = {
 class Fault:
     """Some ranks are `ratio` times as slow as they would be from step `begin` on, up to `end`.
 
-    `every`: only in every k-th step; `drift_steps`: the slowness grows to its full size over so many steps.
+    `every`, `bout`: only in the first `bout` of every `every` steps; `drift_steps`: the slowness grows to its full size
+    over so many steps.
     """
 
     cause: str
@@ -55,14 +56,28 @@ class Fault:
     begin: int
     end: int | None = None
     every: int = 1
+    bout: int = 1
     drift_steps: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what would be no fault."""
         if self.cause not in EFFECTS:
             raise ValueError(f"cause is {self.cause!r}; known are {', '.join(EFFECTS)}")
-        if self.ratio <= 1 or self.every < 1 or not self.ranks:
-            raise ValueError(f"a fault needs a ratio above 1, a period from 1 on and ranks: {self}")
+        if not self.ranks:
+            raise ValueError("a fault needs at least one rank")
+        if self.ratio <= 1:
+            raise ValueError(f"ratio is {self.ratio:g}; a fault makes ranks slower: more than 1 times")
+        if not 1 <= self.bout <= self.every:
+            raise ValueError(f"bout is {self.bout} of every {self.every} steps; from 1 up to all of them")
+        if self.begin < 0 or self.drift_steps < 0:
+            raise ValueError(f"begin is {self.begin} and drift_steps {self.drift_steps}; steps count from 0")
+
+    @property
+    def pattern(self) -> str:
+        """How it shows, in the words of a finding."""
+        if self.drift_steps:
+            return "drifting"
+        return "intermittent" if self.bout < self.every else "steady"
 
     @property
     def effect(self) -> Effect:
@@ -72,7 +87,7 @@ class Fault:
     def strength(self, step: int) -> float:
         """The share by which a step of these ranks is longer: 0.3 for one that is 1.3 times as long."""
         since = step - self.begin
-        if since < 0 or (self.end is not None and step >= self.end) or since % self.every:
+        if since < 0 or (self.end is not None and step >= self.end) or since % self.every >= self.bout:
             return 0.0
         grown = min(1.0, (since + 1) / self.drift_steps) if self.drift_steps else 1.0
         return (self.ratio - 1) * grown

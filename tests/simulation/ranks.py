@@ -42,7 +42,7 @@ class SimulatedRank:
             rank=rank,
             local_rank=rank % topology.ranks_per_node,
             world_size=topology.world_size,
-            node=f"node{topology.node[rank]:04}",
+            node=topology.node_names[topology.node[rank]],
             restart_count=0,
             boot_id=f"simulated-{rank}",
             pid=1000 + rank,

@@ -1,87 +1,186 @@
-"""How well the collector's findings fit the truth, over many simulated jobs."""
+"""How well the collector's findings fit the truth, over many simulated jobs.
+
+A finding *names* its ranks and every rank of its nodes, or, without any, its group or the whole run.
+
+- It is *about* a fault when it was opened after the fault began and names at least one of the fault's ranks. A link
+  belongs to a group: a `slow_link` finding is about it also by the name of a group that holds one of the ranks. A fault
+  of every rank is one of the run: only a finding that says so, or names everybody, is about it.
+- It is *false* when it blames somebody in vain: it names a rank that no fault is in (a victim, named together with the
+  culprit, makes the finding false too); or it says that something is slow (`ACCUSING`) and is about no fault. That the
+  run has slowed down is true while a fault lasts, and neither right nor false.
+- Any other finding that names no rank (an imbalance, a rule of good practice) is information, and is not counted.
+
+A fault is *found* when a finding is about it. Its *rank is right* when its findings together name exactly its ranks:
+one rank, a node by its name or by all its ranks, a stage by all its ranks or by the kind of finding that is about
+stages; a link when one of its groups is named. *Cause* and *pattern* are those of the first finding as it was last
+known, so are *since* (how many steps `since_step` is off the fault's begin) and *delay* (steps from the fault's begin
+to the look at which the finding was opened).
+"""
 
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rankscope.collector.detect.finding import STRAGGLER, Finding
 from tests.simulation.faults import TRANSFER, Fault
+from tests.simulation.topology import Topology
 from tests.simulation.world import Opened, Outcome
+
+SLOW_LINK, STAGE, RUN = "slow_link", "stage_slowdown", "run_slowdown"
+ACCUSING = frozenset({STRAGGLER, SLOW_LINK, STAGE, RUN, "hang"})
+"""Kinds of finding that say that something is wrong, also when they name no rank."""
+
+
+class FaultJudged(NamedTuple):
+    """One fault. What it was found as is None when it was not found; `findings` counts those about it."""
+
+    found: bool
+    right_rank: bool | None = None
+    right_cause: bool | None = None
+    right_pattern: bool | None = None
+    since_error_steps: int | None = None
+    delay_steps: int | None = None
+    findings: int = 0
 
 
 class Judged(NamedTuple):
-    """One job. `found` is None without a fault; what it was found as is None when it was not.
-
-    `false_findings` counts those about ranks that no fault is in; `rank_steps` the steps of ranks without a fault.
+    """One job. `right_findings` are about a fault and blame nobody else; `rank_steps` are the steps of ranks that no
+    fault is in.
     """
 
-    found: bool | None
-    right_cause: bool | None
-    since_error_steps: int | None
-    delay_steps: int | None
+    faults: tuple[FaultJudged, ...]
+    right_findings: int
     false_findings: int
     rank_steps: int
 
 
 def judge(outcome: Outcome) -> Judged:
     """Hold a job's findings to its truth."""
-    faults = outcome.scenario.faults
-    false_findings = sum(not any(_is_about(opened, fault) for fault in faults) for opened in outcome.opened)
-    steps = outcome.scenario.steps
+    scenario = outcome.scenario
+    topology, faults = scenario.topology, scenario.faults
     faulty = {rank for fault in faults for rank in fault.ranks}
-    rank_steps = steps * (outcome.scenario.topology.world_size - len(faulty))
-    if not faults:
-        return Judged(None, None, None, None, false_findings, rank_steps)
-    fault = faults[0]
-    mine = [opened for opened in outcome.opened if _is_about(opened, fault)]
-    if not mine:
-        return Judged(False, None, None, None, false_findings, rank_steps)
-    first = min(mine, key=lambda opened: opened.opened_step)
+    is_false = [_is_false(opened, faults, faulty, topology) for opened in outcome.opened]
+    is_right = [
+        not false and any(_is_about(opened, fault, topology) for fault in faults)
+        for opened, false in zip(outcome.opened, is_false, strict=True)
+    ]
     return Judged(
-        found=True,
-        right_cause=first.finding.cause == fault.cause,
-        since_error_steps=abs((first.finding.since_step or 0) - fault.begin),
-        delay_steps=first.opened_step - fault.begin,
-        false_findings=false_findings,
-        rank_steps=rank_steps,
+        faults=tuple(_judge_fault(fault, outcome.opened, topology) for fault in faults),
+        right_findings=sum(is_right),
+        false_findings=sum(is_false),
+        rank_steps=scenario.steps * (topology.world_size - len(faulty)),
     )
 
 
-def _is_about(opened: Opened, fault: Fault) -> bool:
-    """A slow link belongs to a group: every finding of that cause that holds one of its ranks is about it."""
-    if fault.effect.kind == TRANSFER:
-        return opened.finding.cause == fault.cause
-    return opened.finding.rank in fault.ranks
+def _judge_fault(fault: Fault, opened: Sequence[Opened], topology: Topology) -> FaultJudged:
+    mine = [one for one in opened if _is_about(one, fault, topology)]
+    if not mine:
+        return FaultJudged(found=False)
+    first = min(mine, key=lambda one: one.opened_step)
+    since_step = first.finding.since_step
+    return FaultJudged(
+        found=True,
+        right_rank=_names_all(fault, mine, topology),
+        right_cause=any(one.finding.cause == fault.cause for one in mine if one.opened_step == first.opened_step),
+        right_pattern=first.finding.pattern == fault.pattern,
+        since_error_steps=None if since_step is None else abs(since_step - fault.begin),
+        delay_steps=first.opened_step - fault.begin,
+        findings=len(mine),
+    )
+
+
+def named_ranks(finding: Finding, topology: Topology) -> frozenset[int]:
+    """The ranks that a finding blames; none for one about a group or the run."""
+    on_nodes = (rank for node in finding.nodes for rank in topology.ranks_on_node(topology.node_names.index(node)))
+    return frozenset((*finding.ranks, *on_nodes))
+
+
+def _is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
+    finding = opened.finding
+    if opened.opened_step <= fault.begin:
+        return False
+    named = named_ranks(finding, topology)
+    if len(fault.ranks) == topology.world_size:
+        return finding.kind == RUN or len(named) == topology.world_size
+    return _is_of_its_link(finding, fault, topology) or not named.isdisjoint(fault.ranks)
+
+
+def _is_of_its_link(finding: Finding, fault: Fault, topology: Topology) -> bool:
+    """Whether the fault is a slow link, and the finding says so of a group that holds one of the fault's ranks."""
+    if fault.effect.kind != TRANSFER or finding.kind != SLOW_LINK:
+        return False
+    groups = topology.describe_groups()
+    return any(group.label == finding.group for rank in fault.ranks for group in groups[rank])
+
+
+def _is_false(opened: Opened, faults: Sequence[Fault], faulty: set[int], topology: Topology) -> bool:
+    named = named_ranks(opened.finding, topology)
+    about = [fault for fault in faults if _is_about(opened, fault, topology)]
+    if about:
+        return not named <= faulty and not any(_is_of_its_link(opened.finding, fault, topology) for fault in about)
+    if opened.finding.kind == RUN and any(fault.begin < opened.opened_step for fault in faults):
+        return False
+    return bool(named) or opened.finding.kind in ACCUSING
+
+
+def _names_all(fault: Fault, mine: Sequence[Opened], topology: Topology) -> bool:
+    findings = [one.finding for one in mine]
+    if any(_is_of_its_link(finding, fault, topology) for finding in findings):
+        return True
+    if len(fault.ranks) == topology.world_size and any(finding.kind == RUN for finding in findings):
+        return True
+    named = frozenset().union(*(named_ranks(finding, topology) for finding in findings))
+    if any(finding.kind == STAGE for finding in findings):
+        return named <= set(fault.ranks)
+    return named == set(fault.ranks)
 
 
 class Row(NamedTuple):
-    """Some jobs together. Ratios are None where there is nothing to divide by."""
+    """Some jobs together. Ratios are None where there is nothing to divide by; `since_error_steps` and `delay_steps`
+    are medians over the faults found, `right_*` shares of them; `false_per_million` is of healthy rank-steps.
+    """
 
     jobs: int
+    faults: int
     recall: float | None
     precision: float | None
+    right_rank: float | None
     right_cause: float | None
+    right_pattern: float | None
     since_error_steps: float | None
     delay_steps: float | None
+    findings_per_fault: float | None
+    false_findings: int
     false_per_million: float
 
 
 def summarise(judged: Sequence[Judged]) -> Row:
     """Recall, precision and the rest of some jobs."""
-    found = [one for one in judged if one.found]
-    asked = [one for one in judged if one.found is not None]
+    asked = [fault for one in judged for fault in one.faults]
+    found = [fault for fault in asked if fault.found]
     false_findings = sum(one.false_findings for one in judged)
-    said = len(found) + false_findings
+    said = sum(one.right_findings for one in judged) + false_findings
     return Row(
         jobs=len(judged),
-        recall=_mean(bool(one.found) for one in asked),
-        precision=len(found) / said if said else None,
-        right_cause=_mean(bool(one.right_cause) for one in found),
-        since_error_steps=statistics.median(one.since_error_steps or 0 for one in found) if found else None,
-        delay_steps=statistics.median(one.delay_steps or 0 for one in found) if found else None,
+        faults=len(asked),
+        recall=_mean(fault.found for fault in asked),
+        precision=1 - false_findings / said if said else None,
+        right_rank=_mean(fault.right_rank is True for fault in found),
+        right_cause=_mean(fault.right_cause is True for fault in found),
+        right_pattern=_mean(fault.right_pattern is True for fault in found),
+        since_error_steps=_median(fault.since_error_steps for fault in found),
+        delay_steps=_median(fault.delay_steps for fault in found),
+        findings_per_fault=_mean(fault.findings for fault in found),
+        false_findings=false_findings,
         false_per_million=1e6 * false_findings / max(1, sum(one.rank_steps for one in judged)),
     )
 
 
-def _mean(values: Iterable[bool]) -> float | None:
+def _mean(values: Iterable[float]) -> float | None:
     listed = list(values)
-    return sum(listed) / len(listed) if listed else None
+    return statistics.fmean(listed) if listed else None
+
+
+def _median(values: Iterable[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

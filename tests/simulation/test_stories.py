@@ -34,7 +34,8 @@ def test_slow_rank_is_found_and_nobody_who_waits_for_it(kind: str) -> None:
 @pytest.mark.parametrize("cause", sorted(EFFECTS))
 def test_cause_is_named(cause: str) -> None:
     judged = judge(run(story("fsdp", Fault(cause=cause, ranks=(SLOW,), ratio=1.3, begin=BEGIN))))
-    assert (judged.found, judged.right_cause, judged.false_findings) == (True, True, 0)
+    (fault,) = judged.faults
+    assert (fault.found, fault.right_cause, judged.false_findings) == (True, True, 0)
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))

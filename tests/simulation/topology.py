@@ -47,6 +47,19 @@ class Topology:
         return np.arange(self.world_size) // self.ranks_per_node
 
     @property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes by the names that their ranks give."""
+        return tuple(f"node{node:04}" for node in range(int(self.node[-1]) + 1))
+
+    def ranks_on_node(self, node: int) -> tuple[int, ...]:
+        """The ranks of one node."""
+        return tuple(np.flatnonzero(self.node == node).tolist())
+
+    def ranks_in_stage(self, stage: int) -> tuple[int, ...]:
+        """The ranks of one pipeline stage."""
+        return tuple(np.flatnonzero(self.stage == stage).tolist())
+
+    @property
     def stages(self) -> int:
         """How many pipeline stages there are."""
         return int(self.stage[-1]) + 1

@@ -1,7 +1,7 @@
 """A job from its first step to its last, and what the collector made of it: production code from the report on."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,12 +51,15 @@ class Opened(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What the collector said of a scenario, and how long the steps were: `step_ns` has shape (steps, ranks)."""
+    """What the collector said of a scenario, and how it went: `step_ns` are the durations of the steps, `worked_ns`
+    what each rank worked in them by kind of work; shape (steps, ranks) each.
+    """
 
     scenario: Scenario
     opened: list[Opened]
     abstained: str | None
     step_ns: Floats
+    worked_ns: Mapping[str, Floats] = field(default_factory=dict)
 
 
 def run(scenario: Scenario, config: CollectorConfig | None = None) -> Outcome:
@@ -98,7 +101,10 @@ class _World:
         step_ns = np.array([step.duration_ns for step in steps], dtype=np.float64)
         abstained = self._job.snapshot(int(steps[-1].end_ns.max())).abstained
         still_open = [Opened(finding, opened, None) for finding, opened in self._open.values()]
-        return Outcome(self._scenario, self._closed + still_open, abstained, step_ns)
+        worked_ns = {
+            kind: np.array([step.worked_ns[kind] for step in steps], dtype=np.float64) for kind in steps[0].worked_ns
+        }
+        return Outcome(self._scenario, self._closed + still_open, abstained, step_ns, worked_ns)
 
     def _run_step(self, number: int) -> Step:
         return self._engine.run_step(self._injection.apply(self._weather.draw(number), number))
