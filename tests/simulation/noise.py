@@ -16,7 +16,8 @@ class Noise:
     """How much of each. `jitter` is the standard deviation of the log of a rank's work in a step, `node_jitter` the
     same of a whole node's, which changes slowly (`node_correlation` from step to step). With `burst_probability` a rank
     loses in a step `burst_ratio` of it or more (Pareto, shape 2.5). `batch_jitter` is work that differs with the
-    batch. Every `checkpoint_every` steps all ranks write for `checkpoint_ratio` steps.
+    batch. Every `checkpoint_every` steps all ranks write for `checkpoint_ratio` steps, every `evaluate_every` steps
+    they evaluate for `evaluate_ratio` steps, which is no step of its own.
     """
 
     jitter: float = 0.02
@@ -27,6 +28,8 @@ class Noise:
     batch_jitter: float = 0.0
     checkpoint_every: int = 0
     checkpoint_ratio: float = 2.0
+    evaluate_every: int = 0
+    evaluate_ratio: float = 5.0
     warmup_steps: int = 2
     warmup_ratio: float = 5.0
 
@@ -38,7 +41,11 @@ NOISES = {
     "bursts": Noise(burst_probability=0.02),
     "shared_nodes": Noise(node_jitter=0.05),
     "checkpoints": Noise(checkpoint_every=50),
+    "evaluations": Noise(evaluate_every=40),
     "uneven_batches": Noise(batch_jitter=0.15),
+    "rough": Noise(
+        jitter=0.05, node_jitter=0.02, burst_probability=0.01, checkpoint_every=50, evaluate_every=40, warmup_steps=5
+    ),
 }
 
 
@@ -66,8 +73,12 @@ class Weather:
             self._work_ns * noise.burst_ratio * (1 + random.pareto(2.5, ranks)),
             0.0,
         )
-        if noise.checkpoint_every and step and step % noise.checkpoint_every == 0:
-            pause_ns += self._work_ns * noise.checkpoint_ratio * np.exp(random.normal(0.0, 0.1, ranks))
+        for every, ratio in (
+            (noise.checkpoint_every, noise.checkpoint_ratio),
+            (noise.evaluate_every, noise.evaluate_ratio),
+        ):
+            if every and step and step % every == 0:
+                pause_ns += self._work_ns * ratio * np.exp(random.normal(0.0, 0.1, ranks))
         transfer = np.exp(np.abs(random.normal(0.0, noise.jitter, ranks)))
         return Conditions(work, pause_ns, transfer)
 

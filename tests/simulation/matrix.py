@@ -1,0 +1,119 @@
+"""The jobs that detection is scored on. Every job's seed is its place here, so one can be had again by itself."""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.simulation.faults import EFFECTS, Fault
+from tests.simulation.noise import NOISES
+from tests.simulation.scenarios import BEGIN, LAYOUTS, PATTERNS, SLOW_RANK, Layout, slow_rank
+from tests.simulation.world import Scenario
+
+RATIOS = (1.03, 1.1, 1.3, 3.0)
+SURELY_SEEN = 1.1
+"""From here on faults are to be found; below, what is possible is reported."""
+SMALL = tuple(name for name, layout in LAYOUTS.items() if layout.topology.world_size <= 32)
+"""Layouts that every cause and noise is tried in. The large ones take seconds a job: some causes only."""
+PLAIN_CAUSES = ("gpu_compute", "host_cpu", "data_loading")
+"""One for each of device, host and reading: where the patterns and places of faults are tried."""
+HEALTHY_SEEDS = 2
+
+ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, HEALTHY = (
+    "one rank", "noise", "pattern", "place", "two at once", "recovery", "healthy",
+)  # fmt: skip
+
+
+class Trial(NamedTuple):
+    """A job of the matrix. `about` is the part of the matrix it belongs to, `what` its row there."""
+
+    about: str
+    what: str
+    where: str
+    noise: str
+    scenario: Scenario
+
+    @property
+    def ratio(self) -> float | None:
+        """The size of its largest fault; None without one."""
+        return max((fault.ratio for fault in self.scenario.faults), default=None)
+
+
+Draft = tuple[str, str, str, str, tuple[Fault, ...]]
+"""A trial without its seed: about, what, where, noise, faults."""
+
+
+def trials() -> Iterator[Trial]:
+    """The whole matrix."""
+    drafts = itertools.chain(
+        _one_rank(), _noises(), _patterns(), _places(), _two(), _recoveries(), _large(), _healthy()
+    )
+    for seed, (about, what, where, noise, faults) in enumerate(drafts, 1):
+        layout = LAYOUTS[where]
+        scenario = layout.scenario(*faults, noise=noise, seed=seed, steps=_steps_of(layout))
+        yield Trial(about, what, where, noise, scenario)
+
+
+def _steps_of(layout: Layout) -> int:
+    """At 1,024 ranks a step takes 0.1 s to simulate: 40 steps after the begin of a fault have to do there."""
+    return BEGIN + (100 if layout.topology.world_size <= 256 else 40)
+
+
+def _one_rank() -> Iterator[Draft]:
+    """Every cause at every size wherever every cause is tried."""
+    for where, cause, ratio in itertools.product((*SMALL, "fsdp 64"), EFFECTS, RATIOS):
+        yield ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),)
+
+
+def _noises() -> Iterator[Draft]:
+    for where, noise, ratio in itertools.product(SMALL, NOISES, (1.1, 1.3)):
+        yield NOISE, noise, where, noise, (slow_rank("gpu_compute", ratio),)
+
+
+def _patterns() -> Iterator[Draft]:
+    layouts = ("fsdp 16", "tp 4 x dp 4", "pp 2 x dp 8")
+    unsteady = [pattern for pattern in PATTERNS if pattern != "steady"]
+    for where, pattern, cause, ratio in itertools.product(layouts, unsteady, PLAIN_CAUSES, RATIOS[1:]):
+        yield PATTERN, pattern, where, "usual", (slow_rank(cause, ratio, pattern),)
+
+
+def _places() -> Iterator[Draft]:
+    for place, layouts in (
+        ("node", ("ep 4, dp 32", "fsdp 64")),
+        ("stage", ("unequal pp 4 x dp 4", "tp 2 x pp 2 x dp 8")),
+        ("run", ("dp 8", "fsdp 16")),
+    ):
+        for where, cause, ratio in itertools.product(layouts, PLAIN_CAUSES, RATIOS[1:]):
+            topology = LAYOUTS[where].topology
+            ranks = {
+                "node": topology.ranks_on_node(1),
+                "stage": topology.ranks_in_stage(1),
+                "run": tuple(range(topology.world_size)),
+            }[place]
+            yield PLACE, place, where, "usual", (slow_rank(cause, ratio, ranks=ranks),)
+
+
+def _two() -> Iterator[Draft]:
+    pairs = (("gpu_compute", "data_loading"), ("host_cpu", "gpu_thermal_throttle"), ("more_work", "garbage_collection"))
+    for where, (one, other), ratio in itertools.product(("fsdp 16", "tp 4 x dp 4", "pp 2 x dp 8"), pairs, (1.1, 1.3)):
+        yield TWO, f"{one}, {other}", where, "usual", (slow_rank(one, ratio), slow_rank(other, ratio, ranks=(6,)))
+
+
+def _recoveries() -> Iterator[Draft]:
+    for where, ratio in itertools.product(SMALL, (1.3, 3.0)):
+        fault = Fault(cause="gpu_compute", ranks=(SLOW_RANK,), ratio=ratio, begin=BEGIN, end=BEGIN + 40)
+        yield RECOVERY, f"{ratio:g} x", where, "usual", (fault,)
+
+
+def _large() -> Iterator[Draft]:
+    """Some of everything on many ranks, healthy ones first."""
+    for where, noise in itertools.product(("tp 4 x pp 4 x dp 16", "fsdp 256", "dp 1024"), ("usual", "rough")):
+        yield HEALTHY, noise, where, noise, ()
+    for where, cause, ratio in itertools.product(("tp 4 x pp 4 x dp 16", "fsdp 256"), PLAIN_CAUSES, (1.1, 1.3)):
+        yield ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),)
+    for cause, ratio in (("gpu_compute", 1.1), ("data_loading", 1.3), ("host_cpu", 3.0)):
+        yield ONE_RANK, cause, "dp 1024", "usual", (slow_rank(cause, ratio),)
+
+
+def _healthy() -> Iterator[Draft]:
+    for where, noise, _ in itertools.product((*SMALL, "fsdp 64"), NOISES, range(HEALTHY_SEEDS)):
+        yield HEALTHY, noise, where, noise, ()

@@ -1,0 +1,181 @@
+"""Jobs by name, and from a command line's words. What is no job is a ValueError that says what would be one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from tests.simulation.faults import EFFECTS, Fault
+from tests.simulation.noise import NOISES
+from tests.simulation.topology import Topology
+from tests.simulation.world import Scenario
+
+BEGIN = 100
+"""Where a fault begins unless told otherwise: after that many steps a rank's healthy level is known."""
+STEPS = 200
+SLOW_RANK = 5
+RATIO_MAX = 1000.0
+"""Times are whole nanoseconds in 64 bits: a step of 0.1 s leaves room for far more, and nobody needs it."""
+
+
+class Layout(NamedTuple):
+    """How a job is laid out: the program of its steps, its groups, and the work of its stages over their mean."""
+
+    kind: str
+    topology: Topology
+    stage_shares: tuple[float, ...] | None = None
+
+    def scenario(
+        self, *faults: Fault, noise: str = "usual", seed: int = 0, steps: int = STEPS, **others: object
+    ) -> Scenario:
+        """A job of this layout."""
+        return Scenario(
+            topology=self.topology, kind=self.kind, stage_shares=self.stage_shares, noise=NOISES[noise], faults=faults,
+            seed=seed, steps=steps, **others,
+        )  # fmt: skip
+
+
+UNEQUAL_STAGES = (1.15, 1.0, 1.0, 0.85)
+"""The first stage has the embedding; the last has fewer layers to make up for the loss, and too few."""
+
+LAYOUTS: Mapping[str, Layout] = {
+    "dp 8": Layout("dp", Topology.mesh(dp=8)),
+    "fsdp 16": Layout("fsdp", Topology.mesh(dp=16)),
+    "tp 4 x dp 4": Layout("tp", Topology.mesh(tp=4, dp=4)),
+    "pp 2 x dp 8": Layout("pp", Topology.mesh(pp=2, dp=8)),
+    "unequal pp 4 x dp 4": Layout("pp", Topology.mesh(pp=4, dp=4), UNEQUAL_STAGES),
+    "ep 4, dp 32": Layout("ep", Topology.mesh(dp=32, ep=4)),
+    "tp 2 x pp 2 x dp 8": Layout("pp", Topology.mesh(tp=2, pp=2, dp=8)),
+    "fsdp 64": Layout("fsdp", Topology.mesh(dp=64)),
+    "tp 4 x pp 4 x dp 16": Layout("pp", Topology.mesh(tp=4, pp=4, dp=16)),
+    "fsdp 256": Layout("fsdp", Topology.mesh(dp=256)),
+    "dp 1024": Layout("dp", Topology.mesh(dp=1024)),
+}
+
+BUILDERS: Mapping[str, tuple[int, Callable[[int], Topology]]] = {
+    "dp": (1, lambda ranks: Topology.mesh(dp=ranks)),
+    "fsdp": (1, lambda ranks: Topology.mesh(dp=ranks)),
+    "tp": (4, lambda ranks: Topology.mesh(tp=4, dp=ranks // 4)),
+    "ep": (4, lambda ranks: Topology.mesh(dp=ranks, ep=4)),
+    "pp": (2, lambda ranks: Topology.mesh(pp=2, dp=ranks // 2)),
+    "tp_pp": (4, lambda ranks: Topology.mesh(tp=2, pp=2, dp=ranks // 4)),
+}
+"""Kinds of job that a command line can ask for: what the ranks must be a multiple of, and their mesh."""
+
+PATTERNS: Mapping[str, Mapping[str, int]] = {
+    "steady": {},
+    "intermittent": {"every": 5},
+    "bouts": {"every": 24, "bout": 8},
+    "drifting": {"drift_steps": 60},
+}
+"""How a fault shows; `bouts` are a form of intermittent, whole stretches of steps long."""
+
+
+def build_layout(kind: str, ranks: int) -> Layout:
+    """A job of so many ranks. Raises ValueError for a kind that is not known or a number that cannot be laid out."""
+    if kind not in BUILDERS:
+        raise ValueError(f"kind is {kind!r}; known are {', '.join(BUILDERS)}")
+    multiple, build = BUILDERS[kind]
+    if ranks < 2 or ranks % multiple:
+        raise ValueError(f"ranks is {ranks}; a job of kind {kind} has 2 or more, in multiples of {multiple}")
+    return Layout("pp" if kind == "tp_pp" else kind, build(ranks))
+
+
+def parse_fault(text: str, topology: Topology) -> Fault:
+    """A fault from `cause:who:ratio[:begin[:pattern]]`; `who` is a rank, `nodeN`, `stageN` or `all`.
+
+    Raises ValueError when it is not one of this job.
+
+    >>> parse_fault("host_cpu:stage1:1.3", Topology.mesh(pp=2, dp=2)).ranks
+    (2, 3)
+    """
+    cause, who, ratio, begin, pattern, *more = [*text.split(":"), *[""] * (5 - len(text.split(":")))]
+    if more or not who or not ratio:
+        raise ValueError(f"fault is {text!r}; it is written cause:who:ratio[:begin[:pattern]]")
+    if cause not in EFFECTS:
+        raise ValueError(f"cause is {cause!r} in {text!r}; known are {', '.join(EFFECTS)}")
+    if pattern and pattern not in PATTERNS:
+        raise ValueError(f"pattern is {pattern!r} in {text!r}; known are {', '.join(PATTERNS)}")
+    if begin and not begin.isdecimal():
+        raise ValueError(f"begin is {begin!r} in {text!r}; it is the number of a step, counted from 0")
+    return Fault(
+        cause=cause,
+        ranks=_parse_ranks(who, topology),
+        ratio=_parse_ratio(ratio, text),
+        begin=int(begin or BEGIN),
+        **PATTERNS[pattern or "steady"],
+    )
+
+
+def _parse_ratio(ratio: str, text: str) -> float:
+    try:
+        found = float(ratio)
+    except ValueError as error:
+        raise ValueError(f"ratio is {ratio!r} in {text!r}; it is a number such as 1.3") from error
+    if not 1 < found <= RATIO_MAX:
+        raise ValueError(f"ratio is {ratio} in {text!r}; it is above 1 and at most {RATIO_MAX:g}")
+    return found
+
+
+def _parse_ranks(who: str, topology: Topology) -> tuple[int, ...]:
+    """The ranks that `who` stands for in this job."""
+    if who == "all":
+        return tuple(range(topology.world_size))
+    for prefix, ranks_of, count in (
+        ("node", topology.ranks_on_node, len(topology.node_names)),
+        ("stage", topology.ranks_in_stage, topology.stages),
+        ("", lambda rank: (rank,), topology.world_size),
+    ):
+        number = who.removeprefix(prefix)
+        if who.startswith(prefix) and number.isdecimal():
+            if int(number) >= count:
+                raise ValueError(f"{who!r} is not in this job; it has {count} {prefix or 'rank'}s, counted from 0")
+            return ranks_of(int(number))
+    raise ValueError(f"{who!r} is nobody; say a rank, nodeN, stageN or all")
+
+
+def slow_rank(cause: str, ratio: float, pattern: str = "steady", ranks: Sequence[int] = (SLOW_RANK,)) -> Fault:
+    """A fault that begins where all do."""
+    return Fault(cause=cause, ranks=tuple(ranks), ratio=ratio, begin=BEGIN, **PATTERNS[pattern])
+
+
+class Named(NamedTuple):
+    """A scenario and what it is about."""
+
+    about: str
+    scenario: Scenario
+
+
+def _name_scenarios() -> dict[str, Named]:
+    fsdp, stages, large = LAYOUTS["fsdp 16"], LAYOUTS["unequal pp 4 x dp 4"], LAYOUTS["fsdp 64"]
+    named = {
+        "healthy": Named("nothing is wrong", fsdp.scenario()),
+        "healthy_rough": Named("nothing is wrong, and every noise there is", large.scenario(noise="rough")),
+        "unequal_stages": Named("stages of unequal work, which is nobody's fault", stages.scenario()),
+        "small": Named("3 %, which is too little to be said", fsdp.scenario(slow_rank("gpu_compute", 1.03))),
+        "two_at_once": Named(
+            "two ranks are slow, each for its own reason",
+            fsdp.scenario(slow_rank("gpu_compute", 1.3), slow_rank("data_loading", 1.3, ranks=(11,))),
+        ),
+        "slow_node": Named(
+            "all ranks of one node", large.scenario(slow_rank("host_cpu", 1.3, ranks=large.topology.ranks_on_node(3)))
+        ),
+        "slow_stage": Named(
+            "all ranks of one pipeline stage",
+            stages.scenario(slow_rank("gpu_compute", 1.3, ranks=stages.topology.ranks_in_stage(1))),
+        ),
+        "slow_run": Named(
+            "all ranks at once", fsdp.scenario(slow_rank("data_loading", 1.3, ranks=range(fsdp.topology.world_size)))
+        ),
+        "recovers": Named(
+            "a rank is slow for a while",
+            fsdp.scenario(Fault(cause="host_cpu", ranks=(SLOW_RANK,), ratio=1.5, begin=60, end=120)),
+        ),
+    }
+    for cause in EFFECTS:
+        named[cause] = Named(f"one rank, 1.3 times as slow: {cause}", fsdp.scenario(slow_rank(cause, 1.3)))
+    for pattern in PATTERNS:
+        about = f"one rank, twice as slow, {pattern}"
+        named[f"{pattern}_rank"] = Named(about, fsdp.scenario(slow_rank("gpu_compute", 2.0, pattern)))
+    return named
+
+
+SCENARIOS: Mapping[str, Named] = _name_scenarios()
