@@ -9,10 +9,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tests.simulation.clocks import CLOCKS
+from tests.simulation.collector_end import Opened
+from tests.simulation.network import NETWORKS
 from tests.simulation.noise import NOISES
 from tests.simulation.scenarios import BEGIN, BUILDERS, SCENARIOS, STEPS, build_layout, parse_fault
 from tests.simulation.scoring import FaultJudged, judge
-from tests.simulation.world import Opened, Outcome, Scenario, run
+from tests.simulation.world import Outcome, Scenario, run
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,6 +42,8 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, help="how many ranks (16)")
     parser.add_argument("--kind", help=f"what they train by: {', '.join(BUILDERS)} (fsdp)")
     parser.add_argument("--noise", help=f"what no two steps share: {', '.join(NOISES)} (usual)")
+    parser.add_argument("--network", help=f"what happens to messages: {', '.join(NETWORKS)} (nothing)")
+    parser.add_argument("--clocks", help=f"what is wrong with the ranks' clocks: {', '.join(CLOCKS)} (an offset)")
     parser.add_argument(
         "--faults",
         nargs="+",
@@ -60,8 +65,10 @@ def _read_scenario(options: argparse.Namespace) -> Scenario:
         scenario = SCENARIOS[options.scenario].scenario
     else:
         scenario = build_layout(options.kind or "fsdp", 16 if options.ranks is None else options.ranks).scenario()
-    if options.noise is not None and options.noise not in NOISES:
-        raise ValueError(f"noise is {options.noise!r}; known are {', '.join(NOISES)}")
+    for name, known in (("noise", NOISES), ("network", NETWORKS), ("clocks", CLOCKS)):
+        given = getattr(options, name)
+        if given is not None and given not in known:
+            raise ValueError(f"{name} is {given!r}; known are {', '.join(known)}")
     if options.steps is not None and options.steps < 1:
         raise ValueError(f"steps is {options.steps}; a job has at least 1")
     if options.seed < 0:
@@ -71,8 +78,15 @@ def _read_scenario(options: argparse.Namespace) -> Scenario:
     for fault in faults:
         if fault.begin >= steps:
             raise ValueError(f"a fault begins at step {fault.begin} and the job has {steps}; give more --steps")
-    noise = NOISES[options.noise] if options.noise is not None else scenario.noise
-    return replace(scenario, noise=noise, faults=faults, steps=steps, seed=options.seed)
+    return replace(
+        scenario,
+        noise=NOISES.get(options.noise, scenario.noise),
+        network=NETWORKS.get(options.network, scenario.network),
+        clocks=CLOCKS.get(options.clocks, scenario.clocks),
+        faults=faults,
+        steps=steps,
+        seed=options.seed,
+    )
 
 
 def describe(outcome: Outcome) -> list[str]:
@@ -88,7 +102,9 @@ def describe(outcome: Outcome) -> list[str]:
         ranks = ", ".join(map(str, fault.ranks[:8])) + (", ..." if len(fault.ranks) > 8 else "")
         lines.append(f"  {fault.cause}, {fault.ratio:g} x, {fault.pattern}, from step {fault.begin}, ranks {ranks}")
         lines.append(f"    {_describe_verdict(verdict)}")
-    if not scenario.faults:
+    if scenario.death is not None:
+        lines.append(f"  rank {scenario.death.rank} is gone before step {scenario.death.step}")
+    elif not scenario.faults:
         lines.append("  nothing is wrong")
     return [*lines, f"  false findings: {judged.false_findings}"]
 

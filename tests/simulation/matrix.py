@@ -1,13 +1,16 @@
 """The jobs that detection is scored on. Every job's seed is its place here, so one can be had again by itself."""
 
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from tests.simulation.clocks import CLOCKS
 from tests.simulation.faults import EFFECTS, Fault
+from tests.simulation.network import NETWORKS
 from tests.simulation.noise import NOISES
 from tests.simulation.scenarios import BEGIN, LAYOUTS, PATTERNS, SLOW_RANK, Layout, slow_rank
-from tests.simulation.world import Scenario
+from tests.simulation.world import Death, Scenario
 
 RATIOS = (1.03, 1.1, 1.3, 3.0)
 SURELY_SEEN = 1.1
@@ -18,8 +21,8 @@ PLAIN_CAUSES = ("gpu_compute", "host_cpu", "data_loading")
 """One for each of device, host and reading: where the patterns and places of faults are tried."""
 HEALTHY_SEEDS = 2
 
-ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, HEALTHY = (
-    "one rank", "noise", "pattern", "place", "two at once", "recovery", "healthy",
+ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, WORLD, HEALTHY = (
+    "one rank", "noise", "pattern", "place", "two at once", "recovery", "world", "healthy",
 )  # fmt: skip
 
 
@@ -38,19 +41,24 @@ class Trial(NamedTuple):
         return max((fault.ratio for fault in self.scenario.faults), default=None)
 
 
-Draft = tuple[str, str, str, str, tuple[Fault, ...]]
-"""A trial without its seed: about, what, where, noise, faults."""
+class Draft(NamedTuple):
+    """A trial without its seed; `others` are further fields of its scenario."""
+
+    about: str
+    what: str
+    where: str
+    noise: str
+    faults: tuple[Fault, ...] = ()
+    others: Mapping[str, Any] = {}
 
 
 def trials() -> Iterator[Trial]:
     """The whole matrix."""
-    drafts = itertools.chain(
-        _one_rank(), _noises(), _patterns(), _places(), _two(), _recoveries(), _large(), _healthy()
-    )
-    for seed, (about, what, where, noise, faults) in enumerate(drafts, 1):
-        layout = LAYOUTS[where]
-        scenario = layout.scenario(*faults, noise=noise, seed=seed, steps=_steps_of(layout))
-        yield Trial(about, what, where, noise, scenario)
+    parts = (_one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy)
+    for seed, draft in enumerate(itertools.chain.from_iterable(part() for part in parts), 1):
+        layout = LAYOUTS[draft.where]
+        scenario = layout.scenario(*draft.faults, noise=draft.noise, seed=seed, steps=_steps_of(layout))
+        yield Trial(draft.about, draft.what, draft.where, draft.noise, replace(scenario, **draft.others))
 
 
 def _steps_of(layout: Layout) -> int:
@@ -61,19 +69,19 @@ def _steps_of(layout: Layout) -> int:
 def _one_rank() -> Iterator[Draft]:
     """Every cause at every size wherever every cause is tried."""
     for where, cause, ratio in itertools.product((*SMALL, "fsdp 64"), EFFECTS, RATIOS):
-        yield ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),)
+        yield Draft(ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),))
 
 
 def _noises() -> Iterator[Draft]:
     for where, noise, ratio in itertools.product(SMALL, NOISES, (1.1, 1.3)):
-        yield NOISE, noise, where, noise, (slow_rank("gpu_compute", ratio),)
+        yield Draft(NOISE, noise, where, noise, (slow_rank("gpu_compute", ratio),))
 
 
 def _patterns() -> Iterator[Draft]:
     layouts = ("fsdp 16", "tp 4 x dp 4", "pp 2 x dp 8")
     unsteady = [pattern for pattern in PATTERNS if pattern != "steady"]
     for where, pattern, cause, ratio in itertools.product(layouts, unsteady, PLAIN_CAUSES, RATIOS[1:]):
-        yield PATTERN, pattern, where, "usual", (slow_rank(cause, ratio, pattern),)
+        yield Draft(PATTERN, pattern, where, "usual", (slow_rank(cause, ratio, pattern),))
 
 
 def _places() -> Iterator[Draft]:
@@ -89,31 +97,47 @@ def _places() -> Iterator[Draft]:
                 "stage": topology.ranks_in_stage(1),
                 "run": tuple(range(topology.world_size)),
             }[place]
-            yield PLACE, place, where, "usual", (slow_rank(cause, ratio, ranks=ranks),)
+            yield Draft(PLACE, place, where, "usual", (slow_rank(cause, ratio, ranks=ranks),))
 
 
 def _two() -> Iterator[Draft]:
     pairs = (("gpu_compute", "data_loading"), ("host_cpu", "gpu_thermal_throttle"), ("more_work", "garbage_collection"))
     for where, (one, other), ratio in itertools.product(("fsdp 16", "tp 4 x dp 4", "pp 2 x dp 8"), pairs, (1.1, 1.3)):
-        yield TWO, f"{one}, {other}", where, "usual", (slow_rank(one, ratio), slow_rank(other, ratio, ranks=(6,)))
+        yield Draft(
+            TWO, f"{one}, {other}", where, "usual", (slow_rank(one, ratio), slow_rank(other, ratio, ranks=(6,)))
+        )
 
 
 def _recoveries() -> Iterator[Draft]:
     for where, ratio in itertools.product(SMALL, (1.3, 3.0)):
         fault = Fault(cause="gpu_compute", ranks=(SLOW_RANK,), ratio=ratio, begin=BEGIN, end=BEGIN + 40)
-        yield RECOVERY, f"{ratio:g} x", where, "usual", (fault,)
+        yield Draft(RECOVERY, f"{ratio:g} x", where, "usual", (fault,))
+
+
+def _worlds() -> Iterator[Draft]:
+    """Bad networks, wrong clocks and dead ranks, each in a healthy job and with a slow rank beside."""
+    wrongs: list[tuple[str, Mapping[str, Any]]] = [
+        (f"network {name}", {"network": network}) for name, network in NETWORKS.items()
+    ]
+    wrongs += [(f"clocks {name}", {"clocks": clocks}) for name, clocks in CLOCKS.items()]
+    slow = (slow_rank("gpu_compute", 1.3),)
+    for where, (what, others) in itertools.product(("fsdp 16", "pp 2 x dp 8"), wrongs):
+        yield Draft(WORLD, f"healthy, {what}", where, "usual", (), others)
+        yield Draft(WORLD, f"1.3 x, {what}", where, "usual", slow, others)
+    for where in SMALL:
+        yield Draft(WORLD, "a rank dies", where, "usual", (), {"death": Death(rank=SLOW_RANK, step=BEGIN + 10)})
 
 
 def _large() -> Iterator[Draft]:
     """Some of everything on many ranks, healthy ones first."""
     for where, noise in itertools.product(("tp 4 x pp 4 x dp 16", "fsdp 256", "dp 1024"), ("usual", "rough")):
-        yield HEALTHY, noise, where, noise, ()
+        yield Draft(HEALTHY, noise, where, noise)
     for where, cause, ratio in itertools.product(("tp 4 x pp 4 x dp 16", "fsdp 256"), PLAIN_CAUSES, (1.1, 1.3)):
-        yield ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),)
+        yield Draft(ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),))
     for cause, ratio in (("gpu_compute", 1.1), ("data_loading", 1.3), ("host_cpu", 3.0)):
-        yield ONE_RANK, cause, "dp 1024", "usual", (slow_rank(cause, ratio),)
+        yield Draft(ONE_RANK, cause, "dp 1024", "usual", (slow_rank(cause, ratio),))
 
 
 def _healthy() -> Iterator[Draft]:
     for where, noise, _ in itertools.product((*SMALL, "fsdp 64"), NOISES, range(HEALTHY_SEEDS)):
-        yield HEALTHY, noise, where, noise, ()
+        yield Draft(HEALTHY, noise, where, noise)

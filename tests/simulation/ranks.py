@@ -12,6 +12,7 @@ from rankscope.measure.records import (
     DeviceSample,
     GroupInfo,
     HostSample,
+    Losses,
     StepRecord,
     WindowBreakdown,
 )
@@ -48,13 +49,35 @@ class SimulatedRank:
             pid=1000 + rank,
         )
 
-    def say_hello(self) -> Hello:
+    def set_clock(self, offset_ns: int) -> None:
+        """From now on its clock is off by so much."""
+        self._offset_ns = offset_ns
+
+    def read_clock(self, now_ns: int) -> int:
+        """What its clock shows."""
+        return now_ns + self._offset_ns
+
+    def say_hello(self, first_sequence: int = 1) -> Hello:
         """What it introduces itself with."""
         return Hello(
-            identity=self.identity, first_sequence=1, host_ns=self._offset_ns, wall_ns=0, report_interval_ns=10**9
+            identity=self.identity,
+            first_sequence=first_sequence,
+            host_ns=self._offset_ns,
+            wall_ns=0,
+            report_interval_ns=10**9,
         )
 
-    def report(self, first_step: int, steps: Sequence[Step], faults: Sequence[Sequence[tuple[Fault, float]]]) -> bytes:
+    def report_nothing(self, now_ns: int) -> bytes:
+        """The frame of an interval in which it made no step."""
+        return encode(self._builder.build(Interval(groups=self._groups), self.read_clock(now_ns)))
+
+    def report(
+        self,
+        first_step: int,
+        steps: Sequence[Step],
+        faults: Sequence[Sequence[tuple[Fault, float]]],
+        losses: Losses = Losses(),  # noqa: B008 - immutable
+    ) -> bytes:
         """The frame about these steps; `faults` are those of each step, with what each took this rank in ns."""
         numbered = list(enumerate(steps, first_step))
         mine = [[(fault, ns) for fault, ns in present if self._rank in fault.ranks] for present in faults]
@@ -69,6 +92,7 @@ class SimulatedRank:
             devices=(self._device_sample(now_ns, mine[-1]),),
             allocator=self._allocator_sample(now_ns, mine),
             groups=self._groups,
+            losses=losses,
         )
         return encode(self._builder.build(interval, now_ns))
 

@@ -27,10 +27,11 @@ import numpy.typing as npt
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import STRAGGLER, Finding
 from rankscope.collector.state.job import SKIP_STEPS
+from tests.simulation.collector_end import Opened
 from tests.simulation.engine import Floats
 from tests.simulation.program import KERNEL
 from tests.simulation.scoring import Judged, judge
-from tests.simulation.world import REPORT_STEPS, Opened, Outcome
+from tests.simulation.world import REPORT_STEPS, Outcome
 
 Flags = npt.NDArray[np.bool_]
 Rule = Callable[[Floats], Flags]

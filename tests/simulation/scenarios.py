@@ -1,12 +1,15 @@
 """Jobs by name, and from a command line's words. What is no job is a ValueError that says what would be one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from tests.simulation.clocks import CLOCKS
 from tests.simulation.faults import EFFECTS, Fault
+from tests.simulation.network import NETWORKS
 from tests.simulation.noise import NOISES
 from tests.simulation.topology import Topology
-from tests.simulation.world import Scenario
+from tests.simulation.world import Death, Scenario
 
 BEGIN = 100
 """Where a fault begins unless told otherwise: after that many steps a rank's healthy level is known."""
@@ -23,14 +26,17 @@ class Layout(NamedTuple):
     topology: Topology
     stage_shares: tuple[float, ...] | None = None
 
-    def scenario(
-        self, *faults: Fault, noise: str = "usual", seed: int = 0, steps: int = STEPS, **others: object
-    ) -> Scenario:
+    def scenario(self, *faults: Fault, noise: str = "usual", seed: int = 0, steps: int = STEPS) -> Scenario:
         """A job of this layout."""
         return Scenario(
-            topology=self.topology, kind=self.kind, stage_shares=self.stage_shares, noise=NOISES[noise], faults=faults,
-            seed=seed, steps=steps, **others,
-        )  # fmt: skip
+            topology=self.topology,
+            kind=self.kind,
+            stage_shares=self.stage_shares,
+            noise=NOISES[noise],
+            faults=faults,
+            seed=seed,
+            steps=steps,
+        )
 
 
 UNEQUAL_STAGES = (1.15, 1.0, 1.0, 0.85)
@@ -170,6 +176,12 @@ def _name_scenarios() -> dict[str, Named]:
             fsdp.scenario(Fault(cause="host_cpu", ranks=(SLOW_RANK,), ratio=1.5, begin=60, end=120)),
         ),
     }
+    slow = fsdp.scenario(slow_rank("gpu_compute", 1.3))
+    named["dead_rank"] = Named("a rank dies", replace(fsdp.scenario(), death=Death(rank=SLOW_RANK, step=BEGIN)))
+    for name, network in NETWORKS.items():
+        named[f"network_{name}"] = Named("a slow rank, on a bad network", replace(slow, network=network))
+    for name, clocks in CLOCKS.items():
+        named[f"clocks_{name}"] = Named("a slow rank, and clocks that are wrong", replace(slow, clocks=clocks))
     for cause in EFFECTS:
         named[cause] = Named(f"one rank, 1.3 times as slow: {cause}", fsdp.scenario(slow_rank(cause, 1.3)))
     for pattern in PATTERNS:

@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from rankscope.collector.config import CollectorConfig
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.simulation import matrix
+from tests.simulation.checkers import check_loss_identity
 from tests.simulation.matrix import SURELY_SEEN, Trial
 from tests.simulation.rivals import RULES, SIGHTS, judge_rivals
 from tests.simulation.scenarios import BEGIN
 from tests.simulation.scoring import Judged, Row, judge, summarise
-from tests.simulation.world import run
+from tests.simulation.world import World
 
 HEADS = (
     "jobs", "faults", "recall", "precision", "right rank", "right cause", "right pattern", "since, steps off",
@@ -33,8 +35,10 @@ class Scored(NamedTuple):
 
 
 def carry_out(trial: Trial) -> Scored:
-    """Simulate and judge one job."""
-    outcome = run(trial.scenario)
+    """Simulate and judge one job; AssertionError when a step was lost and not counted."""
+    world = World(trial.scenario, CollectorConfig())
+    outcome = world.run()
+    check_loss_identity(world)
     return Scored(trial, judge(outcome), judge_rivals(outcome))
 
 
@@ -91,6 +95,7 @@ def _tables(scored: Sequence[Scored]) -> list[str]:
         ("a whole node, stage or run, by size", _about(scored, matrix.PLACE), by_size),
         ("two slow ranks at once", _about(scored, matrix.TWO), by_size),
         ("a rank that recovers after 40 steps", _about(scored, matrix.RECOVERY), lambda one: one.trial.what),
+        ("network, clocks, death", _about(scored, matrix.WORLD), lambda one: one.trial.what),
         ("one slow rank in noise", _about(scored, matrix.NOISE), by_size),
         ("healthy, by noise", healthy, lambda one: one.trial.noise),
         ("healthy, by layout", healthy, lambda one: one.trial.where),

@@ -22,12 +22,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rankscope.collector.detect.finding import STRAGGLER, Finding
+from tests.simulation.collector_end import Opened
 from tests.simulation.faults import TRANSFER, Fault
 from tests.simulation.topology import Topology
-from tests.simulation.world import Opened, Outcome
+from tests.simulation.world import Outcome, Scenario
 
-SLOW_LINK, STAGE, RUN = "slow_link", "stage_slowdown", "run_slowdown"
-ACCUSING = frozenset({STRAGGLER, SLOW_LINK, STAGE, RUN, "hang"})
+SLOW_LINK, STAGE, RUN, HANG = "slow_link", "stage_slowdown", "run_slowdown", "hang"
+ACCUSING = frozenset({STRAGGLER, SLOW_LINK, STAGE, RUN, HANG})
 """Kinds of finding that say that something is wrong, also when they name no rank."""
 
 
@@ -59,7 +60,7 @@ def judge(outcome: Outcome) -> Judged:
     scenario = outcome.scenario
     topology, faults = scenario.topology, scenario.faults
     faulty = {rank for fault in faults for rank in fault.ranks}
-    is_false = [_is_false(opened, faults, faulty, topology) for opened in outcome.opened]
+    is_false = [_is_false(opened, scenario, faulty) for opened in outcome.opened]
     is_right = [
         not false and any(_is_about(opened, fault, topology) for fault in faults)
         for opened, false in zip(outcome.opened, is_false, strict=True)
@@ -113,8 +114,11 @@ def _is_of_its_link(finding: Finding, fault: Fault, topology: Topology) -> bool:
     return any(group.label == finding.group for rank in fault.ranks for group in groups[rank])
 
 
-def _is_false(opened: Opened, faults: Sequence[Fault], faulty: set[int], topology: Topology) -> bool:
+def _is_false(opened: Opened, scenario: Scenario, faulty: set[int]) -> bool:
+    topology, faults = scenario.topology, scenario.faults
     named = named_ranks(opened.finding, topology)
+    if scenario.death is not None and opened.finding.kind == HANG:
+        return not named <= {scenario.death.rank}
     about = [fault for fault in faults if _is_about(opened, fault, topology)]
     if about:
         return not named <= faulty and not any(_is_of_its_link(opened.finding, fault, topology) for fault in about)

@@ -41,6 +41,8 @@ def test_named_scenario_takes_another_seed_noise_and_length(capsys: pytest.Captu
         (["--ranks", "7", "--kind", "tp"], "ranks is 7; a job of kind tp has 2 or more, in multiples of 4"),
         (["--ranks", "0"], "ranks is 0; a job of kind fsdp has 2 or more"),
         (["--noise", "loud"], "noise is 'loud'; known are quiet"),
+        (["--network", "none"], "network is 'none'; known are slow"),
+        (["--clocks", "stopped"], "clocks is 'stopped'; known are drifting"),
         (["--steps", "0"], "steps is 0; a job has at least 1"),
         (["--seed", "-1"], "seed is -1; it counts from 0"),
         (["--faults", "host_cpu:5"], "fault is 'host_cpu:5'; it is written cause:who:ratio[:begin[:pattern]]"),

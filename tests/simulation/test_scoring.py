@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Finding
+from tests.simulation.collector_end import Opened
 from tests.simulation.faults import Fault
 from tests.simulation.scoring import Judged, judge, summarise
 from tests.simulation.topology import Topology
-from tests.simulation.world import Opened, Outcome, Scenario
+from tests.simulation.world import Death, Outcome, Scenario
 
 MESH = Topology.mesh(pp=2, dp=8)
 """Stage 0 is ranks 0 to 7 on node0000, stage 1 is ranks 8 to 15 on node0001."""
@@ -97,6 +98,13 @@ def test_slower_run_is_no_false_finding_while_a_fault_lasts_and_is_one_without()
 def test_information_is_false_only_when_it_blames_a_rank() -> None:
     assert judge_of(finding("imbalance", severity="info"), faults=()).false_findings == 0
     assert judge_of(finding("imbalance", severity="info", ranks=(1,)), faults=()).false_findings == 1
+
+
+def test_hang_may_be_said_of_a_job_whose_rank_has_died_and_of_that_rank_only() -> None:
+    scenario = Scenario(topology=MESH, kind="pp", death=Death(rank=3, step=50))
+    for ranks, false_findings in (((3,), 0), ((), 0), ((4,), 1)):
+        opened = [Opened(finding("hang", "dead_rank", ranks=ranks), 64, None)]
+        assert judge(Outcome(scenario, opened, None, np.ones((50, 16)))).false_findings == false_findings
 
 
 def test_two_faults_are_judged_each_by_its_own() -> None:

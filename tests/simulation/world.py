@@ -1,23 +1,23 @@
 """A job from its first step to its last, and what the collector made of it: production code from the report on."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.agent.probe.ring import Ring
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.finding import Finding
-from rankscope.collector.ingest.admission import Admission, Admitted
-from rankscope.collector.state.effects import CloseFinding, OpenFinding
-from rankscope.collector.state.events import RankJoined, ReportAdmitted, Tick
-from rankscope.collector.state.job import JobState
-from rankscope.measure.codec import decode
-from rankscope.measure.messages import Report
-from rankscope.measure.units import ns_to_s
+from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.measure.codec import encode
+from rankscope.measure.records import Losses
+from rankscope.measure.units import NS_PER_S
+from tests.simulation.clocks import ClockNoise, Clocks
+from tests.simulation.collector_end import CollectorEnd, Opened
 from tests.simulation.engine import Engine, Floats, Step
 from tests.simulation.faults import TRANSFER, Fault, Injection
+from tests.simulation.network import Network, NetworkNoise
 from tests.simulation.noise import Noise, Weather
 from tests.simulation.program import KINDS, Collective, Program, Scale, Work
 from tests.simulation.ranks import RUN, SimulatedRank
@@ -25,12 +25,36 @@ from tests.simulation.topology import Topology
 
 REPORT_STEPS = 8
 """Steps between two reports of a rank, and two looks of the collector: about a second of steps of 130 ms."""
-CLOCKS_APART_NS = 10**12
+MOURNING_S = 30
+"""How long the others are watched when a rank has died: twice the time after which a rank counts as silent."""
+HEALING_S = 120
+"""How long the network has to deliver what is left once it is sound: several of the longest pauses of delivery."""
+RING_STEPS = 4096
+"""Steps that a rank holds for its agent, as in production."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """The agents of these ranks make no report while steps from `begin` up to `end` are made."""
+
+    ranks: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """A rank is gone before it makes `step`. The others wait for it from then on, and go on reporting."""
+
+    rank: int
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A job to be simulated. `seed` decides everything that is left to chance."""
+    """A job to be simulated. `seed` decides everything that is left to chance. Without a `network` every report
+    arrives at once.
+    """
 
     topology: Topology
     kind: str
@@ -39,14 +63,11 @@ class Scenario:
     steps: int = 200
     seed: int = 0
     stage_shares: tuple[float, ...] | None = None
-
-
-class Opened(NamedTuple):
-    """A finding as it was last known, and after how many steps it was opened and closed."""
-
-    finding: Finding
-    opened_step: int
-    closed_step: int | None
+    network: NetworkNoise | None = None
+    clocks: ClockNoise = field(default_factory=ClockNoise)
+    stalls: tuple[Stall, ...] = ()
+    death: Death | None = None
+    ring_steps: int = RING_STEPS
 
 
 @dataclass
@@ -62,82 +83,166 @@ class Outcome:
     worked_ns: Mapping[str, Floats] = field(default_factory=dict)
 
 
+class _Made(NamedTuple):
+    """A step that waits to be reported; `faults` with what each took every rank, shape (ranks,) in ns."""
+
+    number: int
+    step: Step
+    faults: list[tuple[Fault, Floats]]
+
+
 def run(scenario: Scenario, config: CollectorConfig | None = None) -> Outcome:
     """Simulate a job under the collector's eyes."""
-    return _World(scenario, config or CollectorConfig()).run()
+    return World(scenario, config or CollectorConfig()).run()
 
 
-class _World:
+class World:
+    """One job. `step` is how many steps it has made, `now_ns` the true time."""
+
     def __init__(self, scenario: Scenario, config: CollectorConfig) -> None:
-        self._scenario = scenario
+        self.scenario = scenario
         random = np.random.default_rng(scenario.seed)
         topology, scale = scenario.topology, Scale()
         program = build_program(scenario, scale)
         self._engine = Engine(topology, program)
         self._weather = Weather(scenario.noise, topology, scale.work_ns, random)
         self._injection = Injection(scenario.faults, base_work(program, topology.world_size), _transfer_ns(program))
-        offsets = random.integers(-CLOCKS_APART_NS, CLOCKS_APART_NS, topology.world_size).tolist()
+        self._clocks = Clocks(scenario.clocks, topology.world_size, random)
         groups = topology.describe_groups()
-        self._ranks = [
-            SimulatedRank(rank, topology, groups[rank], offsets[rank]) for rank in range(topology.world_size)
+        self.ranks = [
+            SimulatedRank(rank, topology, groups[rank], self._clocks.offset_ns(rank, 0))
+            for rank in range(topology.world_size)
         ]
-        self._admission = Admission(1, topology.world_size)
-        self._job = JobState(RUN, config)
-        self._open: dict[int, tuple[Finding, int]] = {}
-        self._closed: list[Opened] = []
+        self.rings: list[Ring[_Made]] = [Ring(scenario.ring_steps) for _ in self.ranks]
+        self.end = CollectorEnd(RUN, topology.world_size, config)
+        self.network = self._connect()
+        self._steps: list[Step] = []
+        self.now_ns = 0
+
+    def _connect(self) -> Network | None:
+        """The network of the scenario; without one everybody introduces themselves at once."""
+        peers = [rank.identity.boot_id for rank in self.ranks]
+        if self.scenario.network is not None:
+            return Network(self.scenario.network, self.ranks, peers, self.end, self.scenario.seed)
+        for peer, rank in zip(peers, self.ranks, strict=True):
+            self.end.take(peer, encode(rank.say_hello()), 0)
+        return None
 
     def run(self) -> Outcome:
-        for rank in self._ranks:
-            hello = rank.say_hello()
-            self._admission.hello(rank.identity.boot_id.encode(), hello)
-            self._job.handle(RankJoined(hello, 0))
-        steps: list[Step] = []
-        for first in range(0, self._scenario.steps, REPORT_STEPS):
-            last = min(first + REPORT_STEPS, self._scenario.steps)
-            chunk = [self._run_step(number) for number in range(first, last)]
-            steps += chunk
-            self._report(first, chunk)
-            self._look(last, int(chunk[-1].end_ns.max()))
+        """All of it, until everything has arrived."""
+        while self.advance():
+            pass
+        self.heal()
+        return self.outcome()
+
+    @property
+    def step(self) -> int:
+        """How many steps have been made."""
+        return len(self._steps)
+
+    def advance(self) -> bool:
+        """Make steps up to the next report, report them and look; False when there are none left."""
+        death = self.scenario.death
+        total = min(self.scenario.steps, death.step) if death is not None else self.scenario.steps
+        first, last = self.step, min(self.step + REPORT_STEPS, total)
+        if first == last:
+            return False
+        for number in range(first, last):
+            self._make_step(number)
+        self.now_ns = max(int(step.end_ns.max()) for step in self._steps[first:])
+        self._clocks.pass_step(last - 1)
+        for rank in range(len(self.ranks)):
+            self._report(rank)
+        self._look()
+        if death is not None and last == total:
+            self._mourn(death)
+        return last < total
+
+    def heal(self) -> None:
+        """The network is sound from now on, until everything held has been delivered. Raises AssertionError when that
+        never comes.
+        """
+        network = self.network
+        if network is None:
+            return
+        network.heals = True
+        for _ in range(HEALING_S):
+            self._pass_second()
+            if network.everything_acknowledged:
+                return
+        raise AssertionError("the ranks still hold reports, long after the network has healed")
+
+    def outcome(self) -> Outcome:
+        """What has been said so far."""
+        steps = self._steps
+        abstained = self.snapshot().abstained
         step_ns = np.array([step.duration_ns for step in steps], dtype=np.float64)
-        abstained = self._job.snapshot(int(steps[-1].end_ns.max())).abstained
-        still_open = [Opened(finding, opened, None) for finding, opened in self._open.values()]
         worked_ns = {
             kind: np.array([step.worked_ns[kind] for step in steps], dtype=np.float64) for kind in steps[0].worked_ns
         }
-        return Outcome(self._scenario, self._closed + still_open, abstained, step_ns, worked_ns)
+        return Outcome(self.scenario, self.end.opened, abstained, step_ns, worked_ns)
 
-    def _run_step(self, number: int) -> Step:
-        return self._engine.run_step(self._injection.apply(self._weather.draw(number), number))
+    def snapshot(self) -> RunSnapshot:
+        """The collector's picture of this moment."""
+        return self.end.snapshot(self.now_ns)
 
-    def _report(self, first: int, steps: Sequence[Step]) -> None:
-        now_ns = int(max(step.end_ns.max() for step in steps))
-        present = [
-            [
-                (fault, self._injection.extra_ns(fault, number))
-                for fault in self._scenario.faults
-                if fault.effect.kind != TRANSFER
-            ]
-            for number in range(first, first + len(steps))
+    def losses(self, rank: int) -> Losses:
+        """What a rank's agent has counted as lost."""
+        if self.network is None:
+            return Losses(steps_overwritten=self.rings[rank].overwritten)
+        buffer = self.network.rank_ends[rank].buffer
+        return Losses(
+            steps_overwritten=self.rings[rank].overwritten,
+            steps_dropped_in_reports=buffer.steps_dropped,
+            reports_dropped=buffer.reports_dropped,
+        )
+
+    def _make_step(self, number: int) -> None:
+        step = self._engine.run_step(self._injection.apply(self._weather.draw(number), number))
+        self._steps.append(step)
+        faults = [
+            (fault, self._injection.extra_ns(fault, number))
+            for fault in self.scenario.faults
+            if fault.effect.kind != TRANSFER
         ]
-        for number, rank in enumerate(self._ranks):
-            faults = [[(fault, float(extra_ns[number])) for fault, extra_ns in there] for there in present]
-            message = decode(rank.report(first, steps, faults))
-            assert isinstance(message, Report)
-            verdict = self._admission.number(rank.identity.boot_id.encode(), message.sequence)
-            assert isinstance(verdict, Admitted), verdict
-            self._job.handle(ReportAdmitted(rank.identity.boot_id, message, now_ns, ns_to_s(now_ns)))
+        made = _Made(number, step, faults)
+        for ring in self.rings:
+            ring.append(made)
 
-    def _look(self, step: int, now_ns: int) -> None:
-        for effect in self._job.handle(Tick(now_ns, ns_to_s(now_ns))):
-            match effect:
-                case OpenFinding():
-                    self._open[effect.finding.number] = (effect.finding, step)
-                case CloseFinding():
-                    _, opened = self._open.pop(effect.finding.number)
-                    self._closed.append(Opened(effect.finding, opened, step))
-        for finding in self._job.snapshot(now_ns).open_findings:
-            _, opened = self._open[finding.number]
-            self._open[finding.number] = (finding, opened)
+    def _report(self, number: int) -> None:
+        if any(number in stall.ranks and stall.begin <= self.step < stall.end for stall in self.scenario.stalls):
+            return
+        made, rank = list(self.rings[number].drain()), self.ranks[number]
+        faults = [[(fault, float(extra_ns[number])) for fault, extra_ns in one.faults] for one in made]
+        rank.set_clock(self._clocks.offset_ns(number, self.now_ns))
+        frame = rank.report(made[0].number, [one.step for one in made], faults, self.losses(number))
+        self._send(number, frame, len(made), int(made[-1].step.end_ns[number]))
+
+    def _send(self, number: int, frame: bytes, step_count: int, at_ns: int) -> None:
+        if self.network is not None:
+            self.network.push(number, frame, step_count, at_ns)
+        else:
+            self.end.take(self.ranks[number].identity.boot_id, frame, self.now_ns)
+
+    def _look(self) -> None:
+        if self.network is not None:
+            self.network.run_until(self.now_ns)
+        asked = self.end.look(self.step, self.now_ns)
+        if self.network is not None:
+            self.network.ask_clocks(asked, self.now_ns)
+        self.snapshot()
+
+    def _pass_second(self) -> None:
+        self.now_ns += NS_PER_S
+        self._look()
+
+    def _mourn(self, death: Death) -> None:
+        """The dead rank is silent, the others say every second that they have made no step."""
+        for _ in range(MOURNING_S):
+            for number, rank in enumerate(self.ranks):
+                if number != death.rank:
+                    self._send(number, rank.report_nothing(self.now_ns), 0, self.now_ns)
+            self._pass_second()
 
 
 def build_program(scenario: Scenario, scale: Scale) -> Program:

@@ -1,0 +1,87 @@
+"""What holds of every simulated job, whatever happened to it. Each check raises AssertionError with what is wrong.
+
+That every finding is opened once and closed at most once is checked by `collector_end.py` while the job runs.
+"""
+
+import pickle
+from typing import NamedTuple
+
+from rankscope.collector.publish.prometheus import SnapshotExporter
+from rankscope.collector.state.snapshot import Snapshot
+from rankscope.measure.units import ns_to_s
+from tests.simulation.world import World
+
+
+class StepCounts(NamedTuple):
+    """Where the steps of one rank are. `dropped` in reports that never arrived; `buffered` in the ring, or in reports
+    that are held for delivery and have not arrived.
+    """
+
+    made: int
+    published: int
+    overwritten: int
+    dropped: int
+    late: int
+    buffered: int
+
+
+def count_steps(world: World, rank: int) -> StepCounts:
+    """Where the steps of a rank are, by the counters of production code on both ends."""
+    peer = world.ranks[rank].identity.boot_id
+    known = {one.identity.rank: one for one in world.end.job.snapshot(world.now_ns).ranks}
+    late = known[rank].records_late if rank in known else 0
+    ring, losses = world.rings[rank], world.losses(rank)
+    dropped, held = losses.steps_dropped_in_reports, 0
+    if world.network is not None:
+        end = world.network.rank_ends[rank]
+        counts = world.end.admission.counts(peer)
+        through = counts.last_sequence if counts is not None else 0
+        first = end.buffer.first_sequence
+        frames = end.buffer.frames_from(first, len(end.buffer))
+        held = sum(frame.step_count for frame in frames if frame.sequence > through)
+        # A frame that arrived and fell out before its acknowledgement came is counted as dropped, and is not lost.
+        dropped -= sum(end.step_counts[number] for number in end.dropped if number in world.end.admitted[peer])
+    return StepCounts(
+        made=ring.appended,
+        published=world.end.steps_admitted.get(peer, 0) - late,
+        overwritten=losses.steps_overwritten,
+        dropped=dropped,
+        late=late,
+        buffered=held + len(ring),
+    )
+
+
+def check_loss_identity(world: World) -> None:
+    """steps made = published + overwritten + dropped + late + buffered, for every rank."""
+    for rank in range(len(world.ranks)):
+        counts = count_steps(world, rank)
+        assert counts.made == sum(counts[1:]), f"rank {rank}: {counts}"
+
+
+class CounterWatch:
+    """Looks at the page of metrics again and again: no counter may decrease."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[object, ...], float] = {}
+
+    @property
+    def series(self) -> int:
+        """How many counters have been seen."""
+        return len(self._last)
+
+    def look(self, world: World) -> None:
+        """Compare the page of this moment with the last one."""
+        snapshot = Snapshot(wall_s=ns_to_s(world.now_ns), version="", runs=(world.snapshot(),))
+        for family in SnapshotExporter(lambda: snapshot).collect():
+            if family.type != "counter":
+                continue
+            for sample in family.samples:
+                key = (sample.name, *sorted(sample.labels.items()))
+                before = self._last.get(key, 0.0)
+                assert sample.value >= before, f"{sample.name} {sample.labels} fell from {before} to {sample.value}"
+                self._last[key] = sample.value
+
+
+def measure_state(world: World) -> int:
+    """How large the state of the run is at the collector, in pickled bytes."""
+    return len(pickle.dumps(world.end.job)) + len(pickle.dumps(world.end.admission))

@@ -1,0 +1,55 @@
+"""What the clocks of the ranks show: each is off, runs too fast or too slow, and may leap."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankscope.measure.units import NS_PER_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockJump:
+    """The clocks of these ranks leap by `by_s`, forward or back, in the report that holds `step`."""
+
+    ranks: tuple[int, ...]
+    step: int
+    by_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockNoise:
+    """`offset_s_max`: how far off a clock is at the start; `drift_s_max`: by how much it goes wrong in each second, at
+    most (both ways). Quartz clocks are good to 1e-4.
+    """
+
+    offset_s_max: float = 1000.0
+    drift_s_max: float = 0.0
+    jumps: tuple[ClockJump, ...] = ()
+
+
+CLOCKS: dict[str, ClockNoise] = {
+    "drifting": ClockNoise(drift_s_max=1e-4),
+    "jumping_forward": ClockNoise(jumps=(ClockJump(ranks=(2, 5), step=60, by_s=3600.0),)),
+    "jumping_back": ClockNoise(jumps=(ClockJump(ranks=(2, 5), step=60, by_s=-3600.0),)),
+}
+
+
+class Clocks:
+    """The clocks of all ranks. Durations are short and no clock is wrong within them: within one report a clock is off
+    by the same amount, so that steps and collectives keep their lengths, as on a monotonic clock.
+    """
+
+    def __init__(self, noise: ClockNoise, ranks: int, random: np.random.Generator) -> None:
+        self._jumps = list(noise.jumps)
+        self._offset_ns = (random.uniform(-1, 1, ranks) * noise.offset_s_max * NS_PER_S).astype(np.int64)
+        self._drift = random.uniform(-1, 1, ranks) * noise.drift_s_max
+
+    def pass_step(self, step: int) -> None:
+        """That step has been made: what was to leap by now has."""
+        for jump in [jump for jump in self._jumps if jump.step <= step]:
+            self._offset_ns[list(jump.ranks)] += round(jump.by_s * NS_PER_S)
+            self._jumps.remove(jump)
+
+    def offset_ns(self, rank: int, now_ns: int) -> int:
+        """By how much a rank's clock is ahead of the true one."""
+        return int(self._offset_ns[rank]) + round(float(self._drift[rank]) * now_ns)

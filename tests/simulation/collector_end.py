@@ -1,0 +1,102 @@
+"""The collector's end of the wire: production code from the frame on, as `collector/service.py` joins it, no socket."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump
+from rankscope.collector.state.effects import AskClock, CloseFinding, OpenFinding
+from rankscope.collector.state.events import ClockSampled, DuplicateSeen, RankJoined, ReportAdmitted, Tick
+from rankscope.collector.state.job import JobState
+from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.measure.codec import decode
+from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Report, Welcome
+from rankscope.measure.units import ns_to_s
+
+
+class Opened(NamedTuple):
+    """A finding as it was last known, and after how many steps it was opened and closed."""
+
+    finding: Finding
+    opened_step: int
+    closed_step: int | None
+
+
+class CollectorEnd:
+    """Takes frames in, gives answers, and notes what is said of the run. Raises AssertionError when a finding is opened
+    twice, or closed without being open.
+    """
+
+    def __init__(self, run: str, world_size: int, config: CollectorConfig) -> None:
+        self.admission = Admission(1, world_size)
+        self.job = JobState(run, config)
+        self.steps_admitted: dict[str, int] = {}
+        """Records of steps in admitted reports, by life."""
+        self.admitted: dict[str, set[int]] = {}
+        """The numbers of the admitted reports, by life."""
+        self._open: dict[int, tuple[Finding, int]] = {}
+        self._closed: list[Opened] = []
+        self._opened_ever: set[int] = set()
+
+    @property
+    def opened(self) -> list[Opened]:
+        """Every finding there was, those that are closed first."""
+        return self._closed + [Opened(finding, step, None) for finding, step in self._open.values()]
+
+    def take(self, peer: str, frame: bytes, now_ns: int) -> list[Message]:
+        """A frame has come in; what is answered."""
+        message = decode(frame)
+        match message:
+            case Hello():
+                welcome = self.admission.hello(peer.encode(), message)
+                assert isinstance(welcome, Welcome), welcome
+                self.job.handle(RankJoined(message, now_ns))
+                return [welcome]
+            case Report():
+                return self._take_report(peer, message, now_ns)
+            case ClockPong():
+                self.job.handle(ClockSampled(peer, message.job_ns, message.host_ns, now_ns))
+                return []
+        raise AssertionError(f"no rank sends {message!r}")
+
+    def _take_report(self, peer: str, report: Report, now_ns: int) -> list[Message]:
+        verdict = self.admission.number(peer.encode(), report.sequence)
+        match verdict:
+            case Admitted():
+                self.admitted.setdefault(peer, set()).add(report.sequence)
+                self.steps_admitted[peer] = self.steps_admitted.get(peer, 0) + report.steps.row_count
+                self.job.handle(ReportAdmitted(peer, report, now_ns, ns_to_s(now_ns)))
+                return [Ack(through=verdict.through)]
+            case Duplicate():
+                self.job.handle(DuplicateSeen(peer))
+                return [Ack(through=verdict.through)]
+            case Jump() if not verdict.hello_wanted:
+                return []
+        return [HelloWanted()]
+
+    def look(self, step: int, now_ns: int) -> list[str]:
+        """Time to compare the ranks; whose clocks are to be asked for."""
+        asked: list[str] = []
+        for effect in self.job.handle(Tick(now_ns, ns_to_s(now_ns))):
+            match effect:
+                case AskClock():
+                    asked.append(effect.boot_id)
+                case OpenFinding():
+                    number = effect.finding.number
+                    assert number not in self._opened_ever, f"finding {number} is opened twice"
+                    self._opened_ever.add(number)
+                    self._open[number] = (effect.finding, step)
+                case CloseFinding():
+                    assert effect.finding.number in self._open, f"finding {effect.finding.number} is not open"
+                    _, opened_step = self._open.pop(effect.finding.number)
+                    self._closed.append(Opened(effect.finding, opened_step, step))
+        return asked
+
+    def snapshot(self, now_ns: int) -> RunSnapshot:
+        """The picture of the run; findings are brought up to date by it."""
+        snapshot = self.job.snapshot(now_ns)
+        held: Mapping[int, Finding] = {finding.number: finding for finding in snapshot.open_findings}
+        assert held.keys() == self._open.keys(), f"findings {sorted(held)} are open and {sorted(self._open)} were said"
+        self._open = {number: (held[number], step) for number, (_, step) in self._open.items()}
+        return snapshot
