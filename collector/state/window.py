@@ -163,12 +163,13 @@ class StepWindow:
     def _find_places(self, rank: int, found: RankCollectives) -> tuple[int, ...]:
         """In a group of all ranks every place is another one: there it counts whether the rank sends first."""
         places = []
-        for number, group in enumerate(found.groups):
-            ops = [found.ops[op] for op in found.op[found.group == number].tolist()]
-            handovers = [op for op in ops if op in POINT_TO_POINT_OPS]
-            if handovers:
-                is_of_all = self._group_sizes.get(group, 0) == self._world_size
-                places.append(-1 - (handovers[0] == "send") if is_of_all else self._places.get((rank, group), -1))
+        hands_over = np.array([op in POINT_TO_POINT_OPS for op in found.ops], dtype=bool)[found.op]
+        for number in np.unique(found.group[hands_over]).tolist():
+            group = found.groups[number]
+            rows = np.flatnonzero(hands_over & (found.group == number))
+            first = found.ops[found.op[rows[np.argmin(found.start_ns[rows])]]]
+            is_of_all = self._group_sizes.get(group, 0) == self._world_size
+            places.append(-1 - (first == "send") if is_of_all else self._places.get((rank, group), -1))
         return tuple(places)
 
     def _make_room(self, steps: Ints, rows: Ints) -> Ints:

@@ -241,7 +241,7 @@ def hand_over(window: StepWindow, rank: int, first: str, second: str) -> None:
         CollectiveRecord(step=0, group=GROUP, op=op, start_host_ns=start_ns, duration_ns=1, sequence=1, bytes=8)
         for start_ns, op in enumerate((first, second))
     ]
-    window.add_collectives(rank, collectives_to_table(records))
+    window.add_collectives(rank, collectives_to_table(records[::-1]))  # not in the order in which they begin
     window.cover(rank, 0, 0)
 
 
