@@ -176,6 +176,26 @@ class CollectorConfig(Settings):
             largest=10,
         ),
     )
+    imbalance_ratio_min: float = setting(
+        1.15,
+        Setting(
+            "Smallest effect called an imbalance: the own time of ranks that do other work than the rest (a pipeline "
+            "stage, a group of experts) over the mean of all. A layer more than the mean of seven is 1.14.",
+            unit="ratio",
+            smallest=1.02,
+            largest=10,
+        ),
+    )
+    uneven_work_ratio_min: float = setting(
+        0.1,
+        Setting(
+            "Smallest share of the step lost to work that differs from step to step, in each of which another rank is "
+            "the slowest. Jitter of 2 % costs 8 ranks 3 % of the step and 1,024 ranks 6 %.",
+            unit="ratio",
+            smallest=0.01,
+            largest=1,
+        ),
+    )
     findings_max: int = setting(
         256,
         Setting("Most findings kept of one run.", unit="findings", smallest=1, largest=100_000),

@@ -3,14 +3,20 @@ otherwise be left unexplained.
 """
 
 from dataclasses import replace
+from typing import Final
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.hangs import Hangs
+from rankscope.collector.detect.imbalance import Imbalance
 from rankscope.collector.detect.slow_links import SlowLinks
 from rankscope.collector.detect.slow_ranks import SlowRanks
 from rankscope.collector.detect.slowdowns import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.stragglers import Thresholds
+from rankscope.collector.detect.uneven_work import UnevenWork
 from rankscope.collector.detect.view import Detector
+
+EVERY_STEP: Final = 0.9
+"""A share of steps that leaves out those in which something else took longer still."""
 
 
 def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
@@ -22,6 +28,8 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         SlowRanks(thresholds),
         StageSlowdowns(thresholds),
         RunSlowdown(thresholds),
+        Imbalance(read_imbalance_thresholds(config)),
+        UnevenWork(config.uneven_work_ratio_min),
     )
 
 
@@ -39,5 +47,14 @@ def read_thresholds(config: CollectorConfig) -> Thresholds:
 
 def read_link_thresholds(config: CollectorConfig) -> Thresholds:
     """When a link is called slow. It is so no longer when half of the smallest effect is gone, as with ranks."""
-    ratio_min = config.link_slowdown_ratio_min
-    return replace(read_thresholds(config), slowdown_ratio_min=ratio_min, slowdown_close_ratio=1 + (ratio_min - 1) / 2)
+    return _with_effect(read_thresholds(config), config.link_slowdown_ratio_min)
+
+
+def read_imbalance_thresholds(config: CollectorConfig) -> Thresholds:
+    """When a group of ranks is said to have more work than the others: in every step, but for a few."""
+    thresholds = _with_effect(read_thresholds(config), config.imbalance_ratio_min)
+    return replace(thresholds, persistence_ratio=max(EVERY_STEP, config.persistence_ratio))
+
+
+def _with_effect(thresholds: Thresholds, ratio_min: float) -> Thresholds:
+    return replace(thresholds, slowdown_ratio_min=ratio_min, slowdown_close_ratio=1 + (ratio_min - 1) / 2)

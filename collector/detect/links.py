@@ -22,12 +22,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.change_point import find_change
+from rankscope.collector.detect.columns import view_columns
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.noise import measure_noise
-from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.twins import TWINS_MIN, Comparison, Twins
-from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.detect.twins import TWINS_MIN, Comparison
+from rankscope.collector.detect.view import JobView
 
 SAME_BYTES_RATIO: Final = 0.05
 """Amounts that differ by less than 5 % move alike: padding is below it, the small batch that ends an epoch above."""
@@ -95,7 +96,7 @@ def build_links(view: JobView, pasts: Mapping[str, Past], thresholds: Thresholds
             found[groups[column]] = past
             comparisons.append(Comparison((column,), (column, len(columns)), are_twins=True))
             columns.append(np.full(len(view.series.steps), past.ns))
-    return Links(_view_of(view, columns, comparisons), groups, found)
+    return Links(view_columns(view, columns, comparisons), groups, found)
 
 
 def find_slow_links(links: Links, step_ns: float, thresholds: Thresholds) -> tuple[SlowLink, ...] | Abstain:
@@ -154,18 +155,3 @@ def _steady_transfer(view: JobView, group: str, steps: int) -> Floats:
         return view.transfers_ns[group]
     differs = np.abs(view.transfer_bytes[group] - usual) > SAME_BYTES_RATIO * usual
     return np.where(differs, np.nan, view.transfers_ns[group])
-
-
-def _view_of(view: JobView, columns: list[Floats], comparisons: list[Comparison]) -> JobView:
-    """Transfers in the place of self times, columns in that of ranks."""
-    ns = np.stack(columns, axis=1) if columns else np.empty((len(view.series.steps), 0))
-    numbers = tuple(range(len(columns)))
-    place = {column: number for number, one in enumerate(comparisons) for column in one.members}
-    return JobView(
-        now_job_ns=view.now_job_ns,
-        world_size=len(columns),
-        series=StepSeries(view.series.steps, numbers, ns, ns, ns, {}, self_is_measured=True),
-        twins=Twins(tuple(comparisons), place),
-        nodes={},
-        samples=Samples({}, {}, {}),
-    )

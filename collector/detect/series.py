@@ -15,7 +15,8 @@ Ints = npt.NDArray[np.int64]
 class StepSeries:
     """`steps` has shape (n,) and ascends, `ranks` ascend; the times have shape (n, ranks), in ns, NaN where not known.
 
-    `self_is_measured` is False where waiting could not be measured and phases without communication stand in.
+    `self_is_measured` is False where waiting could not be measured and phases without communication stand in. `tokens`
+    is how many the batches of each step held, shape (n, ranks), NaN where not known; None: of none.
     """
 
     steps: Ints
@@ -25,6 +26,7 @@ class StepSeries:
     cpu_ns: Floats
     phases_ns: Mapping[str, Floats]
     self_is_measured: bool
+    tokens: Floats | None = None
 
     @cached_property
     def _rank_column(self) -> Mapping[int, int]:

@@ -49,7 +49,7 @@ class StepWindow:
         self._kept = steps_kept
         self._world_size = world_size
         self._steps = np.full(steps_kept, -1, dtype=np.int64)
-        self._columns = {"duration_ns": self._empty(), "cpu_ns": self._empty()}
+        self._columns = {name: self._empty() for name in ("duration_ns", "cpu_ns", "tokens")}
         self._wait_ns = self._empty()
         self._transfers = TransferRing(steps_kept)
         self._phases_ns: dict[str, Floats] = {}
@@ -209,9 +209,8 @@ class StepWindow:
         if not measured:
             present = [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
             self_ns = np.sum(present, axis=0) if present else self_ns
-        return StepSeries(
-            self._steps[slots], ranks, step_ns, self_ns, self._columns["cpu_ns"][cells], phases_ns, measured
-        )
+        cpu_ns, tokens = (self._columns[name][cells] for name in ("cpu_ns", "tokens"))
+        return StepSeries(self._steps[slots], ranks, step_ns, self_ns, cpu_ns, phases_ns, measured, tokens)
 
     def transfers(self, *, skip_steps: int) -> GroupTransfers:
         """What the data movement of each process group took in the steps of `series`."""

@@ -11,6 +11,8 @@ from tests.simulation.world import Scenario, run
 BEGIN = 60
 STEPS = 120
 SLOW = 3
+UNEVEN = {"jittery", "uneven_batches"}
+"""Noises that cost every step more than a tenth, each time by another rank."""
 JOBS = {
     "dp": Topology.mesh(dp=8),
     "fsdp": Topology.mesh(dp=8),
@@ -61,10 +63,22 @@ def test_rank_however_slow_makes_no_slow_link(kind: str) -> None:
 
 @pytest.mark.parametrize("noise", sorted(set(NOISES) - {"shared_nodes"}))
 @pytest.mark.parametrize("kind", ["dp", "pp"])
-def test_healthy_job_has_no_findings(kind: str, noise: str) -> None:
+def test_healthy_job_blames_nobody(kind: str, noise: str) -> None:
     outcome = run(story(kind, noise=noise))
     assert outcome.abstained is None
-    assert outcome.opened == []
+    kinds = ["uneven_work"] if noise in UNEVEN else []
+    assert [(opened.finding.kind, opened.finding.ranks) for opened in outcome.opened] == [(kind, ()) for kind in kinds]
+
+
+def test_batches_of_different_size_are_the_cause_of_uneven_work() -> None:
+    (opened,) = run(story("dp", noise="uneven_batches")).opened
+    assert opened.finding.cause == "data_imbalance"
+
+
+def test_stage_with_more_work_is_an_imbalance_and_its_ranks_are_not_slow() -> None:
+    topology = Topology.mesh(pp=2, dp=4)
+    (opened,) = run(Scenario(topology=topology, kind="pp", steps=STEPS, stage_shares=(0.8, 1.2))).opened
+    assert (opened.finding.kind, opened.finding.ranks) == ("imbalance", (4, 5, 6, 7))
 
 
 def test_finding_closes_when_the_rank_has_recovered() -> None:

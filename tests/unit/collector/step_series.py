@@ -30,8 +30,9 @@ def series_of(
     phases_ms: Mapping[str, Rows] | None = None,
     first_step: int = 0,
     self_is_measured: bool = True,
+    tokens: Rows | None = None,
 ) -> StepSeries:
-    """Each step takes as long as its longest self time, unless told otherwise; CPU time and phases are unknown."""
+    """Each step takes as long as its longest self time, unless told otherwise; all else is unknown."""
     self_ns = to_ns(self_ms)
     longest_ns = np.repeat(self_ns.max(axis=1, keepdims=True), self_ns.shape[1], axis=1)
     return StepSeries(
@@ -42,6 +43,7 @@ def series_of(
         cpu_ns=np.full_like(self_ns, np.nan) if cpu_ms is None else to_ns(cpu_ms),
         phases_ns={name: to_ns(rows) for name, rows in (phases_ms or {}).items()},
         self_is_measured=self_is_measured,
+        tokens=None if tokens is None else np.array(tokens, dtype=np.float64),
     )
 
 

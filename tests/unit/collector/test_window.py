@@ -343,6 +343,19 @@ def test_phases_beyond_the_limit_are_left_out() -> None:
     assert f"p{PHASES_MAX - 5}" not in found
 
 
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_of_each_batch_are_kept_where_they_are_counted() -> None:
+    window = window_of(2)
+    add(window, 0, StepRecord(step=0, start_host_ns=0, duration_ns=STEP_NS, phases_ns={}, tokens=512))
+    add(window, 1, step_of(0))
+    tokens = window.series((0, 1), skip_steps=0).tokens
+    assert tokens is not None
+    assert tokens[0, 0] == 512
+    assert np.isnan(tokens[0, 1])
+
+
 # -- transfers --------------------------------------------------------------------------------------------------------
 
 
