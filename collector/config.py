@@ -170,7 +170,7 @@ class CollectorConfig(Settings):
         1.25,
         Setting(
             "Smallest effect called a slow link: the transfer time of a process group over that of groups that do the "
-            "same, or over its own before. Healthy groups on other switches and rings differ by 10 to 20 %.",
+            "same, or over its own before. Healthy groups on other switches and rings differ by a tenth to a fifth.",
             unit="ratio",
             smallest=1.05,
             largest=10,
@@ -190,7 +190,7 @@ class CollectorConfig(Settings):
         0.1,
         Setting(
             "Smallest share of the step lost to work that differs from step to step, in each of which another rank is "
-            "the slowest. Jitter of 2 % costs 8 ranks 3 % of the step and 1,024 ranks 6 %.",
+            "the slowest. A jitter of 0.02 costs 8 ranks 0.03 of the step and 1,024 ranks 0.06.",
             unit="ratio",
             smallest=0.01,
             largest=1,

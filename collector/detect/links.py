@@ -17,6 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -81,10 +82,11 @@ class Links:
 def build_links(view: JobView, pasts: Mapping[str, Past], thresholds: Thresholds) -> Links:
     """Every group of more than one rank beside those that it is compared with. `pasts` are known from before."""
     groups = tuple(sorted(group for group in view.transfers_ns if len(view.groups.get(group, ())) > 1))
-    columns = [_steady_transfer(view, group, thresholds.steps_min) for group in groups]
+    usual = {group: _usual_bytes(view, group, thresholds.steps_min) for group in groups}
+    columns = [_steady_transfer(view, group, usual[group]) for group in groups]
     families: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for column, group in enumerate(groups):
-        families[_family(view, group, thresholds.steps_min)].append(column)
+        families[_family(view, group, usual[group])].append(column)
     comparisons: list[Comparison] = []
     found: dict[str, Past] = {}
     for family in families.values():
@@ -135,23 +137,22 @@ def _stands_out_of_its_past(link: SlowLink, past: Past, thresholds: Thresholds) 
     return level >= thresholds.robust_z_min * math.hypot(level / link.slow.robust_z, past.error)
 
 
-def _family(view: JobView, group: str, steps_min: int) -> tuple[object, ...]:
+def _family(view: JobView, group: str, usual_bytes: float | None) -> tuple[object, ...]:
     """What siblings have in common: the dimension, the number of members and of machines, the bytes of a step."""
     members = view.groups[group]
     machines = {view.nodes.get(rank) for rank in members}
-    return group.partition("/")[0], len(members), len(machines), _usual_bytes(view, group, steps_min)
+    return group.partition("/")[0], len(members), len(machines), usual_bytes
 
 
 def _usual_bytes(view: JobView, group: str, steps: int) -> float | None:
     """The median over the last steps of which it is known."""
     known = view.transfer_bytes[group][~np.isnan(view.transfer_bytes[group])][-steps:]
-    return float(np.median(known)) if len(known) else None
+    return median(known.tolist()) if len(known) else None
 
 
-def _steady_transfer(view: JobView, group: str, steps: int) -> Floats:
+def _steady_transfer(view: JobView, group: str, usual_bytes: float | None) -> Floats:
     """The transfer of the steps that moved what the last ones did, NaN in the others; shape (n,)."""
-    usual = _usual_bytes(view, group, steps)
-    if usual is None:
+    if usual_bytes is None:
         return view.transfers_ns[group]
-    differs = np.abs(view.transfer_bytes[group] - usual) > SAME_BYTES_RATIO * usual
+    differs = np.abs(view.transfer_bytes[group] - usual_bytes) > SAME_BYTES_RATIO * usual_bytes
     return np.where(differs, np.nan, view.transfers_ns[group])

@@ -76,8 +76,9 @@ def _read_pasts(findings: Sequence[Finding]) -> dict[str, Past]:
 
 
 def _usual_step_ns(series: StepSeries) -> float:
-    known = series.step_ns[~np.isnan(series.step_ns)]
-    return float(np.median(known)) if len(known) else 0.0
+    """The median over the steps of what each took the slowest rank; 0 when none is known."""
+    known = series.step_ns[~np.isnan(series.step_ns).all(axis=1)]
+    return float(np.median(np.nanmax(known, axis=1))) if len(known) else 0.0
 
 
 def _describe(

@@ -41,6 +41,8 @@ STEADY_SHARE_MAX: Final = 0.5
 """A rank that is above its twins by half of the gap in every other step makes more of it than all chance together."""
 PAIRS_MIN: Final = 100
 """So many pairs of a step and a rank leave a correlation of 0 below 0.3 (three standard errors, 1 / sqrt(n))."""
+RANKS_ASKED_MAX: Final = 256
+"""What goes together is asked of so many ranks at most, evenly spread: more would not tell it better."""
 SUGGESTION: Final = (
     "Give every rank as much work in a step: bucket the samples by length, pack them into sequences of one length, or "
     "make batches of so many tokens instead of so many samples."
@@ -150,7 +152,8 @@ def _correlate(view: JobView, one: Floats, other: Floats) -> float | None:
     known = (parts > 0).all(axis=(0, 2))
     if np.count_nonzero(known) * parts.shape[2] < PAIRS_MIN:
         return None
-    apart = [_beyond_twins(view, np.log(part[known])) for part in parts]
+    every = -(-parts.shape[2] // RANKS_ASKED_MAX)
+    apart = [_beyond_twins(view, np.log(part[known]))[:, ::every] for part in parts]
     orders = [_order((part - np.median(part, axis=0)).ravel()) for part in apart]
     if any(order.min() == order.max() for order in orders):
         return None

@@ -127,6 +127,12 @@ def test_step_whose_transfer_is_not_known_is_not_charged_and_not_free() -> None:
     assert np.flatnonzero(np.isnan(candidate.lost_ns)).tolist() == [80]
 
 
+def test_link_of_steps_whose_length_is_not_known_has_no_price_yet() -> None:
+    view = view_of(PAIR)
+    view.series.step_ns[:] = np.nan
+    assert only(view).job_slowdown_ratio == 1.0
+
+
 # -- several slow groups ----------------------------------------------------------------------------------------------
 
 
