@@ -155,7 +155,7 @@ def test_open_finding_keeps_its_first_step() -> None:
 @pytest.mark.parametrize(("last_ms", "passed"), [(130, False), (110, True)])
 def test_imbalance_has_passed_when_half_of_it_is_gone(last_ms: float, passed: bool) -> None:
     (known,) = findings(work(100, 140))
-    assert DETECTOR.has_passed(view(work(100, last_ms)), known) is passed
+    assert DETECTOR.has_passed(view(work(100, last_ms)), known, ()) is passed
 
 
 def test_nobody_knows_of_ranks_that_are_no_group_any_more() -> None:

@@ -177,7 +177,7 @@ def test_open_finding_keeps_its_cause_and_first_step() -> None:
 def test_finding_has_passed_when_half_of_the_smallest_cost_is_gone(spread: float, passed: bool) -> None:
     # Of 5 % of noise the longest of eight ranks is 7 % above the median.
     known = only(view(100 * draw()))
-    assert DETECTOR.has_passed(view(100 * draw(spread=spread)), known) is passed
+    assert DETECTOR.has_passed(view(100 * draw(spread=spread)), known, ()) is passed
 
 
 def test_finding_has_passed_when_one_rank_is_slow_instead() -> None:
