@@ -25,7 +25,7 @@ from rankscope.measure.units import ns_to_s
 
 BREAKDOWNS_KEPT = 32
 GC_PAUSES_KEPT = 256
-ALLOCATOR_COUNTS_KEPT = 64
+ALLOCATOR_COUNTS_KEPT = 32
 KINDS_MAX = 64
 """Kinds of collective (group, op) kept for a rank: a rank of a 5-dimensional mesh has about 20."""
 
