@@ -28,8 +28,13 @@ def test_rank_that_is_slow_every_kth_step(every: int) -> None:
 
 def test_rank_that_is_slow_every_fourth_step_among_ranks_that_stall() -> None:
     fault = Fault(cause="host_cpu", ranks=(5,), ratio=1.5, begin=60, every=4)
-    (found,) = findings("dp", Topology.mesh(dp=16), fault, noise="bursts")
-    assert (found.ranks, found.pattern) == ((5,), "intermittent")
+    scenario = Scenario(
+        topology=Topology.mesh(dp=16), kind="dp", faults=(fault,), noise=NOISES["bursts"], steps=220, seed=1
+    )
+    opened = {one.finding.kind: one for one in run(scenario).opened}
+    assert (opened["straggler"].finding.ranks, opened["straggler"].finding.pattern) == ((5,), "intermittent")
+    # Before the rank stands out of the others' stalls the run may be called slower; that ends when its culprit is known.
+    assert all(one.closed_step is not None for kind, one in opened.items() if kind != "straggler")
 
 
 @pytest.mark.parametrize("drift_steps", [40, 100])
