@@ -105,9 +105,12 @@ def _tell_incomplete(facts: HangFacts, stuck: Stuck) -> str:
     ends = "completes on none of them"
     if len(stuck.waiting) < len(members):
         ends = f"does not complete on {_name(stuck.waiting)}"
+    started = {rank: facts.standings[rank].started_in(stuck.group) for rank in stuck.waiting}
+    late = [rank for rank, sequence in started.items() if sequence is not None and sequence < stuck.sequence]
+    held_up = f"; it has not begun on the device of {_name(late)}" if 0 < len(late) < len(started) else ""
     return (
         f"All {len(members)} ranks of the group have entered {_describe(facts, stuck)}, which {ends}"
-        f"{_for_how_long(facts)}"
+        f"{_for_how_long(facts)}{held_up}"
     )
 
 

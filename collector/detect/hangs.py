@@ -55,7 +55,7 @@ class Hangs:
         hang = scene.judge()
         if isinstance(hang, Abstain):
             return hang
-        return () if hang is None else (Candidate(describe_hang(view, scene.graph, hang)),)
+        return () if hang is None else (Candidate(describe_hang(view, scene.graph, hang, known)),)
 
     def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether nobody stands still any more, or another hang is seen now to be the one behind it."""
@@ -65,7 +65,7 @@ class Hangs:
         if scene.is_coming_down:
             return False
         hang = scene.judge()
-        return isinstance(hang, Hang) and not describe_hang(view, scene.graph, hang).is_about_the_same(finding)
+        return isinstance(hang, Hang) and not describe_hang(view, scene.graph, hang, finding).is_about_the_same(finding)
 
 
 class _Scene:
@@ -74,6 +74,7 @@ class _Scene:
     def __init__(self, view: JobView, known: Finding | None) -> None:
         self._standings = view.standings
         self._known = known
+        self._group = None if known is None else known.group
         self._now_job_ns = view.now_job_ns
         self.still = {rank: one for rank, one in sorted(view.standings.items()) if one.stands_still}
         began = [began_ns for one in self.still.values() if (began_ns := self._find_begin(one)) is not None]
@@ -139,6 +140,7 @@ class _Scene:
             self._excuse,
             self._find_deadlock,
             self._find_incomplete,
+            self._wait_for_all,
             self._find_unseen,
         )
         found = (rule() for rule in rules)
@@ -146,7 +148,13 @@ class _Scene:
 
     def _name(self, cause: str, ranks: Iterable[int]) -> Hang | None:
         named = tuple(sorted(ranks))
-        return Hang(cause, named, self.graph.find_missed(named)) if named else None
+        return Hang(cause, named, self.graph.find_missed(named, self._group)) if named else None
+
+    def _blame_group(self, cause: str, test: Callable[[Stuck], bool]) -> Hang | None:
+        """Nobody is named but the group in which most wait, or that of the finding that is open."""
+        found = [one for one in self.graph.stuck if test(one)]
+        most = max(found, key=lambda one: (one.group == self._group, len(one.waiting), one.group), default=None)
+        return None if most is None else Hang(cause, (), most)
 
     def _roots(self, test: Callable[[RankStanding], bool]) -> list[int]:
         return [rank for rank in self.graph.roots if test(self._standings[rank])]
@@ -182,8 +190,7 @@ class _Scene:
         )  # fmt: skip
 
     def _find_mismatch(self) -> Hang | None:
-        first = next((one for one in self.graph.stuck if has_mismatch(one, self._standings)), None)
-        return None if first is None else Hang("order_mismatch", (), first)
+        return self._blame_group("order_mismatch", lambda one: has_mismatch(one, self._standings))
 
     def _find_silent(self) -> Hang | None:
         return self._name("silent_rank", self._roots(lambda one: one.is_silent and not one.stands_still))
@@ -201,24 +208,26 @@ class _Scene:
 
     def _find_incomplete(self) -> Hang | None:
         """A collective that all have entered, none of whom waits for somebody elsewhere as well."""
-        found = [
-            one
-            for one in self.graph.stuck
-            if not one.missing
-            and not one.unknown
-            and not one.is_handover
-            and self.graph.blocked.isdisjoint(one.waiting)
-        ]
-        first = max(found, key=lambda one: (len(one.waiting), one.group), default=None)
-        return None if first is None else Hang("all_in_collective", (), first)
+
+        def is_incomplete(one: Stuck) -> bool:
+            return not (one.missing or one.unknown or one.is_handover) and self.graph.blocked.isdisjoint(one.waiting)
+
+        return self._blame_group("all_in_collective", is_incomplete)
+
+    def _wait_for_all(self) -> Abstain | None:
+        """What comes now is sure only when everybody has said that it stands still."""
+        moving = [rank for rank, one in self._standings.items() if one.ended is None and not one.stands_still]
+        if not self.graph.stuck or not moving or self._lasts_very_long():
+            return None
+        return Abstain(f"ranks that have not come to a standstill: {len(moving)} of {len(self._standings)}")
 
     def _find_unseen(self) -> Hang | None:
         return self._name("missing_rank", self._roots(lambda one: self._counts(one) and not one.waits))
 
     def _give_up(self) -> Hang | Abstain:
-        if self.graph.stuck:
-            most = max(self.graph.stuck, key=lambda one: (len(one.waiting), one.group))
-            return Hang("unattributed", (), most)
+        hang = self._blame_group("unattributed", lambda _: True)
+        if hang is not None:
+            return hang
         gone = [rank for rank, one in self._standings.items() if one.is_gone]
         if gone:
             return Abstain(f"no rank waits in a collective; ranks that have ended: {len(gone)}")
@@ -231,14 +240,17 @@ class _Scene:
         return Hang("unattributed", (), None)
 
 
-def describe_hang(view: JobView, graph: Graph, hang: Hang) -> Finding:
-    """The finding about a hang."""
+def describe_hang(view: JobView, graph: Graph, hang: Hang, known: Finding | None) -> Finding:
+    """The finding about a hang. One that is known already keeps its group, whatever else its ranks are missed in."""
+    # A circle goes through several groups and is about none of them.
+    group = hang.stuck.group if hang.stuck is not None and hang.cause != "deadlock" else None
+    if known is not None and not set(known.ranks).isdisjoint(hang.ranks):
+        group = known.group
     facts = HangFacts(view, graph, hang.ranks, hang.stuck)
     return Finding(
         kind=HANG,
         ranks=hang.ranks,
-        # A circle goes through several groups and is about none of them.
-        group=hang.stuck.group if hang.stuck is not None and hang.cause != "deadlock" else None,
+        group=group,
         since_step=facts.since_step,
         cause=hang.cause,
         sentence=write_hang(hang.cause, facts),

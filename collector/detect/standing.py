@@ -130,6 +130,11 @@ class RankStanding:
         status = self._statuses.get(group)
         return status.completed or 0 if status is not None else 0
 
+    def started_in(self, group: str) -> int | None:
+        """The last sequence that its device has begun in a group; None where the backend does not tell."""
+        status = self._statuses.get(group)
+        return None if status is None else status.started
+
     @cached_property
     def waits(self) -> tuple[Wait, ...]:
         """The first collective of each group in which it waits while it stands still, hand-overs left out: what is

@@ -56,13 +56,14 @@ class Graph(NamedTuple):
         """Every rank that waits in something that is stuck."""
         return frozenset(rank for one in self.stuck for rank in one.waiting)
 
-    def find_missed(self, ranks: Collection[int]) -> Stuck | None:
-        """Of what is stuck for want of these ranks, that which they would enter next; None when nothing is.
+    def find_missed(self, ranks: Collection[int], group: str | None = None) -> Stuck | None:
+        """Of what is stuck for want of these ranks, that in this group, or else that which they would enter next; None
+        when nothing is.
 
-        It is in front for all who wait in it, while later ones are not or miss others as well.
+        What comes next is in front for all who wait in it, while later ones are not or miss others as well.
         """
         missed = [one for one in self.stuck if not set(one.missing).isdisjoint(ranks)]
-        return max(missed, key=_nearness, default=None)
+        return max(missed, key=lambda one: (one.group == group, _nearness(one)), default=None)
 
     def find_circle(self) -> tuple[int, ...]:
         """Ranks each of which waits for the next one, and the last for the first; empty when there is a root."""

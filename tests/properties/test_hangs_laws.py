@@ -106,3 +106,17 @@ def test_a_hang_that_was_just_found_has_not_passed(job: dict[int, RankStanding])
     if isinstance(found, Abstain) or not found:
         return
     assert not Hangs().has_passed(view, found[0].finding, ())
+
+
+@given(jobs, jobs)
+def test_of_a_hang_that_changes_there_is_one_finding_or_the_old_one_has_passed(
+    before: dict[int, RankStanding], after: dict[int, RankStanding]
+) -> None:
+    found = Hangs().find(view_on(before, GROUPS, world=RANKS), ())
+    if isinstance(found, Abstain) or not found:
+        return
+    first, view = found[0].finding, view_on(after, GROUPS, world=RANKS)
+    then = Hangs().find(view, [first])
+    if isinstance(then, Abstain) or not then:
+        return
+    assert then[0].finding.is_about_the_same(first) or Hangs().has_passed(view, first, ())

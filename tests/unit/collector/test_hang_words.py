@@ -1,5 +1,7 @@
 """A hang in words, its numbers and its stacks."""
 
+from dataclasses import replace
+
 import pytest
 
 from rankscope.collector.detect.hang_facts import STACKS_SHOWN_MAX, HangFacts, describe_stack
@@ -8,7 +10,7 @@ from rankscope.collector.detect.hangs import Hangs
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.stuck import find_stuck
 from rankscope.collector.detect.view import Candidate
-from rankscope.measure.stalls import KernelThread, StackFrame, Stall, ThreadStack
+from rankscope.measure.stalls import GroupStatus, KernelThread, StackFrame, Stall, ThreadStack
 from tests.unit.collector.hang_standings import (
     LIMIT_NS,
     WORLD,
@@ -118,3 +120,22 @@ def test_a_rank_of_which_no_node_is_known_says_so() -> None:
     graph = find_stuck(view.standings, view.groups, lambda _: False)
     facts = HangFacts(view, graph, (5,), graph.stuck[0])
     assert write_hang("missing_rank", facts).startswith("Rank 5 (node not known) stands still")
+
+
+@pytest.mark.parametrize(
+    ("started", "told"),
+    [
+        ((8, 7, 8), "; it has not begun on the device of rank 1. "),
+        # Where no device has begun it, none is told from the others; nor where the backend does not tell.
+        ((7, 7, 7), " for 40.0 s. "),
+        ((8, None, 8), " for 40.0 s. "),
+    ],
+)
+def test_a_device_that_has_not_begun_what_all_have_entered_is_told(started: tuple[int | None, ...], told: str) -> None:
+    standings = {
+        rank: replace(waits(), progress=(GroupStatus(group=WORLD, enqueued=8, started=sequence, completed=7),))
+        for rank, sequence in enumerate(started)
+    }
+    (candidate,) = find(standings)
+    assert (candidate.finding.cause, candidate.finding.ranks) == ("all_in_collective", ())
+    assert f"which completes on none of them for 40.0 s{told.removeprefix(' for 40.0 s')}" in candidate.finding.sentence

@@ -195,6 +195,14 @@ def test_a_rank_in_a_call_that_no_recorder_shows_is_named_only_when_nobody_else_
     assert essence(find(view_on({0: waits(), 1: receives}))) == ("missing_rank", (1,), WORLD, "critical")
 
 
+def test_such_a_rank_is_not_named_before_everybody_has_come_to_a_standstill() -> None:
+    receives = still({WORLD: (7, 7)}, activity="collective")
+    standings = {0: waits(), 1: receives, 2: moving({WORLD: (8, 8)})}
+    assert reason(view_on(standings)) == "ranks that have not come to a standstill: 1 of 3"
+    standings[0] = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
+    assert find(view_on(standings)).ranks == (1,)
+
+
 def test_a_rank_that_moves_is_not_named_beside_one_that_is_missing() -> None:
     assert find(view_on({0: waits(), 1: moving(), 2: still({WORLD: (7, 7)})})).ranks == (2,)
 

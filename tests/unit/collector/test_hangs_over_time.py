@@ -10,6 +10,7 @@ from tests.unit.collector.hang_standings import (
     LIMIT_NS,
     NOW_NS,
     WORLD,
+    call,
     dead,
     ended,
     moving,
@@ -23,8 +24,8 @@ from tests.unit.collector.hang_standings import (
 Standings = dict[int, RankStanding]
 
 
-def find(standings: Standings, *explained: Finding) -> Finding:
-    found = Hangs().find(view_on(standings), explained)
+def find(standings: Standings, *explained: Finding, groups: dict[str, tuple[int, ...]] | None = None) -> Finding:
+    found = Hangs().find(view_on(standings, groups), explained)
     assert not isinstance(found, Abstain), found
     (candidate,) = found
     return candidate.finding
@@ -73,3 +74,32 @@ def test_a_silent_rank_that_is_found_dead_later_is_the_same_finding() -> None:
     now = find({0: waits(), 1: dead(ended_job_ns=NOW_NS)}, finding)
     assert (finding.cause, now.cause) == ("silent_rank", "dead_rank")
     assert now.is_about_the_same(finding)
+
+
+def test_a_finding_keeps_its_group_when_more_ranks_say_where_they_wait() -> None:
+    groups = {WORLD: (0, 1, 2, 3), "pair": (2, 3)}
+    missing = still({WORLD: (7, 7), "pair": (3, 3)})
+    before: Standings = {0: waits(), 1: waits(), 2: moving({WORLD: (7, 7), "pair": (4, 3)}), 3: missing}
+    ahead = still({WORLD: (8, 7), "pair": (4, 3)}, call("pair", 4), call())
+    after: Standings = {**before, 2: ahead}
+    first = find(before, groups=groups)
+    assert (first.ranks, first.group) == ((3,), WORLD)
+    assert (find(after, groups=groups).ranks, find(after, groups=groups).group) == ((3,), "pair")
+    then = find(after, first, groups=groups)
+    assert (then.ranks, then.group) == ((3,), WORLD)
+    assert then.is_about_the_same(first)
+
+
+def test_so_does_one_that_names_no_rank() -> None:
+    groups = {WORLD: (0, 1), "alone": (2, 3, 4)}
+    first = find({0: waits(), 1: waits()}, groups=groups)
+    more: Standings = {rank: waits("alone") for rank in (2, 3, 4)}
+    now = find({0: waits(), 1: waits(), **more}, first, groups=groups)
+    assert (first.group, now.group) == (WORLD, WORLD)
+
+
+def test_a_dead_rank_that_nobody_waited_for_at_first_stays_one_finding() -> None:
+    first = find({0: still({WORLD: (7, 7)}), 1: dead()})
+    now = find({0: waits(), 1: dead()}, first)
+    assert (first.group, now.group, now.ranks) == (None, None, (1,))
+    assert "all_reduce 8 of default_pg" in now.sentence

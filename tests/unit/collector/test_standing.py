@@ -90,6 +90,11 @@ def test_how_far_a_rank_is_in_a_group(rank: RankStanding, expected: int | None) 
     assert rank.enqueued_in(WORLD) == expected
 
 
+def test_what_a_device_has_begun_is_known_where_the_backend_tells() -> None:
+    rank = RankStanding(progress=(GroupStatus(group="a", enqueued=3, started=2), GroupStatus(group="b", enqueued=3)))
+    assert [rank.started_in(group) for group in ("a", "b", "c")] == [2, None, None]
+
+
 def test_what_has_completed_is_nothing_until_it_is_told() -> None:
     rank = RankStanding(progress=(GroupStatus(group="a", enqueued=3), GroupStatus(group="b", completed=2)))
     assert [rank.completed_in(group) for group in ("a", "b", "c")] == [0, 2, 0]
