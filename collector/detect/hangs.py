@@ -171,7 +171,11 @@ class _Scene:
         return self._name("missing_rank", self._roots(self._is_surely_missing))
 
     def _is_surely_missing(self, one: RankStanding) -> bool:
-        return self._counts(one) and not one.waits and not one.handovers and one.activity not in UNSEEN_WAITS
+        return self._is_missing(one) and one.activity not in UNSEEN_WAITS
+
+    def _is_missing(self, one: RankStanding) -> bool:
+        """Whether others wait for it while it waits for nobody that is known."""
+        return self._counts(one) and not one.waits and not one.handovers
 
     def _counts(self, one: RankStanding) -> bool:
         """Whether a rank is to be called missing: it does not move, by its last word, or lives and has kept others
@@ -215,14 +219,14 @@ class _Scene:
         return self._blame_group("all_in_collective", is_incomplete)
 
     def _wait_for_all(self) -> Abstain | None:
-        """What comes now is sure only when everybody has said that it stands still."""
+        """What comes after this is sure only when everybody has said that it stands still."""
         moving = [rank for rank, one in self._standings.items() if one.ended is None and not one.stands_still]
         if not self.graph.stuck or not moving or self._lasts_very_long():
             return None
         return Abstain(f"ranks that have not come to a standstill: {len(moving)} of {len(self._standings)}")
 
     def _find_unseen(self) -> Hang | None:
-        return self._name("missing_rank", self._roots(lambda one: self._counts(one) and not one.waits))
+        return self._name("missing_rank", self._roots(self._is_missing))
 
     def _give_up(self) -> Hang | Abstain:
         hang = self._blame_group("unattributed", lambda _: True)

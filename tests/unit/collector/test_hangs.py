@@ -388,6 +388,12 @@ def test_a_member_that_tells_no_counters_is_not_blamed() -> None:
     )
 
 
+def test_a_rank_that_receives_from_somebody_unknown_is_not_blamed() -> None:
+    receives = still({WORLD: (7, 7)}, call("mesh_pp", 3, "recv anysource"), activity="collective")
+    finding = find(view_on({0: waits(), 1: receives}))
+    assert (finding.cause, finding.ranks) == ("unattributed", ())
+
+
 def test_a_member_that_has_never_joined_is_not_blamed() -> None:
     finding = find(view_on({0: waits()}, {WORLD: (0, 1)}))
     assert (finding.cause, finding.ranks) == ("unattributed", ())
