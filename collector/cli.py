@@ -77,9 +77,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=serve)
     parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
     for key, default, known in find_settings(CollectorConfig):
-        parser.add_argument(
-            f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=f"{known.meaning} [{default}]"
-        )
+        text = f"{known.meaning} [{default}]".replace("%", "%%")  # argparse puts values in where a % stands alone
+        parser.add_argument(f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=text)
     parser.add_argument(
         "--announce", action="store_true", help="print the addresses as one line of JSON once it listens"
     )

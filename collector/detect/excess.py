@@ -13,8 +13,10 @@ def find_excess(series: StepSeries, twins: Twins) -> Floats:
     """log(self time / median of the self times of those it is compared with), shape (n, ranks) as the series; NaN where
     its own or too many of theirs are not known.
     """
-    excess = np.full(series.self_ns.shape, np.nan)
     self_ns = np.maximum(series.self_ns, 1.0)
+    if len(twins.comparisons) == 1 and len(twins.comparisons[0].members) == len(series.ranks):  # nothing to be moved
+        return _compare(self_ns, self_ns)
+    excess = np.full(series.self_ns.shape, np.nan)
     for comparison in twins.comparisons:
         members = series.columns_of(comparison.members)
         mine = self_ns[:, members]

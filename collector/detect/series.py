@@ -32,6 +32,12 @@ class StepSeries:
     def _rank_column(self) -> Mapping[int, int]:
         return {rank: column for column, rank in enumerate(self.ranks)}
 
+    @cached_property
+    def _order(self) -> tuple[Ints, Ints]:
+        ranks = np.array(self.ranks, dtype=np.int64)
+        order = np.argsort(ranks, kind="stable")
+        return order, ranks[order]
+
     def has(self, rank: int) -> bool:
         """Whether the rank is in it."""
         return rank in self._rank_column
@@ -41,8 +47,9 @@ class StepSeries:
         return self._rank_column[rank]
 
     def columns_of(self, ranks: Sequence[int]) -> Ints:
-        """Where these ranks' times are, in their order."""
-        return np.array([self._rank_column[rank] for rank in ranks], dtype=np.int64)
+        """Where the times of these ranks are, all of which must be in it, in their order."""
+        order, ordered = self._order
+        return np.asarray(order[np.searchsorted(ordered, np.array(ranks, dtype=np.int64))], dtype=np.int64)
 
 
 def medians_of_last(values: Floats, steps: int) -> Floats:

@@ -97,7 +97,7 @@ def find_gaps(view: JobView) -> Gaps | None:
     rows = np.flatnonzero(known)[-STEPS_LOOKED_AT:]
     if len(rows) < STEPS_MIN:
         return None
-    beyond_ns = _beyond_twins(view, self_ns[rows])
+    beyond_ns = view.excess_ns[rows]
     gap_ns = np.maximum(np.max(beyond_ns, axis=1), 0.0)
     gap = float(np.median(gap_ns))
     most_often = int(np.bincount(beyond_ns.argmax(axis=1)).max())
