@@ -8,14 +8,15 @@ judged by the same rules (`stragglers.py`), on
 
 Siblings are the groups of the same mesh dimension, with as many members on as many machines, that move as many bytes.
 A group with fewer than three of them is compared with its own past: the median of its transfer before the clearest
-change of level. That past leaves the window in time, so an open finding keeps it.
+change of level. That past leaves the window in time, so an open finding keeps it. So are all siblings together: what
+makes most of them slow at once (a switch, a congested fabric) shows in none of them beside the others.
 
 Steps in which a group moved another amount than lately are left out: they would compare sizes and not links.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final, NamedTuple
@@ -46,64 +47,72 @@ class Past(NamedTuple):
 
 
 class SlowLink(NamedTuple):
-    """A group whose transfer passes every test, with the medians since its present level. `siblings` is empty where it
-    was compared with its own past. `excess_ns` is by how much each step's transfer is longer, shape (n,), NaN where not
-    known.
+    """A group, or a family of siblings, whose transfer passes every test, with the medians since its present level.
+    `siblings` is empty where it was compared with its own past. By step, shape (n,) in ns, NaN where not known:
+    `excess_ns` is by how much the transfer is longer, `exposed_ns` how much of it was exposed.
     """
 
     group: str
     siblings: tuple[str, ...]
     slow: Slow
     excess_ns: Floats
+    exposed_ns: Floats
 
 
 @dataclass(frozen=True)
 class Links:
-    """The transfers of all groups as a view in which a column stands for a group, and behind these one for the past of
-    each group that has too few siblings. `groups` names the columns; a past has no name.
+    """The transfers of all groups as a view in which a column stands for a group, then for each family of siblings, and
+    behind these for the pasts of those that are compared with theirs. `names` are those of the columns, of which a past
+    has none; `families` the groups of each family.
     """
 
     view: JobView
-    groups: tuple[str, ...]
+    names: tuple[str, ...]
+    families: Mapping[str, tuple[str, ...]]
     pasts: Mapping[str, Past]
+    exposed_ns: Mapping[str, Floats]
 
-    def has_recovered(self, group: str, thresholds: Thresholds) -> bool:
-        """Whether the group's transfer is no longer than that of those it is compared with; False when not known."""
-        return group in self.groups and has_recovered(self.view.excess_of(self.groups.index(group)), thresholds)
+    def has_recovered(self, name: str, thresholds: Thresholds) -> bool:
+        """Whether the transfer is no longer than that of those it is compared with; False when not known."""
+        return name in self.names and has_recovered(self.view.excess_of(self.names.index(name)), thresholds)
 
     def describe(self, slow: Slow) -> SlowLink:
-        """What was found of a column, as what it says of its group."""
-        siblings = tuple(self.groups[peer] for peer in slow.peers.ranks if peer < len(self.groups))
+        """What was found of a column, as what it says of its group or family."""
+        name = self.names[slow.rank]
+        siblings = tuple(self.names[peer] for peer in slow.peers.ranks if peer < len(self.names))
         # x = log(mine / theirs), so mine - theirs = mine (1 - exp(-x)).
         excess_ns = self.view.series.self_ns[:, slow.rank] * -np.expm1(-self.view.excess_of(slow.rank))
-        return SlowLink(self.groups[slow.rank], siblings, slow, excess_ns)
+        exposed = np.stack([self.exposed_ns[group] for group in self.families.get(name, (name,))])
+        return SlowLink(name, siblings, slow, excess_ns, np.median(exposed, axis=0))
 
 
 def build_links(view: JobView, pasts: Mapping[str, Past], thresholds: Thresholds) -> Links:
     """Every group of more than one rank beside those that it is compared with. `pasts` are known from before."""
-    groups = tuple(sorted(group for group in view.transfers_ns if len(view.groups.get(group, ())) > 1))
+    groups = sorted(group for group in view.transfers_ns if len(view.groups.get(group, ())) > 1)
     usual = {group: _usual_bytes(view, group, thresholds.steps_min) for group in groups}
-    columns = [_steady_transfer(view, group, usual[group]) for group in groups]
-    families: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for column, group in enumerate(groups):
-        families[_family(view, group, usual[group])].append(column)
-    comparisons: list[Comparison] = []
-    found: dict[str, Past] = {}
+    transfers = {group: _steady_transfer(view, group, usual[group]) for group in groups}
+    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for group in groups:
+        alike[_family_of(view, group, usual[group])].append(group)
+    families = {_name_family(view, family): tuple(family) for family in alike.values() if len(family) > TWINS_MIN}
+    transfers |= {name: _middle([transfers[group] for group in family]) for name, family in families.items()}
+    names = tuple(transfers)
+    columns, comparisons, found = list(transfers.values()), [], {}
     for family in families.values():
-        if len(family) > TWINS_MIN:
-            comparisons.append(Comparison(tuple(family), tuple(family), are_twins=True))
-            continue
-        for column in family:
-            past = pasts.get(groups[column]) or find_past(columns[column], thresholds.steps_min)
-            found[groups[column]] = past
+        siblings = tuple(sorted(names.index(group) for group in family))
+        comparisons.append(Comparison(siblings, siblings, are_twins=True))
+    among_siblings = {group for family in families.values() for group in family}
+    for column, name in enumerate(names):
+        if name not in among_siblings:
+            found[name] = pasts.get(name) or find_past(columns[column], thresholds.steps_min)
             comparisons.append(Comparison((column,), (column, len(columns)), are_twins=True))
-            columns.append(np.full(len(view.series.steps), past.ns))
-    return Links(view_columns(view, columns, comparisons), groups, found)
+            columns.append(np.full(len(view.series.steps), found[name].ns))
+    return Links(view_columns(view, columns, comparisons), names, families, found, view.transfers.exposed_ns)
 
 
 def find_slow_links(links: Links, step_ns: float, thresholds: Thresholds) -> tuple[SlowLink, ...] | Abstain:
     """Every group whose links are slow now, slowest first; or why no verdict can be given. `step_ns`: a usual step."""
-    if not links.groups:
+    if not links.names:
         return Abstain("no transfer of any process group is known")
     verdict = find_stragglers(links.view, thresholds)
     if isinstance(verdict, Abstain):
@@ -137,11 +146,23 @@ def _stands_out_of_its_past(link: SlowLink, past: Past, thresholds: Thresholds) 
     return level >= thresholds.robust_z_min * math.hypot(level / link.slow.robust_z, past.error)
 
 
-def _family(view: JobView, group: str, usual_bytes: float | None) -> tuple[object, ...]:
+def _family_of(view: JobView, group: str, usual_bytes: float | None) -> tuple[object, ...]:
     """What siblings have in common: the dimension, the number of members and of machines, the bytes of a step."""
     members = view.groups[group]
     machines = {view.nodes.get(rank) for rank in members}
     return group.partition("/")[0], len(members), len(machines), usual_bytes
+
+
+def _middle(transfers_ns: Sequence[Floats]) -> Floats:
+    """By step the transfer that more than half of the groups reach, shape (n,); NaN where one is not known."""
+    stacked = np.stack(transfers_ns)
+    nth = (len(stacked) - 1) // 2
+    return np.where(np.isnan(stacked).any(axis=0), np.nan, np.partition(stacked, nth, axis=0)[nth])
+
+
+def _name_family(view: JobView, groups: Sequence[str]) -> str:
+    """Like the name of a group: the dimension, a star for the siblings, and the lowest rank of theirs."""
+    return f"{groups[0].partition('/')[0]}/*{min(view.groups[group][0] for group in groups)}"
 
 
 def _usual_bytes(view: JobView, group: str, steps: int) -> float | None:

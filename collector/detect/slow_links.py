@@ -19,6 +19,8 @@ SLOW_LINK: Final = "slow_link"
 """The kind and the cause of a finding about links."""
 PAST: Final = "past_transfer_ns"
 """Of a group that was compared with its own past, that past: evidence, with the group's name behind a slash."""
+NODES_NAMED_MAX: Final = 4
+"""Machines that a sentence names: a group may span thousands, and the finding has them all."""
 NVLINK_XID: Final = 74
 """The Xid error of a faulty NVLink (NVIDIA's Xid catalogue)."""
 SUGGESTION: Final = (
@@ -43,10 +45,12 @@ class SlowLinks:
         if isinstance(verdict, Abstain):
             return verdict
         slow = {link.group: link for link in verdict}
-        still = {group for group in self._still_slow(links, known) if group not in slow}
-        located = find_locations([*slow, *still], view.groups, view.nodes)
+        still = {name for name in self._still_slow(links, known) if name not in slow}
+        groups = [name for name in (*slow, *still) if name not in links.families]
+        located = find_locations(groups, view.groups, view.nodes)
+        located += tuple(_locate_family(view, name, links.families[name]) for name in slow if name in links.families)
         described = [
-            _describe(view, links, location, [slow[group] for group in location.groups if group in slow], known)
+            _describe(view, links, location, [slow[name] for name in location.groups if name in slow], known)
             for location in located
             if not still.issuperset(location.groups)
         ]
@@ -56,13 +60,20 @@ class SlowLinks:
         """Groups of open findings that have not recovered: they say where a link is, also in a look in which they do
         not pass every test.
         """
-        groups = {group for finding in known for group in finding.groups if group in links.groups}
+        groups = {group for finding in known for group in finding.groups if group in links.names}
         return {str(group) for group in groups if not links.has_recovered(str(group), self._thresholds)}
 
     def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether the transfer of every group of the finding is what it should be again."""
         links = build_links(view, _read_pasts([finding]), self._thresholds)
         return all(links.has_recovered(str(group), self._thresholds) for group in finding.groups)
+
+
+def _locate_family(view: JobView, name: str, family: Sequence[str]) -> Location:
+    """All siblings together."""
+    ranks = tuple(sorted({rank for group in family for rank in view.groups[group]}))
+    nodes = tuple(sorted({view.nodes[rank] for rank in ranks if rank in view.nodes}))
+    return Location((name,), ranks, nodes)
 
 
 def _read_pasts(findings: Sequence[Finding]) -> dict[str, Past]:
@@ -100,7 +111,7 @@ def _describe(
         group=leader.group,
         since_step=since_step,
         cause=SLOW_LINK,
-        sentence=_write_sentence(location, leader, since_step, cost),
+        sentence=_write_sentence(location, leader, len(links.families.get(leader.group, ())), since_step, cost),
         suggestion=SUGGESTION,
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
@@ -122,7 +133,7 @@ def _lost_to(view: JobView, slow: Sequence[SlowLink], since_step: int) -> Floats
     """What each step lost to the slowness of these groups, shape (n,) in ns: the excess of their transfers, of each at
     most what of the transfer was exposed. NaN where no excess is known; 0 before.
     """
-    lost_ns = [np.clip(np.minimum(link.excess_ns, view.transfers.exposed_ns[link.group]), 0.0, None) for link in slow]
+    lost_ns = [np.clip(np.minimum(link.excess_ns, link.exposed_ns), 0.0, None) for link in slow]
     total_ns = np.where(np.isnan(lost_ns).all(axis=0), np.nan, np.nansum(lost_ns, axis=0))
     return np.where(view.series.steps < since_step, 0.0, total_ns)
 
@@ -150,11 +161,10 @@ def _numbers(view: JobView, link: SlowLink) -> dict[str, float]:
         "steps_looked_at": float(slow.steps_looked_at),
     }
     recent = view.series.steps >= slow.level_from_step
-    transfer_s = ns_to_s(1.0) * np.maximum(view.transfers.ns[link.group][recent], 1.0)
     for name, sizes in (("algbw", view.transfers.size_bytes), ("busbw", view.transfers.bus_bytes)):
-        per_second = sizes[link.group][recent] / transfer_s
-        if not np.isnan(per_second).all():
-            found[f"{name}_bytes_per_s"] = float(np.nanmedian(per_second))
+        if link.group in sizes and not np.isnan(sizes[link.group][recent]).all():
+            transfer_s = ns_to_s(1.0) * np.maximum(view.transfers.ns[link.group][recent], 1.0)
+            found[f"{name}_bytes_per_s"] = float(np.nanmedian(sizes[link.group][recent] / transfer_s))
     return found
 
 
@@ -181,15 +191,17 @@ def _find_signs(view: JobView, location: Location) -> tuple[dict[str, float], di
     return {names[mine]: float(np.median(told)) for mine, told in rates.items() if told}, details
 
 
-def _write_sentence(location: Location, leader: SlowLink, since_step: int, cost: Cost) -> str:
+def _write_sentence(location: Location, leader: SlowLink, family_size: int, since_step: int, cost: Cost) -> str:
     """Whose links, how much slower than what, since when, and what it costs."""
     count = len(leader.siblings)
-    where = f"node{'s' if len(location.nodes) > 1 else ''} {', '.join(location.nodes)}"
+    where = _name_nodes(location.nodes)
     whose = {
         "rank": f"rank {format_ranks(location.ranks)} ({where})",
         "node": where,
         "node pair": f"{where}, between the two,",
     }.get(location.suspect, f"group {leader.group} ({where})")
+    if family_size:
+        whose = f"most of the {family_size} groups {leader.group} ({where})"
     slower = f"as slowly as their {count} sibling groups since step {since_step}"
     if not count:
         slower = f"as slowly as before step {since_step}"
@@ -202,3 +214,9 @@ def _write_sentence(location: Location, leader: SlowLink, since_step: int, cost:
         others = [group for group in location.groups if group != leader.group]
         text += f" in {leader.group}; {' and '.join(others)}, which shares them, is slow too"
     return f"{text}.{say_cost(cost)}"
+
+
+def _name_nodes(nodes: Sequence[str]) -> str:
+    """The first few machines by name, the others by number."""
+    named = f"node{'s' if len(nodes) > 1 else ''} {', '.join(nodes[:NODES_NAMED_MAX])}"
+    return f"{named} and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else named

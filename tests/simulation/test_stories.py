@@ -55,6 +55,13 @@ def test_rank_whose_links_are_slow_in_two_groups_is_suspected() -> None:
     assert (opened.finding.ranks, opened.finding.details["suspected rank"]) == ((5,), "5")
 
 
+def test_links_that_all_become_slow_are_found_without_a_healthy_one_beside_them() -> None:
+    topology = Topology.mesh(tp=4, dp=4)
+    fault = Fault(cause="slow_link", ranks=tuple(range(16)), ratio=1.2, begin=BEGIN)
+    found = run(Scenario(topology=topology, kind="tp", faults=(fault,), steps=STEPS)).opened
+    assert sorted(opened.finding.group or "" for opened in found) == ["mesh_dp/*0", "mesh_tp/*0"]
+
+
 @pytest.mark.parametrize("kind", sorted(JOBS))
 def test_rank_however_slow_makes_no_slow_link(kind: str) -> None:
     found = run(story(kind, Fault(cause="host_cpu", ranks=(SLOW,), ratio=3.0, begin=BEGIN))).opened

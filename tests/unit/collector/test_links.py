@@ -156,6 +156,29 @@ def test_rare_long_transfers_are_no_slow_link(seed: int) -> None:
     assert found(view_with(groups, transfers)) == ()
 
 
+# -- siblings that are slow together ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_siblings_of_which_most_become_slow_are_found_together(count: int) -> None:
+    transfers = draw(FOUR_PAIRS, 100)
+    for group in sorted(FOUR_PAIRS)[:count]:
+        transfers[group][60:] *= 2
+    (link,) = found(view_with(FOUR_PAIRS, transfers))
+    assert (link.group, link.siblings) == ("mesh_tp/*0", ())
+    assert abs(link.slow.since_step - 60) <= 2
+    assert link.slow.slowdown_ratio == pytest.approx(2.0, rel=0.05)
+
+
+def test_siblings_of_another_size_are_another_family() -> None:
+    groups = FOUR_PAIRS | {f"mesh_tp/{rank}-{rank + 1}": (rank, rank + 1) for rank in (8, 10, 12, 14)}
+    transfers = draw(groups, 100)
+    sizes = {group: np.full(100, 2 * MB) for group in groups if group not in FOUR_PAIRS}
+    for group in sizes:
+        transfers[group][60:] *= 2
+    assert [link.group for link in found(view_with(groups, transfers, size_bytes=sizes))] == ["mesh_tp/*8"]
+
+
 # -- the past by itself -----------------------------------------------------------------------------------------------
 
 

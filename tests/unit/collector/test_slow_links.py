@@ -173,6 +173,23 @@ def test_slow_groups_between_two_machines_are_one_finding_about_the_pair() -> No
     assert finding.sentence.startswith("The links of nodes a, b, between the two, move data")
 
 
+def test_siblings_that_become_slow_together_are_one_finding_about_all_of_them() -> None:
+    transfers = flat(MESH)
+    for group in transfers:
+        if group.startswith("mesh_tp"):
+            transfers[group][BEGIN:] = 20.0
+    view = view_with(MESH, transfers, nodes={rank: f"node{rank}" for rank in range(8)}, exposed_ms=4.0)
+    (candidate,) = candidates(view)
+    assert (candidate.finding.group, candidate.finding.ranks) == ("mesh_tp/*0", tuple(range(8)))
+    assert candidate.finding.sentence.startswith(
+        "The links of most of the 4 groups mesh_tp/*0 (nodes node0, node1, node2, node3 and 4 more) move data 2.00 "
+        "times as slowly as before step 60: 20.0 ms a step against 10.0 ms."
+    )
+    assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 4e6], 60))
+    assert not DETECTOR.has_passed(view, candidate.finding)
+    assert DETECTOR.has_passed(view_with(MESH, flat(MESH)), candidate.finding)
+
+
 # -- over time --------------------------------------------------------------------------------------------------------
 
 
