@@ -11,7 +11,7 @@ from rankscope.collector.detect.link_location import Location, find_locations
 from rankscope.collector.detect.links import Links, Past, SlowLink, build_links, find_slow_links
 from rankscope.collector.detect.sentence import COST_WORTH_SAYING, say_cost
 from rankscope.collector.detect.series import Floats, StepSeries
-from rankscope.collector.detect.stragglers import Thresholds
+from rankscope.collector.detect.stragglers import Slow, Thresholds
 from rankscope.collector.detect.view import Candidate, JobView
 from rankscope.measure.units import format_duration, ns_to_s
 
@@ -19,6 +19,10 @@ SLOW_LINK: Final = "slow_link"
 """The kind and the cause of a finding about links."""
 PAST: Final = "past_transfer_ns"
 """Of a group that was compared with its own past, that past: evidence, with the group's name behind a slash."""
+EXCESS: Final = "transfer_excess_ns"
+"""Of each slow group by how much its transfer is longer: evidence, with the group's name behind a slash."""
+EXPLAINED_RATIO_MAX: Final = 1.25
+"""A rank's excess may be so much more than its transfers' and still come from them: both are medians of noisy steps."""
 NODES_NAMED_MAX: Final = 4
 """Machines that a sentence names: a group may span thousands, and the finding has them all."""
 NVLINK_XID: Final = 74
@@ -69,6 +73,22 @@ class SlowLinks:
         return all(links.has_recovered(str(group), self._thresholds) for group in finding.groups)
 
 
+def is_explained_by_links(slow: Slow, view: JobView, explained: Sequence[Finding]) -> bool:
+    """Whether a slow rank is one that slow links hold up. Where nobody tells how much of a collective was exposed, the
+    transfer counts as a rank's own time (`waits.py`), and all members of a group with a slow link look slow.
+
+    It is when its excess is no more than that of the transfers of its groups in open findings about links.
+    """
+    transfer_ns = sum(
+        value
+        for finding in explained
+        if finding.kind == SLOW_LINK
+        for name, value in finding.evidence.items()
+        if name.startswith(f"{EXCESS}/") and slow.rank in view.groups.get(name.removeprefix(f"{EXCESS}/"), ())
+    )
+    return slow.self_ns - slow.peers_self_ns <= EXPLAINED_RATIO_MAX * transfer_ns
+
+
 def _locate_family(view: JobView, name: str, family: Sequence[str]) -> Location:
     """All siblings together."""
     ranks = tuple(sorted({rank for group in family for rank in view.groups[group]}))
@@ -104,6 +124,7 @@ def _describe(
     costs = cost.job_slowdown_ratio >= COST_WORTH_SAYING or (before is not None and before.severity == "warning")
     signs, details = _find_signs(view, location)
     pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
+    excesses = {f"{EXCESS}/{link.group}": link.slow.self_ns - link.slow.peers_self_ns for link in slow}
     finding = Finding(
         kind=SLOW_LINK,
         ranks=location.ranks,
@@ -116,7 +137,7 @@ def _describe(
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
         job_slowdown_ratio=cost.job_slowdown_ratio,
-        evidence={**_numbers(view, leader), **pasts, **signs},
+        evidence={**_numbers(view, leader), **excesses, **pasts, **signs},
         details=details,
     )
     return finding, lost_ns

@@ -13,6 +13,7 @@ from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.nodes import join_nodes
 from rankscope.collector.detect.root_cause import Cause, find_cause
 from rankscope.collector.detect.sentence import write_sentence
+from rankscope.collector.detect.slow_links import is_explained_by_links
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.view import Candidate, JobView
 
@@ -33,14 +34,15 @@ class SlowRanks:
         self._thresholds = thresholds
 
     def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Every rank or node that is slow now, slowest first."""
+        """Every rank or node that is slow now, slowest first, but those that slow links hold up."""
         verdict = find_stragglers(view, self._thresholds)
         if isinstance(verdict, Abstain):
             return verdict
         steady = {slow.rank for slow in verdict}
         now_and_then = intermittent.find_intermittent(view, self._thresholds, steady)
         known = {rank: finding for finding in explained if finding.kind == STRAGGLER for rank in finding.ranks}
-        joined = [*join_nodes(verdict, view.nodes), *join_nodes(now_and_then, view.nodes)]
+        slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
+        joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(now_and_then, view.nodes)]
         return [_describe(view, node, slow, known) for node, slow in joined[:DESCRIBED_MAX]]
 
     def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:

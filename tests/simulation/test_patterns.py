@@ -33,7 +33,7 @@ def test_rank_that_is_slow_every_fourth_step_among_ranks_that_stall() -> None:
     )
     opened = {one.finding.kind: one for one in run(scenario).opened}
     assert (opened["straggler"].finding.ranks, opened["straggler"].finding.pattern) == ((5,), "intermittent")
-    # Before the rank stands out of the others' stalls the run may be called slower; that ends when its culprit is known.
+    # Until the rank stands out of the others' stalls the run may be called slower, and no more once it does.
     assert all(one.closed_step is not None for kind, one in opened.items() if kind != "straggler")
 
 

@@ -5,10 +5,11 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.series import Floats
-from rankscope.collector.detect.slow_links import SlowLinks
+from rankscope.collector.detect.slow_links import SlowLinks, is_explained_by_links
 from rankscope.collector.detect.view import Candidate, JobView, Samples
 from rankscope.measure.records import DeviceSample
 from tests.unit.collector.group_transfers import LINKS, MB, Groups, draw, mesh, noisy, view_with
+from tests.unit.collector.step_series import slow_of
 
 MESH = mesh(2, 4)
 """Tensor parallel pairs 0-1, 2-3, 4-5, 6-7, and the data parallel groups of the even and of the odd ranks."""
@@ -186,8 +187,8 @@ def test_siblings_that_become_slow_together_are_one_finding_about_all_of_them() 
         "times as slowly as before step 60: 20.0 ms a step against 10.0 ms."
     )
     assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 4e6], 60))
-    assert not DETECTOR.has_passed(view, candidate.finding)
-    assert DETECTOR.has_passed(view_with(MESH, flat(MESH)), candidate.finding)
+    assert not DETECTOR.has_passed(view, candidate.finding, ())
+    assert DETECTOR.has_passed(view_with(MESH, flat(MESH)), candidate.finding, ())
 
 
 # -- over time --------------------------------------------------------------------------------------------------------
@@ -238,6 +239,27 @@ def test_no_verdict_without_transfers() -> None:
     assert DETECTOR.find(view_with({}, {"mesh_dp": noisy(50)}), ()) == Abstain(
         "no transfer of any process group is known"
     )
+
+
+# -- ranks that are held up -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "excess_ms", "explained"),
+    [(4, 10.0, True), (4, 14.0, False), (5, 19.0, True), (5, 26.0, False), (3, 10.0, True), (2, 1.0, False)],
+)
+def test_rank_that_is_slower_by_its_transfers_is_held_up_by_links(rank: int, excess_ms: float, explained: bool) -> None:
+    # Ten ms in the pair 4-5 and ten in the group of the odd ranks: rank 5 is in both, rank 2 in neither.
+    view = view_of(PAIR, ODD, flawless=True)
+    others = tuple(other for other in range(8) if other != rank)
+    slow = slow_of(rank, others, self_ms=100.0 + excess_ms, peers_ms=100.0)
+    assert is_explained_by_links(slow, view, [only(view)]) is explained
+
+
+def test_nobody_is_held_up_by_findings_that_are_not_about_links() -> None:
+    other = Finding(kind="imbalance", cause="more_work", sentence="", evidence={f"transfer_excess_ns/{PAIR}": 1e9})
+    slow = slow_of(4, (0, 1, 2, 3), self_ms=110.0, peers_ms=100.0)
+    assert not is_explained_by_links(slow, view_of(PAIR), [other])
 
 
 # -- signs ------------------------------------------------------------------------------------------------------------
