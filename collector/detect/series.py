@@ -17,6 +17,7 @@ class StepSeries:
 
     `self_is_measured` is False where waiting could not be measured and phases without communication stand in. `tokens`
     is how many the batches of each step held, shape (n, ranks), NaN where not known; None: of none.
+    `wait_caused_ns`: the waiting of all ranks that each one caused (`blame.py`), known of some steps only.
     """
 
     steps: Ints
@@ -27,6 +28,7 @@ class StepSeries:
     phases_ns: Mapping[str, Floats]
     self_is_measured: bool
     tokens: Floats | None = None
+    wait_caused_ns: Floats | None = None
 
     @cached_property
     def _rank_column(self) -> Mapping[int, int]:

@@ -63,6 +63,7 @@ def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known
     cost = price(lost_ns, view, slow.since_step, by_mean=slow.pattern == "intermittent")
     evidence = {
         **cause.evidence,
+        **_wait_caused(view, slow_ranks, slow),
         "self_ns": slow.self_ns,
         "peers_self_ns": slow.peers_self_ns,
         "robust_z": slow.robust_z,
@@ -100,3 +101,17 @@ def _choose(causes: Sequence[Cause]) -> Cause:
     """The commonest of them, of equally common ones the slowest rank's."""
     (name, _), *_ = Counter(cause.name for cause in causes).most_common()
     return next(cause for cause in causes if cause.name == name)
+
+
+def _wait_caused(view: JobView, slow_ranks: Sequence[Slow], since: Slow) -> dict[str, float]:
+    """What all ranks wait a step because of these, since the present level; empty when not known. Of a slowness that
+    comes now and then it is the mean, else the median.
+    """
+    if view.series.wait_caused_ns is None:
+        return {}
+    rows = view.series.steps >= since.level_from_step
+    columns = view.series.columns_of([slow.rank for slow in slow_ranks])
+    caused_ns = view.series.wait_caused_ns[rows][:, columns].sum(axis=1)
+    known = caused_ns[~np.isnan(caused_ns)]
+    middle = np.mean if since.pattern == "intermittent" else np.median
+    return {"wait_caused_ns": float(middle(known))} if len(known) else {}

@@ -119,17 +119,38 @@ class _Exposure(NamedTuple):
     stretch_ns: int
 
 
-class _Split(NamedTuple):
-    """For each row whether it was matched and synchronises; if so, what it came to."""
+Kinds = list[tuple[str, str]]
+"""The (group, op) of each kind."""
 
+
+class Matched(NamedTuple):
+    """The operations of one step on all ranks, a row for each rank's part in one, each rank's in the order of begin.
+
+    `rank`, `start_ns` (the rank's own clock) and `duration_ns` as reported. `key` is the same for the members of one
+    synchronising operation that was found on all of them, and -1 otherwise. `wait_ns` is the waiting, `hindered_ns`
+    the part of it in which the rank had nothing else to do; what is hindered twice at a time counts once.
+    """
+
+    rank: Ints
+    key: Ints
+    start_ns: Ints
+    duration_ns: Ints
+    wait_ns: Ints
+    hindered_ns: Ints
+
+
+class _Split(NamedTuple):
+    """A step with what each row came to. `is_matched`: it was found on all members and synchronises; `unknown` are the
+    ranks with a row that was not found on all. `wait_ns` and `transfer_ns` are of every row that may wait.
+    """
+
+    rows: _Rows
+    kinds: Kinds
+    unknown: set[int]
+    exposure: _Exposure
     is_matched: npt.NDArray[np.bool_]
     wait_ns: Ints
     transfer_ns: Ints
-    exposed_transfer_ns: Ints
-
-
-Kinds = list[tuple[str, str]]
-"""The (group, op) of each kind."""
 
 
 def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> StepWaits:
@@ -139,28 +160,43 @@ def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str
     have no waiting; one that some member did not report, or whose group's size is not known yet, makes the exposed
     waiting of its members None.
     """
+    split = _split(by_rank, group_sizes)
+    exposed_ns = _exposed(split, max(by_rank, default=0) + 1)
+    exposed = {rank: None if rank in split.unknown else int(exposed_ns[rank]) for rank in by_rank}
+    return StepWaits(exposed, _sum_kinds(split))
+
+
+def match_operations(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> Matched:
+    """The same matching and waiting, operation by operation."""
+    split = _split(by_rank, group_sizes)
+    rows, exposure = split.rows, split.exposure
+    order = np.lexsort((rows.start_ns, rows.rank))
+    wait_ns = split.wait_ns[order]
+    begin, finish = exposure.begin_ns[order], (exposure.end_ns - split.transfer_ns)[order]
+    before = np.maximum.accumulate(np.concatenate([[0], finish]))[:-1]
+    hindered_ns = np.clip(finish - np.maximum(begin, before), 0, wait_ns)
+    key = np.where(split.is_matched, rows.key, -1)[order]
+    return Matched(rows.rank[order], key, rows.start_ns[order], rows.duration_ns[order], wait_ns, hindered_ns)
+
+
+def _split(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> _Split:
     rows, kinds = _stack(by_rank)
     shortest_ns, found = _shortest(rows.key, rows.duration_ns)
     expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in kinds])
     synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in kinds]) > 0
     holds_up = (_of_kind(rows, [op in ROOTED_OPS for _, op in kinds]) > 0) | synchronises
     complete = holds_up & (found == expected)
-    unknown = set(rows.rank[holds_up & (found != expected)].tolist())
-    wait_ns = np.where(complete, rows.duration_ns - shortest_ns, 0)
     handed_over, handover_ns = _shortest_handover(rows, kinds)
-    rank_count = max(by_rank, default=0) + 1
-    exposure = _find_exposure(rows, rank_count)
-    exposed_ns = _exposed(
-        rows,
-        exposure,
-        np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
-        np.where(handed_over, handover_ns, shortest_ns),
-        rank_count,
+    wait_ns = np.where(complete, rows.duration_ns - shortest_ns, 0)
+    return _Split(
+        rows=rows,
+        kinds=kinds,
+        unknown=set(rows.rank[holds_up & (found != expected)].tolist()),
+        exposure=_find_exposure(rows, max(by_rank, default=0) + 1),
+        is_matched=complete & synchronises,
+        wait_ns=np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
+        transfer_ns=np.where(handed_over, handover_ns, shortest_ns),
     )
-    exposed = {rank: None if rank in unknown else int(exposed_ns[rank]) for rank in by_rank}
-    exposed_transfer_ns = np.minimum(shortest_ns, exposure.end_ns - exposure.begin_ns)
-    split = _Split(complete & synchronises, wait_ns, shortest_ns, exposed_transfer_ns)
-    return StepWaits(exposed, _sum_kinds(rows, kinds, split))
 
 
 def _of_kind(rows: _Rows, values: Sequence[int]) -> Ints:
@@ -263,18 +299,19 @@ def _find_exposure(rows: _Rows, rank_count: int) -> _Exposure:
     return _Exposure(np.maximum(origin + start, idle), origin + end, stretch)
 
 
-def _exposed(rows: _Rows, exposure: _Exposure, wait_ns: Ints, transfer_ns: Ints, rank_count: int) -> Ints:
+def _exposed(split: _Split, rank_count: int) -> Ints:
     """Per rank number the length of the union of its exposed waiting, shape (rank_count,)."""
-    is_told = rows.exposed_ns != MISSING
-    finish = exposure.end_ns - np.where(is_told, 0, transfer_ns)
-    waiting = np.stack([exposure.begin_ns, finish], axis=1)[(wait_ns > 0) | is_told]
+    exposure, is_told = split.exposure, split.rows.exposed_ns != MISSING
+    finish = exposure.end_ns - np.where(is_told, 0, split.transfer_ns)
+    waiting = np.stack([exposure.begin_ns, finish], axis=1)[(split.wait_ns > 0) | is_told]
     covered = intervals.union(waiting)
     ranks, lengths = covered[:, 0] // exposure.stretch_ns, covered[:, 1] - covered[:, 0]
     return np.bincount(ranks, weights=lengths, minlength=rank_count).astype(np.int64)
 
 
-def _sum_kinds(rows: _Rows, kinds: Kinds, split: _Split) -> list[KindWaits]:
+def _sum_kinds(split: _Split) -> list[KindWaits]:
     """Rows lie by rank and kind."""
+    rows, kinds = split.rows, split.kinds
     if len(rows.rank) == 0:
         return []
     firsts = np.flatnonzero(_differs_from_previous(rows.rank, rows.kind))
@@ -287,7 +324,7 @@ def _sum_kinds(rows: _Rows, kinds: Kinds, split: _Split) -> list[KindWaits]:
         split.is_matched.astype(np.int64),
         *(np.where(split.is_matched, column, 0) for column in (split.wait_ns, split.transfer_ns)),
         np.where(split.is_matched & has_size, rows.size_bytes, 0),
-        np.where(split.is_matched, split.exposed_transfer_ns, 0),
+        np.where(split.is_matched, np.minimum(split.transfer_ns, split.exposure.end_ns - split.exposure.begin_ns), 0),
     )
     sums = [np.add.reduceat(column, firsts).tolist() for column in columns]
     found = zip(rows.rank[firsts].tolist(), rows.kind[firsts].tolist(), sized.tolist(), *sums, strict=True)

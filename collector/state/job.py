@@ -258,12 +258,15 @@ def _compare_ranks(attempt: _Attempt, steps: int) -> dict[int, dict[str, Any]]:
     phases = {name: read(medians_of_last(values, steps)) for name, values in series.phases_ns.items()}
     step_ns, self_ns = (read(medians_of_last(values, steps)) for values in (series.step_ns, series.self_ns))
     slowdowns = read(attempt.slowdowns)
+    caused = series.wait_caused_ns
+    caused_ns = [None] * len(series.ranks) if caused is None else read(medians_of_last(caused, steps))
     return {
         number: {
             "step_ns_median": step_ns[column],
             "phases_ns_median": {name: found[column] for name, found in phases.items() if found[column] is not None},
             "self_ns_median": self_ns[column],
             "slowdown_ratio": slowdowns[column],
+            "wait_caused_ns_median": caused_ns[column],
         }
         for column, number in enumerate(series.ranks)
     }

@@ -37,6 +37,7 @@ class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in its present life. The medians and ratios are over the last steps that detection looks at.
+    `wait_caused_ns_median`: the waiting of all ranks in a step that this one caused.
 
     `stalled`: by its own or its sidecar's word, None when nobody knows or it has ended. `stall` and `unresponsive` are
     what was seen then, also the last of a life that has ended; `end` is what the sidecar saw of the end, None where the
@@ -72,6 +73,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     clock_error_ns: int | None = None
     cost: AgentCost = AgentCost()
     allocator: AllocatorSample | None = None
+    wait_caused_ns_median: float | None = None
     stalled: bool | None = None
     stall: Stall | None = None
     unresponsive: RankUnresponsive | None = None

@@ -1,15 +1,17 @@
 """The same steps of all ranks side by side: a ring of steps, one column per rank.
 
 A step's duration and phases arrive within a report interval, its collectives when the profiler window they were seen in
-ends. Until every rank has reported them a step's waiting is not known, and its self time neither: NaN.
+ends. Until every rank has reported them a step's waiting is not known, and its self time neither: NaN. Of the steps
+that a report completes the last one's waiting is charged to those who caused it.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.blame import find_blame
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.waits import KindWaits, RankCollectives, split_waits
@@ -52,6 +54,7 @@ class StepWindow:
         self._columns = {name: self._empty() for name in ("duration_ns", "cpu_ns", "tokens")}
         self._wait_ns = self._empty()
         self._transfers = TransferRing(steps_kept)
+        self._wait_caused_ns: Floats | None = None
         self._phases_ns: dict[str, Floats] = {}
         self._pending: dict[int, dict[int, RankCollectives]] = {}
         self._covered = np.zeros((steps_kept, world_size), dtype=bool)
@@ -127,9 +130,20 @@ class StepWindow:
         fresh = (self._steps[slots] == steps) & ~self._covered[slots, rank]
         self._covered[slots[fresh], rank] = True
         self._covered_count[slots[fresh]] += 1
-        for step in steps[fresh & (self._covered_count[slots] == self._world_size)].tolist():
+        resolved = steps[fresh & (self._covered_count[slots] == self._world_size)].tolist()
+        self._charge(resolved[-1:])
+        for step in resolved:
             kinds += self._resolve(step, step % self._kept)
         return kinds
+
+    def _charge(self, steps: Sequence[int]) -> None:
+        """Find who caused the waiting in these steps; it costs more than to find the waiting."""
+        for step in steps:
+            blame = find_blame(self._pending.get(step, {}), self._group_sizes)
+            if blame is not None:
+                if self._wait_caused_ns is None:  # of a job too large to be charged it is never needed
+                    self._wait_caused_ns = self._empty()
+                self._wait_caused_ns[step % self._kept, list(blame.ranks)] = blame.caused_ns
 
     def _resolve(self, step: int, slot: int) -> list[KindWaits]:
         pending = self._pending.pop(step, {})
@@ -186,7 +200,8 @@ class StepWindow:
             self._covered[slots] = False
             self._covered_count[slots] = 0
             self._transfers.clear(slots)
-            for values in (*self._columns.values(), self._wait_ns, *self._phases_ns.values()):
+            charged = () if self._wait_caused_ns is None else (self._wait_caused_ns,)
+            for values in (*self._columns.values(), self._wait_ns, *charged, *self._phases_ns.values()):
                 values[slots] = np.nan
         return rows
 
@@ -210,7 +225,8 @@ class StepWindow:
             present = [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
             self_ns = np.sum(present, axis=0) if present else self_ns
         cpu_ns, tokens = (self._columns[name][cells] for name in ("cpu_ns", "tokens"))
-        return StepSeries(self._steps[slots], ranks, step_ns, self_ns, cpu_ns, phases_ns, measured, tokens)
+        caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns[cells]
+        return StepSeries(self._steps[slots], ranks, step_ns, self_ns, cpu_ns, phases_ns, measured, tokens, caused_ns)
 
     def transfers(self, *, skip_steps: int) -> GroupTransfers:
         """What the data movement of each process group took in the steps of `series`."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from rankscope.collector.detect import blame
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.window import PHASES_MAX, STAND_IN_STEPS, StepWindow
 from rankscope.measure.records import CollectiveRecord, StepRecord, collectives_to_table, steps_to_table
@@ -377,3 +378,42 @@ def test_transfers_of_a_step_leave_with_it() -> None:
         window.cover(rank, 0, 0)
     add(window, 0, step_of(4))
     assert window.transfers(skip_steps=0).ns == {}
+
+
+# -- who caused the waiting -------------------------------------------------------------------------------------------
+
+
+def wait_caused(window: StepWindow) -> list[list[float | None]]:
+    found = window.series((0, 1), skip_steps=0).wait_caused_ns
+    assert found is not None
+    return [[None if np.isnan(value) else value for value in row] for row in found.tolist()]
+
+
+def test_of_the_steps_that_a_report_completes_the_waiting_of_the_last_is_charged() -> None:
+    window = window_of(2, steps=3)
+    reduce_all(window, 0, 50, 0, 1, 2)
+    reduce_all(window, 1, 10, 0, 1, 2)
+    window.cover(0, 0, 2)
+    window.cover(1, 0, 1)
+    assert wait_caused(window) == [[None, None], [0, 40], [None, None]]
+    window.cover(1, 2, 2)
+    assert wait_caused(window) == [[None, None], [0, 40], [0, 40]]
+
+
+def test_step_too_large_to_be_charged_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blame, "CELLS_MAX", 0)
+    window = window_of(2, steps=1)
+    for rank in (0, 1):
+        reduce_all(window, rank, 10, 0)
+        window.cover(rank, 0, 0)
+    assert window.series((0, 1), skip_steps=0).wait_caused_ns is None
+
+
+def test_what_a_rank_caused_is_forgotten_with_its_step() -> None:
+    window = window_of(2, steps=1, kept=2)
+    reduce_all(window, 0, 50, 0)
+    reduce_all(window, 1, 10, 0)
+    for rank in (0, 1):
+        window.cover(rank, 0, 0)
+    add(window, 0, step_of(2))
+    assert wait_caused(window) == [[None, None]]

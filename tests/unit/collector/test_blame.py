@@ -1,0 +1,159 @@
+"""Who caused the waiting, on small steps worked out by hand. Times in ns: a unit is far above what a stream hides."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect import blame as blame_module
+from rankscope.collector.detect.blame import BEHIND_NS, Blame, find_blame
+from rankscope.collector.detect.waits import RankCollectives
+from rankscope.measure.table import MISSING
+
+MS = 10 * BEHIND_NS
+TP_01, TP_23, DP_02, DP_13 = "tp/0-1", "tp/2-3", "dp/0,2", "dp/1,3"
+SIZES = {TP_01: 2, TP_23: 2, DP_02: 2, DP_13: 2, "world": 3, "pp/0-1": 2}
+
+
+class Call(NamedTuple):
+    """One operation on one rank, in ms of its own clock. `hidden`: how much of it the rank computed through."""
+
+    group: str
+    start: float
+    duration: float
+    op: str = "all_reduce"
+    hidden: float = 0.0
+
+
+def columns(calls: Sequence[Call]) -> RankCollectives:
+    groups, ops = sorted({call.group for call in calls}), sorted({call.op for call in calls})
+
+    def column(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.array([round(value) for value in values], dtype=np.int64)
+
+    return RankCollectives(
+        groups=groups,
+        ops=ops,
+        group=column([groups.index(call.group) for call in calls]),
+        op=column([ops.index(call.op) for call in calls]),
+        sequence=column([MISSING] * len(calls)),
+        start_ns=column([call.start * MS for call in calls]),
+        duration_ns=column([call.duration * MS for call in calls]),
+        size_bytes=column([64] * len(calls)),
+        exposed_ns=column([(call.duration - call.hidden) * MS for call in calls]),
+    )
+
+
+def blame_of(*ranks: Sequence[Call]) -> Blame:
+    found = find_blame({rank: columns(calls) for rank, calls in enumerate(ranks)}, SIZES)
+    assert found is not None
+    return found
+
+
+def caused_ms(found: Blame) -> list[float]:
+    return [charged_ns / MS for charged_ns in found.caused_ns.tolist()]
+
+
+def test_rank_that_comes_last_is_charged_what_the_others_wait() -> None:
+    found = blame_of([Call("world", 10, 31)], [Call("world", 40, 1)], [Call("world", 20, 21)])
+    assert caused_ms(found) == [0, 50, 0]
+    assert (found.charged_ns / MS).tolist() == [[0, 30, 0], [0, 0, 0], [0, 20, 0]]
+    assert (found.waited_ns / MS).tolist() == [30, 0, 20]
+
+
+def test_victim_passes_on_the_lateness_and_is_charged_nothing() -> None:
+    # Rank 0 is 50 late for its tensor parallel peer 1, which therefore is 50 late for its data parallel peer 3.
+    found = blame_of(
+        [Call(TP_01, 60, 1), Call(DP_02, 71, 1)],
+        [Call(TP_01, 10, 51), Call(DP_13, 71, 1)],
+        [Call(TP_23, 10, 1), Call(DP_02, 21, 51)],
+        [Call(TP_23, 10, 1), Call(DP_13, 21, 51)],
+    )
+    assert caused_ms(found) == [150, 0, 0, 0]
+    assert (found.passed_on_ns / MS).tolist() == [0, 50, 0, 0]
+
+
+def test_two_origins_share_what_they_caused_together() -> None:
+    # Rank 1 has waited 30 for rank 0 and then takes 20 longer than rank 3 itself.
+    found = blame_of(
+        [Call(TP_01, 40, 1)],
+        [Call(TP_01, 10, 31), Call(DP_13, 71, 1)],
+        [Call(TP_23, 10, 1)],
+        [Call(TP_23, 10, 1), Call(DP_13, 21, 51)],
+    )
+    assert (found.charged_ns[3] / MS).tolist() == [30, 20, 0, 0]
+    assert found.charged_ns[1].tolist() == [30 * MS, 0, 0, 0]
+
+
+def test_lateness_is_evened_out_by_the_operation_that_shows_it() -> None:
+    # Rank 1 waits 50 for rank 0; after that they begin together, and rank 1 takes 10 longer.
+    found = blame_of(
+        [Call(TP_01, 60, 1), Call(TP_01, 71, 11)],
+        [Call(TP_01, 10, 51), Call(TP_01, 81, 1)],
+    )
+    assert caused_ms(found) == [50, 10]
+
+
+def test_waiting_behind_compute_makes_nobody_late() -> None:
+    # Rank 1 waits 50 for rank 0 while it computes; what it comes later than rank 3 afterwards is its own doing.
+    found = blame_of(
+        [Call(TP_01, 60, 1)],
+        [Call(TP_01, 10, 51, hidden=51), Call(DP_13, 91, 1)],
+        [Call(TP_23, 10, 1)],
+        [Call(TP_23, 10, 1), Call(DP_13, 71, 21)],
+    )
+    assert caused_ms(found) == [50, 20, 0, 0]
+
+
+def test_operation_behind_another_one_is_late_with_it_although_its_rank_computes_on() -> None:
+    # Rank 1's second operation can begin only when the first, which waited 50 for rank 0, is over.
+    found = blame_of(
+        [Call(TP_01, 60, 1)],
+        [Call(TP_01, 10, 51, hidden=51), Call(DP_13, 61, 1, hidden=1)],
+        [Call(TP_23, 10, 1)],
+        [Call(TP_23, 10, 1), Call(DP_13, 11, 51)],
+    )
+    assert caused_ms(found) == [100, 0, 0, 0]
+
+
+def test_wait_for_a_sender_is_charged_to_nobody_and_neither_is_what_it_brings_with_it() -> None:
+    # Rank 1 waits 40 in a recv, whose sender is not known, and comes 40 later than rank 3.
+    found = blame_of(
+        [Call("pp/0-1", 10, 1, op="recv")],
+        [Call("pp/0-1", 10, 41, op="recv"), Call(DP_13, 61, 1)],
+        [Call(TP_23, 10, 1)],
+        [Call(TP_23, 10, 1), Call(DP_13, 21, 41)],
+    )
+    assert caused_ms(found) == [0, 0, 0, 0]
+    assert (found.untraced_ns / MS).tolist() == [0, 0, 0, 40]
+    assert (found.waited_ns / MS).tolist() == [0, 0, 0, 40]
+
+
+def test_ranks_that_disagree_on_the_order_are_charged_all_the_same() -> None:
+    found = blame_of(
+        [Call(TP_01, 10, 21), Call("world", 50, 1, op="barrier")],
+        [Call("world", 10, 41, op="barrier"), Call(TP_01, 60, 1)],
+        [Call("world", 20, 31, op="barrier")],
+    )
+    assert int(found.waited_ns.sum()) == (20 + 40 + 30) * MS
+
+
+def test_operation_that_a_member_did_not_report_has_no_waiting() -> None:
+    found = blame_of([Call(TP_01, 10, 31)], [], [Call("world", 10, 1)])
+    assert (int(found.waited_ns.sum()), found.ranks) == (0, (0, 1, 2))
+
+
+def test_step_without_operations_has_no_waiting() -> None:
+    found = blame_of([], [])
+    assert found.charged_ns.tolist() == [[0, 0], [0, 0]]
+
+
+def test_larger_steps_than_can_be_afforded_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = {0: columns([Call(TP_01, 10, 1), Call(TP_01, 20, 1)]), 1: columns([Call(TP_01, 10, 1), Call(TP_01, 20, 1)])}
+    monkeypatch.setattr(blame_module, "OPERATIONS_MAX", 1)
+    assert find_blame(step, SIZES) is None
+    monkeypatch.setattr(blame_module, "OPERATIONS_MAX", 2)
+    assert find_blame(step, SIZES) is not None
+    monkeypatch.setattr(blame_module, "CELLS_MAX", 7)  # 4 rows of 2 ranks
+    assert find_blame(step, SIZES) is None
