@@ -10,44 +10,22 @@ whole page invalid.
 A measure that is unknown is absent from the page, never 0. A rank that has ended keeps its `rank_info` and `rank_up`.
 """
 
-from typing import Final, Literal
+from typing import Final
 
-import msgspec
-
-Kind = Literal["counter", "gauge", "info"]
-
-Range = tuple[float | None, float | None]
-"""Smallest and largest valid value; None: no limit."""
-
-
-class Measure(msgspec.Struct, frozen=True):
-    """One exported measure. `unit` is empty for what is counted, `source` names where the numbers come from."""
-
-    name: str
-    kind: Kind
-    unit: str
-    labels: tuple[str, ...]
-    help: str
-    formula: str
-    source: str
-    valid_range: Range
-
-
-NOT_NEGATIVE: Final[Range] = (0, None)
-RATIO: Final[Range] = (0, 1)
-ONE: Final[Range] = (1, 1)
-
-RUN: Final = ("run",)
-RANK: Final = ("run", "rank")
-CAUSE: Final = ("run", "rank", "cause")
-COLLECTIVE: Final = ("run", "rank", "group", "op")
-DEVICE: Final = ("run", "rank", "node", "gpu")
-DEVICE_DIRECTION: Final = (*DEVICE, "direction")
-"""Direction tx: out of the GPU, rx: into it."""
-DEVICE_KIND: Final = (*DEVICE, "kind")
-RANK_INFO: Final = (
-    "run", "rank", "node", "local_rank", "gpu", "gpu_model", "pid", "agent_version", "torch_version",
-)  # fmt: skip
+from rankscope.measure.exported import (
+    CAUSE,
+    COLLECTIVE,
+    DEVICE,
+    DEVICE_DIRECTION,
+    DEVICE_KIND,
+    NOT_NEGATIVE,
+    ONE,
+    RANK,
+    RANK_INFO,
+    RATIO,
+    RUN,
+    Measure,
+)
 
 SERIES_LEFT_OUT: Final = "rankscope_series_left_out"
 """The one measure that is about the page itself."""
@@ -58,6 +36,7 @@ _LAST_WINDOWS: Final = "agent: short profiled windows, the last ones (WindowBrea
 _WINDOWS: Final = "agent: short profiled windows, added up (Totals)"
 _COLLECTIVES: Final = "collector: collectives of all ranks, matched (CollectiveTotals)"
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
+_GOODPUT: Final = "collector: the run's account of time (GoodputSnapshot)"
 _NVML: Final = "agent: NVML, on AMD amdsmi (DeviceSample)"
 _AMD: Final = "agent: amdsmi (DeviceSample)"
 _ALLOCATOR: Final = "agent: torch's caching allocator (AllocatorSample)"
@@ -225,6 +204,21 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "rankscope_lost_gpu_seconds_total", "counter", "seconds", CAUSE,
         "GPU time the whole run lost because this rank was slow; a rank without a GPU counts as one GPU.",
         "sum of (step - ideal step) * world_size", _DETECTION, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_rank_wait_caused_seconds", "gauge", "seconds", RANK,
+        "Waiting of all ranks in a step that this rank caused and did not merely pass on, in the last steps.",
+        "median over steps of the charges to the rank", _DETECTION, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_goodput_ratio", "gauge", "ratio", RUN,
+        "Part of the run's time so far that went into steps, without what slow ranks cost.",
+        "productive / wall", _GOODPUT, RATIO,
+    ),
+    Measure(
+        "rankscope_run_seconds_total", "counter", "seconds", ("run", "kind"),
+        "The run's time by what it went into: steps, startup, between_steps, stalled, restart.",
+        "time between the ends of the steps reported, by what the run did", _GOODPUT, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_utilization_ratio", "gauge", "ratio", DEVICE,

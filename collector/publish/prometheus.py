@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 from rankscope.collector.detect import ratios
 from rankscope.collector.detect.finding import STRAGGLER
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot, Snapshot
-from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, Measure
+from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
+from rankscope.measure.exported import Measure
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
 from rankscope.measure.units import ns_to_s
 
@@ -228,9 +229,32 @@ def _name(number: int) -> str:
     return str(number)
 
 
-def _run_slowdown(snapshot: Snapshot) -> Iterator[Value]:
+def _live_runs(snapshot: Snapshot) -> list[RunSnapshot]:
     live = {run.run for run, _ in _live_ranks(snapshot)}
-    return (((run.run,), run.run_slowdown_ratio) for run in snapshot.runs if run.run in live)
+    return [run for run in snapshot.runs if run.run in live]
+
+
+def _run_slowdown(snapshot: Snapshot) -> Iterator[Value]:
+    return (((run.run,), run.run_slowdown_ratio) for run in _live_runs(snapshot))
+
+
+def _goodput(snapshot: Snapshot) -> Iterator[Value]:
+    return (((run.run,), run.goodput.goodput_ratio) for run in _live_runs(snapshot))
+
+
+def _run_seconds(snapshot: Snapshot) -> Iterator[Value]:
+    """Of a run that has made no step yet nothing is told, so that the counters of a run begin together."""
+    for run in _live_runs(snapshot):
+        spent = run.goodput
+        kinds = {
+            "steps": spent.steps_ns,
+            "startup": spent.startup_ns,
+            "between_steps": spent.between_steps_ns,
+            "stalled": spent.stalled_ns,
+            "restart": spent.restart_ns,
+        }
+        if any(kinds.values()):
+            yield from (((run.run, kind), ns_to_s(spent_ns)) for kind, spent_ns in kinds.items())
 
 
 def _stragglers(run: RunSnapshot) -> Iterator[tuple[int | None, str, float]]:
@@ -312,6 +336,9 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_rank_slowdown_ratio": _per_rank(lambda rank: rank.slowdown_ratio),
     "rankscope_run_slowdown_ratio": _run_slowdown,
     "rankscope_lost_gpu_seconds_total": _per_cause(_lost),
+    "rankscope_rank_wait_caused_seconds": _per_rank(lambda rank: _seconds(rank.wait_caused_ns_median)),
+    "rankscope_goodput_ratio": _goodput,
+    "rankscope_run_seconds_total": _run_seconds,
     "rankscope_gpu_utilization_ratio": _per_device(lambda device: device.utilization_ratio),
     "rankscope_gpu_memory_used_bytes": _per_device(lambda device: device.memory_used_bytes),
     "rankscope_gpu_memory_total_bytes": _per_device(lambda device: device.memory_total_bytes),

@@ -2,6 +2,7 @@
 
 from rankscope.collector.detect.endings import date_failure
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.state.vitals import BROUGHT_DOWN, ENDED_WELL
@@ -9,6 +10,8 @@ from rankscope.measure.stalls import describe_frame, find_script_frame
 from rankscope.measure.units import format_duration
 
 DETAIL_LENGTH_MAX = 160
+SHARE_WORTH_SAYING = 0.0005
+"""What rounds to at least a tenth of a percent."""
 HEALTHY = "No rank was slower than the others."
 
 
@@ -34,6 +37,7 @@ def summarise(run: RunSnapshot) -> str:
         f"run {run.run}: {run.world_size} ranks, {steps} steps{median}; {reports} reports, {lost} lost",
         "ended: " + "; ".join(f"{reason}: {_ranks(ranks)}" for reason, ranks in sorted(ends.items())),
         *_describe_speed(run),
+        *_describe_goodput(run.goodput),
     ]
     costliest = _costliest(run)
     failed = find_first_to_fail(run)
@@ -61,6 +65,24 @@ def _describe_speed(run: RunSnapshot) -> list[str]:
     if summed and run.world_size > 1:
         parts.append(f"{summed} for the job if each rank reads batches of its own")
     return ["speed: " + "; ".join(parts)]
+
+
+def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
+    """What the time went into, in one line, the largest loss first; none before there is any time."""
+    if goodput.goodput_ratio is None:
+        return []
+    losses = {
+        "slow ranks": goodput.slow_ns,
+        "start-up": goodput.startup_ns,
+        "between steps": goodput.between_steps_ns,
+        "stalls": goodput.stalled_ns,
+        "restarts": goodput.restart_ns,
+        "not reported": goodput.unreported_ns,
+    }
+    shares = [(lost_ns / goodput.wall_ns, name) for name, lost_ns in losses.items()]
+    told = [f"{name} {share:.1%}" for share, name in sorted(shares, reverse=True) if share >= SHARE_WORTH_SAYING]
+    text = f"goodput: {goodput.goodput_ratio:.1%} of {format_duration(goodput.wall_ns)} in productive steps"
+    return [f"{text}; {', '.join(told)}" if told else text]
 
 
 def describe_end(rank: RankSnapshot) -> str:

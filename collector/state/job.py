@@ -16,6 +16,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
 from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
+from rankscope.collector.detect.goodput import Goodput
 from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
 from rankscope.collector.detect.twins import find_twins
 from rankscope.collector.detect.view import JobView, Samples
@@ -38,6 +39,7 @@ from rankscope.collector.state.standings import build_standings
 from rankscope.collector.state.verdicts import Verdicts
 from rankscope.collector.state.window import StepWindow
 from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Report
 from rankscope.measure.units import s_to_ns
 
 NOBODY_YET = "no rank has reported yet"
@@ -56,6 +58,8 @@ class _Attempt:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     series: StepSeries | None = None
     slowdowns: Floats | None = None
+    step_ns: int = 0
+    """The time in steps of the rank that has reported the most of it."""
 
 
 class JobState:
@@ -69,6 +73,8 @@ class JobState:
         self._former_boots: frozenset[str] = frozenset()
         self._group_sizes: dict[str, int] = {}
         self._verdicts = Verdicts(run, build_detectors(config), config.findings_max)
+        self._goodput = Goodput()
+        self._lost_rank_s = 0.0
         self.last_change_job_ns = 0
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -125,10 +131,13 @@ class JobState:
         # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted.
         if attempt is None or identity.restart_count > attempt.restart_count or present is not None:
             effects = self._verdicts.close_all("restarted")
+            if attempt is not None:
+                self._goodput.restart(event.now_job_ns)
             attempt = self._begin_attempt(identity)
         if identity.rank < attempt.world_size:
             attempt.ranks[identity.rank] = RankState(event.hello, event.now_job_ns)
             self._rank_of_boot[identity.boot_id] = identity.rank
+            self._goodput.begin(event.now_job_ns)
             self.last_change_job_ns = event.now_job_ns
         return effects
 
@@ -181,6 +190,9 @@ class JobState:
         if report.steps.row_count:
             rank.last_step = int(report.steps.column("step").max())
         attempt.window.add_collectives(number, report.collectives)
+        if report.totals.step_ns > attempt.step_ns:
+            self._goodput.take_steps(_end_of_steps(report, event.now_job_ns), report.totals.step_ns - attempt.step_ns)
+            attempt.step_ns = report.totals.step_ns
         for first_step, last_step in report.covered_steps:
             for kind in attempt.window.cover(number, first_step, last_step):
                 attempt.ranks[kind.rank].add_kind(kind)
@@ -200,6 +212,10 @@ class JobState:
             if tick.now_job_ns >= rank.next_ping_job_ns and rank.is_live:
                 rank.next_ping_job_ns = tick.now_job_ns + s_to_ns(self._config.clock_ping_s)
                 effects.append(AskClock(rank.identity.boot_id))
+        if any(rank.vitals.is_stalled and rank.is_live for rank in attempt.ranks.values()):
+            self._goodput.stall(tick.now_job_ns)
+        elif self.is_over:
+            self._goodput.end(max(rank.vitals.ended_job_ns or 0 for rank in attempt.ranks.values()))
         return effects + self._detect(attempt, tick.now_job_ns)
 
     def _detect(self, attempt: _Attempt, now_job_ns: int) -> list[JobEffect]:
@@ -217,6 +233,9 @@ class JobState:
             standings=build_standings(attempt.ranks, now_job_ns),
         )
         effects = self._verdicts.look(view)
+        lost_rank_s = sum(one.lost_rank_seconds for one in self._verdicts.lost)
+        self._goodput.lose(s_to_ns((lost_rank_s - self._lost_rank_s) / len(ranks)))
+        self._lost_rank_s = lost_rank_s
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
         return effects
 
@@ -238,6 +257,7 @@ class JobState:
             lost=self._verdicts.lost,
             abstained=self._verdicts.abstained.get(STRAGGLER, None if attempt.series else NOBODY_YET),
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings),
+            goodput=self._goodput.snapshot(now_job_ns),
         )
 
     def _rank_snapshots(self, attempt: _Attempt, now_job_ns: int) -> Iterator[RankSnapshot]:
@@ -287,6 +307,14 @@ class _OfRanks(Mapping[int, Any]):
 
     def __len__(self) -> int:
         return len(self._ranks)
+
+
+def _end_of_steps(report: Report, now_job_ns: int) -> int:
+    """When the last step of a report that comes now ended: so long ago as it had when the report was made."""
+    if not report.steps.row_count:
+        return now_job_ns
+    ends_host_ns = report.steps.column("start_host_ns") + report.steps.column("duration_ns")
+    return now_job_ns - max(0, report.host_ns - int(ends_host_ns.max()))
 
 
 def _sample(ranks: Mapping[int, RankState]) -> Samples:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.records import (
@@ -104,6 +105,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[LostSeconds, ...] = ()
     abstained: str | None = None
     run_slowdown_ratio: float | None = None
+    goodput: GoodputSnapshot = GoodputSnapshot()
 
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):

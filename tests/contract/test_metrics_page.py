@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.publish.prometheus import READERS, SnapshotExporter
 from rankscope.collector.state.snapshot import (
     CollectiveTotals,
@@ -28,7 +29,8 @@ from rankscope.collector.state.snapshot import (
     RunSnapshot,
     Snapshot,
 )
-from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, Measure
+from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
+from rankscope.measure.exported import Measure
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.records import (
@@ -72,6 +74,7 @@ def full_rank(rank: int) -> RankSnapshot:
         records_late=3 * rank,
         step_ns_median=250.0 * MS,
         slowdown_ratio=1.5 - rank / 2,
+        wait_caused_ns_median=80.0 * MS if rank == 0 else 0.0,
         breakdown=window_of(times),
         totals=totals_of(times),
         losses=Losses(
@@ -196,7 +199,11 @@ def full_snapshot() -> Snapshot:
         findings=(finding,),
         lost=(LostSeconds(0, "gpu_thermal_throttle", 12.5), LostSeconds(0, "unattributed", 0.5)),
         run_slowdown_ratio=1.2,
-    )
+        goodput=GoodputSnapshot(
+            wall_ns=100_000 * MS, productive_ns=72_000 * MS, slow_ns=8_000 * MS, startup_ns=10_000 * MS,
+            between_steps_ns=4_000 * MS, stalled_ns=3_000 * MS, restart_ns=2_500 * MS, unreported_ns=500 * MS,
+        ),
+    )  # fmt: skip
     counts = CollectorCounts(
         frames_received=83, frames_refused={"bad_magic": 2, "protocol_too_new": 1}, contained_errors={"job_state": 0}
     )  # fmt: skip

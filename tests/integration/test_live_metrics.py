@@ -16,7 +16,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.measure.catalog import CATALOG, DEVICE
+from rankscope.measure.catalog import CATALOG
+from rankscope.measure.exported import DEVICE
 from tests.integration.serving import (
     END_S_MAX,
     Served,

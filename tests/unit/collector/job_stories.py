@@ -11,6 +11,7 @@ from rankscope.measure.records import (
     CollectiveRecord,
     GroupInfo,
     StepRecord,
+    Totals,
     WindowBreakdown,
     collectives_to_table,
     steps_to_table,
@@ -37,11 +38,13 @@ class Story:
         self.step = 0
         self.now_ns = 1_000 * S
         self.sequence = dict.fromkeys(range(ranks), 0)
+        self.totals = dict.fromkeys(range(ranks), Totals())
         self.effects: list[JobEffect] = []
 
     def join(self, *ranks: int) -> "Story":
         for rank in ranks or range(self.ranks):
             self.sequence[rank] = 0
+            self.totals[rank] = Totals()
             hello = Hello(
                 identity=RankIdentity(
                     run="story",
@@ -86,6 +89,10 @@ class Story:
         breakdowns: tuple[WindowBreakdown, ...] = (),
     ) -> None:
         self.sequence[rank] += 1
+        self.totals[rank] = Totals(
+            steps=self.totals[rank].steps + len(records),
+            step_ns=self.totals[rank].step_ns + sum(record.duration_ns for record in records),
+        )
         report = Report(
             sequence=self.sequence[rank],
             host_ns=self.now_ns,
@@ -93,6 +100,7 @@ class Story:
             collectives=collectives_to_table(collectives),
             covered_steps=((records[0].step, records[-1].step),) if records and collectives else (),
             breakdowns=breakdowns,
+            totals=self.totals[rank],
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
         )
         self.job.handle(ReportAdmitted(boot_of(rank, self.life), report, self.now_ns, 0.0))

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.publish.prometheus import SnapshotExporter
 from rankscope.collector.state.snapshot import CollectiveTotals, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import RankIdentity
@@ -167,6 +168,16 @@ def test_a_run_without_live_ranks_keeps_its_info_and_no_verdict() -> None:
     families = families_of(run_of(gone, run_slowdown_ratio=1.5))
     assert values(families["rankscope_run"]) == {("a", "2", "0"): 1}
     assert "rankscope_run_slowdown_ratio" not in families
+
+
+def test_a_run_tells_its_account_of_time_once_a_step_has_settled_some_of_it() -> None:
+    known = GoodputSnapshot(wall_ns=10 * S, productive_ns=6 * S, slow_ns=S, startup_ns=2 * S, unreported_ns=S)
+    families = families_of(run_of(rank_of(), goodput=known))
+    spent = {"steps": 7.0, "startup": 2.0, "between_steps": 0.0, "stalled": 0.0, "restart": 0.0}
+    assert values(families["rankscope_run_seconds"]) == {("a", kind): value for kind, value in spent.items()}
+    assert values(families["rankscope_goodput_ratio"]) == {("a",): 0.6}
+    starting = families_of(run_of(rank_of(), goodput=GoodputSnapshot(wall_ns=S, unreported_ns=S)))
+    assert "rankscope_run_seconds" not in starting
 
 
 def test_a_rank_that_has_not_ended_but_is_not_up_keeps_its_counters() -> None:

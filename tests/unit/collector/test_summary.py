@@ -7,6 +7,7 @@ import pytest
 
 from rankscope.collector.detect.endings import HEAD_START_NS
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.reports.summary import (
     DETAIL_LENGTH_MAX,
     HEALTHY,
@@ -21,6 +22,7 @@ from rankscope.measure.stalls import StackFrame, ThreadStack
 from tests.unit.collector import run_snapshots
 
 MS = 1_000_000
+S = 1_000 * MS
 
 
 def rank_of(rank: int, ended: str | None = "finished", step_ms: float | None = 100.0, **known: object) -> RankSnapshot:
@@ -174,3 +176,29 @@ def test_a_rank_that_timed_out_waiting_is_not_put_before_the_others() -> None:
 def test_nobody_failed_first_where_all_ended_well_or_were_brought_down() -> None:
     ends = ("finished", "stopped", "terminated", "interrupted", "silent", None)
     assert first_of(*(rank_of(rank, end, ended_job_ns=5) for rank, end in enumerate(ends))) is None
+
+
+# -- goodput ----------------------------------------------------------------------------------------------------------
+
+
+def goodput_line(goodput: GoodputSnapshot) -> str | None:
+    lines = summarise(run_of(rank_of(0), goodput=goodput)).splitlines()
+    return next((line for line in lines if line.startswith("goodput")), None)
+
+
+def test_goodput_is_told_with_what_it_lost_the_largest_loss_first() -> None:
+    spent = GoodputSnapshot(
+        wall_ns=200_000 * MS, productive_ns=150_000 * MS, slow_ns=10_000 * MS, startup_ns=30_000 * MS,
+        between_steps_ns=9_999 * MS, unreported_ns=MS,
+    )  # fmt: skip
+    assert goodput_line(spent) == (
+        "goodput: 75.0% of 200.0 s in productive steps; start-up 15.0%, slow ranks 5.0%, between steps 5.0%"
+    )
+
+
+def test_goodput_without_a_loss_names_none() -> None:
+    assert goodput_line(GoodputSnapshot(wall_ns=S, productive_ns=S)) == "goodput: 100.0% of 1.0 s in productive steps"
+
+
+def test_run_without_time_tells_no_goodput() -> None:
+    assert goodput_line(GoodputSnapshot()) is None

@@ -1,0 +1,143 @@
+"""Where the time of a run went, and how much of it trained: goodput (docs/definitions.md section 4).
+
+Every moment from the first rank's Hello to the end of the run is one of
+
+    startup        before the first step begins
+    productive     in steps, less `slow`
+    slow           in steps, lost to findings: step - ideal step, at most the time in steps
+    between_steps  evaluations, checkpoints, whatever the training does between its steps
+    stalled        from the last step before a stall that was called one to the first report of steps after it
+    restart        from the last step of an attempt to the begin of the first step of the next one
+    unreported     not known yet: since the end of the last step that was reported
+
+and goodput is productive / wall. A step that a restart makes again is productive each time: ranks count the steps of
+their life, not those of the model, so what was lost since the last checkpoint is not seen. Goodput is an upper bound of
+what was worth the time.
+
+A moment is told what it was once, by the next report or look, and never changes after that: every part but
+`unreported`, and the split of the time in steps into `productive` and `slow`, only grows. Times are of one clock, in
+ns; one that goes back is taken for the latest one seen.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Activity = Literal["startup", "steps", "stalled", "restart"]
+"""What a run does: it has not made a step yet, it makes steps, it stands still, or it begins anew."""
+
+
+class GoodputSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a run so far by what it was spent on, in ns. The parts sum to `wall_ns` exactly."""
+
+    wall_ns: int = 0
+    productive_ns: int = 0
+    slow_ns: int = 0
+    startup_ns: int = 0
+    between_steps_ns: int = 0
+    stalled_ns: int = 0
+    restart_ns: int = 0
+    unreported_ns: int = 0
+
+    @property
+    def goodput_ratio(self) -> float | None:
+        """Productive time over wall time, 0 to 1; None of a run that has only just begun.
+
+        >>> GoodputSnapshot(wall_ns=100, productive_ns=80, startup_ns=20).goodput_ratio
+        0.8
+        """
+        return self.productive_ns / self.wall_ns if self.wall_ns else None
+
+    @property
+    def steps_ns(self) -> int:
+        """The time in steps, fast or slow."""
+        return self.productive_ns + self.slow_ns
+
+
+class Goodput:
+    """The account of one run, over all its attempts. Each time given is settled up to; nothing is before `begin`."""
+
+    def __init__(self) -> None:
+        self._begin_ns: int | None = None
+        self._settled_ns = 0
+        self._doing: Activity = "startup"
+        self._is_over = False
+        self._steps_ns = self._lost_ns = self._between_ns = 0
+        self._owed_ns = 0
+        self._standing_ns = {"startup": 0, "stalled": 0, "restart": 0}
+
+    def begin(self, now_ns: int) -> None:
+        """The first rank said Hello; further calls mean nothing."""
+        if self._begin_ns is None:
+            self._begin_ns = self._settled_ns = now_ns
+
+    def take_steps(self, end_ns: int, steps_ns: int) -> None:
+        """Steps of so much time together have ended since the last call, the last of them at `end_ns`.
+
+        What the clocks of two reports disagree on is owed, and made good from what comes next between steps.
+        """
+        if self._is_over:
+            return
+        elapsed_ns = self._settle(end_ns)
+        if self._doing == "stalled":
+            self._standing_ns["stalled"] += elapsed_ns
+            self._doing = "steps"
+            return
+        owed_ns = self._owed_ns + steps_ns
+        worked_ns = min(owed_ns, elapsed_ns)
+        self._steps_ns += worked_ns
+        if self._doing == "steps":
+            self._between_ns += elapsed_ns - worked_ns
+            self._owed_ns = owed_ns - worked_ns
+        else:  # the first ones: what does not fit was before the run, as far as it is known here
+            self._standing_ns[self._doing] += elapsed_ns - worked_ns
+            self._doing = "steps"
+
+    def stall(self, now_ns: int) -> None:
+        """The run stands still, and has done so since its last step. To be said again as long as it does."""
+        if not self._is_over:
+            self._standing_ns["stalled"] += self._settle(now_ns)
+            self._doing, self._owed_ns = "stalled", 0
+
+    def restart(self, now_ns: int) -> None:
+        """A new attempt has begun. What an attempt that never made a step has taken was start-up."""
+        self._standing_ns["startup" if self._doing == "startup" else "restart"] += self._settle(now_ns)
+        self._doing, self._owed_ns, self._is_over = "restart", 0, False
+
+    def end(self, now_ns: int) -> None:
+        """Every rank has ended. The time since the last step is counted as what the run did then."""
+        if self._is_over:
+            return
+        elapsed_ns = self._settle(now_ns)
+        if self._doing == "steps":
+            self._between_ns += elapsed_ns
+        else:
+            self._standing_ns[self._doing] += elapsed_ns
+        self._is_over = True
+
+    def lose(self, lost_ns: int) -> None:
+        """Findings have cost steps so much more time, which may have been some while ago."""
+        self._lost_ns += lost_ns
+
+    def _settle(self, now_ns: int) -> int:
+        """The time since the last settling, which is now settled too."""
+        elapsed_ns = max(0, now_ns - self._settled_ns)
+        self._settled_ns += elapsed_ns
+        return elapsed_ns
+
+    def snapshot(self, now_ns: int) -> GoodputSnapshot:
+        """The account at this moment."""
+        if self._begin_ns is None:
+            return GoodputSnapshot()
+        unreported_ns = 0 if self._is_over else max(0, now_ns - self._settled_ns)
+        slow_ns = min(self._lost_ns, self._steps_ns)
+        return GoodputSnapshot(
+            wall_ns=self._settled_ns + unreported_ns - self._begin_ns,
+            productive_ns=self._steps_ns - slow_ns,
+            slow_ns=slow_ns,
+            startup_ns=self._standing_ns["startup"],
+            between_steps_ns=self._between_ns,
+            stalled_ns=self._standing_ns["stalled"],
+            restart_ns=self._standing_ns["restart"],
+            unreported_ns=unreported_ns,
+        )
