@@ -8,6 +8,7 @@ from typing import Final
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.hangs import Hangs
 from rankscope.collector.detect.imbalance import Imbalance
+from rankscope.collector.detect.rules import JobRules
 from rankscope.collector.detect.slow_links import SlowLinks
 from rankscope.collector.detect.slow_ranks import SlowRanks
 from rankscope.collector.detect.slowdowns import RunSlowdown, StageSlowdowns
@@ -30,6 +31,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         RunSlowdown(thresholds),
         Imbalance(read_imbalance_thresholds(config)),
         UnevenWork(config.uneven_work_ratio_min),
+        JobRules(config.detect_steps),
     )
 
 

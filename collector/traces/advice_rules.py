@@ -1,10 +1,9 @@
 """What the rules of advice.py share: the window that shares are of, and how a rank is named."""
 
+from rankscope.collector.detect.situations import CRITICAL_RATIO
 from rankscope.collector.traces.report import Abstention, RankReport
 
 NO_DEVICE = "no device work in the trace"
-CRITICAL_RATIO = 0.3
-"""What takes this share of the time makes the step 1.4 times as long as it could be."""
 
 
 def window_of(report: RankReport) -> int:
@@ -35,12 +34,3 @@ def on_rank(report: RankReport) -> str:
 def no_device(key: str) -> Abstention:
     """The abstention of rules about a device."""
     return Abstention(key=key, reason=NO_DEVICE)
-
-
-def percent(ratio: float) -> str:
-    """A share for people.
-
-    >>> percent(0.156), percent(0.0042)
-    ('16 %', '0.4 %')
-    """
-    return f"{100 * ratio:.0f} %" if ratio >= 0.01 else f"{100 * ratio:.1f} %"  # noqa: PLR2004 - below one in a hundred

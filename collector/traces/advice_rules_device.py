@@ -2,7 +2,8 @@
 
 import re
 
-from rankscope.collector.traces.advice_rules import no_device, of_rank, on_rank, percent, ranks_of
+from rankscope.collector.detect.situations import percent
+from rankscope.collector.traces.advice_rules import no_device, of_rank, on_rank, ranks_of
 from rankscope.collector.traces.report import Abstention, Advice, MemoryReport, RankReport
 
 # -- redundant_copies -------------------------------------------------------------------------------------------------

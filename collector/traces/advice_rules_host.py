@@ -1,10 +1,17 @@
 """Advice on the host's side: a device that waits for launches, for data, or for a host that waits for it."""
 
+from rankscope.collector.detect.situations import (
+    DATA_RATIO_MIN,
+    FEED_FASTER,
+    FREE_THE_ALLOCATOR,
+    FREE_THE_HOST,
+    IDLE_RATIO_MIN,
+    percent,
+)
 from rankscope.collector.traces.advice_rules import (
     no_device,
     of_rank,
     on_rank,
-    percent,
     ranks_of,
     severity_of,
     window_of,
@@ -13,10 +20,6 @@ from rankscope.collector.traces.report import Abstention, Advice, RankReport, Sy
 from rankscope.measure.units import format_duration
 
 # -- low_gpu_utilisation ----------------------------------------------------------------------------------------------
-
-HOST_IDLE_RATIO_MIN = 0.3
-"""Idle time that the host's launching and allocating cause: 9 % where the loader is the problem (ResNet-50, V100), 45 %
-and more where the host is (DLRM 45 %, ResNet DDP on A100 76 %, BERT inference on H100 91 %). 30 % lies between."""
 
 
 def judge_gpu_utilisation(report: RankReport) -> Advice | Abstention | None:
@@ -27,7 +30,7 @@ def judge_gpu_utilisation(report: RankReport) -> Advice | Abstention | None:
     if signs.idle_ns is None or signs.idle_launch_ns is None or signs.idle_allocation_ns is None or not window_ns:
         return no_device(key)
     host_ratio = (signs.idle_launch_ns + signs.idle_allocation_ns) / window_ns
-    if host_ratio < HOST_IDLE_RATIO_MIN:
+    if host_ratio < IDLE_RATIO_MIN:
         return None
     allocates = signs.idle_allocation_ns > signs.idle_launch_ns
     doing = "allocated or freed device memory" if allocates else "launched its work too late"
@@ -39,10 +42,10 @@ def judge_gpu_utilisation(report: RankReport) -> Advice | Abstention | None:
             f"The GPU{of_rank(report)} was idle {percent(signs.idle_ns / window_ns)} of the time, "
             f"{percent(host_ratio)} because the host {doing}."
         ),
-        action=_FREE_THE_ALLOCATOR if allocates else _FREE_THE_HOST,
+        action=FREE_THE_ALLOCATOR if allocates else f"{FREE_THE_HOST} {_PROFILER_SLOWS}",
         evidence={
             "host_idle_ratio": host_ratio,
-            "host_idle_ratio_min": HOST_IDLE_RATIO_MIN,
+            "host_idle_ratio_min": IDLE_RATIO_MIN,
             "cause": "allocation" if allocates else "launch",
             "idle_ratio": signs.idle_ns / window_ns,
             "idle_launch_ns": signs.idle_launch_ns,
@@ -53,15 +56,7 @@ def judge_gpu_utilisation(report: RankReport) -> Advice | Abstention | None:
     )
 
 
-_FREE_THE_HOST = (
-    "Give the host less to do for each kernel: torch.compile, CUDA graphs, a larger batch, fused optimizers; move "
-    "logging and other Python out of the step. The profiler slows the host too: compare the step's time without."
-)
-_FREE_THE_ALLOCATOR = (
-    "Steps should not allocate from the driver: see that caching is not switched off (PYTORCH_NO_CUDA_MEMORY_CACHING, "
-    "PYTORCH_NO_HIP_MEMORY_CACHING), that nobody calls empty_cache in a step, and that memory is not so full that the "
-    "cache is given back (expandable_segments, a smaller batch)."
-)
+_PROFILER_SLOWS = "The profiler slows the host too: compare the step's time without."
 
 # -- small_kernels ----------------------------------------------------------------------------------------------------
 
@@ -114,10 +109,6 @@ def judge_small_kernels(report: RankReport) -> Advice | Abstention | None:
 
 # -- data_bound -------------------------------------------------------------------------------------------------------
 
-DATA_RATIO_MIN = 0.1
-"""Of the steps: ResNet-50 without workers 34 %, a loader slowed by 100 ms 34 % (gloo-2.13/ddp_2r_slow1_data); sound
-loaders up to 2 % (the rest of gloo-2.13), and DLRM, which is host-bound, 5 to 10 %."""
-
 
 def judge_data_loading(report: RankReport) -> Advice | Abstention | None:
     """Whether the steps wait for the data loader: on a device the time it was idle meanwhile, else the loader's own."""
@@ -157,8 +148,7 @@ def _advise_on_data(*, single_process: bool | None, pageable: bool) -> str:
         "The loader has no workers: set num_workers (and persistent_workers=True), so that batches are made during the "
         "step."
         if single_process
-        else "Give the loader more num_workers or a larger prefetch_factor, or make a sample cheaper: faster storage, "
-        "decoding ahead of time."
+        else FEED_FASTER
     )
     pin = " Batches are copied from pageable memory: set pin_memory=True and copy with non_blocking=True."
     return workers + (pin if pageable else "")

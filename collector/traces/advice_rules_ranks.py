@@ -3,17 +3,20 @@
 from collections.abc import Sequence
 from statistics import mean
 
-from rankscope.collector.traces.advice_rules import of_rank, percent, ranks_of, severity_of, window_of
+from rankscope.collector.detect.situations import (
+    COMMUNICATE_LESS,
+    EXPOSED_RATIO_MIN,
+    HIDEABLE_RATIO_MIN,
+    OVERLAP,
+    OVERLAP_RATIO_MAX,
+    percent,
+)
+from rankscope.collector.traces.advice_rules import of_rank, ranks_of, severity_of, window_of
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport
 from rankscope.collector.traces.stragglers import MORE_WORK_MIN, SLOWDOWN_MIN
 
 # -- serial_communication ---------------------------------------------------------------------------------------------
 
-OVERLAP_RATIO_MAX = 0.2
-"""DDP overlaps 43 to 90 % of its communication in gloo-2.13; the A100 ResNet 16 %, DLRM 2 to 8 %."""
-HIDEABLE_RATIO_MIN = 0.1
-"""Of the time the device worked, what could be saved at the most: the shorter of communicating alone and computing
-alone. A100 ResNet 25 %, DLRM 8 to 18 %."""
 SHARED_STREAM_RATIO_MIN = 0.5
 """Most of the communication waits in the queue of the computing: it cannot overlap, whatever the code around it."""
 
@@ -39,7 +42,7 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
             f"Only {percent(report.overlap_ratio)} of the communication{of_rank(report)} overlaps with computing; "
             f"side by side they would save up to {percent(ratio)} of the time at work.{same}"
         ),
-        action=_OWN_STREAM if same else _OVERLAP,
+        action=_OWN_STREAM if same else f"{OVERLAP} {_LOOK_AT_THE_HOST}",
         evidence={
             "hideable_ratio": ratio,
             "hideable_ratio_min": HIDEABLE_RATIO_MIN,
@@ -55,17 +58,9 @@ _OWN_STREAM = (
     "Start collectives with async_op=True and wait as late as possible, or on a stream of their own; a collective that "
     "is waited for at once runs in the queue of the computing."
 )
-_OVERLAP = (
-    "Let communication start earlier: DDP with smaller buckets (bucket_cap_mb) and gradient_as_bucket_view, without "
-    "find_unused_parameters where not needed; FSDP with prefetching; own collectives with async_op=True, waited for as "
-    "late as possible. A device that waits for its host overlaps little either: see low_gpu_utilisation."
-)
+_LOOK_AT_THE_HOST = "A device that waits for its host overlaps little either: see low_gpu_utilisation."
 
 # -- communication_bound ----------------------------------------------------------------------------------------------
-
-EXPOSED_RATIO_MIN = 0.15
-"""Of the window, without the waiting where it is known: ranks of sound jobs in gloo-2.13 stay below 7 %, DLRM reaches
-16 to 24 %. Exposed communication of a lone rank holds waiting for others as well."""
 
 
 def judge_communication(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
@@ -91,11 +86,7 @@ def judge_communication(reports: Sequence[RankReport], across: CrossRank | None)
             f"{percent(ratio)} of the time{of_rank(worst)} is communication that no computing hides"
             f"{', waiting for others not counted' if known else ''}.{doubt}"
         ),
-        action=(
-            "Communicate less often or less: gradient accumulation under no_sync, a larger batch for each rank, "
-            "gradients in bf16 (a DDP communication hook), fewer and larger collectives, sharding within a node. "
-            "Compare the bus bandwidth in the table of collectives with what the links can do."
-        ),
+        action=f"{COMMUNICATE_LESS} {_COMPARE_BANDWIDTH}",
         evidence={
             "exposed_transfer_ratio": ratio,
             "exposed_transfer_ratio_min": EXPOSED_RATIO_MIN,
@@ -104,6 +95,9 @@ def judge_communication(reports: Sequence[RankReport], across: CrossRank | None)
             "rank": worst.rank,
         },
     )
+
+
+_COMPARE_BANDWIDTH = "Compare the bus bandwidth in the table of collectives with what the links can do."
 
 
 def _waited_ns(report: RankReport, across: CrossRank | None) -> int | None:

@@ -1,0 +1,93 @@
+"""The laws of the rules over a job: units do not matter, and one rank alone never makes a finding about all."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.rules import JobRules
+from rankscope.collector.detect.series import StepSeries
+from rankscope.collector.detect.transfers import GroupTransfers
+from rankscope.collector.detect.twins import find_twins
+from rankscope.collector.detect.view import JobView, Samples
+from rankscope.measure.records import DeviceSample, WindowBreakdown
+
+RANKS = 4
+STEPS = 16
+MADE = 64
+STEP_NS = 1_000_000
+RULES = JobRules(STEPS)
+
+Parts = tuple[int, int, int, int, int]
+"""Of a window in any unit: computing alone, both, communicating alone, copies, idle."""
+
+HEALTHY: Parts = (750, 200, 30, 10, 10)
+
+parts = st.tuples(*[st.integers(0, 1000)] * 5).filter(any)
+ranks = st.tuples(st.lists(parts, min_size=3, max_size=3), st.integers(0, STEP_NS))
+"""The windows of a rank, and its data phase."""
+
+Job = Sequence[tuple[Sequence[Parts], int]]
+
+
+def window_of(first_step: int, part: Parts, scale: int) -> WindowBreakdown:
+    alone, both, exposed, copy, idle = (scale * (value * STEP_NS // sum(part)) for value in part)
+    return WindowBreakdown(
+        first_step=first_step, step_count=1, window_ns=alone + both + exposed + copy + idle, compute_ns=alone + both,
+        communication_ns=both + exposed, overlap_ns=both, exposed_communication_ns=exposed, copy_ns=copy, idle_ns=idle,
+    )  # fmt: skip
+
+
+def view_of(job: Job, transfer_ns: int, scale: int = 1) -> JobView:
+    count = len(job)
+    step_ns = np.full((MADE, count), float(scale * STEP_NS))
+    data_ns = np.array([[data * scale for _, data in job]] * MADE, dtype=np.float64)
+    everybody = tuple(range(count))
+    series = StepSeries(np.arange(MADE), everybody, step_ns, step_ns, step_ns, {"data": data_ns}, self_is_measured=True)
+    breakdowns: Mapping[int, Sequence[WindowBreakdown]] = {
+        rank: [window_of(20 + 10 * number, part, scale) for number, part in enumerate(windows)]
+        for rank, (windows, _) in enumerate(job)
+    }
+    return JobView(
+        now_job_ns=0,
+        world_size=count,
+        series=series,
+        twins=find_twins(everybody, {}),
+        nodes={},
+        samples=Samples(breakdowns, {}, {rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in everybody}),
+        groups={"all": everybody},
+        transfers=GroupTransfers(exposed_ns={"all": np.full(MADE, float(scale * transfer_ns))}),
+    )
+
+
+def findings_in(view: JobView) -> list[Finding]:
+    found = RULES.find(view, ())
+    assert not isinstance(found, Abstain)
+    return [candidate.finding for candidate in found]
+
+
+@given(st.lists(ranks, min_size=1, max_size=RANKS), st.integers(0, STEP_NS))
+def test_what_is_found_is_about_nobody_within_its_range_and_has_not_passed(job: Job, transfer_ns: int) -> None:
+    view = view_of(job, transfer_ns)
+    for finding in findings_in(view):
+        assert finding.ranks == ()
+        assert finding.severity in {"info", "warning"}
+        assert all(0 <= value <= 1 for name, value in finding.evidence.items() if "ratio" in name)
+        assert not RULES.has_passed(view, finding, ())
+
+
+@given(st.lists(ranks, min_size=1, max_size=RANKS), st.integers(0, STEP_NS), st.integers(2, 10**6))
+def test_unit_of_time_does_not_matter(job: Job, transfer_ns: int, scale: int) -> None:
+    one, other = view_of(job, transfer_ns), view_of(job, transfer_ns, scale)
+    assert [finding.kind for finding in findings_in(one)] == [finding.kind for finding in findings_in(other)]
+
+
+@given(ranks, st.integers(0, RANKS - 1), st.integers(0, STEP_NS // 30))
+def test_rank_that_is_unlike_all_others_makes_no_finding_about_the_job(
+    unlike: tuple[Sequence[Parts], int], rank: int, transfer_ns: int
+) -> None:
+    job: list[tuple[Sequence[Parts], int]] = [([HEALTHY] * 3, STEP_NS // 100)] * RANKS
+    job[rank] = unlike
+    assert findings_in(view_of(job, transfer_ns)) == []
