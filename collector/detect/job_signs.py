@@ -12,6 +12,7 @@ What happens in the first `steps` steps (start-up, compilation, the first batche
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median, median_high, median_low
 from typing import Final, NamedTuple
@@ -20,7 +21,7 @@ import numpy as np
 
 from rankscope.collector.detect.excess import KNOWN_MIN
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.series import Floats
+from rankscope.collector.detect.series import Floats, medians_of_last
 from rankscope.collector.detect.view import AllocatorCounts, JobView
 from rankscope.measure.records import WindowBreakdown
 
@@ -68,8 +69,12 @@ def read_signs(view: JobView, steps: int) -> JobSigns | Abstain:
     usual_ns = _usual_steps(view, asked, steps)
     if not usual_ns:
         return Abstain("no rank's steps are known")
-    windows = _find_windows(view, asked, steps)
-    shares = [_read_shares(view, rank, windows[rank], usual_ns[rank], steps) for rank in windows if rank in usual_ns]
+    windows, moved_ns = _find_windows(view, asked, steps), _find_moved(view, asked, steps)
+    shares = [
+        _read_shares(view, rank, windows[rank], usual_ns[rank], moved_ns.get(rank))
+        for rank in windows
+        if rank in usual_ns
+    ]
     firsts = [seen[0].first_step for seen in windows.values()]
     intervals = [one for rank in asked if (one := _read_intervals(view.samples.allocators.get(rank, ()), steps))]
     return JobSigns(
@@ -110,13 +115,8 @@ def _at_most(values: Iterable[float | None], ranks: int) -> float | None:
 
 def _usual_steps(view: JobView, asked: Sequence[int], steps: int) -> dict[int, float]:
     """The median step of each rank that has any, in ns."""
-    recent = view.series.step_ns[-steps:, view.series.columns_of(asked)]
-    known = ~np.isnan(recent)
-    return {
-        rank: float(np.median(recent[known[:, column], column]))
-        for column, rank in enumerate(asked)
-        if known[:, column].any()
-    }
+    usual_ns = medians_of_last(view.series.step_ns[-steps:, view.series.columns_of(asked)], steps)
+    return {rank: found for rank, found in zip(asked, usual_ns.tolist(), strict=True) if not math.isnan(found)}
 
 
 def _data_share(view: JobView, asked: Sequence[int], steps: int) -> float | None:
@@ -166,10 +166,9 @@ def _find_windows(view: JobView, asked: Sequence[int], steps: int) -> Mapping[in
 
 
 def _read_shares(
-    view: JobView, rank: int, windows: Sequence[WindowBreakdown], usual_ns: float, steps: int
+    view: JobView, rank: int, windows: Sequence[WindowBreakdown], usual_ns: float, moved_ns: float | None
 ) -> _RankShares:
     overlaps = [window.overlap_ns / window.communication_ns for window in windows if window.communication_ns > 0]
-    moved_ns = _moved_ns(view, rank, steps)
     moving = hideable = None
     if moved_ns is not None:
         exposed = median(window.exposed_communication_ns / window.window_ns for window in windows)
@@ -193,14 +192,18 @@ def _idle_share(window: WindowBreakdown, usual_ns: float) -> float:
     return max(0.0, window.idle_ns / window.step_count - stretched_ns) / (step_ns - stretched_ns)
 
 
-def _moved_ns(view: JobView, rank: int, steps: int) -> float | None:
-    """What of the data movement of the rank's groups is exposed in a step, all together; None when it is not known."""
-    found = []
-    for group, exposed_ns in view.transfers.exposed_ns.items():
-        known = exposed_ns[-steps:][~np.isnan(exposed_ns[-steps:])]
-        if rank in view.groups.get(group, ()) and len(known):
-            found.append(float(np.median(known)))
-    return sum(found) if found else None
+def _find_moved(view: JobView, asked: Sequence[int], steps: int) -> dict[int, float]:
+    """What of the data movement of each rank's groups is exposed in a step, all together, where it is known."""
+    names = list(view.transfers.exposed_ns)
+    if not names:
+        return {}
+    of_groups = medians_of_last(np.stack([view.transfers.exposed_ns[name][-steps:] for name in names], axis=1), steps)
+    wanted, found = set(asked), dict[int, float]()
+    for name, exposed_ns in zip(names, of_groups.tolist(), strict=True):
+        if not math.isnan(exposed_ns):
+            for rank in wanted.intersection(view.groups.get(name, ())):
+                found[rank] = found.get(rank, 0.0) + exposed_ns
+    return found
 
 
 # -- the allocator ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
 from rankscope.collector.detect.goodput import Goodput
 from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
-from rankscope.collector.detect.twins import find_twins
+from rankscope.collector.detect.standing import RankStanding
+from rankscope.collector.detect.twins import Twins, find_twins
 from rankscope.collector.detect.view import JobView, Samples
 from rankscope.collector.state.effects import AskClock, JobEffect
 from rankscope.collector.state.events import (
@@ -37,7 +38,7 @@ from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.state.standings import build_standings
 from rankscope.collector.state.verdicts import Verdicts
-from rankscope.collector.state.window import StepWindow
+from rankscope.collector.state.window import Signature, StepWindow
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Report
 from rankscope.measure.units import s_to_ns
@@ -58,6 +59,15 @@ class _Attempt:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     series: StepSeries | None = None
     slowdowns: Floats | None = None
+    twins: tuple[tuple[int, ...], Mapping[int, Signature], Twins] | None = None
+
+    def find_twins(self, ranks: tuple[int, ...]) -> Twins:
+        """Who is compared with whom: mostly the same as at the last look."""
+        signatures = self.window.signatures
+        if self.twins is None or self.twins[1] is not signatures or self.twins[0] != ranks:
+            self.twins = (ranks, signatures, find_twins(ranks, signatures))
+        return self.twins[2]
+
     step_ns: int = 0
     """The time in steps of the rank that has reported the most of it."""
 
@@ -205,6 +215,7 @@ class JobState:
             return []
         effects: list[JobEffect] = []
         silent_ns = s_to_ns(self._config.rank_silent_s)
+        stalled: list[RankState] = []
         for rank in attempt.ranks.values():
             # Of 16,384 ranks nearly all need nothing: whether they live is asked last.
             if tick.now_job_ns - rank.last_seen_job_ns > silent_ns and rank.is_live:
@@ -212,25 +223,28 @@ class JobState:
             if tick.now_job_ns >= rank.next_ping_job_ns and rank.is_live:
                 rank.next_ping_job_ns = tick.now_job_ns + s_to_ns(self._config.clock_ping_s)
                 effects.append(AskClock(rank.identity.boot_id))
-        if any(rank.vitals.is_stalled and rank.is_live for rank in attempt.ranks.values()):
+            if rank.vitals.is_stalled and rank.ended in {None, "silent"}:
+                stalled.append(rank)
+        if any(rank.is_live for rank in stalled):
             self._goodput.stall(tick.now_job_ns)
         elif self.is_over:
             self._goodput.end(max(rank.vitals.ended_job_ns or 0 for rank in attempt.ranks.values()))
-        return effects + self._detect(attempt, tick.now_job_ns)
+        standings = build_standings(attempt.ranks, tick.now_job_ns) if stalled else {}
+        return effects + self._detect(attempt, tick.now_job_ns, standings)
 
-    def _detect(self, attempt: _Attempt, now_job_ns: int) -> list[JobEffect]:
+    def _detect(self, attempt: _Attempt, now_job_ns: int, standings: Mapping[int, RankStanding]) -> list[JobEffect]:
         ranks = tuple(sorted(attempt.ranks))
         attempt.series = attempt.window.series(ranks, skip_steps=SKIP_STEPS)
         view = JobView(
             now_job_ns=now_job_ns,
             world_size=attempt.world_size,
             series=attempt.series,
-            twins=find_twins(ranks, attempt.window.signatures),
+            twins=attempt.find_twins(ranks),
             nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
             samples=_sample(attempt.ranks),
             groups=attempt.groups,
             transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
-            standings=build_standings(attempt.ranks, now_job_ns),
+            standings=standings,
         )
         effects = self._verdicts.look(view)
         lost_rank_s = sum(one.lost_rank_seconds for one in self._verdicts.lost)

@@ -9,9 +9,7 @@ from rankscope.collector.state.vitals import BROUGHT_DOWN, ENDED_WELL, Vitals
 
 
 def build_standings(ranks: Mapping[int, RankState], now_job_ns: int) -> dict[int, RankStanding]:
-    """Each rank's standing; empty while none is stalled, which is nearly always."""
-    if not any(rank.vitals.is_stalled and rank.ended in {None, "silent"} for rank in ranks.values()):
-        return {}
+    """Each rank's standing."""
     return {number: _build(rank, now_job_ns) for number, rank in ranks.items()}
 
 

@@ -154,7 +154,9 @@ class StepWindow:
             self._wait_ns[slot, rank] = np.nan if wait_ns is None else float(wait_ns)
         # Full windows do not tell sizes, and a signature without sizes would not tell pipeline stages apart.
         if pending and all(bool(np.all(found.size_bytes != MISSING)) for found in pending.values()):
-            self.signatures = {rank: self._sign(rank, found) for rank, found in pending.items()}
+            signatures = {rank: self._sign(rank, found) for rank, found in pending.items()}
+            if signatures != self.signatures:  # the same dictionary stands for the same twins
+                self.signatures = signatures
         return waits.kinds
 
     def _sign(self, rank: int, found: RankCollectives) -> Signature:
