@@ -31,6 +31,9 @@ STEPS_LOOKED_AT: Final = 64
 """Who is slowest is looked for in so many of the last steps: of eight ranks chance lets one be it in 19 of them."""
 STEPS_MIN: Final = 32
 """With fewer steps chance lets one of eight ranks be the slowest in more than a third of them."""
+UNATTRIBUTED_STEPS_MIN: Final = 128
+"""Without a cause it must have gone on for so long: other load on the machines does the same for a while (seen: 16 % of
+the step for four ranks on two cores that had others' work to do)."""
 CHANCE_MAX: Final = 0.001
 """How improbable it must be that one of equal ranks is the slowest so often, before that rank is taken for slow."""
 CLOSE_SHARE: Final = 0.5
@@ -79,10 +82,20 @@ class UnevenWork:
         gaps = find_gaps(view)
         if gaps is None:
             return Abstain(f"fewer than {STEPS_MIN} steps are known of all ranks")
-        if gaps.step_ratio < self._cost_ratio_min or not gaps.is_random:
+        if not self._costs(gaps):
             return []
         known = next((finding for finding in explained if finding.kind == UNEVEN_WORK), None)
-        return [_describe(view, gaps, known)]
+        candidate = _describe(view, gaps, known)
+        if known is None and candidate.finding.cause == "unattributed" and not self._has_gone_on(view):
+            return []
+        return [candidate]
+
+    def _costs(self, gaps: Gaps) -> bool:
+        return gaps.is_random and gaps.step_ratio >= self._cost_ratio_min
+
+    def _has_gone_on(self, view: JobView) -> bool:
+        gaps = find_gaps(view, UNATTRIBUTED_STEPS_MIN)
+        return gaps is not None and len(gaps.rows) == UNATTRIBUTED_STEPS_MIN and self._costs(gaps)
 
     def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:  # noqa: ARG002 - there is only one
         """Whether the steps lose little any more, or to one rank; False when nobody knows."""
@@ -90,11 +103,11 @@ class UnevenWork:
         return gaps is not None and (not gaps.is_random or gaps.step_ratio < CLOSE_SHARE * self._cost_ratio_min)
 
 
-def find_gaps(view: JobView) -> Gaps | None:
-    """How far the slowest rank was from its twins in the last steps; None when too few are known of all ranks."""
+def find_gaps(view: JobView, steps: int = STEPS_LOOKED_AT) -> Gaps | None:
+    """How far the slowest rank was from its twins in so many of the last steps; None when too few are known of all."""
     self_ns, step_ns = view.series.self_ns, view.series.step_ns
     known = ~np.isnan(self_ns).any(axis=1) & ~np.isnan(step_ns).all(axis=1)
-    rows = np.flatnonzero(known)[-STEPS_LOOKED_AT:]
+    rows = np.flatnonzero(known)[-steps:]
     if len(rows) < STEPS_MIN:
         return None
     beyond_ns = view.excess_ns[rows]
@@ -188,6 +201,7 @@ def _describe(view: JobView, gaps: Gaps, known: Finding | None) -> Candidate:
         since_step=since_step,
         cause=cause,
         sentence=_write_sentence(gaps, cause, cost),
+        severity="warning" if cause == "data_imbalance" else "info",
         suggestion=SUGGESTION if cause == "data_imbalance" else "",
         job_slowdown_ratio=cost.job_slowdown_ratio,
         evidence=evidence if correlation is None else {**evidence, "correlation": correlation},

@@ -12,7 +12,7 @@ from tests.unit.collector.step_series import MS, series_of, view_of
 DETECTOR = UnevenWork(cost_ratio_min=0.1)
 
 
-def draw(steps: int = 100, ranks: int = 8, spread: float = 0.15, seed: int = 1) -> Floats:
+def draw(steps: int = 150, ranks: int = 8, spread: float = 0.15, seed: int = 1) -> Floats:
     """Factors on the work, shape (steps, ranks)."""
     return np.asarray(np.exp(np.random.default_rng(seed).normal(0.0, spread, (steps, ranks))))
 
@@ -39,7 +39,7 @@ def only(looked_at: JobView, *known: Finding) -> Finding:
     return candidate.finding
 
 
-def two_and_two(steps: int = 64) -> Floats:
+def two_and_two(steps: int = 128) -> Floats:
     """Each of four ranks in turn takes 140 ms and the others 100."""
     return np.where(np.arange(steps)[:, np.newaxis] % 4 == np.arange(4), 140.0, 100.0)
 
@@ -49,7 +49,7 @@ def two_and_two(steps: int = 64) -> Floats:
 
 def test_ranks_that_take_turns_in_being_slow_are_uneven_work_and_nobody_is_blamed() -> None:
     finding = only(view(two_and_two()))
-    assert (finding.kind, finding.cause, finding.severity) == ("uneven_work", "unattributed", "warning")
+    assert (finding.kind, finding.cause, finding.severity) == ("uneven_work", "unattributed", "info")
     assert (finding.ranks, finding.group, finding.rank) == ((), None, None)
     # 40 of 140 ms: the job takes 1.4 times as long, and of four ranks 4 * 40 / 140 hours an hour are lost.
     assert finding.sentence == (
@@ -63,10 +63,10 @@ def test_ranks_that_take_turns_in_being_slow_are_uneven_work_and_nobody_is_blame
 
 
 def test_each_step_loses_what_its_slowest_rank_takes_beyond_the_median() -> None:
-    (candidate,) = candidates(view(two_and_two(80)))
+    (candidate,) = candidates(view(two_and_two(130)))
     assert candidate.lost_ns is not None
-    assert np.isnan(candidate.lost_ns[:16]).all()
-    assert candidate.lost_ns[16:] == pytest.approx(40 * MS)
+    assert np.isnan(candidate.lost_ns[:66]).all()
+    assert candidate.lost_ns[66:] == pytest.approx(40 * MS)
 
 
 def test_stages_are_compared_each_within_itself() -> None:
@@ -93,6 +93,21 @@ def test_rank_that_is_slowest_more_often_than_chance_lets_it_be_is_slow_itself()
     assert candidates(view(self_ms)) == []
 
 
+@pytest.mark.parametrize(("steps", "count"), [(127, 0), (128, 1)])
+def test_without_a_cause_it_is_said_only_when_it_has_gone_on_for_long(steps: int, count: int) -> None:
+    assert len(candidates(view(two_and_two(steps)))) == count
+
+
+def test_without_a_cause_the_time_before_counts_too() -> None:
+    self_ms = np.concatenate([np.full((70, 4), 100.0), two_and_two(80)])
+    assert candidates(view(self_ms)) == []
+
+
+def test_with_its_cause_it_is_said_soon() -> None:
+    batch = draw(steps=40)
+    assert only(view(100 * batch, forward_ms=30 * batch)).cause == "data_imbalance"
+
+
 @pytest.mark.parametrize("slow", [(3, 4), (4, 5, 6, 7)])
 def test_several_slow_ranks_that_take_turns_are_no_chance(slow: tuple[int, ...]) -> None:
     self_ms = 100 * draw(spread=0.05)
@@ -109,6 +124,7 @@ def test_parts_of_the_work_that_are_longer_together_speak_for_the_batches() -> N
     finding = only(view(100 * batch, forward_ms=30 * batch * own))
     assert finding.cause == "data_imbalance"
     assert finding.evidence["correlation"] > 0.9
+    assert finding.severity == "warning"
     assert finding.suggestion.startswith("Give every rank as much work in a step")
 
 
@@ -120,10 +136,10 @@ def test_part_that_varies_by_itself_does_not() -> None:
 
 
 def test_steps_that_are_longer_for_all_and_ranks_that_are_always_slower_correlate_nothing() -> None:
-    steps, ranks = 1 + np.arange(100)[:, np.newaxis] / 50, 1 + np.arange(8) / 50
+    steps, ranks = 1 + np.arange(150)[:, np.newaxis] / 50, 1 + np.arange(8) / 50
     forward_ms, rest_ms = 30 * steps * ranks * draw(seed=2), 70 * steps * ranks * draw()
     looked_at = view(forward_ms + rest_ms, forward_ms=forward_ms)
-    correlation = correlate_with_batches(looked_at, np.arange(100))
+    correlation = correlate_with_batches(looked_at, np.arange(150))
     assert correlation is not None
     assert abs(correlation) < 0.3
 
@@ -135,18 +151,18 @@ def test_tokens_tell_more_than_phases() -> None:
 
 
 def test_tokens_that_are_alike_in_all_batches_are_no_reason() -> None:
-    finding = only(view(100 * draw(), tokens=np.full((100, 8), 512.0)))
+    finding = only(view(100 * draw(), tokens=np.full((150, 8), 512.0)))
     assert finding.cause == "unattributed"
     assert "correlation" not in finding.evidence
 
 
 def test_tokens_that_nobody_counts_leave_it_to_the_phases() -> None:
     batch = draw()
-    assert only(view(100 * batch, forward_ms=30 * batch, tokens=np.full((100, 8), np.nan))).cause == "data_imbalance"
+    assert only(view(100 * batch, forward_ms=30 * batch, tokens=np.full((150, 8), np.nan))).cause == "data_imbalance"
 
 
 def test_parts_that_are_not_known_correlate_nothing() -> None:
-    looked_at = view(two_and_two(), forward_ms=np.full((64, 4), np.nan))
+    looked_at = view(two_and_two(64), forward_ms=np.full((64, 4), np.nan))
     assert correlate_with_batches(looked_at, np.arange(64)) is None
 
 
