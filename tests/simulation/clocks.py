@@ -6,6 +6,9 @@ import numpy as np
 
 from rankscope.measure.units import NS_PER_S
 
+DRIFT_STREAM = 1
+"""Tells the drift's chance from that of everything else with the same seed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClockJump:
@@ -39,10 +42,12 @@ class Clocks:
     by the same amount, so that steps and collectives keep their lengths, as on a monotonic clock.
     """
 
-    def __init__(self, noise: ClockNoise, ranks: int, random: np.random.Generator) -> None:
+    def __init__(self, noise: ClockNoise, ranks: int, random: np.random.Generator, seed: int) -> None:
         self._jumps = list(noise.jumps)
-        self._offset_ns = (random.uniform(-1, 1, ranks) * noise.offset_s_max * NS_PER_S).astype(np.int64)
-        self._drift = random.uniform(-1, 1, ranks) * noise.drift_s_max
+        apart_ns = round(noise.offset_s_max * NS_PER_S)
+        self._offset_ns = random.integers(-apart_ns, apart_ns, ranks)
+        # A stream of chance of its own: clocks that drift change nothing else of a job.
+        self._drift = np.random.default_rng((DRIFT_STREAM, seed)).uniform(-1, 1, ranks) * noise.drift_s_max
 
     def pass_step(self, step: int) -> None:
         """That step has been made: what was to leap by now has."""

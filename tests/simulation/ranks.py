@@ -113,19 +113,20 @@ class SimulatedRank:
 
     def _collectives(self, number: int, step: Step) -> list[CollectiveRecord]:
         rank = self._rank
+        taking_part = [(index, call) for index, call in enumerate(step.calls) if call.takes_part[rank]]
+        times_ns = [call.times_of[rank] for _, call in taking_part]
         return [
             CollectiveRecord(
                 step=number,
                 group=self._label[call.dimension],
                 op=call.op,
-                start_host_ns=int(call.start_ns[rank]) + self._offset_ns,
-                duration_ns=int(call.end_ns[rank] - call.start_ns[rank]),
+                start_host_ns=start_ns + self._offset_ns,
+                duration_ns=duration_ns,
                 sequence=number * len(step.calls) + index,
                 bytes=call.size_bytes,
-                exposed_ns=int(call.exposed_ns[rank]),
+                exposed_ns=exposed_ns,
             )
-            for index, call in enumerate(step.calls)
-            if call.takes_part[rank]
+            for (index, call), (start_ns, duration_ns, exposed_ns) in zip(taking_part, times_ns, strict=True)
         ]
 
     def _break_down(self, number: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> WindowBreakdown:

@@ -107,7 +107,7 @@ class World:
         self._engine = Engine(topology, program)
         self._weather = Weather(scenario.noise, topology, scale.work_ns, random)
         self._injection = Injection(scenario.faults, base_work(program, topology.world_size), _transfer_ns(program))
-        self._clocks = Clocks(scenario.clocks, topology.world_size, random)
+        self._clocks = Clocks(scenario.clocks, topology.world_size, random, scenario.seed)
         groups = topology.describe_groups()
         self.ranks = [
             SimulatedRank(rank, topology, groups[rank], self._clocks.offset_ns(rank, 0))
