@@ -8,7 +8,9 @@ A finding *names* its ranks and every rank of its nodes, or, without any, its gr
 - It is *false* when it blames somebody in vain: it names a rank that no fault is in (a victim, named together with the
   culprit, makes the finding false too); or it says that something is slow (`ACCUSING`) and is about no fault. That the
   run has slowed down is true while a fault lasts, and neither right nor false.
-- Any other finding that names no rank (an imbalance, a rule of good practice) is information, and is not counted.
+- That ranks have more work than others by the way a job is laid out (`imbalance`) is true of stages with a share above
+  the mean, false of any other rank, and never right: it finds no fault.
+- Any other finding that names no rank (uneven work, a rule of good practice) is information, and is not counted.
 
 A fault is *found* when a finding is about it. Its *rank is right* when its findings together name exactly its ranks:
 one rank, a node by its name or by all its ranks, a stage by all its ranks or by the kind of finding that is about
@@ -28,6 +30,7 @@ from tests.simulation.topology import Topology
 from tests.simulation.world import Outcome, Scenario
 
 SLOW_LINK, STAGE, RUN, HANG = "slow_link", "stage_slowdown", "run_slowdown", "hang"
+IMBALANCE = "imbalance"
 ACCUSING = frozenset({STRAGGLER, SLOW_LINK, STAGE, RUN, HANG})
 """Kinds of finding that say that something is wrong, also when they name no rank."""
 
@@ -98,7 +101,7 @@ def named_ranks(finding: Finding, topology: Topology) -> frozenset[int]:
 
 def _is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
     finding = opened.finding
-    if opened.opened_step <= fault.begin:
+    if opened.opened_step <= fault.begin or finding.kind == IMBALANCE:
         return False
     named = named_ranks(finding, topology)
     if len(fault.ranks) == topology.world_size:
@@ -107,16 +110,22 @@ def _is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
 
 
 def _is_of_its_link(finding: Finding, fault: Fault, topology: Topology) -> bool:
-    """Whether the fault is a slow link, and the finding says so of a group that holds one of the fault's ranks."""
+    """Whether the fault is a slow link, and the finding says so of a group that holds one of the fault's ranks. Where
+    it suspects ranks, one of those must be among them.
+    """
     if fault.effect.kind != TRANSFER or finding.kind != SLOW_LINK:
         return False
+    if finding.ranks and set(finding.ranks).isdisjoint(fault.ranks):
+        return False
     groups = topology.describe_groups()
-    return any(group.label == finding.group for rank in fault.ranks for group in groups[rank])
+    return any(group.label in finding.groups for rank in fault.ranks for group in groups[rank])
 
 
 def _is_false(opened: Opened, scenario: Scenario, faulty: set[int]) -> bool:
     topology, faults = scenario.topology, scenario.faults
     named = named_ranks(opened.finding, topology)
+    if opened.finding.kind == IMBALANCE and named <= _heavy_ranks(scenario):
+        return False
     if scenario.death is not None and opened.finding.kind == HANG:
         return not named <= {scenario.death.rank}
     about = [fault for fault in faults if _is_about(opened, fault, topology)]
@@ -125,6 +134,13 @@ def _is_false(opened: Opened, scenario: Scenario, faulty: set[int]) -> bool:
     if opened.finding.kind == RUN and any(fault.begin < opened.opened_step for fault in faults):
         return False
     return bool(named) or opened.finding.kind in ACCUSING
+
+
+def _heavy_ranks(scenario: Scenario) -> set[int]:
+    """The ranks of pipeline stages that have more work than the mean."""
+    shares = scenario.stage_shares or ()
+    heavy = [stage for stage, share in enumerate(shares) if share > 1]
+    return {rank for stage in heavy for rank in scenario.topology.ranks_in_stage(stage)}
 
 
 def _names_all(fault: Fault, mine: Sequence[Opened], topology: Topology) -> bool:

@@ -86,6 +86,12 @@ def test_slow_link_is_found_by_a_group_that_holds_its_rank() -> None:
     assert (wrong.faults[0].found, wrong.false_findings) == (False, 1)
 
 
+def test_link_whose_group_is_right_and_whose_suspect_is_not_is_false() -> None:
+    suspected = finding("slow_link", "slow_link", group="mesh_dp/0-7", ranks=(4,))
+    judged = judge_of(suspected, faults=(LINK,))
+    assert (judged.faults[0].found, judged.false_findings) == (False, 1)
+
+
 def test_link_blamed_for_a_slow_rank_is_false() -> None:
     assert judge_of(finding("slow_link", "slow_link", group="mesh_dp/0-7")).false_findings == 1
 
@@ -96,8 +102,16 @@ def test_slower_run_is_no_false_finding_while_a_fault_lasts_and_is_one_without()
 
 
 def test_information_is_false_only_when_it_blames_a_rank() -> None:
-    assert judge_of(finding("imbalance", severity="info"), faults=()).false_findings == 0
-    assert judge_of(finding("imbalance", severity="info", ranks=(1,)), faults=()).false_findings == 1
+    assert judge_of(finding("uneven_work", severity="info"), faults=()).false_findings == 0
+    assert judge_of(finding("uneven_work", severity="info", ranks=(1,)), faults=()).false_findings == 1
+
+
+@pytest.mark.parametrize(("ranks", "false_findings"), [((8, 9, 10), 0), ((0, 1), 1), ((7, 8), 1)])
+def test_imbalance_is_true_of_the_stage_with_more_work(ranks: tuple[int, ...], false_findings: int) -> None:
+    scenario = Scenario(topology=MESH, kind="pp", faults=(SLOW,), stage_shares=(0.9, 1.1))
+    opened = [Opened(finding("imbalance", "more_work", ranks=ranks), 64, None)]
+    judged = judge(Outcome(scenario, opened, None, np.ones((200, 16))))
+    assert (judged.faults[0].found, judged.right_findings, judged.false_findings) == (False, 0, false_findings)
 
 
 def test_hang_may_be_said_of_a_job_whose_rank_has_died_and_of_that_rank_only() -> None:
