@@ -81,13 +81,14 @@ def write_report(scored: Sequence[Scored], head: str, took_s: float) -> str:
 
 def _tables(scored: Sequence[Scored]) -> list[str]:
     one_rank = _about(scored, matrix.ONE_RANK)
-    surely = [one for one in one_rank if (one.trial.ratio or 0) >= SURELY_SEEN]
+    surely = _seen(one_rank)
     healthy = _about(scored, matrix.HEALTHY)
 
     def by_size(one: Scored) -> str:
         return f"{one.trial.what}, {one.trial.ratio:g} x"
 
     tables: list[tuple[str, Sequence[Scored], Callable[[Scored], str]]] = [
+        (f"in short, {SURELY_SEEN:g} x and above", _seen(scored), lambda one: one.trial.about),
         ("one slow rank, by size of the fault", one_rank, lambda one: f"{one.trial.ratio:g} x"),
         ("one slow rank, by cause and size", one_rank, by_size),
         (f"one slow rank, {SURELY_SEEN:g} x and above, by layout", surely, lambda one: one.trial.where),
@@ -105,6 +106,11 @@ def _tables(scored: Sequence[Scored]) -> list[str]:
 
 def _about(scored: Sequence[Scored], about: str) -> list[Scored]:
     return [one for one in scored if one.trial.about == about]
+
+
+def _seen(scored: Sequence[Scored]) -> list[Scored]:
+    """Jobs whose faults are to be found, and those without any."""
+    return [one for one in scored if one.trial.ratio is None or one.trial.ratio >= SURELY_SEEN]
 
 
 def _write_table(title: str, scored: Sequence[Scored], name_of: Callable[[Scored], str]) -> str:
@@ -134,7 +140,7 @@ def _number(value: float | None, digits: int) -> str:
 
 def _rival_tables(scored: Sequence[Scored]) -> list[str]:
     """Ours and theirs: on faults of one rank that are to be found, and on everything."""
-    asked = [one for one in scored if one.trial.about in {matrix.ONE_RANK, matrix.NOISE} and one.trial.ratio != 1.03]
+    asked = _seen(_about(scored, matrix.ONE_RANK) + _about(scored, matrix.NOISE))
     healthy = _about(scored, matrix.HEALTHY)
     explanation = (
         "The same jobs by the rules that others use, at the same looks, by the same judge; which rule and what it is "
