@@ -68,8 +68,10 @@ def _steps_of(layout: Layout) -> int:
 
 def _one_rank() -> Iterator[Draft]:
     """Every cause at every size wherever every cause is tried."""
-    for where, cause, ratio in itertools.product((*SMALL, "fsdp 64"), EFFECTS, RATIOS):
+    for where, cause, ratio in itertools.product(SMALL, EFFECTS, RATIOS):
         yield Draft(ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),))
+    for cause, ratio in itertools.product(EFFECTS, (1.1, 1.3)):
+        yield Draft(ONE_RANK, cause, "fsdp 64", "usual", (slow_rank(cause, ratio),))
 
 
 def _noises() -> Iterator[Draft]:
@@ -141,5 +143,7 @@ def _large() -> Iterator[Draft]:
 
 
 def _healthy() -> Iterator[Draft]:
-    for where, noise, _ in itertools.product((*SMALL, "fsdp 64"), NOISES, range(HEALTHY_SEEDS)):
+    for where, noise, _ in itertools.product(SMALL, NOISES, range(HEALTHY_SEEDS)):
         yield Draft(HEALTHY, noise, where, noise)
+    for noise in NOISES:
+        yield Draft(HEALTHY, noise, "fsdp 64", noise)

@@ -48,6 +48,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "tp 4 x dp 4": Layout("tp", Topology.mesh(tp=4, dp=4)),
     "pp 2 x dp 8": Layout("pp", Topology.mesh(pp=2, dp=8)),
     "unequal pp 4 x dp 4": Layout("pp", Topology.mesh(pp=4, dp=4), UNEQUAL_STAGES),
+    "unequal pp 4 x dp 2": Layout("pp", Topology.mesh(pp=4, dp=2), UNEQUAL_STAGES),
     "ep 4, dp 32": Layout("ep", Topology.mesh(dp=32, ep=4)),
     "tp 2 x pp 2 x dp 8": Layout("pp", Topology.mesh(tp=2, pp=2, dp=8)),
     "fsdp 64": Layout("fsdp", Topology.mesh(dp=64)),

@@ -6,6 +6,7 @@ Writes tests/benchmarks/results/score.md. `--every N` takes only every Nth job a
 import argparse
 import itertools
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from tests.simulation.scenarios import BEGIN
 from tests.simulation.scoring import Judged, Row, judge, summarise
 from tests.simulation.world import World
 
+PROGRESS_EVERY = 50
+"""Jobs after which a line says how far it is."""
 HEADS = (
     "jobs", "faults", "recall", "precision", "right rank", "right cause", "right pattern", "since, steps off",
     "delay, steps", "findings a fault", "false findings", "false per 1e6",
@@ -56,7 +59,11 @@ def main() -> None:
         key=lambda trial: -trial.scenario.topology.world_size * trial.scenario.steps,
     )
     with multiprocessing.Pool(options.workers) as pool:
-        scored = pool.map(carry_out, wanted, chunksize=1)
+        scored = []
+        for one in pool.imap_unordered(carry_out, wanted):
+            scored.append(one)
+            if len(scored) % PROGRESS_EVERY == 0:
+                print(f"{len(scored)} of {len(wanted)}", file=sys.stderr)
     text = write_report(scored, head, time.monotonic() - began_s)
     if options.every == 1:
         (RESULTS / "score.md").write_text(text, encoding="utf-8")
