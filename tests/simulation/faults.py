@@ -18,7 +18,7 @@ class Effect(NamedTuple):
     pauses_collector: bool = False
     more_operators: bool = False
     throttle_reason: str | None = None
-    clock_ratio: float = 1.0
+    slows_clock: bool = False
     xid: int | None = None
     retries: bool = False
     burns_cpu: bool = True
@@ -30,9 +30,9 @@ EFFECTS: dict[str, Effect] = {
     "data_loading": Effect(READ, burns_cpu=False),
     "host_cpu": Effect(HOST, burns_cpu=False),
     "garbage_collection": Effect(HOST, pauses_collector=True),
-    "gpu_thermal_throttle": Effect(KERNEL, throttle_reason="sw_thermal_slowdown", clock_ratio=0.7),
-    "gpu_power_cap": Effect(KERNEL, throttle_reason="sw_power_cap", clock_ratio=0.8),
-    "gpu_slow_clock": Effect(KERNEL, clock_ratio=0.6),
+    "gpu_thermal_throttle": Effect(KERNEL, throttle_reason="sw_thermal_slowdown", slows_clock=True),
+    "gpu_power_cap": Effect(KERNEL, throttle_reason="sw_power_cap", slows_clock=True),
+    "gpu_slow_clock": Effect(KERNEL, slows_clock=True),
     "gpu_compute": Effect(KERNEL),
     "gpu_fault": Effect(KERNEL, xid=63),
     "more_work": Effect(KERNEL, more_operators=True),

@@ -89,7 +89,7 @@ class SimulatedRank:
             covered_steps=[(first_step, last_step)],
             breakdowns=[self._break_down(last_step, steps[-1], mine[-1])],
             host=self._host_sample(now_ns, mine),
-            devices=(self._device_sample(now_ns, mine[-1]),),
+            devices=(self._device_sample(now_ns, steps[-1], mine[-1]),),
             allocator=self._allocator_sample(now_ns, mine),
             groups=self._groups,
             losses=losses,
@@ -165,9 +165,11 @@ class SimulatedRank:
             host_ns=now_ns, retries=self._retries, device_allocs=asked, device_frees=self._retries, ooms=0
         )
 
-    def _device_sample(self, now_ns: int, faults: Sequence[tuple[Fault, float]]) -> DeviceSample:
+    def _device_sample(self, now_ns: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> DeviceSample:
+        """Kernels take as much longer as the clock is slower."""
         effects = [fault.effect for fault, ns in faults if ns > 0]
-        clock_ratio = min((effect.clock_ratio for effect in effects), default=1.0)
+        slowed_ns = sum(ns for fault, ns in faults if fault.effect.slows_clock)
+        clock_ratio = 1 - slowed_ns / max(slowed_ns + 1, float(step.worked_ns[KERNEL][self._rank]))
         xids = [effect.xid for effect in effects if effect.xid is not None]
         return DeviceSample(
             host_ns=now_ns,
