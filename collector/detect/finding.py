@@ -24,9 +24,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     `kind` is what a detector finds (`straggler`, `hang`, ...), `number` counts the findings of a run from 1 and stays
     with one that changes, `cause` is why, for a straggler one of docs/definitions.md section 5. `since_step` is the
     first step it is about; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the
-    machines of which it is about every rank. `evidence` holds the numbers behind the sentence, with their unit;
-    `details` what is no number (a stack, the names of links). `job_slowdown_ratio` is the step over the ideal step,
-    `lost_rank_seconds` what it has cost so far, all ranks together. None: not known, or it makes no sense.
+    machines it is about: of a straggler those nearly all of whose ranks are slow, of a link those it joins.
+    `evidence` holds the numbers behind the sentence, with their unit; `details` what is no number (a stack, the
+    names of links). `job_slowdown_ratio` is the step over the ideal step, `lost_rank_seconds` what it has cost so
+    far, all ranks together. None: not known, or it makes no sense.
     """
 
     kind: str

@@ -101,7 +101,9 @@ class Verdicts:
         lost_s = ns_to_s(float(lost_ns[rows].sum())) * len(series.ranks)
         one.charged_through = int(series.steps[rows].max()) if rows.any() else one.charged_through
         one.lost_rank_seconds += lost_s
-        key = (finding.rank, finding.cause)
+        # Of a group's links it is not known that it is those of one of its ranks, unless only one is named.
+        rank = None if finding.group is not None and len(finding.ranks) > 1 else finding.rank
+        key = (rank, finding.cause)
         self._lost[key] = self._lost.get(key, 0.0) + lost_s
 
     def _merge(self, one: _Open, into: int) -> CloseFinding:
