@@ -103,7 +103,8 @@ def test_each_step_is_charged_once_for_all_ranks_and_unknown_ones_not() -> None:
     verdicts.look(view_until(4))
     assert [found.lost_rank_seconds for found in verdicts.open_findings] == [pytest.approx(4 * 0.6)]
     (lost,) = verdicts.lost
-    assert (lost.rank, lost.cause, lost.lost_rank_seconds) == (2, "host_cpu", pytest.approx(4 * 0.6))
+    assert (lost.rank, lost.cause) == (2, "host_cpu")
+    assert lost.lost_rank_seconds == pytest.approx(4 * 0.6)
 
 
 @pytest.mark.parametrize(("ranks", "charged"), [((1, 2), None), ((1,), 1), ((), None)])
