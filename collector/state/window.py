@@ -2,7 +2,7 @@
 
 A step's duration and phases arrive within a report interval, its collectives when the profiler window they were seen in
 ends. Until every rank has reported them a step's waiting is not known, and its self time neither: NaN. Of the steps
-that a report completes the last one's waiting is charged to those who caused it.
+that a report completes one's waiting is charged to those who caused it.
 """
 
 import itertools
@@ -55,6 +55,7 @@ class StepWindow:
         self._wait_ns = self._empty()
         self._transfers = TransferRing(steps_kept)
         self._wait_caused_ns: Floats | None = None
+        self._charges = 0
         self._phases_ns: dict[str, Floats] = {}
         self._pending: dict[int, dict[int, RankCollectives]] = {}
         self._covered = np.zeros((steps_kept, world_size), dtype=bool)
@@ -131,19 +132,24 @@ class StepWindow:
         self._covered[slots[fresh], rank] = True
         self._covered_count[slots[fresh]] += 1
         resolved = steps[fresh & (self._covered_count[slots] == self._world_size)].tolist()
-        self._charge(resolved[-1:])
+        if resolved:
+            self._charge(resolved)
         for step in resolved:
             kinds += self._resolve(step, step % self._kept)
         return kinds
 
     def _charge(self, steps: Sequence[int]) -> None:
-        """Find who caused the waiting in these steps; it costs more than to find the waiting."""
-        for step in steps:
-            blame = find_blame(self._pending.get(step, {}), self._group_sizes)
-            if blame is not None:
-                if self._wait_caused_ns is None:  # of a job too large to be charged it is never needed
-                    self._wait_caused_ns = self._empty()
-                self._wait_caused_ns[step % self._kept, list(blame.ranks)] = blame.caused_ns
+        """Find who caused the waiting in one of these steps; it costs more than to find the waiting. Each time it is
+        another one of them: always the last would miss what comes every few steps.
+        """
+        step = steps[self._charges % len(steps)]
+        self._charges += 1
+        blame = find_blame(self._pending.get(step, {}), self._group_sizes)
+        if blame is None:
+            return
+        if self._wait_caused_ns is None:  # of a job too large to be charged it is never needed
+            self._wait_caused_ns = self._empty()
+        self._wait_caused_ns[step % self._kept, list(blame.ranks)] = blame.caused_ns
 
     def _resolve(self, step: int, slot: int) -> list[KindWaits]:
         pending = self._pending.pop(step, {})

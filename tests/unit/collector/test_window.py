@@ -389,15 +389,15 @@ def wait_caused(window: StepWindow) -> list[list[float | None]]:
     return [[None if np.isnan(value) else value for value in row] for row in found.tolist()]
 
 
-def test_of_the_steps_that_a_report_completes_the_waiting_of_the_last_is_charged() -> None:
-    window = window_of(2, steps=3)
-    reduce_all(window, 0, 50, 0, 1, 2)
-    reduce_all(window, 1, 10, 0, 1, 2)
-    window.cover(0, 0, 2)
+def test_of_the_steps_that_a_report_completes_one_is_charged_another_each_time() -> None:
+    window = window_of(2, steps=4)
+    reduce_all(window, 0, 50, 0, 1, 2, 3)
+    reduce_all(window, 1, 10, 0, 1, 2, 3)
+    window.cover(0, 0, 3)
     window.cover(1, 0, 1)
-    assert wait_caused(window) == [[None, None], [0, 40], [None, None]]
-    window.cover(1, 2, 2)
-    assert wait_caused(window) == [[None, None], [0, 40], [0, 40]]
+    assert wait_caused(window) == [[0, 40], [None, None], [None, None], [None, None]]
+    window.cover(1, 2, 3)
+    assert wait_caused(window) == [[0, 40], [None, None], [None, None], [0, 40]]
 
 
 def test_step_too_large_to_be_charged_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
