@@ -129,8 +129,9 @@ def test_rank_without_steps_of_its_own_is_left_out() -> None:
     assert kinds_in(view) == ["host_bound"]
 
 
-def test_of_a_large_job_some_ranks_are_asked() -> None:
-    # Every second rank is asked: the even ones are busy.
+def test_of_a_large_job_some_ranks_are_asked_at_an_odd_distance() -> None:
+    # Of four times as many as are asked every fifth.
     idle: Shares = {"compute": 20}
-    assert kinds_in(job_of(*[BUSY, idle] * RANKS_ASKED_MAX)) == []
-    assert kinds_in(job_of(*[idle, BUSY] * RANKS_ASKED_MAX)) == ["host_bound"]
+    count = 4 * RANKS_ASKED_MAX
+    assert kinds_in(job_of(*[idle if rank % 5 else BUSY for rank in range(count)])) == []
+    assert kinds_in(job_of(*[BUSY if rank % 5 else idle for rank in range(count)])) == ["host_bound"]
