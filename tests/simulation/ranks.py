@@ -139,14 +139,20 @@ class SimulatedRank:
             int(step.worked_ns[READ][rank] + step.worked_ns[HOST][rank]),
         )
         exposed_ns = window_ns - compute_ns - idle_ns
+        hidden_ns = sum(
+            int(call.end_ns[rank] - call.start_ns[rank] - call.exposed_ns[rank])
+            for call in step.calls
+            if call.takes_part[rank]
+        )
+        overlap_ns = min(compute_ns, hidden_ns)
         more = 1 + sum(ns / compute_ns for fault, ns in faults if fault.effect.more_operators)
         return WindowBreakdown(
             first_step=number,
             step_count=1,
             window_ns=window_ns,
             compute_ns=compute_ns,
-            communication_ns=exposed_ns,
-            overlap_ns=0,
+            communication_ns=exposed_ns + overlap_ns,
+            overlap_ns=overlap_ns,
             exposed_communication_ns=exposed_ns,
             copy_ns=0,
             idle_ns=idle_ns,
