@@ -4,7 +4,7 @@ Every moment from the first rank's Hello to the end of the run is one of
 
     startup        before the first step begins
     productive     in steps, less `slow`
-    slow           in steps, lost to findings: step - ideal step, at most the time in steps
+    slow           in steps, lost to findings: step - ideal step, by the costliest one, at most the time in steps
     between_steps  evaluations, checkpoints, whatever the training does between its steps
     stalled        from the last step before a stall that was called one to the first report of steps after it
     restart        from the last step of an attempt to the begin of the first step of the next one
@@ -19,12 +19,16 @@ A moment is told what it was once, by the next report or look, and never changes
 ns; one that goes back is taken for the latest one seen.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Final, Literal
 
 import msgspec
 
 Activity = Literal["startup", "steps", "stalled", "restart"]
 """What a run does: it has not made a step yet, it makes steps, it stands still, or it begins anew."""
+
+LOST_STEPS_KEPT: Final = 8192
+"""Twice as many as a run keeps at the most (`steps_kept`): findings are about these only."""
 
 
 class GoodputSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,7 @@ class Goodput:
         self._doing: Activity = "startup"
         self._is_over = False
         self._steps_ns = self._lost_ns = self._between_ns = 0
+        self._lost_of_step: dict[int, int] = {}
         self._owed_ns = 0
         self._standing_ns = {"startup": 0, "stalled": 0, "restart": 0}
 
@@ -103,6 +108,7 @@ class Goodput:
         """A new attempt has begun. What an attempt that never made a step has taken was start-up."""
         self._standing_ns["startup" if self._doing == "startup" else "restart"] += self._settle(now_ns)
         self._doing, self._owed_ns, self._is_over = "restart", 0, False
+        self._lost_of_step.clear()
 
     def end(self, now_ns: int) -> None:
         """Every rank has ended. The time since the last step is counted as what the run did then."""
@@ -115,9 +121,17 @@ class Goodput:
             self._standing_ns[self._doing] += elapsed_ns
         self._is_over = True
 
-    def lose(self, lost_ns: int) -> None:
-        """Findings have cost steps so much more time, which may have been some while ago."""
-        self._lost_ns += lost_ns
+    def lose(self, steps: Sequence[int], lost_ns: Sequence[float]) -> None:
+        """A finding has cost each of these steps of the present attempt so much, which may have been some while ago. A
+        step that several findings are about is counted once, by the costliest.
+        """
+        for step, step_lost_ns in zip(steps, lost_ns, strict=True):
+            known_ns = self._lost_of_step.get(step, 0)
+            self._lost_of_step[step] = max(known_ns, round(step_lost_ns))
+            self._lost_ns += self._lost_of_step[step] - known_ns
+        if len(self._lost_of_step) > LOST_STEPS_KEPT:
+            newest = sorted(self._lost_of_step)[-LOST_STEPS_KEPT // 2 :]
+            self._lost_of_step = {step: self._lost_of_step[step] for step in newest}
 
     def _settle(self, now_ns: int) -> int:
         """The time since the last settling, which is now settled too."""

@@ -84,7 +84,6 @@ class JobState:
         self._group_sizes: dict[str, int] = {}
         self._verdicts = Verdicts(run, build_detectors(config), config.findings_max)
         self._goodput = Goodput()
-        self._lost_rank_s = 0.0
         self.last_change_job_ns = 0
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -247,9 +246,8 @@ class JobState:
             standings=standings,
         )
         effects = self._verdicts.look(view)
-        lost_rank_s = sum(one.lost_rank_seconds for one in self._verdicts.lost)
-        self._goodput.lose(s_to_ns((lost_rank_s - self._lost_rank_s) / len(ranks)))
-        self._lost_rank_s = lost_rank_s
+        for steps, lost_ns in self._verdicts.charged:
+            self._goodput.lose(steps.tolist(), lost_ns.tolist())
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
         return effects
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.view import Candidate, Detector, JobView
 from rankscope.collector.state.effects import CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.snapshot import LostSeconds
@@ -34,6 +34,8 @@ class Verdicts:
         self._open: list[_Open] = []
         self._closed: list[Finding] = []
         self._lost: dict[tuple[int | None, str], float] = {}
+        self.charged: list[tuple[Ints, Floats]] = []
+        """The steps that the last look has charged to each finding, and what each lost in ns."""
         self.abstained: dict[str, str] = {}
         """Why a detector gives no verdict, by the first of its kinds."""
 
@@ -56,6 +58,7 @@ class Verdicts:
     def look(self, view: JobView) -> list[JobEffect]:
         """Ask every detector, and say what has changed."""
         effects: list[JobEffect] = []
+        self.charged.clear()
         for detector in self._detectors:
             found = detector.find(view, [one.finding for one in self._open])
             kind = min(detector.kinds)
@@ -98,6 +101,7 @@ class Verdicts:
         if lost_ns is None:
             return
         rows = (series.steps > one.charged_through) & ~np.isnan(lost_ns)
+        self.charged.append((series.steps[rows], lost_ns[rows]))
         lost_s = ns_to_s(float(lost_ns[rows].sum())) * len(series.ranks)
         one.charged_through = int(series.steps[rows].max()) if rows.any() else one.charged_through
         one.lost_rank_seconds += lost_s

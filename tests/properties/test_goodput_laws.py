@@ -29,7 +29,7 @@ def tell(goodput: Goodput, move: Move, now: int) -> None:
         case "take_steps":
             goodput.take_steps(now, move[2])
         case "lose":
-            goodput.lose(move[2])
+            goodput.lose([now % 7, 8], [move[2], 1.0])
         case name:
             getattr(goodput, name)(now)
 

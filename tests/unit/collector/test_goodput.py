@@ -3,7 +3,7 @@
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.goodput import Goodput, GoodputSnapshot
+from rankscope.collector.detect.goodput import LOST_STEPS_KEPT, Goodput, GoodputSnapshot
 from rankscope.collector.state.events import ReportAdmitted
 from rankscope.measure.messages import Report
 from rankscope.measure.records import Totals
@@ -129,11 +129,35 @@ def test_run_that_ended_and_is_restarted_goes_on() -> None:
 
 def test_what_slow_ranks_cost_is_not_productive_and_never_more_than_the_steps() -> None:
     goodput = stepping()
-    goodput.lose(2)
+    goodput.lose([7, 8], [1.2, 0.9])
     assert spent(goodput, BEGIN + 15) == {"startup": 10, "productive": 3, "slow": 2}
-    goodput.lose(100)
+    goodput.lose([9], [100.0])
     assert spent(goodput, BEGIN + 15) == {"startup": 10, "slow": 5}
     assert goodput.snapshot(BEGIN + 15).steps_ns == 5
+
+
+def test_step_that_several_findings_are_about_is_lost_once_to_the_costliest() -> None:
+    goodput = stepping()
+    goodput.lose([7, 8], [1.0, 2.0])
+    goodput.lose([7, 8], [2.0, 1.0])
+    assert spent(goodput, BEGIN + 15)["slow"] == 2 + 2
+
+
+def test_steps_of_the_next_attempt_are_others_than_those_before_with_the_same_numbers() -> None:
+    goodput = stepping()
+    goodput.lose([7], [2.0])
+    goodput.restart(BEGIN + 15)
+    goodput.lose([7], [2.0])
+    assert spent(goodput, BEGIN + 15)["slow"] == 4
+
+
+def test_what_was_lost_is_remembered_of_the_last_steps_only() -> None:
+    goodput = account()
+    goodput.take_steps(BEGIN + 10 * LOST_STEPS_KEPT, 10 * LOST_STEPS_KEPT)
+    goodput.lose(range(LOST_STEPS_KEPT + 1), [1.0] * (LOST_STEPS_KEPT + 1))
+    # The newer half is known, the older one is not any more.
+    goodput.lose([0, LOST_STEPS_KEPT], [1.0, 1.0])
+    assert spent(goodput, BEGIN)["slow"] == LOST_STEPS_KEPT + 1 + 1
 
 
 # -- as a run feeds it ------------------------------------------------------------------------------------------------
