@@ -40,11 +40,12 @@ INTERVALS_LOOKED_AT: Final = 8
 class JobSigns(NamedTuple):
     """Shares of the time, 0 to 1; None: not known.
 
-    `idle` is of GPUs only. `moving` is communication that nothing hides, without waiting; `hideable` the part of it
-    that computing could hide, `overlap` the part of all communication that is hidden. `retrying` and `churning` are
-    shares of the intervals between samples: in which the allocator ran out of memory, and in which it both took memory
-    from the driver and gave some back; `retries` counts over all ranks asked. `has_windows`: whether enough ranks have
-    shown enough windows; `since_step` is the first step looked at.
+    `idle`, `moving` and `hideable` are of GPUs only: on a CPU computing and communicating share the cores. `moving` is
+    communication that nothing hides, without waiting; `hideable` the part of it that computing could hide, `overlap`
+    the part of all communication that is hidden. `retrying` and `churning` are shares of the intervals between samples:
+    in which the allocator ran out of memory, and in which it both took memory from the driver and gave some back;
+    `retries` counts over all ranks asked. `has_windows`: whether enough ranks have shown enough windows; `since_step`
+    is the first step looked at.
     """
 
     since_step: int
@@ -172,7 +173,7 @@ def _read_shares(
 ) -> _RankShares:
     overlaps = [window.overlap_ns / window.communication_ns for window in windows if window.communication_ns > 0]
     moving = hideable = None
-    if moved_ns is not None:
+    if has_gpu and moved_ns is not None:
         exposed = median(window.exposed_communication_ns / window.window_ns for window in windows)
         computing = median(window.compute_ns / window.window_ns for window in windows)
         alone = median((window.compute_ns - window.overlap_ns) / window.window_ns for window in windows)

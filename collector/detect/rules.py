@@ -14,8 +14,9 @@ slow ranks, a slow stage, a slower run or a slow link explains.
 | `serialised_communication` | little communication is hidden, and computing could hide a tenth of the time of it |
 | `memory_pressure` | time and again the allocator runs out of memory, or takes it from the driver and gives it back |
 
-A host that waits for its device when it should launch ahead (`blocking_sync` in traces) is not told apart here: what a
-rank reports of its windows does not have the calls that wait.
+On a job without GPUs only `data_bound` is judged. A host that waits for its device when it should launch ahead
+(`blocking_sync` in traces) is not told apart here: what a rank reports of its windows does not have the calls that
+wait.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -89,11 +89,12 @@ def test_the_slow_rank_is_found_and_nobody_else(shown: Shown) -> None:
 def test_it_shows_a_table_while_it_runs_and_ends_with_summary_and_verdict(shown: Shown) -> None:
     stdout, result = shown.ended.stdout, shown.result
     assert len(re.findall(r"^ rank +steps +step ms ", stdout, re.MULTILINE)) > 3
-    summary, ended, speed, verdict, samples = stdout.rstrip().splitlines()[-5:]
+    summary, ended, speed, goodput, verdict, samples = stdout.rstrip().splitlines()[-6:]
     assert summary.startswith(f"run demo: 4 ranks, {STEPS} steps, median step ")
     assert summary.endswith(" reports, 0 lost")
     assert ended == "ended: finished: ranks 0, 1, 2, 3"
     assert re.match(r"speed: [\d.,]+ steps/s, [\d.]+% of the time waiting for data", speed)
+    assert re.match(r"goodput: [\d.]+% of [\d.]+ s in productive steps; ", goodput)
     sentence = result["findings"][0]["sentence"] if result["findings"] else "No rank was slower than the others."
     assert verdict == f"verdict: {sentence}"
     assert samples == f"{result['metrics_sample_count']} samples at /metrics"

@@ -140,6 +140,12 @@ def test_without_the_transfer_nothing_is_said_of_communication() -> None:
     assert kinds_in(job_of(talking, talking, moved_ms=None)) == []
 
 
+def test_on_a_cpu_nothing_is_said_of_communication() -> None:
+    # What moves the data and what computes share the cores: side by side both would take longer.
+    turns: Shares = {"compute": 60, "exposed": 35, "overlap": 1}
+    assert kinds_in(job_of(turns, turns, moved_ms=35, gpus=0)) == []
+
+
 def test_transfer_of_groups_that_a_rank_is_not_in_is_not_its_own() -> None:
     talking: Shares = {"compute": 70, "exposed": 25, "overlap": 40}
     view = job_of(talking, talking)
