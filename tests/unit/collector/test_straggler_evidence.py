@@ -48,3 +48,19 @@ def test_charges_of_a_run_come_to_its_picture_and_its_finding() -> None:
 
 def test_picture_of_ranks_without_collectives_says_nothing_of_waiting() -> None:
     assert [rank.wait_caused_ns_median for rank in Story(2).join().tick().snapshot().ranks] == [None, None]
+
+
+def test_of_a_slowness_that_comes_now_and_then_the_mean_is_told() -> None:
+    steps = 160
+    random = np.random.default_rng(5)
+    self_ms = random.normal(100.0, 1.0, (steps, 4))
+    self_ms[::4, SLOW] += 60.0
+    caused = np.zeros((steps, 4))
+    caused[::4, SLOW] = 180.0 * MS
+    view = view_of(replace(series_of(self_ms.tolist()), wait_caused_ns=caused))
+    found = SlowRanks(Thresholds()).find(view, ())
+    assert not isinstance(found, Abstain)
+    ((finding, _),) = found
+    assert (finding.pattern, finding.rank) == ("intermittent", SLOW)
+    # In one of four steps the three others wait 60 ms each.
+    assert finding.evidence["wait_caused_ns"] == 45.0 * MS
