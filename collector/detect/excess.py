@@ -1,11 +1,21 @@
-"""How much longer a rank's own work takes than that of those it is compared with, step by step."""
+"""How much longer a rank's own work takes than that of those it is compared with, step by step.
+
+A rank with too few twins is compared with ranks that do other work. That they take less or more says nothing: what is
+usual for the rank, beside the others, is its measure, and only what goes beyond that is its excess.
+"""
+
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
+from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
 from rankscope.collector.detect.twins import Twins
 
-KNOWN_MIN = 0.5
+PARTS: Final = 4
+"""Of so many parts of a series the medians are compared before a change is looked for: it would show in one of them."""
+KNOWN_MIN: Final = 0.5
 """Share of the ranks compared with whose self time must be known: a median over fewer may be another one's."""
 
 
@@ -23,6 +33,33 @@ def find_excess(series: StepSeries, twins: Twins) -> Floats:
         are_all = comparison.against == comparison.members
         excess[:, members] = _compare(mine, mine if are_all else self_ns[:, series.columns_of(comparison.against)])
     return excess
+
+
+def find_usual(excess: Floats, series: StepSeries, twins: Twins, known: Mapping[int, float], steps_min: int) -> Floats:
+    """What excess is usual for each rank, shape (ranks,): 0 for those with twins. For the others what is `known` of
+    them from before, else the median before the last clear change of level, or of all where there is none.
+
+    A change so recent that fewer than `steps_min` steps follow it is none yet.
+    """
+    usual = np.zeros(excess.shape[1])
+    strangers = [rank for one in twins.comparisons if not one.are_twins for rank in one.members]
+    for rank in strangers:
+        column = series.column_of(rank)
+        told = excess[~np.isnan(excess[:, column]), column]
+        if rank in known:
+            usual[column] = known[rank]
+        elif len(told):
+            usual[column] = _usual_level(told, steps_min)
+    return usual
+
+
+def _usual_level(told: Floats, steps_min: int) -> float:
+    medians = [float(np.median(part)) for part in np.array_split(told, PARTS) if len(part)]
+    since = find_last_change(told, steps_min) if max(medians) - min(medians) > SIGMA_FLOOR else 0
+    if since == 0:
+        return float(np.median(told))
+    before = told[:since]
+    return float(np.median(before[find_last_change(before, steps_min) :]))
 
 
 def _compare(mine: Floats, against: Floats) -> Floats:

@@ -29,8 +29,11 @@ CHANCE_MAX: Final = 1e-9
 """A thousand ranks looked at once a second are 10^8 chances a day."""
 COST_RATIO_MIN: Final = 0.01
 """1 % of all steps: below, nobody would act."""
-SPELLS_MIN: Final = 4
-"""Fewer may be anything."""
+BOUTS_MIN: Final = 3
+"""Fewer spells may be anything, however long they are."""
+BOUT_STEPS_MIN: Final = 12
+BOUT_TIMES: Final = 3
+"""So many slow steps, and three times those of any other rank, are no chance that comes to all."""
 SPARED_RATIO: Final = 0.1
 """Of the ranks, those with the most spells do not count for how often spells come: some may be what is looked for."""
 QUIET_GAPS: Final = 4
@@ -90,7 +93,7 @@ def has_passed(view: JobView, rank: int, thresholds: Thresholds, gap_steps: floa
 def _find_worth(spells: Spells) -> Ints:
     """The columns whose spells are more than the others' make likely; cheap, for all ranks at once."""
     usual = len(spells.rows) * usual_rate(spells)
-    return np.flatnonzero(spells.counts >= max(SPELLS_MIN, usual + 3 * math.sqrt(usual)))
+    return np.flatnonzero(spells.counts >= max(BOUTS_MIN, usual + math.sqrt(usual)))
 
 
 def usual_rate(spells: Spells) -> float:
@@ -105,10 +108,11 @@ def _judge(view: JobView, column: int, spells: Spells) -> Slow | None:
     began = _find_begin(spells.slow[:, column])
     slow = slow[slow >= began]
     chance = chance_of(int(spells.counts[column]), len(steps), usual_rate(spells))
+    by_chance = chance > CHANCE_MAX and not _is_slow_in_bouts(spells, column)
     excess = view.excess[spells.rows[slow], column]
     level = float(np.median(excess))
     share = len(slow) / (len(steps) - began)
-    if chance > CHANCE_MAX or share * math.expm1(level) < COST_RATIO_MIN:
+    if by_chance or share * math.expm1(level) < COST_RATIO_MIN:
         return None
     rank = view.series.ranks[column]
     self_ns = view.series.self_ns[spells.rows[slow], column]
@@ -127,6 +131,16 @@ def _judge(view: JobView, column: int, spells: Spells) -> Slow | None:
         pattern="intermittent",
         slow_steps=steps[slow],
     )
+
+
+def _is_slow_in_bouts(spells: Spells, column: int) -> bool:
+    """Whether a few spells last long: the slow steps are then not independent, and no chance can be worked out. They
+    are many times those of all other ranks, but for the ones that are spared.
+    """
+    slow_steps = np.sort(np.count_nonzero(spells.slow, axis=0))
+    usual = int(slow_steps[: max(1, round((1 - SPARED_RATIO) * len(slow_steps)))].max())
+    mine = int(np.count_nonzero(spells.slow[:, column]))
+    return bool(spells.counts[column] >= BOUTS_MIN and mine >= BOUT_STEPS_MIN + BOUT_TIMES * usual)
 
 
 def _cost(slow: Slow) -> float:

@@ -43,8 +43,10 @@ def _name(slow_ranks: Sequence[Slow], node: str) -> str:
 
 def _name_peers(slow: Slow) -> str:
     if slow.peers.size == 1:
-        return "the other rank"
-    return f"its {slow.peers.size} twins" if slow.peers.are_twins else f"the other {slow.peers.size} ranks"
+        return "the other rank" if slow.peers.are_twins else "usual beside the other rank"
+    if slow.peers.are_twins:
+        return f"its {slow.peers.size} twins"
+    return f"usual beside the other {slow.peers.size} ranks, of which too few do the same work,"
 
 
 def _describe_pattern(slow: Slow) -> str:

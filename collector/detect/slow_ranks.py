@@ -23,6 +23,8 @@ CAUSES_ASKED_MAX: Final = 8
 """Ranks of a slow node that are asked why."""
 GAP: Final = "gap_steps"
 """In the evidence of an intermittent slowness: the usual distance of its spells."""
+USUAL: Final = "usual_log_excess"
+"""In the evidence of a rank without twins, with its number behind a slash: what was usual for it (`excess.py`)."""
 
 
 class SlowRanks:
@@ -54,6 +56,16 @@ class SlowRanks:
         return all(has_recovered(view.excess_of(rank), self._thresholds) for rank in ranks)
 
 
+def read_usual(findings: Sequence[Finding]) -> dict[int, float]:
+    """What open findings say was usual for ranks without twins, which may have left the window."""
+    return {
+        int(name.removeprefix(f"{USUAL}/")): value
+        for finding in findings
+        for name, value in finding.evidence.items()
+        if name.startswith(f"{USUAL}/")
+    }
+
+
 def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Candidate:
     """The finding about one rank, or about the ranks of one node; its numbers are those of the slowest."""
     slow = _settle(slow_ranks[0], slow_ranks, known)
@@ -70,6 +82,9 @@ def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known
         "persistence_ratio": slow.persistence,
         "steps_looked_at": float(slow.steps_looked_at),
     }
+    for one in slow_ranks:
+        if not one.peers.are_twins:
+            evidence[f"{USUAL}/{one.rank}"] = float(view.usual[view.series.column_of(one.rank)])
     if slow.pattern == "intermittent":
         evidence[GAP] = float(intermittent.find_period(slow.slow_steps)[0])
     finding = Finding(

@@ -147,7 +147,10 @@ def _judge(view: JobView, rank: int, thresholds: Thresholds) -> Slow | None:
         return None
     noise = measure_noise(excess[known], since)
     peers = view.twins.of(rank).peers_of(rank)
-    robust_z = level / _sigma(view, noise, known, since, peers)
+    sigma = _sigma(view, noise, known, since, peers)
+    if not peers.are_twins:  # what is usual is known no better than what is now
+        sigma = math.hypot(sigma, noise.median_error(since)) if since else sigma
+    robust_z = level / sigma
     persistence = _persistence(stretch, level, noise, thresholds)
     if robust_z < thresholds.robust_z_min or persistence < thresholds.persistence_ratio:
         return None

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rankscope.collector.detect.excess import find_excess
+from rankscope.collector.detect.excess import find_excess, find_usual
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.standing import RankStanding
@@ -47,7 +47,8 @@ class Samples(NamedTuple):
 class JobView:
     """A run at one moment. `series` has the ranks that have been heard of, of `world_size`; `nodes` is each rank's
     machine; `groups` the members of each process group, `transfers` what their data movement took, `standings` where
-    each rank stands, empty while none is stalled.
+    each rank stands, empty while none is stalled. `known_usual` is the excess that open findings say is usual for a
+    rank; `steps_min` as in Thresholds.
     """
 
     now_job_ns: int
@@ -59,6 +60,8 @@ class JobView:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     transfers: GroupTransfers = field(default_factory=GroupTransfers)
     standings: Mapping[int, RankStanding] = field(default_factory=dict)
+    known_usual: Mapping[int, float] = field(default_factory=dict)
+    steps_min: int = 12
 
     @property
     def transfers_ns(self) -> Mapping[str, Floats]:
@@ -72,8 +75,16 @@ class JobView:
 
     @cached_property
     def excess(self) -> Floats:
-        """`find_excess` of the series."""
-        return find_excess(self.series, self.twins)
+        """`find_excess` of the series, beyond what is usual for a rank that has no twins."""
+        return find_excess(self.series, self.twins) - self.usual
+
+    @cached_property
+    def usual(self) -> Floats:
+        """`find_usual`, shape (ranks,)."""
+        if all(comparison.are_twins for comparison in self.twins.comparisons):
+            return np.zeros(len(self.series.ranks))
+        excess = find_excess(self.series, self.twins)
+        return find_usual(excess, self.series, self.twins, self.known_usual, self.steps_min)
 
     @cached_property
     def excess_ns(self) -> Floats:

@@ -18,6 +18,7 @@ from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
 from rankscope.collector.detect.goodput import Goodput
 from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
+from rankscope.collector.detect.slow_ranks import read_usual
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.twins import Twins, find_twins
 from rankscope.collector.detect.view import JobView, Samples
@@ -244,6 +245,8 @@ class JobState:
             groups=attempt.groups,
             transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
             standings=standings,
+            known_usual=read_usual(self._verdicts.open_findings),
+            steps_min=self._config.detect_steps_min,
         )
         effects = self._verdicts.look(view)
         for steps, lost_ns in self._verdicts.charged:

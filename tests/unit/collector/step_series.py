@@ -57,6 +57,7 @@ def view_of(
     samples: Samples | None = None,
     now_job_ns: int = 0,
     standings: Mapping[int, RankStanding] | None = None,
+    known_usual: Mapping[int, float] | None = None,
 ) -> JobView:
     """All ranks have been heard of, each is on a machine of its own, nothing was sampled."""
     return JobView(
@@ -69,6 +70,7 @@ def view_of(
         groups=groups or {},
         transfers=transfers or GroupTransfers(),
         standings=standings or {},
+        known_usual=known_usual or {},
     )
 
 

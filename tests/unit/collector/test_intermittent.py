@@ -54,6 +54,22 @@ def test_stalls_that_come_to_all_ranks_name_nobody(seed: int) -> None:
     assert found(self_ms) == ()
 
 
+@pytest.mark.parametrize(("bouts", "named"), [(3, [SLOW]), (2, [])])
+def test_rank_that_is_slow_in_bouts_is_found_from_the_third_on(bouts: int, named: list[int]) -> None:
+    self_ms = times(steps=240)
+    for begin in range(100, 100 + 40 * bouts, 40):
+        self_ms[begin : begin + 10, SLOW] *= 1.3
+    assert [slow.rank for slow in found(self_ms)] == named
+
+
+def test_bouts_that_come_to_all_ranks_name_nobody() -> None:
+    self_ms = times(steps=240)
+    for rank in range(8):
+        for begin in range(5 * rank, 240 - 10, 60):
+            self_ms[begin : begin + 10, rank] *= 1.5
+    assert found(self_ms) == ()
+
+
 def test_long_stall_is_one_spell() -> None:
     self_ms = times()
     self_ms[50:80, SLOW] *= 5

@@ -40,9 +40,9 @@ def test_cost_below_one_per_cent_is_not_worth_saying(ratio: float, is_said: bool
     ("peers", "are_twins", "whom"),
     [
         ((0, 1, 3), True, "as slow as its 3 twins since"),
-        ((0, 1, 3), False, "as slow as the other 3 ranks since"),
+        ((0, 1, 3), False, "as slow as usual beside the other 3 ranks, of which too few do the same work, since"),
         ((0,), True, "as slow as the other rank since"),
-        ((0,), False, "as slow as the other rank since"),
+        ((0,), False, "as slow as usual beside the other rank since"),
     ],
 )
 def test_sentence_says_whom_the_rank_was_compared_with(peers: tuple[int, ...], are_twins: bool, whom: str) -> None:
