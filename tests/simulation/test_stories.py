@@ -11,7 +11,7 @@ from tests.simulation.world import Scenario, run
 BEGIN = 60
 STEPS = 120
 SLOW = 3
-UNEVEN = {("dp", "jittery"), ("dp", "uneven_batches")}
+UNEVEN = {("dp", "jittery"), ("dp", "rough"), ("dp", "uneven_batches")}
 """Noises that cost every step more than a tenth, each time by another rank, in jobs whose forward waits for nobody:
 there all parts of the work are seen to vary together."""
 JOBS = {
