@@ -15,6 +15,11 @@ has not arrived is missing, which is a fact and is counted. Should the question 
 after a silence (agent/report/delivery.py).
 
 For each life of a rank, at any time: `admitted + missing = last_sequence - first_sequence + 1`.
+
+A life belongs to who said its first Hello: to the client key of that connection where the wire is encrypted (CURVE),
+else to its routing id. What somebody else says in its name is refused and counted. A run belongs to the key that began
+it. Room for all ranks of a run is set aside when its first rank comes: the state of a run is as large as its world,
+and a Hello of a hundred bytes may say any.
 """
 
 import msgspec
@@ -27,6 +32,8 @@ REFUSED_FULL = "full"
 
 REFUSED_RANK_OUTSIDE_WORLD = "rank_outside_world"
 REFUSED_IDENTITY_CHANGED = "identity_changed"
+REFUSED_IDENTITY_TAKEN = "identity_taken"
+REFUSED_RUN_TAKEN = "run_taken"
 
 DETAIL_LENGTH_MAX = 1024
 """Longest text that `messages.Text` lets through; the names of runs and nodes are a stranger's."""
@@ -84,9 +91,11 @@ class LifeCounts(msgspec.Struct, frozen=True, kw_only=True):
 class Admission:
     """Knows the peers by their routing id and what is to come next from each.
 
-    At most `runs_max` runs and `ranks_max` lives of ranks are known; a further one is refused, and nobody who is known
-    has to go for it, except that a restarted rank takes the place of its own earlier life. The owner forgets what has
-    ended. When two peers claim the same life, the one that said Hello last has it.
+    At most `runs_max` runs and `ranks_max` lives of ranks are known, and the worlds of all runs together have no more
+    than `ranks_max` ranks; a further one is refused, and nobody who is known has to go for it, except that a restarted
+    rank takes the place of its own earlier life. The owner forgets what has ended.
+
+    `key` is everywhere the client key of the connection, empty where there is none.
     """
 
     def __init__(self, runs_max: int, ranks_max: int) -> None:
@@ -96,48 +105,53 @@ class Admission:
         self._runs_max = runs_max
         self._ranks_max = ranks_max
         self._runs: dict[str, RankIdentity] = {}  # each with the identity that tells its world size
+        self._run_keys: dict[str, str] = {}
         self._lives: dict[str, _Life] = {}
         self._lives_by_peer: dict[bytes, _Life] = {}
         self._latest_lives: dict[tuple[str, int], _Life] = {}
         self.refused: dict[str, int] = {}
-        """Hellos refused, by reason."""
+        """Hellos refused, by reason, and messages and notices in the name of somebody else's rank."""
         self.unknown_lives = 0
         """Notices about a life that nobody knows."""
 
-    def hello(self, peer: bytes, hello: Hello) -> Welcome | Refused:
+    def hello(self, peer: bytes, hello: Hello, key: str = "") -> Welcome | Refused:
         """A peer introduces itself, for the first time or again. What it says is missing is given up here."""
         identity = hello.identity
         life = self._lives.get(identity.boot_id)
-        refusal = _find_contradiction(identity, life)
+        refusal = _find_contradiction(identity, life) or self._find_theft(peer, identity, life, key)
         if refusal is None and life is None:
             refusal = self._make_room(identity)
         if refusal is not None:
-            self.refused[refusal.reason] = self.refused.get(refusal.reason, 0) + 1
+            self._count_refused(refusal.reason)
             return refusal
         if life is None:
-            life = self._begin_life(peer, hello)
+            life = self._begin_life(peer, hello, key)
         self._bind(peer, life)
         life.hear_hello(hello.first_sequence)
         return Welcome(admitted_through=life.last_sequence)
 
-    def number(self, peer: bytes, sequence: int) -> Verdict:
+    def number(self, peer: bytes, sequence: int, key: str = "") -> Verdict:
         """A numbered message has come from a peer: may it be taken in?"""
-        life = self._lives_by_peer.get(peer)
+        life = self._find_life(peer, key)
         return UnknownPeer() if life is None else life.number(sequence)
 
-    def identity(self, peer: bytes) -> RankIdentity | None:
+    def identity(self, peer: bytes, key: str = "") -> RankIdentity | None:
         """Who speaks under this routing id; None when nobody has said Hello."""
-        life = self._lives_by_peer.get(peer)
+        life = self._find_life(peer, key)
         return None if life is None else life.identity
 
-    def knows(self, identity: RankIdentity) -> bool:
+    def knows(self, identity: RankIdentity, key: str = "") -> bool:
         """Whether exactly this life has said Hello. Others may speak about such a life only (a sidecar does); what they
-        say about any other is counted as `unknown_lives`.
+        say about any other is counted as `unknown_lives`. A sidecar has the key of its ranks.
         """
         life = self._lives.get(identity.boot_id)
-        is_known = life is not None and life.identity == identity
-        self.unknown_lives += not is_known
-        return is_known
+        if life is None or life.identity != identity:
+            self.unknown_lives += 1
+            return False
+        if life.key != key:
+            self._count_refused(REFUSED_IDENTITY_TAKEN)
+            return False
+        return True
 
     def counts(self, boot_id: str) -> LifeCounts | None:
         """What has come in of a life; None when it is not known."""
@@ -156,6 +170,7 @@ class Admission:
     def forget(self, run: str) -> None:
         """Let go of a run and of every life in it. What still comes from them is from unknown peers."""
         self._runs.pop(run, None)
+        self._run_keys.pop(run, None)
         for life in [life for life in self._lives.values() if life.identity.run == run]:
             self._drop(life)
 
@@ -165,9 +180,38 @@ class Admission:
         if life is not None:
             self._drop(life)
 
+    def _find_life(self, peer: bytes, key: str) -> "_Life | None":
+        """Who speaks. With another key somebody has put himself in the place of the connection that said Hello."""
+        life = self._lives_by_peer.get(peer)
+        if life is not None and life.key != key:
+            self._count_refused(REFUSED_IDENTITY_TAKEN)
+            return None
+        return life
+
+    def _find_theft(self, peer: bytes, identity: RankIdentity, life: "_Life | None", key: str) -> Refused | None:
+        if life is not None and (life.key != key or (not key and life.peer != peer)):
+            detail = (
+                f"rank {identity.rank} of run {identity.run!r}, boot id {identity.boot_id}, has said Hello on a "
+                f"connection with another {'key' if key or life.key else 'routing id'}, and nobody else may speak for "
+                "it. Start the agent anew there: it makes an id of its own."
+            )
+            return Refused(reason=REFUSED_IDENTITY_TAKEN, detail=detail[:DETAIL_LENGTH_MAX])
+        if self._run_keys.get(identity.run, key) != key:
+            detail = (
+                f"run {identity.run!r} was begun with another client key. All ranks of a run have one key; give the "
+                "run another name, or every rank the same key_file."
+            )
+            return Refused(reason=REFUSED_RUN_TAKEN, detail=detail[:DETAIL_LENGTH_MAX])
+        return None
+
     def _make_room(self, identity: RankIdentity) -> Refused | None:
-        if identity.run not in self._runs and len(self._runs) >= self._runs_max:
+        newest = self._runs.get(identity.run)
+        if newest is None and len(self._runs) >= self._runs_max:
             return _refuse_full("runs", len(self._runs), self._runs_max)
+        if newest is None or identity.restart_count >= newest.restart_count:
+            others = sum(one.world_size for run, one in self._runs.items() if run != identity.run)
+            if others + identity.world_size > self._ranks_max:
+                return _refuse_world(identity, others, self._ranks_max)
         if len(self._lives) >= self._ranks_max:
             earlier = self._latest_lives.get((identity.run, identity.rank))
             if earlier is None:
@@ -175,14 +219,18 @@ class Admission:
             self._drop(earlier)
         return None
 
-    def _begin_life(self, peer: bytes, hello: Hello) -> "_Life":
+    def _count_refused(self, reason: str) -> None:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def _begin_life(self, peer: bytes, hello: Hello, key: str) -> "_Life":
         identity = hello.identity
-        life = _Life(peer, identity, hello.first_sequence)
+        life = _Life(peer, identity, hello.first_sequence, key)
         self._lives[identity.boot_id] = life
         self._latest_lives[identity.run, identity.rank] = life
         newest = self._runs.get(identity.run)
         if newest is None or identity.restart_count >= newest.restart_count:
             self._runs[identity.run] = identity
+        self._run_keys[identity.run] = key
         return life
 
     def _bind(self, peer: bytes, life: "_Life") -> None:
@@ -203,9 +251,10 @@ class Admission:
 class _Life:
     """One life of one rank: what has come from it, and what is to come next."""
 
-    def __init__(self, peer: bytes, identity: RankIdentity, first_sequence: int) -> None:
+    def __init__(self, peer: bytes, identity: RankIdentity, first_sequence: int, key: str) -> None:
         self.peer = peer
         self.identity = identity
+        self.key = key
         self.last_sequence = first_sequence - 1
         self._first_sequence = first_sequence
         self._admitted = 0
@@ -271,3 +320,12 @@ def _refuse_full(what: str, count: int, count_max: int) -> Refused:
         "until something that has ended is forgotten; this rank asks again by itself."
     )
     return Refused(reason=REFUSED_FULL, detail=detail)
+
+
+def _refuse_world(identity: RankIdentity, others: int, ranks_max: int) -> Refused:
+    detail = (
+        f"run {identity.run!r} has {identity.world_size} ranks, and the other runs that this collector knows have "
+        f"{others}; ranks_max in its configuration is {ranks_max}. Raise it there, or wait until something that has "
+        "ended is forgotten; this rank asks again by itself."
+    )
+    return Refused(reason=REFUSED_FULL, detail=detail[:DETAIL_LENGTH_MAX])

@@ -83,7 +83,7 @@ def test_a_number_from_a_peer_that_said_no_hello_is_from_an_unknown_peer() -> No
 
 
 def test_a_new_life_begins_at_the_first_number_it_holds() -> None:
-    admission = Admission(1, 1)
+    admission = Admission(1, 8)
     assert admission.hello(b"peer", hello_of(ONE, first_sequence=500)) == Welcome(admitted_through=499)
     assert admission.number(b"peer", 500) == Admitted(ONE, 500)
 
@@ -106,12 +106,13 @@ def test_what_a_hello_no_longer_holds_is_missing_and_not_waited_for() -> None:
     )  # fmt: skip
 
 
-def test_a_life_keeps_its_counts_under_a_new_routing_id() -> None:
-    admission = admission_with()
-    admission.number(b"peer", 1)
-    admission.hello(b"other", hello_of(ONE))
-    assert admission.number(b"other", 2) == Admitted(ONE, 2)
-    assert admission.number(b"peer", 3) == UnknownPeer()
+def test_a_life_with_a_key_keeps_its_counts_under_a_new_routing_id() -> None:
+    admission = Admission(1, 8)
+    admission.hello(b"peer", hello_of(ONE), key="k")
+    admission.number(b"peer", 1, key="k")
+    admission.hello(b"other", hello_of(ONE), key="k")
+    assert admission.number(b"other", 2, key="k") == Admitted(ONE, 2)
+    assert admission.number(b"peer", 3, key="k") == UnknownPeer()
 
 
 def test_a_routing_id_that_turns_to_another_life_leaves_the_first_one_known() -> None:
@@ -168,19 +169,39 @@ def test_a_run_too_many_is_refused_until_another_is_forgotten() -> None:
 
 
 def test_a_rank_too_many_is_refused_and_those_who_are_in_stay() -> None:
-    admission = Admission(runs_max=1, ranks_max=2)
+    admission = Admission(runs_max=2, ranks_max=2)
     for rank, peer in enumerate((b"0", b"1")):
-        admission.hello(peer, hello_of(identity_of(f"boot-of-{rank}", rank)))
-    answer = refusal(admission.hello(b"2", hello_of(identity_of("boot-of-2", rank=2))))
+        admission.hello(peer, hello_of(identity_of(f"boot-of-{rank}", rank, world_size=2)))
+    # The run shrinks, so its world leaves room for another run; the life that is left over still has its place.
+    admission.hello(b"0 again", hello_of(identity_of("boot-again", world_size=1, restart_count=1)))
+    answer = refusal(admission.hello(b"2", hello_of(identity_of("boot-of-2", run="b", world_size=1))))
     assert answer.detail.startswith("this collector knows 2 ranks; ranks_max in its configuration is 2.")
-    assert isinstance(admission.number(b"0", 1), Admitted)
+    assert isinstance(admission.number(b"0 again", 1), Admitted)
     assert isinstance(admission.number(b"1", 1), Admitted)
+
+
+def test_a_world_too_large_is_refused_with_its_first_rank() -> None:
+    admission = admission_with()
+    answer = refusal(admission.hello(b"two", hello_of(identity_of("boot-two", run="b", world_size=1))))
+    assert answer.reason == "full"
+    assert answer.detail == (
+        "run 'b' has 1 ranks, and the other runs that this collector knows have 8; ranks_max in its configuration is "
+        "8. Raise it there, or wait until something that has ended is forgotten; this rank asks again by itself."
+    )
+
+
+def test_a_restart_may_not_grow_beyond_the_room() -> None:
+    admission = admission_with()
+    grown = identity_of("boot-two", restart_count=1, world_size=9)
+    assert refusal(admission.hello(b"two", hello_of(grown))).reason == "full"
+    assert admission.world_size("a") == 8
 
 
 def test_a_restarted_rank_takes_its_own_place_when_there_is_no_other() -> None:
     admission = Admission(runs_max=1, ranks_max=1)
-    admission.hello(b"one", hello_of(ONE))
-    assert admission.hello(b"two", hello_of(identity_of("boot-two", restart_count=1))) == Welcome(admitted_through=0)
+    admission.hello(b"one", hello_of(identity_of("boot-one", world_size=1)))
+    again = identity_of("boot-two", restart_count=1, world_size=1)
+    assert admission.hello(b"two", hello_of(again)) == Welcome(admitted_through=0)
     assert admission.number(b"one", 1) == UnknownPeer()
 
 
@@ -210,7 +231,8 @@ def test_after_forget_peer_the_life_is_unknown_and_may_come_back() -> None:
 
 
 def test_forget_lets_go_of_every_life_of_that_run_only() -> None:
-    admission = admission_with()
+    admission = Admission(runs_max=4, ranks_max=16)
+    admission.hello(b"peer", hello_of(ONE))
     other = identity_of("boot-two", run="b")
     admission.hello(b"two", hello_of(other))
     admission.forget("a")
@@ -228,13 +250,12 @@ def test_forgetting_what_is_not_known_does_nothing() -> None:
 
 def test_forgetting_an_earlier_life_leaves_the_rank_s_later_one_in_its_place() -> None:
     admission = Admission(runs_max=1, ranks_max=2)
-    admission.hello(b"one", hello_of(ONE))
-    admission.hello(b"two", hello_of(identity_of("boot-two", restart_count=1)))
+    admission.hello(b"one", hello_of(identity_of("boot-one", world_size=2)))
+    admission.hello(b"two", hello_of(identity_of("boot-two", world_size=2, restart_count=1)))
     admission.forget_peer("boot-one")
-    admission.hello(b"rank 1", hello_of(identity_of("boot-1-1", rank=1)))
-    assert admission.hello(b"three", hello_of(identity_of("boot-three", restart_count=2))) == Welcome(
-        admitted_through=0
-    )
+    admission.hello(b"rank 1", hello_of(identity_of("boot-1-1", rank=1, world_size=2)))
+    third = identity_of("boot-three", world_size=2, restart_count=2)
+    assert admission.hello(b"three", hello_of(third)) == Welcome(admitted_through=0)
     assert admission.number(b"two", 1) == UnknownPeer()
 
 
@@ -246,7 +267,8 @@ def test_the_world_size_is_that_of_the_newest_restart() -> None:
 
 
 def test_a_world_that_grows_without_counting_a_restart_has_its_new_size() -> None:
-    admission = admission_with()
+    admission = Admission(runs_max=1, ranks_max=16)
+    admission.hello(b"peer", hello_of(ONE))
     admission.hello(b"two", hello_of(identity_of("boot-two", rank=9, world_size=16)))
     assert admission.world_size("a") == 16
 
@@ -262,3 +284,51 @@ def test_others_may_speak_about_a_life_that_has_said_hello_and_about_no_other() 
     admission.forget("a")
     assert not admission.knows(ONE)
     assert admission.unknown_lives == 3
+
+
+# -- who may speak for whom -------------------------------------------------------------------------------------------
+
+
+def test_a_life_s_hello_on_another_connection_is_refused_and_the_first_one_stays() -> None:
+    admission = admission_with()
+    answer = refusal(admission.hello(b"thief", hello_of(ONE)))
+    assert answer.reason == "identity_taken"
+    assert answer.detail == (
+        "rank 0 of run 'a', boot id boot-one, has said Hello on a connection with another routing id, and nobody else "
+        "may speak for it. Start the agent anew there: it makes an id of its own."
+    )
+    assert admission.number(b"peer", 1) == Admitted(ONE, 1)
+    assert admission.number(b"thief", 2) == UnknownPeer()
+
+
+def test_a_life_s_hello_with_another_key_is_refused_even_from_its_routing_id() -> None:
+    admission = Admission(1, 8)
+    admission.hello(b"peer", hello_of(ONE), key="k")
+    answer = refusal(admission.hello(b"peer", hello_of(ONE), key="other"))
+    assert answer.reason == "identity_taken"
+    assert "on a connection with another key" in answer.detail
+
+
+def test_messages_with_another_key_are_no_life_s_and_counted() -> None:
+    admission = Admission(1, 8)
+    admission.hello(b"peer", hello_of(ONE), key="k")
+    assert admission.number(b"peer", 1, key="other") == UnknownPeer()
+    assert admission.identity(b"peer", key="other") is None
+    assert not admission.knows(ONE, key="other")
+    assert admission.refused == {"identity_taken": 3}
+    assert admission.number(b"peer", 1, key="k") == Admitted(ONE, 1)
+    assert admission.knows(ONE, key="k")
+
+
+def test_a_run_belongs_to_the_key_that_began_it_until_it_is_forgotten() -> None:
+    admission = Admission(1, 8)
+    admission.hello(b"peer", hello_of(ONE), key="k")
+    two = hello_of(identity_of("boot-two", rank=1))
+    answer = refusal(admission.hello(b"two", two, key="other"))
+    assert answer.reason == "run_taken"
+    assert answer.detail == (
+        "run 'a' was begun with another client key. All ranks of a run have one key; give the run another name, or "
+        "every rank the same key_file."
+    )
+    admission.forget("a")
+    assert admission.hello(b"two", two, key="other") == Welcome(admitted_through=0)
