@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation
+FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/fuzz
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
