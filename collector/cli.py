@@ -1,4 +1,4 @@
-"""`rankscope serve | status | incidents | analyze | merge | demo`."""
+"""`rankscope serve | status | incidents | keys | analyze | merge | demo`."""
 
 import argparse
 import json
@@ -17,6 +17,7 @@ from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.embedded import Lifetime
 from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
 from rankscope.collector.inquiry import add_url, ask, check_url
+from rankscope.collector.key_commands import add_keys
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_run
 from rankscope.collector.reports.summary import summarise
@@ -64,6 +65,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_serve(commands.add_parser("serve", help="run a collector for many jobs"))
     _add_status(commands.add_parser("status", help="show what a collector knows"))
     add_incidents(commands.add_parser("incidents", help="show what has gone wrong, and what still does"))
+    add_keys(commands.add_parser("keys", help="make the keys of the encrypted wire"))
     add_analyze(commands.add_parser("analyze", help="say what profiler traces show, rank by rank"))
     add_merge(commands.add_parser("merge", help="put the traces of all ranks on one timeline, for Perfetto"))
     _add_demo(commands.add_parser("demo", help="train a small model on four ranks, make one slow, and find it"))

@@ -1,0 +1,34 @@
+"""`rankscope keys`: makes the keys with which agents and collector know each other."""
+
+import argparse
+from pathlib import Path
+
+from rankscope.collector.keys import ALLOWED, COLLECTOR, DEFAULT_CLIENT, make_keys
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """The options of `keys`."""
+    parser.set_defaults(command=show_keys)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to write them; made when it is not there")
+    parser.add_argument(
+        "--client",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"make keys for this client, a user or a team; may be repeated [{DEFAULT_CLIENT}]",
+    )
+    parser.add_argument("--force", action="store_true", help="replace keys that are there")
+
+
+def show_keys(options: argparse.Namespace) -> int:
+    """Make the keys, and say who needs which."""
+    folder: Path = options.folder
+    for path in make_keys(folder, options.client, force=options.force):
+        print(f"wrote {path}")
+    client = (options.client or [DEFAULT_CLIENT])[0]
+    print(
+        f"collector:  rankscope serve --key-file {folder}/{COLLECTOR}.key --allowed-keys {folder}/{ALLOWED}\n"
+        f"agents:     RANKSCOPE_KEY_FILE={folder}/{client}.key "
+        f"RANKSCOPE_COLLECTOR_KEY_FILE={folder}/{COLLECTOR}.pub"
+    )
+    return 0

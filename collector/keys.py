@@ -1,0 +1,88 @@
+"""Makes the keys of the encrypted wire, and the folder they lie in:
+
+    collector.key   the collector's pair             only its owner may read it
+    collector.pub   the collector's public key       for every agent
+    NAME.key        a client's pair                  for the agents of one user or team
+    allowed/NAME.pub   the client's public key       who may send reports: the collector reads this folder
+
+Nothing that is there is overwritten unless it is asked for.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.key_files import PRIVATE_FILE, KeyPair, format_key_file
+
+COLLECTOR: Final = "collector"
+DEFAULT_CLIENT: Final = "agent"
+ALLOWED: Final = "allowed"
+PRIVATE_FOLDER: Final = 0o700
+PUBLIC_FILE: Final = 0o644
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def make_key_pair() -> KeyPair:
+    """A new pair. Raises UnavailableError where ZeroMQ was built without CURVE."""
+    try:
+        public, secret = zmq.curve_keypair()
+    except zmq.ZMQError as error:
+        raise UnavailableError("this ZeroMQ has no CURVE (libsodium): install pyzmq's own wheels") from error
+    return KeyPair(public.decode(), secret.decode())
+
+
+def make_keys(folder: Path, clients: Sequence[str], *, force: bool) -> list[Path]:
+    """Make the keys of these clients, and the collector's where it has none; with none named the client `agent` and,
+    when forced, the collector's anew. Returns the files that were written.
+
+    Raises SettingError for a name that cannot be one, or a file that is there and would be overwritten without
+    `force`; then nothing has been written. Raises UnavailableError when the folder cannot be written to.
+    """
+    for name in clients:
+        if _NAME.fullmatch(name) is None or name == COLLECTOR:
+            raise SettingError(
+                f"--client is {name!r}; it must be letters, digits, - and _, 64 at most, and not {COLLECTOR!r}"
+            )
+    secrets = {name: folder / f"{name}.key" for name in (clients or [DEFAULT_CLIENT])}
+    if not (folder / f"{COLLECTOR}.key").exists() or not clients:
+        secrets[COLLECTOR] = folder / f"{COLLECTOR}.key"
+    publics = {name: _find_public(folder, name) for name in secrets}
+    present = [path for path in (*secrets.values(), *publics.values()) if path.exists()]
+    if present and not force:
+        raise SettingError(f"{present[0]} is there already; --force replaces it, --client NAME adds another client")
+    try:
+        (folder / ALLOWED).mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+        folder.chmod(PRIVATE_FOLDER)
+        for name, path in secrets.items():
+            pair = make_key_pair()
+            _write(path, format_key_file(pair.public, pair.secret), PRIVATE_FILE)
+            _write(publics[name], format_key_file(pair.public), PUBLIC_FILE)
+    except OSError as error:
+        raise UnavailableError(f"keys cannot be written to {folder}: {error}. Name a folder of your own.") from error
+    return sorted([*secrets.values(), *publics.values()])
+
+
+def _find_public(folder: Path, name: str) -> Path:
+    return folder / f"{name}.pub" if name == COLLECTOR else folder / ALLOWED / f"{name}.pub"
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Write a new file that never had a wider mode, in the place of the old one."""
+    new = path.with_name(f".{path.name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        os.fchmod(file, mode)  # whatever the umask is
+        os.write(file, text.encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
+    new.rename(path)

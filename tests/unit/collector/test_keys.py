@@ -1,0 +1,92 @@
+"""Making keys."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.cli import main
+from rankscope.collector.keys import make_keys
+from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.key_files import read_key_pair, read_public_key
+
+
+def mode_of(path: Path) -> int:
+    """Its permissions."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_first_call_makes_a_pair_for_each_side(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    written = make_keys(folder, [], force=False)
+    assert [str(path.relative_to(folder)) for path in written] == [
+        "agent.key", "allowed/agent.pub", "collector.key", "collector.pub",
+    ]  # fmt: skip
+    for name, public in (("agent", "allowed/agent.pub"), ("collector", "collector.pub")):
+        pair = read_key_pair(str(folder / f"{name}.key"), "key_file")
+        assert pair.public == read_public_key(str(folder / public), "collector_key_file")
+
+
+def test_secrets_are_their_owner_s_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_keys(tmp_path / "keys", [], force=False)
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "keys") == 0o700
+    assert {mode_of(path) for path in (tmp_path / "keys").glob("*.key")} == {0o600}
+    assert mode_of(tmp_path / "keys" / "collector.pub") == 0o644
+
+
+def test_keys_that_are_there_are_not_overwritten(tmp_path: Path) -> None:
+    make_keys(tmp_path, [], force=False)
+    before = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
+    with pytest.raises(SettingError, match=r"is there already; --force replaces it, --client NAME adds another client"):
+        make_keys(tmp_path, [], force=False)
+    assert {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()} == before
+
+
+def test_another_client_leaves_the_collector_s_keys_and_the_other_clients(tmp_path: Path) -> None:
+    make_keys(tmp_path, [], force=False)
+    before = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
+    written = make_keys(tmp_path, ["team-b"], force=False)
+    assert written == [tmp_path / "allowed" / "team-b.pub", tmp_path / "team-b.key"]
+    assert {path: path.read_text() for path in before} == before
+
+
+def test_forced_for_a_client_only_that_client_s_keys_are_new(tmp_path: Path) -> None:
+    make_keys(tmp_path, ["a", "b"], force=False)
+    before = {path.name: path.read_text() for path in tmp_path.glob("*.key")}
+    make_keys(tmp_path, ["b"], force=True)
+    changed = {path.name for path in tmp_path.glob("*.key") if path.read_text() != before[path.name]}
+    assert changed == {"b.key"}
+
+
+def test_forced_without_a_client_the_collector_s_keys_are_new(tmp_path: Path) -> None:
+    make_keys(tmp_path, [], force=False)
+    before = (tmp_path / "collector.key").read_text()
+    make_keys(tmp_path, [], force=True)
+    assert (tmp_path / "collector.key").read_text() != before
+    assert mode_of(tmp_path / "collector.key") == 0o600
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "collector", "-x", "x" * 65])
+def test_a_name_that_cannot_be_a_file_s_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingError, match=r"--client is .*; it must be letters, digits, - and _"):
+        make_keys(tmp_path, [name], force=False)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match=r"keys cannot be written to .*Name a folder of your own"):
+        make_keys(tmp_path / "file", [], force=False)
+
+
+def test_the_command_says_who_needs_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", str(tmp_path), "--client", "bob"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"collector:  rankscope serve --key-file {tmp_path}/collector.key --allowed-keys {tmp_path}/allowed",
+        f"agents:     RANKSCOPE_KEY_FILE={tmp_path}/bob.key RANKSCOPE_COLLECTOR_KEY_FILE={tmp_path}/collector.pub",
+    ]
+    assert main(["keys", str(tmp_path), "--client", "bob"]) == 2
