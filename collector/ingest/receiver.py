@@ -1,16 +1,20 @@
 """The collector's end of the wire: a ZeroMQ ROUTER that turns bytes into messages and back. It belongs to one thread.
 
-Whatever arrives, `poll` raises nothing: what is not a message is counted by reason. What cannot be sent is counted
-too: an agent that lacks an answer asks again by itself.
+Whatever arrives, `poll` raises nothing: what is not a message is counted by reason, and so is a connection that is not
+let in. What cannot be sent is counted too: an agent that lacks an answer asks again by itself.
+
+With keys (curve.py) everything is encrypted, only clients whose key is allowed get in, and each message comes with the
+key of its sender.
 """
 
 import errno
 import os
 import resource
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 
+from rankscope.collector.ingest.curve import ZAP_DOMAIN, CurveServer, FailedHandshakes, ZapHandler
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
 from rankscope.measure.errors import DecodeError, DecodeReason, SettingError, UnavailableError
 from rankscope.measure.messages import Message, Refused
@@ -24,6 +28,19 @@ SEND_HWM: Final = 64
 BACKLOG: Final = 4096
 """Connections that may wait to be accepted. With ZeroMQ's own 100, thousands of 16,384 ranks that start together were
 still unconnected after 20 s. The kernel's net.core.somaxconn caps it."""
+
+HANDSHAKE_MS: Final = 30_000
+"""A connection that has not said who it is by then is closed: ZeroMQ's own default. Of 16,384 encrypted connections at
+once the last ones take more than 10 s."""
+
+_KEEP_ALIVE: Final = {
+    # A peer whose machine is gone leaves a connection that looks open. The kernel asks after a minute of silence and
+    # closes it after two; it costs nobody a timer of ZeroMQ's.
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 60,
+    zmq.TCP_KEEPALIVE_INTVL: 15,
+    zmq.TCP_KEEPALIVE_CNT: 4,
+}
 
 _CURES: Final = {
     errno.EADDRINUSE: "Another program listens there: stop it, or choose another port.",
@@ -48,11 +65,20 @@ def raise_open_files_limit() -> int:
     return hard
 
 
+class Received(NamedTuple):
+    """A message, its sender's routing id, and the client key of its connection, empty where there are no keys."""
+
+    peer: bytes
+    message: Message
+    key: str = ""
+
+
 class Receiver:
     """Listens at `endpoint`, `tcp://HOST:PORT`; the port 0 or `*` takes a free one, the host `*` every address.
 
     `receive_hwm` messages are read ahead for each peer; an unread one pins about 9 KB. A frame above
-    `message_bytes_max` is refused; the sender of one twice as large is disconnected before it is read.
+    `message_bytes_max` is refused; the sender of one twice as large is disconnected before it is read. `curve` has the
+    keys; None takes everybody in, unencrypted.
     Raises SettingError for an endpoint that is no address, UnavailableError when it cannot be listened at.
     """
 
@@ -63,6 +89,8 @@ class Receiver:
         receive_hwm: int = 16,
         message_bytes_max: int = FRAME_BYTES_MAX,
         backlog: int = BACKLOG,
+        curve: CurveServer | None = None,
+        handshake_ms: int = HANDSHAKE_MS,
     ) -> None:
         problem = find_address_problem(endpoint, scheme=SCHEME, listening=True)
         if problem is not None:
@@ -90,10 +118,17 @@ class Receiver:
             zmq.MAXMSGSIZE: 2 * message_bytes_max,
             zmq.BACKLOG: backlog,
             zmq.IPV6: int("[" in endpoint),
+            zmq.HANDSHAKE_IVL: handshake_ms,
+            **_KEEP_ALIVE,
             # No heartbeats on this side: 16,384 of their timers stall ZeroMQ's thread. The agents beat.
         }
         for option, value in options.items():
             self._router.setsockopt(option, value)
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._zap = None if curve is None else self._demand_keys(curve)
+        self._failed = FailedHandshakes(self._context, self._router, has_keys=curve is not None)
+        self._poller.register(self._failed.socket, zmq.POLLIN)
         self._bind(endpoint)
 
     @property
@@ -101,23 +136,33 @@ class Receiver:
         """Where it listens, with the real port."""
         return self._endpoint
 
-    def poll(self, timeout_ms: int, batch_max: int) -> list[tuple[bytes, Message]]:
-        """What has come in, each message with its sender's routing id: at most `batch_max`, those refused included.
+    @property
+    def connections_refused(self) -> dict[str, int]:
+        """Connections that were not let in, by the reasons of curve.py."""
+        return self._failed.counts
 
-        Waits at most `timeout_ms` for the first frame, and for no second one.
+    def poll(self, timeout_ms: int, batch_max: int) -> list[Received]:
+        """What has come in: at most `batch_max` messages, those refused included.
+
+        Waits at most `timeout_ms` for the first frame or for somebody who wants to connect, and for no second one.
         """
-        received: list[tuple[bytes, Message]] = []
-        if not self._router.poll(timeout_ms, zmq.POLLIN):
+        received: list[Received] = []
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._zap is not None and self._zap.socket in ready:
+            self._zap.answer()
+        if self._failed.socket in ready:
+            self._failed.count()
+        if self._router not in ready:
             return received
         for _ in range(batch_max):
             try:
-                peer, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                peer, frames, key = self._receive()
             except zmq.Again:
                 break
             self.frames_received += 1
             message = self._decode(peer, frames)
             if message is not None:
-                received.append((peer, message))
+                received.append(Received(peer, message, key))
         return received
 
     def send(self, peer: bytes, message: Message) -> None:
@@ -129,8 +174,29 @@ class Receiver:
 
     def close(self) -> None:
         """Stop listening and drop what has not been read or sent. A second call does nothing."""
-        self._router.close(linger=0)
+        if not self._router.closed:
+            self._failed.close()
+            self._router.close(linger=0)
+            if self._zap is not None:
+                self._zap.socket.close(linger=0)
         self._context.term()
+
+    def _demand_keys(self, curve: CurveServer) -> ZapHandler:
+        handler = ZapHandler(self._context, curve.is_allowed)
+        self._router.setsockopt(zmq.CURVE_SERVER, 1)
+        self._router.setsockopt(zmq.CURVE_SECRETKEY, curve.pair.secret.encode())
+        self._router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self._poller.register(handler.socket, zmq.POLLIN)
+        return handler
+
+    def _receive(self) -> tuple[bytes, list[bytes], str]:
+        """Routing id, parts and key of the next message. Only ZeroMQ's own frames know the key, and cost 2 us more."""
+        if self._zap is None:
+            peer, *parts = self._router.recv_multipart(zmq.NOBLOCK)
+            return peer, parts, ""
+        first, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        key = str(frames[-1].get("User-Id")) if frames else ""
+        return first.bytes, [frame.bytes for frame in frames], key
 
     def _bind(self, endpoint: str) -> None:
         try:

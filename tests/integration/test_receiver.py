@@ -65,7 +65,7 @@ def receive(receiver: Receiver, count: int, batch_max: int = 100) -> list[tuple[
     deadline_s = time.monotonic() + DEADLINE_MS / 1000
     while len(received) < count:
         assert time.monotonic() < deadline_s, f"{len(received)} of {count} messages came, refused {receiver.refused}"
-        received += receiver.poll(1000, batch_max)
+        received += [(one.peer, one.message) for one in receiver.poll(1000, batch_max)]
     return received
 
 
