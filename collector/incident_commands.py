@@ -11,7 +11,7 @@ import msgspec
 
 from rankscope.collector.incidents.incident import OPEN, Incident
 from rankscope.collector.incidents.store import read_store
-from rankscope.collector.inquiry import add_url, ask, check_url
+from rankscope.collector.inquiry import ANONYMOUS, Credentials, add_url, ask, check_url, read_credentials
 from rankscope.collector.reports.incident_table import count_incidents, render_incidents
 
 
@@ -34,7 +34,8 @@ def add_incidents(parser: argparse.ArgumentParser) -> None:
 def show_incidents(options: argparse.Namespace) -> int:
     """Print the incidents, those that are open first, the newest of each first."""
     if options.store is None:
-        found = ask_for_incidents(check_url(options.url), run=options.run, only_open=options.open)
+        credentials = read_credentials(options)
+        found = ask_for_incidents(check_url(options.url), credentials, run=options.run, only_open=options.open)
     else:
         found = _keep(read_store(options.store).incidents, run=options.run, only_open=options.open)
     found = sorted(found, key=lambda incident: (not incident.is_open, -incident.id))
@@ -47,10 +48,12 @@ def show_incidents(options: argparse.Namespace) -> int:
     return 0
 
 
-def ask_for_incidents(url: str, *, run: str | None = None, only_open: bool = False) -> Sequence[Incident]:
+def ask_for_incidents(
+    url: str, credentials: Credentials = ANONYMOUS, *, run: str | None = None, only_open: bool = False
+) -> Sequence[Incident]:
     """The incidents that the collector at this address knows, newest first."""
     asked = {name: value for name, value in (("run", run), ("state", OPEN if only_open else None)) if value is not None}
-    page = ask(f"{url}/api/v1/incidents{'?' if asked else ''}{urlencode(asked)}")
+    page = ask(f"{url}/api/v1/incidents{'?' if asked else ''}{urlencode(asked)}", credentials)
     return msgspec.json.decode(page, type=_Page).incidents
 
 

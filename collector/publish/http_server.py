@@ -9,6 +9,7 @@
 
 Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), a time limit for each
 read and write, the standard library's limits for the request line and the headers, and `requests_max` at a time.
+Who may read, and whether it is encrypted, is in http_access.py; only /healthz and /readyz are open to all.
 Errors are JSON: {"error": "what, and what to do"}.
 """
 
@@ -32,6 +33,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.incidents.incident import STATES, Incident
+from rankscope.collector.publish.http_access import CHALLENGE, OPEN, HttpAccess
 from rankscope.collector.publish.prometheus import SnapshotExporter
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -47,6 +49,10 @@ STOP_POLL_S: Final = 0.1
 
 GZIP_LEVEL: Final = 1
 """57 MB of metrics: level 1 takes 0.34 s, level 9 2.8 s for a fifth less."""
+
+BUSY: Final = "busy"
+UNAUTHORISED: Final = "unauthorised"
+TLS_FAILED: Final = "tls_failed"
 
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
@@ -178,6 +184,7 @@ class HttpServer:
         *,
         is_healthy: Callable[[], str | None],
         is_ready: Callable[[], str | None],
+        access: HttpAccess = OPEN,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         requests_max: int = REQUESTS_MAX,
     ) -> None:
@@ -187,7 +194,9 @@ class HttpServer:
         host, _, port = address.rpartition(":")
         routes = Routes(read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready)
         try:
-            self._server = _Server(host, int(port.replace("*", "0")), routes, request_timeout_s, requests_max)
+            self._server = _Server(
+                host, int(port.replace("*", "0")), routes, access, request_timeout_s, requests_max=requests_max
+            )
         except OSError as error:
             raise UnavailableError(
                 f"the collector's HTTP server cannot listen at {address}: {error.strerror}. Stop what listens there, "
@@ -206,7 +215,14 @@ class HttpServer:
     @property
     def requests_turned_away(self) -> int:
         """Requests answered with 503 because as many as there may be were being answered."""
-        return self._server.requests_turned_away
+        return self._server.refused.get(BUSY, 0)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Requests that were not answered, by reason: too many at a time (`busy`), no or a wrong token
+        (`unauthorised`), no TLS connection came about (`tls_failed`).
+        """
+        return dict(self._server.refused)
 
     @property
     def errors_contained(self) -> int:
@@ -230,10 +246,13 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = CONNECTIONS_WAITING_MAX
     allow_reuse_port = False  # two collectors on one port would each get half of the scrapes
 
-    def __init__(self, host: str, port: int, routes: Routes, request_timeout_s: float, requests_max: int) -> None:
+    def __init__(
+        self, host: str, port: int, routes: Routes, access: HttpAccess, request_timeout_s: float, *, requests_max: int
+    ) -> None:
         self.routes = routes
+        self.access = access
         self.request_timeout_s = request_timeout_s
-        self.requests_turned_away = 0
+        self.refused: dict[str, int] = {}
         self.errors_contained = 0
         self._requests_max = requests_max
         self._counting = threading.Lock()
@@ -246,7 +265,7 @@ class _Server(ThreadingHTTPServer):
     def url(self) -> str:
         """See HttpServer.url."""
         host = socket.gethostname() if self._host in {"*", "0.0.0.0", "[::]"} else self._host  # noqa: S104 - compared
-        return f"http://{host}:{self.server_address[1]}"
+        return f"http{'s' if self.access.tls else ''}://{host}:{self.server_address[1]}"
 
     def server_bind(self) -> None:
         """Bind, without the library's look-up of this machine's full name, which can take as long as DNS does."""
@@ -256,7 +275,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the connection to a thread, if there may be one more."""
         if not self._slots.acquire(blocking=False):
-            self.requests_turned_away += 1
+            self.count_refused(BUSY)
             self._turn_away(request)
             return
         try:
@@ -271,6 +290,25 @@ class _Server(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._slots.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Speak TLS first, where it is asked for: in the connection's own thread, with its time limit."""
+        if self.access.tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(self.request_timeout_s)
+        try:
+            secured = self.access.tls.wrap_socket(request, server_side=True)
+        except OSError:  # ssl.SSLError is one
+            self.count_refused(TLS_FAILED)
+            return
+        with secured:
+            super().finish_request(secured, client_address)
+
+    def count_refused(self, reason: str) -> None:
+        """Count a request that is not answered."""
+        with self._counting:
+            self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's signature
         """A broken connection is the client's to know. (The library would print a traceback.)"""
@@ -338,6 +376,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _find_answer(self) -> Response:
         headers = self.headers
+        if not self.server.access.admits(self.path.partition("?")[0], headers.get("Authorization", "")):
+            self.server.count_refused(UNAUTHORISED)
+            error = "this collector asks for its token: send `Authorization: Bearer TOKEN`"
+            return refuse(HTTPStatus.UNAUTHORIZED, error, CHALLENGE)
         try:
             return self.server.routes.answer(
                 self.path, accept=headers.get("Accept", ""), accept_encoding=headers.get("Accept-Encoding", "")

@@ -1,0 +1,92 @@
+"""Who may read over HTTP: a token, and TLS. Both are optional; everything there is read-only in any case.
+
+The token comes as `Authorization: Bearer TOKEN` (RFC 6750), which Prometheus sends with `authorization`, or as the
+password of basic authentication (RFC 7617) with any user, which browsers ask for. Whoever has none, or a wrong one, is
+told so with 401; nobody gets 403, because with the token everything may be read.
+"""
+
+import base64
+import binascii
+import hmac
+import ssl
+from typing import Final, NamedTuple
+
+from rankscope.measure.errors import SettingError
+from rankscope.measure.key_files import read_private_text
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+"""What an orchestrator asks, which has no token: whether the collector works, and nothing about any run."""
+
+TOKEN_LENGTH_MIN: Final = 16
+"""Nothing here counts attempts: 16 characters of hexadecimal digits are 64 bits, out of reach of guessing."""
+
+CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="rankscope", Basic realm="rankscope"'}
+
+
+class HttpAccess(NamedTuple):
+    """What is asked of those who read. An empty token: nothing; no TLS context: plain HTTP."""
+
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+
+    def admits(self, path: str, authorization: str) -> bool:
+        """Whether a request for this path may be answered, given its header Authorization, empty without one.
+
+        It takes as long for any token of a length, so that time tells nothing about the right one.
+        """
+        if not self.token or path in OPEN_PATHS:
+            return True
+        return hmac.compare_digest(_find_token(authorization), self.token.encode())
+
+
+OPEN: Final = HttpAccess()
+"""Whoever reaches the server may read."""
+
+
+def read_http_access(*, token_file: str, certificate_file: str, key_file: str) -> HttpAccess:
+    """What the settings of a collector ask for. Raises SettingError for files that cannot be used."""
+    token = _read_token(token_file) if token_file else ""
+    if bool(certificate_file) != bool(key_file):
+        raise SettingError(
+            f"http_certificate_file is {certificate_file!r} and http_key_file is {key_file!r}: HTTPS needs both."
+        )
+    return HttpAccess(token, _read_tls(certificate_file, key_file) if certificate_file else None)
+
+
+def _read_token(path: str) -> str:
+    token = read_private_text(path, "http_token_file").strip()
+    if len(token) < TOKEN_LENGTH_MIN or not token.isascii() or not token.isprintable() or " " in token:
+        raise SettingError(
+            f"http_token_file is {path!r}, whose text is no token: it must be one word of at least {TOKEN_LENGTH_MIN} "
+            "characters of ASCII, for example from `openssl rand -hex 32`."
+        )
+    return token
+
+
+def _read_tls(certificate_file: str, key_file: str) -> ssl.SSLContext:
+    read_private_text(key_file, "http_key_file")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # With an empty password: without one OpenSSL would ask for it at the terminal.
+        context.load_cert_chain(certificate_file, key_file, password="")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise SettingError(
+            f"http_certificate_file is {certificate_file!r} and http_key_file is {key_file!r}, which cannot be used: "
+            f"{error}. Give a certificate and its key as PEM, the key without a password."
+        ) from error
+    return context
+
+
+def _find_token(authorization: str) -> bytes:
+    """The token in a header Authorization; empty when there is none in it."""
+    scheme, _, credentials = authorization.strip().partition(" ")
+    credentials = credentials.strip()
+    if scheme.lower() == "bearer":
+        return credentials.encode(errors="replace")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(credentials, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return b""
