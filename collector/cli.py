@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.embedded import Lifetime
 from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
-from rankscope.collector.inquiry import add_url, ask, check_url
+from rankscope.collector.inquiry import add_url, ask, check_url, read_credentials
 from rankscope.collector.key_commands import add_keys
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_run
@@ -80,7 +81,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
     for key, default, known in find_settings(CollectorConfig):
         text = f"{known.meaning} [{default}]".replace("%", "%%")  # argparse puts values in where a % stands alone
-        parser.add_argument(f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=text)
+        switch: dict[str, Any] = (
+            {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}
+        )  # `--insecure` alone says yes
+        parser.add_argument(f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=text, **switch)
     parser.add_argument(
         "--announce", action="store_true", help="print the addresses as one line of JSON once it listens"
     )
@@ -136,10 +140,10 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 
 def status(options: argparse.Namespace) -> int:
     """Print every run that a collector knows, and the incidents that are open."""
-    url = check_url(options.url)
-    names = [run["run"] for run in json.loads(ask(f"{url}/api/v1/runs"))["runs"]]
-    bodies = [ask(f"{url}/api/v1/runs/{quote(name, safe='')}") for name in names]
-    incidents = ask_for_incidents(url, only_open=True)
+    url, credentials = check_url(options.url), read_credentials(options)
+    names = [run["run"] for run in json.loads(ask(f"{url}/api/v1/runs", credentials))["runs"]]
+    bodies = [ask(f"{url}/api/v1/runs/{quote(name, safe='')}", credentials) for name in names]
+    incidents = ask_for_incidents(url, credentials, only_open=True)
     if options.json:
         by_run = {name: to_plain([one for one in incidents if one.run == name]) for name in names}
         runs = [json.loads(body) for body in bodies]

@@ -54,6 +54,36 @@ class CollectorConfig(Settings):
             find_problem=_find_http_problem,
         ),
     )
+    key_file: str = setting(
+        "",
+        Setting(
+            "File with the collector's pair of keys, made by `rankscope keys`. With it the agents' wire is encrypted, "
+            "and only agents whose key is allowed may connect."
+        ),
+    )
+    allowed_keys: str = setting(
+        "",
+        Setting(
+            "Folder with the public keys of those who may send reports, files that end in .pub. It is read anew while "
+            "the collector runs."
+        ),
+    )
+    insecure: bool = setting(
+        False,
+        Setting("Whether agents of other machines may connect without keys. Without this such a listen is refused."),
+    )
+    http_token_file: str = setting(
+        "",
+        Setting(
+            "File with the token that whoever asks over HTTP must send, as a bearer token or as the password of basic "
+            "authentication with any user. /healthz and /readyz need none. Empty: everybody who reaches it may read."
+        ),
+    )
+    http_certificate_file: str = setting(
+        "",
+        Setting("File with the certificate of the HTTP server and those above it, PEM. With it HTTP is HTTPS."),
+    )
+    http_key_file: str = setting("", Setting("File with the secret key of that certificate, PEM."))
     tick_s: float = setting(
         1.0,
         Setting(

@@ -8,12 +8,15 @@ import logging
 import threading
 from collections.abc import Callable
 
+from rankscope.collector.access import read_curve, read_http
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunLook
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, UnknownPeer
+from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.processes import is_gone
-from rankscope.collector.ingest.receiver import Receiver
+from rankscope.collector.ingest.receiver import Received, Receiver
+from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.events import (
@@ -41,7 +44,6 @@ from rankscope.measure.messages import (
     Goodbye,
     Hello,
     HelloWanted,
-    Message,
     RankEnded,
     RankUnresponsive,
     Report,
@@ -60,13 +62,20 @@ SILENT_TICKS_S = 10.0
 class Service:
     """The collector. `run` works until `stop` is called, from a signal handler or another thread."""
 
-    def __init__(self, config: CollectorConfig, clock: Clock) -> None:
-        """Bind both ports. Raises UnavailableError naming the one that cannot be had."""
+    def __init__(self, config: CollectorConfig, clock: Clock, curve: CurveServer | None = None) -> None:
+        """Bind both ports. `curve` are keys that are in no file. Raises UnavailableError naming the port that cannot be
+        had, SettingError for keys that cannot be used or are lacking.
+        """
         self._config = config
         self._clock = clock
+        http = read_http(config)
         self._receiver = Receiver(
-            config.listen, receive_hwm=config.receive_hwm, message_bytes_max=config.message_bytes_max
+            config.listen,
+            receive_hwm=config.receive_hwm,
+            message_bytes_max=config.message_bytes_max,
+            curve=curve or read_curve(config, clock),
         )
+        self._refusals = RefusalLog(clock)
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
         self._jobs: dict[str, JobState] = {}
         self._to_acknowledge: dict[bytes, int] = {}
@@ -75,7 +84,7 @@ class Service:
         self._machine_id = read_machine_id()
         self._stopping = threading.Event()
         self._last_tick_ns = clock.monotonic_ns()
-        self._snapshot = self._take_snapshot()
+        self._snapshot = Snapshot(wall_s=self._wall_s(), version=__version__)
         self._journal = Journal(config, self._wall_s(), self._count_contained)
         try:
             self._http = HttpServer(
@@ -84,6 +93,7 @@ class Service:
                 lambda: self._journal.incidents,
                 is_healthy=self._find_illness,
                 is_ready=self._find_unready,
+                access=http,
             )
         except Exception:
             self._receiver.close()
@@ -129,38 +139,40 @@ class Service:
 
     def _receive(self, wait_ns: int) -> None:
         messages = self._receiver.poll(timeout_ms=-(-wait_ns // NS_PER_MS), batch_max=RECEIVES_PER_POLL_MAX)
-        for peer, message in messages:
-            self._admit(peer, message)
+        for received in messages:
+            self._admit(received)
         for peer, through in self._to_acknowledge.items():
             self._receiver.send(peer, Ack(through=through))
         self._to_acknowledge.clear()
 
-    def _admit(self, peer: bytes, message: Message) -> None:
+    def _admit(self, received: Received) -> None:
+        peer, message, key = received
         match message:
             case Hello():
-                self._admit_hello(peer, message)
+                self._admit_hello(peer, message, key)
             case Report() | Goodbye():
-                self._admit_numbered(peer, message)
+                self._admit_numbered(peer, message, key)
             case ClockPong():
-                self._take_clock(peer, message)
+                self._take_clock(peer, message, key)
             case RankEnded() | RankUnresponsive():
-                self._take_notice(peer, message)
+                self._take_notice(peer, message, key)
             case _:
                 self._count_contained("unexpected_message")
 
-    def _admit_hello(self, peer: bytes, hello: Hello) -> None:
-        answer = self._admission.hello(peer, hello)
+    def _admit_hello(self, peer: bytes, hello: Hello, key: str) -> None:
+        answer = self._admission.hello(peer, hello, key)
         if isinstance(answer, Welcome):
             identity = hello.identity
             self._jobs.setdefault(identity.run, JobState(identity.run, self._config))
             self._handle(identity, RankJoined(hello, self._clock.monotonic_ns()))
             answer = Welcome(admitted_through=answer.admitted_through, metrics_url=self.metrics_url)
         else:
-            LOG.warning("refused rank %d of run %r: %s", hello.identity.rank, hello.identity.run, answer.detail)
+            rank, run = hello.identity.rank, hello.identity.run
+            self._refusals.note(answer.reason, f"rank {rank} of run {run!r}: {answer.detail}")
         self._receiver.send(peer, answer)
 
-    def _admit_numbered(self, peer: bytes, message: Report | Goodbye) -> None:
-        verdict = self._admission.number(peer, message.sequence)
+    def _admit_numbered(self, peer: bytes, message: Report | Goodbye, key: str) -> None:
+        verdict = self._admission.number(peer, message.sequence, key)
         now_ns = self._clock.monotonic_ns()
         match verdict:
             case Admitted(identity):
@@ -177,15 +189,15 @@ class Service:
         if not isinstance(verdict, UnknownPeer):
             self._to_acknowledge[peer] = verdict.through
 
-    def _take_clock(self, peer: bytes, pong: ClockPong) -> None:
-        identity = self._admission.identity(peer)
+    def _take_clock(self, peer: bytes, pong: ClockPong, key: str) -> None:
+        identity = self._admission.identity(peer, key)
         if identity is not None:
             now_ns = self._clock.monotonic_ns()
             self._handle(identity, ClockSampled(identity.boot_id, pong.job_ns, pong.host_ns, now_ns))
 
-    def _take_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive) -> None:
+    def _take_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive, key: str) -> None:
         """A sidecar speaks for a rank. It is no rank itself: it has no Hello, and its notices need no order."""
-        if not self._admission.knows(notice.identity):
+        if not self._admission.knows(notice.identity, key):
             return  # perhaps the rank's Hello is still on its way: the sidecar sends it again
         boot_id, now_ns = notice.identity.boot_id, self._clock.monotonic_ns()
         if isinstance(notice, RankEnded):
@@ -220,6 +232,7 @@ class Service:
             self._contain(job, Tick(now_ns, wall_s))
             if not job.has_live_ranks and now_ns - job.last_change_job_ns > s_to_ns(self._config.run_kept_s):
                 self._forget(job)
+        self._refusals.look(self._receiver.connections_refused)
         self._last_tick_ns = now_ns
         self._snapshot = self._take_snapshot()
         self._look_at_incidents(wall_s)
@@ -276,6 +289,9 @@ class Service:
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,
                 frames_refused=dict(self._receiver.refused),
+                peers_refused={**self._receiver.connections_refused, **self._admission.refused},
+                answers_unsent=dict(self._receiver.unsent),
+                http_refused=self._http.refused,
                 runs_evicted=self._runs_evicted,
                 contained_errors=dict(self._contained),
             ),

@@ -418,6 +418,19 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "Frames that have come in, refused ones included.", "count", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
+        "rankscope_peers_refused_total", "counter", "", ("reason",),
+        "Connections and Hellos refused, and messages in the name of somebody else's rank.",
+        "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_answers_unsent_total", "counter", "", ("reason",),
+        "Answers whose agent is gone or does not read.", "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_http_refused_total", "counter", "", ("reason",),
+        "HTTP requests turned away: busy, unauthorised, or tls_failed.", "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
         "rankscope_runs_evicted_total", "counter", "", (),
         "Runs that had ended and were let go to make room.", "count", _COLLECTOR, NOT_NEGATIVE,
     ),

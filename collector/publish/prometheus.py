@@ -387,6 +387,9 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_steps_lost_total": _per_rank_and(_steps_lost),
     "rankscope_frames_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.frames_refused),
     "rankscope_frames_received_total": _of_collector(lambda snapshot: snapshot.counts.frames_received),
+    "rankscope_peers_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.peers_refused),
+    "rankscope_answers_unsent_total": _of_collector_and(lambda snapshot: snapshot.counts.answers_unsent),
+    "rankscope_http_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.http_refused),
     "rankscope_runs_evicted_total": _of_collector(lambda snapshot: snapshot.counts.runs_evicted),
     "rankscope_collector_errors_total": _of_collector_and(lambda snapshot: snapshot.counts.contained_errors),
 }

@@ -113,6 +113,9 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     frames_received: int = 0
     frames_refused: Mapping[str, int] = {}
+    peers_refused: Mapping[str, int] = {}
+    answers_unsent: Mapping[str, int] = {}
+    http_refused: Mapping[str, int] = {}
     runs_evicted: int = 0
     contained_errors: Mapping[str, int] = {}
 

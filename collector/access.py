@@ -1,0 +1,76 @@
+"""Who may send reports to this collector and who may read from it, as its configuration says.
+
+Agents on this machine may do without keys, because only this machine reaches loopback. Anywhere else a collector
+without keys does not start unless it is told that this is meant: whoever reaches it could report anything, and read the
+reports of others on their way.
+"""
+
+import logging
+import re
+from typing import Final
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.ingest.allowed_keys import AllowedKeys
+from rankscope.collector.ingest.curve import CurveServer
+from rankscope.collector.publish.http_access import HttpAccess, read_http_access
+from rankscope.measure.clock import Clock
+from rankscope.measure.errors import SettingError
+from rankscope.measure.key_files import read_key_pair
+
+LOG = logging.getLogger("rankscope.collector")
+
+_LOOPBACK: Final = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
+
+
+def read_curve(config: CollectorConfig, clock: Clock) -> CurveServer | None:
+    """The keys of the wire; None: everybody who reaches it may send. Raises SettingError for a setting that leaves the
+    wire open without saying so, or shut for everybody.
+    """
+    if bool(config.key_file) != bool(config.allowed_keys):
+        given, lacking = ("key_file", "allowed_keys") if config.key_file else ("allowed_keys", "key_file")
+        raise SettingError(
+            f"{given} is {getattr(config, given)!r} ({config.source(given)}) and {lacking} is empty: the encrypted "
+            f"wire needs both. `rankscope keys FOLDER` makes them."
+        )
+    if config.key_file:
+        keys = AllowedKeys(config.allowed_keys, clock)
+        return CurveServer(read_key_pair(config.key_file, "key_file"), keys.holds)
+    if is_loopback(config.listen):
+        return None
+    if not config.insecure:
+        raise SettingError(
+            f"listen is {config.listen} ({config.source('listen')}), which other machines can reach, and there are no "
+            "keys: anybody there could send reports and read those of others. `rankscope keys FOLDER` makes keys for "
+            "key_file and allowed_keys; --insecure (insecure = true) starts without."
+        )
+    LOG.warning(
+        "insecure is set: whoever reaches %s can send reports in anybody's name and read those of others. Use keys "
+        "(`rankscope keys`), or a network on which you trust everybody.",
+        config.listen,
+    )
+    return None
+
+
+def read_http(config: CollectorConfig) -> HttpAccess:
+    """What is asked of those who read over HTTP. Raises SettingError for files that cannot be used."""
+    access = read_http_access(
+        token_file=config.http_token_file,
+        certificate_file=config.http_certificate_file,
+        key_file=config.http_key_file,
+    )
+    if not is_loopback(config.http_listen) and not access.token:
+        LOG.warning(
+            "whoever reaches %s can read what is known about every run; http_token_file asks for a token",
+            config.http_listen,
+        )
+    return access
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address to listen at, [SCHEME://]HOST:PORT, is reached from this machine only.
+
+    >>> is_loopback("tcp://127.0.0.1:18490"), is_loopback("tcp://*:18490"), is_loopback("[::1]:80")
+    (True, False, True)
+    """
+    host = address.rpartition("://")[2].rpartition(":")[0]
+    return _LOOPBACK.fullmatch(host) is not None
