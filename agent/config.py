@@ -32,6 +32,15 @@ class AgentConfig(Settings):
             find_problem=_find_collector_problem,
         ),
     )
+    key_file: str = setting(
+        "",
+        Setting(
+            "File with this agent's pair of keys (`rankscope keys`), for a collector that lets in nobody without keys."
+        ),
+    )
+    collector_key_file: str = setting(
+        "", Setting("File with the public key of that collector. A collector that does not have it is told nothing.")
+    )
     run: str = setting(
         "",
         Setting(

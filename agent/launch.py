@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rankscope.agent.collector_address import read_address
 from rankscope.agent.config import read_launch_config
 from rankscope.agent.guard import describe, say
 from rankscope.measure.errors import RankscopeError, SettingError
@@ -44,7 +45,7 @@ def main() -> None:
     script, is_module, arguments = _parse(sys.argv[1:])
     try:
         # What is wrong with the configuration is the user's to mend, before hours of training.
-        read_launch_config(os.environ, _given)
+        read_address(read_launch_config(os.environ, _given))
     except SettingError as error:
         say(str(error))
         raise SystemExit(2) from None

@@ -14,12 +14,15 @@ from typing import Final
 
 import zmq
 
+from rankscope.agent.collector_address import set_keys
 from rankscope.agent.report.delivery import Delivery, DeliveryState, Refusal, Send, SendFrame
+from rankscope.agent.report.handshake import HandshakeWatch
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError
+from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, ClockPing, ClockPong, Hello, HelloWanted, Message, Refused, Welcome
-from rankscope.measure.units import NS_PER_MS
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 FRAME_IN_BYTES_MAX: Final = 64 * 1024
 """Largest frame taken from a collector; its largest honest one, a Refused with two texts of 1,024 characters, is
@@ -30,6 +33,9 @@ RECEIVES_PER_ROUND_MAX: Final = 256
 
 WAIT_MS_MAX: Final = 60_000
 """Longest single wait: ZeroMQ takes a 32-bit number of milliseconds, and a caller may say "until woken"."""
+
+REDIAL_NS: Final = 30 * NS_PER_S
+"""After so long a connection is tried anew that ZeroMQ has given up: keys are changed by people."""
 
 _OPTIONS: Final = {
     zmq.IMMEDIATE: 1,
@@ -56,7 +62,15 @@ class Sender:
     Frames can be pushed, and `exchange` waited in, before `open`. After `close` only `wake` and `close` may be called.
     """
 
-    def __init__(self, delivery: Delivery, clock: Clock, boot_id: str, make_hello: Callable[[int], Hello]) -> None:
+    def __init__(
+        self,
+        delivery: Delivery,
+        clock: Clock,
+        boot_id: str,
+        make_hello: Callable[[int], Hello],
+        *,
+        redial_ns: int = REDIAL_NS,
+    ) -> None:
         self._delivery = delivery
         self._clock = clock
         self._boot_id = boot_id
@@ -64,6 +78,11 @@ class Sender:
         self._pid = os.getpid()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._dealer: zmq.Socket[bytes] | None = None
+        self._address: tuple[str, ClientKeys | None] | None = None
+        self._handshakes: HandshakeWatch | None = None
+        self._handshake_refusal: Refusal | None = None
+        self._redial_after_ns = redial_ns
+        self._redial_ns: int | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.settimeout(0)
         self._wake_out.settimeout(0)
@@ -81,11 +100,11 @@ class Sender:
 
     @property
     def refused(self) -> Refusal | None:
-        """The collector's reason for not taking this rank, until a Welcome."""
-        return self._delivery.refusal
+        """The collector's reason for not taking this rank, or why there is no connection, until a Welcome."""
+        return self._delivery.refusal or self._handshake_refusal
 
-    def open(self, endpoint: str) -> None:
-        """Begin to connect to `endpoint`, `tcp://HOST:PORT`, and return at once.
+    def open(self, endpoint: str, keys: ClientKeys | None = None) -> None:
+        """Begin to connect to `endpoint`, `tcp://HOST:PORT`, encrypted when there are keys, and return at once.
 
         Raises SettingError for an endpoint that ZeroMQ cannot read; a host that is not there is tried for ever.
         """
@@ -94,16 +113,12 @@ class Sender:
             raise RuntimeError(text)
         context = zmq.Context(io_threads=1)
         try:
-            dealer = context.socket(zmq.DEALER)
-            dealer.setsockopt(zmq.IDENTITY, self._boot_id.encode())
-            for option, value in _OPTIONS.items():
-                dealer.setsockopt(option, value)
-            dealer.connect(endpoint)
+            self._dial(context, endpoint, keys)
         except zmq.ZMQError as error:
             context.destroy(linger=0)
             text = f"the collector's endpoint is {endpoint!r}: {error.strerror}. Write it as tcp://HOST:PORT."
             raise SettingError(text) from error
-        self._context, self._dealer = context, dealer
+        self._context, self._address = context, (endpoint, keys)
 
     def push(self, sequence: int, frame: bytes, step_count: int) -> None:
         """Take a numbered message; it goes out in the next `exchange`. Raises ValueError unless numbers follow."""
@@ -146,15 +161,18 @@ class Sender:
         self._delivery.close()
         if self._context is not None:
             self._context.destroy(linger=0)
-        self._context = self._dealer = None
+        self._context = self._dealer = self._handshakes = None
         self._wake_in.close()
         self._wake_out.close()
 
     def _take_turn(self, until_ns: int) -> bool:
         """Send what is due, wait for what comes next, take it in. Returns whether `wake` was called."""
         if self._dealer is not None:
+            self._redial_when_due()
             self._carry_out(self._delivery.on_tick(self._clock.monotonic_ns()))
         ready = self._wait(until_ns)
+        if self._handshakes is not None and self._handshakes.socket in ready:
+            self._take_failure(self._handshakes)
         if self._dealer is not None:
             events = ready.get(self._dealer, 0)
             if events & zmq.POLLIN:
@@ -163,12 +181,43 @@ class Sender:
                 self._carry_out(self._delivery.on_writable(self._clock.monotonic_ns()))
         return self._take_wake_ups(ready)
 
+    def _dial(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, keys: ClientKeys | None) -> None:
+        """A new socket, in the place of the one that ZeroMQ has given up."""
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, self._boot_id.encode())
+        for option, value in _OPTIONS.items():
+            dealer.setsockopt(option, value)
+        set_keys(dealer, keys)
+        handshakes = HandshakeWatch(context, dealer, endpoint, keys)
+        dealer.connect(endpoint)
+        self._poller.register(handshakes.socket, zmq.POLLIN)
+        self._dealer, self._handshakes = dealer, handshakes
+
+    def _redial_when_due(self) -> None:
+        due = self._redial_ns is not None and self._clock.monotonic_ns() >= self._redial_ns
+        if not due or self._dealer is None or self._handshakes is None or self._context is None:
+            return
+        self._redial_ns = None
+        for socket_there in (self._dealer, self._handshakes.socket):
+            if socket_there in self._poller:
+                self._poller.unregister(socket_there)
+        self._handshakes.close()
+        self._dealer.close(linger=0)
+        if self._address is not None:
+            self._dial(self._context, *self._address)
+
+    def _take_failure(self, handshakes: HandshakeWatch) -> None:
+        failure = handshakes.read()
+        self._handshake_refusal = failure.refusal or self._handshake_refusal
+        if failure.gave_up:
+            self._redial_ns = self._clock.monotonic_ns() + self._redial_after_ns
+
     def _wait(self, until_ns: int) -> dict[object, int]:
         if self._dealer is not None:
             events = zmq.POLLIN | zmq.POLLOUT if self._delivery.blocked else zmq.POLLIN
             self._poller.register(self._dealer, events)
             due_ns = self._delivery.next_wake_ns
-            until_ns = until_ns if due_ns is None else min(until_ns, due_ns)
+            until_ns = min(at_ns for at_ns in (until_ns, due_ns, self._redial_ns) if at_ns is not None)
         remaining_ns = max(0, until_ns - self._clock.monotonic_ns())
         # Upwards: rounded down, the last millisecond would be spent in a busy loop.
         return dict(self._poller.poll(min(-(-remaining_ns // NS_PER_MS), WAIT_MS_MAX)))
@@ -220,6 +269,7 @@ class Sender:
                 self._carry_out(self._delivery.on_ack(through, now_ns))
             case Welcome(admitted_through=admitted_through, metrics_url=metrics_url):
                 self.metrics_url = metrics_url or None
+                self._handshake_refusal = None
                 self._carry_out(self._delivery.on_welcome(admitted_through, now_ns))
             case HelloWanted():
                 self._carry_out(self._delivery.on_hello_wanted(now_ns))

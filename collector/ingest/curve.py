@@ -68,7 +68,11 @@ class ZapHandler:
 
 
 class FailedHandshakes:
-    """Counts connections to a socket that ended before the first message, by reason. To be made before it is bound."""
+    """Counts connections to a socket that ended before the first message, by reason. To be made before it is bound.
+
+    That one side has keys and the other has none both sides see, and whoever sees it first closes: where that was the
+    agent, it counts here as BROKEN_HANDSHAKE.
+    """
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", guarded: "zmq.Socket[bytes]", *, has_keys: bool

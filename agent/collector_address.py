@@ -1,0 +1,58 @@
+"""Where a rank's collector is, and with which keys it is spoken to."""
+
+from typing import Any
+
+import msgspec
+
+from rankscope.agent.config import AgentConfig
+from rankscope.measure.errors import SettingError
+from rankscope.measure.key_files import ClientKeys, is_key, read_key_pair, read_public_key
+
+
+class CollectorAddress(msgspec.Struct, frozen=True):
+    """`endpoint` is tcp://HOST:PORT; without `keys` the wire is not encrypted."""
+
+    endpoint: str
+    keys: ClientKeys | None = None
+
+    def to_text(self) -> str:
+        """As the rendezvous carries it, with the secret key: who reads the job's store can take part in the job too."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> "CollectorAddress":
+        """The other way. Raises ValueError (msgspec's errors are one) for any other text."""
+        address = msgspec.json.decode(text, type=cls)
+        keys = address.keys
+        if keys is not None and not all(map(is_key, (keys.collector, keys.own.public, keys.own.secret))):
+            raise ValueError("what stands in place of a key is none")
+        return address
+
+
+def read_address(config: AgentConfig) -> CollectorAddress | None:
+    """The collector that the settings name; None: rank 0 starts one. Raises SettingError for keys that cannot be used,
+    or one without the other.
+    """
+    if bool(config.key_file) != bool(config.collector_key_file):
+        given, lacking = ("key_file", "collector_key_file") if config.key_file else ("collector_key_file", "key_file")
+        raise SettingError(
+            f"{given} is {getattr(config, given)!r} ({config.source(given)}) and {lacking} is empty: the encrypted "
+            "wire needs both. `rankscope keys` makes them where the collector is set up."
+        )
+    if not config.collector:
+        return None
+    if not config.key_file:
+        return CollectorAddress(config.collector)
+    collector = read_public_key(config.collector_key_file, "collector_key_file")
+    return CollectorAddress(config.collector, ClientKeys(collector, read_key_pair(config.key_file, "key_file")))
+
+
+def set_keys(dealer: Any, keys: ClientKeys | None) -> None:
+    """Make a ZeroMQ socket that is not connected yet speak with these keys. Raises zmq.ZMQError for what is no key."""
+    if keys is None:
+        return
+    import zmq  # noqa: PLC0415 - a sidecar seldom needs it
+
+    dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.collector.encode())
+    dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
+    dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
