@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import IO, Any
 
+from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.identity import leave_out_rank
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
@@ -30,14 +31,18 @@ LOOK_AGAIN_S = 0.2
 class EmbeddedCollector:
     """A collector that is a child of this process and ends with it."""
 
-    def __init__(self, child: "subprocess.Popen[str]", endpoint: str, metrics_url: str) -> None:
+    def __init__(self, child: "subprocess.Popen[str]", address: CollectorAddress, metrics_url: str) -> None:
         self._child = child
-        self.endpoint = endpoint
+        self.address = address
+        """Where this machine reaches it; other machines with another host and the same port and keys."""
         self.metrics_url = metrics_url
 
     @classmethod
     def start(cls, *, one_machine: bool, metrics_port: int, summary: bool) -> "EmbeddedCollector":
-        """Start it and wait until it listens. Raises UnavailableError with what it said instead."""
+        """Start it and wait until it listens. Raises UnavailableError with what it said instead.
+
+        Where other machines have to reach it, it makes keys for this job and says them on its stdout, a pipe to here.
+        """
         host = "127.0.0.1" if one_machine else "0.0.0.0"  # noqa: S104 - the other machines' ranks must reach it
         command = [
             sys.executable, "-m", "rankscope.collector", "serve", "--embedded",
@@ -47,6 +52,8 @@ class EmbeddedCollector:
         ]  # fmt: skip
         if not summary:
             command.append("--no-summary")
+        if not one_machine:
+            command.append("--fresh-keys")
         # A session of its own: Ctrl-C in the terminal is for the ranks, whose last reports it still takes in.
         child = subprocess.Popen(  # noqa: S603 - our own program
             command,
@@ -57,8 +64,10 @@ class EmbeddedCollector:
             env=leave_out_rank(os.environ),
         )
         try:
-            announced = json.loads(_read_line(child.stdout, START_S_MAX))
-            return cls(child, announced["endpoint"], announced["metrics_url"])
+            line = _read_line(child.stdout, START_S_MAX)
+            address = CollectorAddress.from_text(line)
+            here = f"tcp://127.0.0.1:{address.endpoint.rpartition(':')[2]}"
+            return cls(child, CollectorAddress(here, address.keys), json.loads(line)["metrics_url"])
         except (ValueError, KeyError, OSError) as error:
             child.kill()
             child.wait()
@@ -85,7 +94,7 @@ def _read_line(stream: IO[str] | None, seconds: float) -> str:
 
 
 class Rendezvous:
-    """The job's own key-value store, used once to pass the collector's address from rank 0 to the others."""
+    """The job's own key-value store, used once to pass the collector's address and keys from rank 0 to the others."""
 
     def __init__(self, identity: RankIdentity, environment: Mapping[str, str], stopping: threading.Event) -> None:
         self._key = f"rankscope/{identity.run}/{identity.restart_count}/collector"
@@ -104,18 +113,20 @@ class Rendezvous:
         """The machine of rank 0."""
         return self._address
 
-    def publish(self, endpoint: str) -> None:
+    def publish(self, address: CollectorAddress) -> None:
         """Say where the collector is."""
         store = self._connect()
         if store is not None:
-            store.set(self._key, endpoint)
+            store.set(self._key, address.to_text())
 
-    def find(self) -> str | None:
-        """Where rank 0's collector is; None when the process ends before rank 0 has said."""
+    def find(self) -> CollectorAddress | None:
+        """Where rank 0's collector is; None when the process ends before rank 0 has said. Raises ValueError for an
+        answer that is none.
+        """
         store = self._connect()
         while store is not None and not self._stopping.is_set():
             if store.check([self._key]):
-                return str(store.get(self._key).decode())
+                return CollectorAddress.from_text(store.get(self._key).decode())
             self._stopping.wait(LOOK_AGAIN_S)
         return None
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.own_cost import OwnCost
@@ -122,7 +123,7 @@ class Reporter:
             captures=probes.captures,
         )
         self._step_times_ns: list[int] = []
-        self._endpoint: str | None = None
+        self._address: CollectorAddress | None = None
         self._stopping = threading.Event()
         self._goodbye: tuple[str, str, int | None] = ("finished", "", None)
         self._refusal_said = False
@@ -154,11 +155,11 @@ class Reporter:
         self._watchdog.start()
         self._thread.start()
 
-    def connect(self, endpoint: str) -> None:
+    def connect(self, address: CollectorAddress) -> None:
         """The collector has been found."""
-        self._endpoint = endpoint
+        self._address = address
         self._sender.wake()
-        self._watchdog.tell_endpoint(endpoint)
+        self._watchdog.tell_address(address)
 
     def stop(self, reason: str, detail: str, exit_code: int | None) -> None:
         """Send what is left and a goodbye, wait at most `drain_s` for the acknowledgement."""
@@ -202,9 +203,9 @@ class Reporter:
             self._devices.close()
 
     def _open_when_found(self) -> None:
-        endpoint, self._endpoint = self._endpoint, None
-        if endpoint is not None:
-            self._sender.open(endpoint)
+        address, self._address = self._address, None
+        if address is not None:
+            self._sender.open(address.endpoint, address.keys)
 
     def _say_refusal(self) -> None:
         refusal = self._sender.refused

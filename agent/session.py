@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from types import TracebackType
 
+from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import AgentConfig, read_launch_config
 from rankscope.agent.embedded import EmbeddedCollector, Rendezvous
 from rankscope.agent.guard import Guard, describe, say
@@ -269,15 +270,15 @@ class Session:
 
     def _connect(self) -> None:
         try:
-            endpoint = self._config.collector or self._find_embedded()
-            if endpoint is not None:
-                self._reporter.connect(endpoint)
+            address = read_address(self._config) or self._find_embedded()
+            if address is not None:
+                self._reporter.connect(address)
         except RankscopeError as error:
             say(f"{error}; training goes on without it")
         except Exception as error:  # noqa: BLE001
             self._guard.record("connect", error)
 
-    def _find_embedded(self) -> str | None:
+    def _find_embedded(self) -> CollectorAddress | None:
         rendezvous = Rendezvous(self.identity, self._environment, self._stopping)
         if self.identity.rank != 0:
             return rendezvous.find() if rendezvous.is_possible else None
@@ -289,10 +290,11 @@ class Session:
             summary=self._config.embedded_summary,
         )
         say(f"watching run {self.identity.run!r}: {self._embedded.metrics_url}")
-        port = self._embedded.endpoint.rpartition(":")[2]
+        here = self._embedded.address
         if rendezvous.is_possible and self.identity.world_size > 1:
-            rendezvous.publish(f"tcp://{rendezvous.master_address}:{port}")
-        return f"tcp://127.0.0.1:{port}"
+            port = here.endpoint.rpartition(":")[2]
+            rendezvous.publish(CollectorAddress(f"tcp://{rendezvous.master_address}:{port}", here.keys))
+        return here
 
     # -- what the training thread calls -------------------------------------------------------------------------------
 

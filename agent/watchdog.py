@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stalls import StallWatch
+from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.probe.graph_captures import GraphCaptures
@@ -72,11 +73,11 @@ class Watchdog:
         if self._link is not None:
             threading.Thread(target=self._open_link, name="rankscope-sidecar", daemon=True).start()
 
-    def tell_endpoint(self, endpoint: str) -> None:
+    def tell_address(self, address: CollectorAddress) -> None:
         """The collector has been found."""
         if self._link is not None:
             with self._contained(SIDECAR):
-                self._link.tell(endpoint=endpoint)
+                self._link.tell(endpoint=address.endpoint, keys=address.keys)
 
     def look(self, now_ns: int, steps: Sequence[StepRecord]) -> Look:
         """What there is to report, and a heartbeat. `steps` are those that have ended since the last look."""

@@ -17,8 +17,10 @@ import msgspec
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.embedded import Lifetime
 from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
+from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.inquiry import add_url, ask, check_url, read_credentials
 from rankscope.collector.key_commands import add_keys
+from rankscope.collector.keys import RunKeys
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_run
 from rankscope.collector.reports.summary import summarise
@@ -90,6 +92,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--embedded", action="store_true", help="end with the one run that it was started for")
     parser.add_argument("--parent-pid", type=int, default=None, help="with --embedded: the process it ends with")
+    parser.add_argument(
+        "--fresh-keys", action="store_true", help="with --embedded: make keys for this run and announce the ranks' ones"
+    )
     parser.add_argument("--no-summary", action="store_true", help="with --embedded: no summary at the end")
 
 
@@ -101,12 +106,13 @@ def serve(options: argparse.Namespace) -> int:
     level = logging.ERROR if options.embedded else logging.INFO
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     clock = SystemClock()
-    service = Service(config, clock)
+    fresh = RunKeys.make() if options.fresh_keys else None
+    service = Service(config, clock, None if fresh is None else CurveServer(fresh.collector, fresh.is_allowed))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: service.stop())
     logging.getLogger(__name__).info("ranks connect to %s, metrics at %s", service.endpoint, service.metrics_url)
     if options.announce or options.embedded:
-        _announce(service)
+        _announce(service, fresh)
     if not options.embedded:
         service.run()
         return 0
@@ -117,8 +123,11 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _announce(service: Service) -> None:
-    print(json.dumps({"endpoint": service.endpoint, "metrics_url": service.metrics_url}), flush=True)
+def _announce(service: Service, keys: RunKeys | None) -> None:
+    announced: dict[str, object] = {"endpoint": service.endpoint, "metrics_url": service.metrics_url}
+    if keys is not None:
+        announced["keys"] = msgspec.to_builtins(keys.for_ranks())
+    print(json.dumps(announced), flush=True)
     # Whoever started us reads this one line; later a broken pipe must not matter.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

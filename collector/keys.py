@@ -13,12 +13,12 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 
 from rankscope.measure.errors import SettingError, UnavailableError
-from rankscope.measure.key_files import PRIVATE_FILE, KeyPair, format_key_file
+from rankscope.measure.key_files import PRIVATE_FILE, ClientKeys, KeyPair, format_key_file
 
 COLLECTOR: Final = "collector"
 DEFAULT_CLIENT: Final = "agent"
@@ -36,6 +36,26 @@ def make_key_pair() -> KeyPair:
     except zmq.ZMQError as error:
         raise UnavailableError("this ZeroMQ has no CURVE (libsodium): install pyzmq's own wheels") from error
     return KeyPair(public.decode(), secret.decode())
+
+
+class RunKeys(NamedTuple):
+    """Keys for one run, in no file: its collector's pair, and one pair for all of its ranks."""
+
+    collector: KeyPair
+    ranks: KeyPair
+
+    @classmethod
+    def make(cls) -> "RunKeys":
+        """New ones."""
+        return cls(make_key_pair(), make_key_pair())
+
+    def is_allowed(self, key: str) -> bool:
+        """Whether a client with this public key is a rank of the run."""
+        return key == self.ranks.public
+
+    def for_ranks(self) -> ClientKeys:
+        """What each rank needs."""
+        return ClientKeys(self.collector.public, self.ranks)
 
 
 def make_keys(folder: Path, clients: Sequence[str], *, force: bool) -> list[Path]:

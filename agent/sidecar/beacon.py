@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rankscope.measure.identity import RankIdentity
+from rankscope.measure.key_files import ClientKeys
 
 DESCRIPTOR_SUFFIX: Final = ".json"
 BEAT_SUFFIX: Final = ".beat"
@@ -33,12 +34,14 @@ ALIVE, SAID_GOODBYE, LEFT = 0, 1, 2
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     """Who writes the beacon. `start_ticks` is the process's start as /proc/PID/stat has it, which tells it from a later
     process with the same id; `group_labels` are by torch's own name; an empty `endpoint` or `socket_path`: none (yet).
+    `keys` are those of the rank, which the sidecar speaks with too: the file and its folder are this user's alone.
     """
 
     identity: RankIdentity
     start_ticks: int | None
     frozen_after_ns: int
     endpoint: str = ""
+    keys: ClientKeys | None = None
     socket_path: str = ""
     why_no_socket: str = "it is not up yet"
     group_labels: dict[str, str] = {}

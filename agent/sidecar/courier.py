@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
+from rankscope.agent.collector_address import set_keys
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError
+from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, RankEnded, RankUnresponsive
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
@@ -38,7 +40,9 @@ class Courier:
 
     def __init__(self, endpoint: str, open_socket: Callable[[str], Any] | None = None) -> None:
         self._endpoint = endpoint
-        self._open_socket = open_socket or _open_dealer
+        self.keys: ClientKeys | None = None
+        """With which the collector is spoken to; to be set before the first notice is posted."""
+        self._open_socket = open_socket or (lambda endpoint: _open_dealer(endpoint, self.keys))
         self._socket: Any = None
         self._letters: deque[_Letter] = deque()
         self._sequence = 0
@@ -103,7 +107,7 @@ class Courier:
                 self._letters = deque(one for one in self._letters if one.notice.sequence != message.through)
 
 
-def _open_dealer(endpoint: str) -> Any:
+def _open_dealer(endpoint: str, keys: ClientKeys | None) -> Any:
     import zmq  # noqa: PLC0415
 
     dealer: Any = zmq.Context.instance().socket(zmq.DEALER)
@@ -114,6 +118,7 @@ def _open_dealer(endpoint: str) -> Any:
     for option, value in options.items():
         dealer.setsockopt(option, value)
     dealer.setsockopt(zmq.IDENTITY, b"sidecar-" + secrets.token_hex(8).encode())
+    set_keys(dealer, keys)
     dealer.connect(endpoint)
     return dealer
 

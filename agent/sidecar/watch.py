@@ -69,9 +69,14 @@ class _Post:
     make: Callable[[str], Courier]
     couriers: dict[str, Courier] = field(default_factory=dict)
 
-    def post(self, endpoint: str, notice: Notice) -> None:
-        if endpoint:
-            self.couriers.setdefault(endpoint, self.make(endpoint)).post(notice)
+    def post(self, descriptor: Descriptor, notice: Notice) -> None:
+        endpoint = descriptor.endpoint
+        if not endpoint:
+            return
+        if endpoint not in self.couriers:
+            self.couriers[endpoint] = self.make(endpoint)
+            self.couriers[endpoint].keys = descriptor.keys
+        self.couriers[endpoint].post(notice)
 
     def take_turns(self, now_ns: int) -> None:
         for courier in self.couriers.values():
@@ -180,7 +185,7 @@ class Watch:
         beacon.remove_files(self._folder, name)
         del self._watched[name]
         if beat.state != beacon.SAID_GOODBYE or status is None or not _is_as_said(status, beat):
-            self._post.post(rank.descriptor.endpoint, self._describe_end(rank, beat, status, crash))
+            self._post.post(rank.descriptor, self._describe_end(rank, beat, status, crash))
 
     def _describe_end(self, rank: _Watched, beat: Beat, status: ExitStatus | None, crash: str) -> RankEnded:
         now_ns = self._clock.monotonic_ns()
@@ -254,7 +259,7 @@ class Watch:
             waits=waits,
             absent=absent,
         )
-        self._post.post(descriptor.endpoint, notice)
+        self._post.post(descriptor, notice)
 
     @staticmethod
     def _find_labels(descriptor: Descriptor, names: dict[int, str]) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.probe.graph_captures import GraphCaptures
@@ -62,6 +63,6 @@ def test_starting_and_stopping_without_a_sidecar_leaves_nothing() -> None:
     guard = Guard(2)
     watchdog = watchdog_of(guard, moments=0)
     watchdog.start()
-    watchdog.tell_endpoint("tcp://collector:1")
+    watchdog.tell_address(CollectorAddress("tcp://collector:1"))
     watchdog.stop(0, was_heard=True)
     assert guard.errors == {}
