@@ -50,6 +50,9 @@ GROUPS = "groups"
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5
+COUNTS_MAX = 8
+"""How often the agent's records are counted anew because one was just on its way from one place to the next: a few
+bytecodes of the training thread, during which it may be put aside once."""
 
 
 class Probes(NamedTuple):
@@ -64,6 +67,8 @@ class Probes(NamedTuple):
     device: TrainingDevice
     captures: GraphCaptures
     device_timers: DeviceTimers | None = None
+    read_steps_made: Callable[[], int] = lambda: 0
+    """How many records the training thread has made: each goes into `device_timers` or `steps` at once."""
 
 
 class Reporter:
@@ -231,6 +236,7 @@ class Reporter:
         steps = self._probes.steps.drain()
         cost = self._cost.govern(now_ns)
         self._learn(steps)
+        losses = self._losses(reported=self._builder.totals.steps + len(steps))
         look = self._watchdog.look(now_ns, steps)
         if self._probes.progress.times_collectives:
             wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
@@ -244,7 +250,7 @@ class Reporter:
             devices=self._samples.latest.get("gpu") or (),
             allocator=self._samples.latest.get("torch_memory"),
             groups=self._read_groups(),
-            losses=self._losses(),
+            losses=losses,
             overhead_ratio=self._cost.overhead_ratio(cost, now_ns),
             cost=cost,
             progress=look.progress,
@@ -315,19 +321,34 @@ class Reporter:
             if self._probes.device_timers is not None:
                 self._probes.device_timers.plan.learn_step(step_ns)
 
-    def _losses(self) -> Losses:
+    def _count_steps(self, reported: int) -> tuple[int, int, int]:
+        """Records made, overwritten and buffered, as of one moment: together with those reported they add up."""
+        probes, timers = self._probes, self._probes.device_timers
+        made = overwritten = buffered = 0
+        for _ in range(COUNTS_MAX):
+            made, overwritten = probes.read_steps_made(), probes.steps.overwritten
+            buffered = len(probes.steps) + (timers.records_waiting if timers is not None else 0)
+            if made == reported + overwritten + buffered:
+                break
+            time.sleep(0)  # the training thread goes on first
+        return made, overwritten, buffered
+
+    def _losses(self, reported: int) -> Losses:
+        made, overwritten, buffered = self._count_steps(reported)
         skipped = dict(self._probes.windows.skipped) if self._probes.windows is not None else {}
         skipped.update(self._reduction.skipped)
         if self._timed.unplaced:
             skipped["timed_unplaced"] = self._timed.unplaced
         timers = self._probes.device_timers
         return Losses(
-            steps_overwritten=self._probes.steps.overwritten,
+            steps_overwritten=overwritten,
             steps_dropped_in_reports=self._buffer.steps_dropped,
             reports_dropped=self._buffer.reports_dropped,
             windows_skipped=skipped,
             errors=self._guard.errors,
             device_timings_skipped=dict(timers.skipped) if timers is not None else {},
+            steps_made=made,
+            steps_buffered=buffered,
         )
 
 

@@ -109,6 +109,7 @@ class Session:
             self._device,
             self._captures,
             timers,
+            lambda: self._steps_made,
         )
         self._reporter = Reporter(
             config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello
@@ -117,6 +118,7 @@ class Session:
         self._end: tuple[str, str, int | None] = ("finished", "", None)
         self._previous_excepthook = sys.excepthook
         self._evaluations = 0
+        self._steps_made = 0
         self.is_running = False
 
     @classmethod
@@ -328,6 +330,7 @@ class Session:
         )
 
     def _on_record(self, record: StepRecord) -> None:
+        self._steps_made += 1
         self._throughput.add(record)
         if self._device_timers is None:
             self._steps.append(record)

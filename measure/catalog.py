@@ -7,11 +7,13 @@ The median step is `rankscope_step_median_seconds` and not `rankscope_step_secon
 for first, names the counter `rankscope_step_seconds_total` without its `_total`, and two families of one name make the
 whole page invalid.
 
-A measure that is unknown is absent from the page, never 0. A rank that has ended keeps its `rank_info` and `rank_up`.
+A measure that is unknown is absent from the page, never 0. A rank that has ended keeps its `rank_info`, its
+`rank_up` and the account of its step records.
 """
 
 from typing import Final
 
+from rankscope.measure.delivery_measures import DELIVERY
 from rankscope.measure.exported import (
     CAUSE,
     COLLECTIVE,
@@ -43,7 +45,6 @@ _ALLOCATOR: Final = "agent: torch's caching allocator (AllocatorSample)"
 _PROCESS: Final = "agent: the training process (HostSample)"
 _LOSSES: Final = "agent: its own count (Losses)"
 _COST: Final = "agent: its overhead meter (AgentCost)"
-_ADMISSION: Final = "collector: admission"
 _COLLECTOR: Final = "collector: about itself (CollectorCounts)"
 
 
@@ -396,19 +397,7 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "rankscope_agent_errors_total", "counter", "", (*RANK, "part"),
         "Errors of the agent's own parts; training was not affected.", "count by part", _LOSSES, NOT_NEGATIVE,
     ),
-    Measure(
-        "rankscope_reports_dropped_total", "counter", "", RANK,
-        "Reports that fell out of the agent's full buffer.", "count", _LOSSES, NOT_NEGATIVE,
-    ),
-    Measure(
-        "rankscope_report_gaps_total", "counter", "", RANK,
-        "Reports of this life of the rank that never came.", "numbers given up", _ADMISSION, NOT_NEGATIVE,
-    ),
-    Measure(
-        "rankscope_steps_lost_total", "counter", "", (*RANK, "reason"),
-        "Step records that were lost on the way: overwritten in the agent's ring, dropped_in_reports, or late.",
-        "count by reason", "agent: Losses; collector: step window", NOT_NEGATIVE,
-    ),
+    *DELIVERY,
     Measure(
         "rankscope_frames_refused_total", "counter", "", ("reason",),
         "Frames the collector could not take for a message.", "count by reason", _COLLECTOR, NOT_NEGATIVE,

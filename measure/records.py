@@ -216,7 +216,8 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What this life of the rank has lost so far, by where it was lost, and the errors of the agent's own parts.
 
     `device_timings_skipped`: steps that were to be timed on the device and could not be, by reason; the steps
-    themselves are not lost.
+    themselves are not lost. `steps_made` is what the losses are parts of, `steps_buffered` how many of those were still
+    to be put into a report: `steps_made = steps_overwritten + steps_buffered + Totals.steps`. None: not told.
     """
 
     steps_overwritten: int = 0
@@ -225,6 +226,8 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     windows_skipped: Mapping[str, int] = {}
     errors: Mapping[str, int] = {}
     device_timings_skipped: Mapping[str, int] = {}
+    steps_made: int | None = None
+    steps_buffered: int | None = None
 
 
 class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -163,6 +163,11 @@ class DeviceTimers:
         self.skipped: dict[str, int] = {}
         self.spent_ns = 0
 
+    @property
+    def records_waiting(self) -> int:
+        """How many records wait for device times, and those behind them."""
+        return len(self._waiting)
+
     # -- what StepTimer and the hooks tell ----------------------------------------------------------------------------
 
     def read_moment_ns(self) -> int:

@@ -1,7 +1,8 @@
 """The snapshot as Prometheus metric families, driven by measure/catalog.py: each measure there has one reader here.
 
 What is unknown has no sample, and a measure that nobody knows no family. A rank that has ended, or is silent, keeps its
-`rank_info`, its `rank_end_info` and a `rank_up` of 0 as long as it is in the snapshot; everything else of it stops.
+`rank_info`, its `rank_end_info`, a `rank_up` of 0 and the account of its step records (docs/delivery.md) as long as it
+is in the snapshot; everything else of it stops.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from rankscope.collector.detect import ratios
 from rankscope.collector.detect.finding import STRAGGLER
+from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
 from rankscope.measure.exported import Measure
@@ -91,8 +93,12 @@ def _build_family(measure: Measure, values: Sequence[tuple[Labels, float]]) -> F
 # -- who has a value --------------------------------------------------------------------------------------------------
 
 
+def _all_ranks(snapshot: Snapshot) -> Iterator[tuple[RunSnapshot, RankSnapshot]]:
+    return ((run, rank) for run in snapshot.runs for rank in run.ranks)
+
+
 def _live_ranks(snapshot: Snapshot) -> Iterator[tuple[RunSnapshot, RankSnapshot]]:
-    return ((run, rank) for run in snapshot.runs for rank in run.ranks if rank.ended is None)
+    return ((run, rank) for run, rank in _all_ranks(snapshot) if rank.ended is None)
 
 
 def _rank_labels(run: RunSnapshot, rank: RankSnapshot) -> Labels:
@@ -109,6 +115,13 @@ def _per_rank_and(read: Callable[[RankSnapshot], Mapping[str, float]]) -> Reader
         ((*_rank_labels(run, rank), key), value)
         for run, rank in _live_ranks(snapshot)
         for key, value in read(rank).items()
+    )
+
+
+def _of_account(read: Callable[[StepCounts], float | None]) -> Reader:
+    """Of ranks that have ended, too: whether anything was lost is asked after the end."""
+    return lambda snapshot: (
+        (_rank_labels(run, rank), read(rank.steps)) for run, rank in _all_ranks(snapshot) if rank.reports_admitted
     )
 
 
@@ -283,14 +296,18 @@ def _device_phases(rank: RankSnapshot) -> Mapping[str, float]:
     return {phase: ns_to_s(nanoseconds) for phase, nanoseconds in rank.totals.device_phases_ns.items()}
 
 
-def _steps_lost(rank: RankSnapshot) -> Mapping[str, float]:
-    if not rank.reports_admitted:
-        return {}
-    return {
-        "overwritten": rank.losses.steps_overwritten,
-        "dropped_in_reports": rank.losses.steps_dropped_in_reports,
-        "late": rank.records_late,
-    }
+def _steps_lost(snapshot: Snapshot) -> Iterator[Value]:
+    for run, rank in _all_ranks(snapshot):
+        if rank.reports_admitted:
+            labels, steps = _rank_labels(run, rank), rank.steps
+            yield (*labels, "overwritten"), steps.overwritten
+            yield (*labels, "dropped_in_reports"), steps.dropped_in_reports
+            yield (*labels, "late"), steps.late
+
+
+def _report_gaps(snapshot: Snapshot) -> Iterator[Value]:
+    """Of ranks that have ended, too: what a killed one has left on the disk may still come."""
+    return ((_rank_labels(run, rank), rank.report_gaps) for run, rank in _all_ranks(snapshot))
 
 
 def _throttled(device: DeviceSample) -> float | None:
@@ -383,8 +400,12 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_reports_dropped_total": _per_rank(
         lambda rank: rank.losses.reports_dropped if rank.reports_admitted else None
     ),
-    "rankscope_report_gaps_total": _per_rank(lambda rank: rank.report_gaps),
-    "rankscope_steps_lost_total": _per_rank_and(_steps_lost),
+    "rankscope_report_gaps_total": _report_gaps,
+    "rankscope_steps_made_total": _of_account(lambda steps: steps.made),
+    "rankscope_steps_published_total": _of_account(lambda steps: steps.published),
+    "rankscope_steps_published_elsewhere_total": _of_account(lambda steps: steps.published_elsewhere),
+    "rankscope_steps_buffered": _of_account(lambda steps: steps.buffered),
+    "rankscope_steps_lost_total": _steps_lost,
     "rankscope_frames_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.frames_refused),
     "rankscope_frames_received_total": _of_collector(lambda snapshot: snapshot.counts.frames_received),
     "rankscope_peers_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.peers_refused),

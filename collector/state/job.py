@@ -196,7 +196,7 @@ class JobState:
                 members = attempt.groups[group.label] = tuple(sorted(group.ranks))
             attempt.window.learn_place(number, group.label, bisect_left(members, number))
             attempt.window.learn_group(group.label, len(group.ranks))
-        rank.records_late += attempt.window.add_steps(number, report.steps)
+        rank.steps.take(report, late=attempt.window.add_steps(number, report.steps))
         if report.steps.row_count:
             rank.last_step = int(report.steps.column("step").max())
         attempt.window.add_collectives(number, report.collectives)

@@ -6,6 +6,7 @@ from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.detect.ratios import add_breakdowns
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses
 from rankscope.collector.detect.waits import KindWaits
+from rankscope.collector.state.account import StepAccount
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.collector.state.vitals import Vitals
 from rankscope.measure.communication import bus_factor
@@ -69,7 +70,7 @@ class RankState:
         self.overhead_ratio: float | None = None
         self.cost = AgentCost()
         self.breakdowns: deque[WindowBreakdown] = deque(maxlen=BREAKDOWNS_KEPT)
-        self.records_late = 0
+        self.steps = StepAccount(hello.first_sequence)
         self.admitted = 0
         self.duplicates = 0
         self.first_sequence = hello.first_sequence
@@ -145,7 +146,8 @@ class RankState:
             report_gaps=self.missing,
             first_sequence=self.first_sequence,
             last_sequence=self.last_sequence,
-            records_late=self.records_late,
+            records_late=self.steps.counts.late,
+            steps=self.steps.counts,
             breakdown=add_breakdowns(tuple(self.breakdowns)),
             totals=self.totals,
             losses=self.losses,

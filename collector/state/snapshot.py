@@ -6,6 +6,7 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
+from rankscope.collector.state.account import StepCounts
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.records import (
@@ -81,6 +82,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     progress: tuple[GroupStatus, ...] = ()
     end: RankEnded | None = None
     ended_job_ns: int | None = None
+    steps: StepCounts = StepCounts()
 
 
 class LostSeconds(msgspec.Struct, frozen=True):

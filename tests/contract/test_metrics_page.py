@@ -21,6 +21,7 @@ from prometheus_client.registry import CollectorRegistry
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.publish.prometheus import READERS, SnapshotExporter
+from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.snapshot import (
     CollectiveTotals,
     CollectorCounts,
@@ -71,7 +72,10 @@ def full_rank(rank: int) -> RankSnapshot:
         last_step=99,
         reports_admitted=40,
         report_gaps=2 * rank,
-        records_late=3 * rank,
+        steps=StepCounts(
+            made=108 + 9 * rank, buffered=3, published=90, published_elsewhere=10, overwritten=5,
+            dropped_in_reports=6 * rank, late=3 * rank,
+        ),
         step_ns_median=250.0 * MS,
         slowdown_ratio=1.5 - rank / 2,
         wait_caused_ns_median=80.0 * MS if rank == 0 else 0.0,

@@ -112,7 +112,8 @@ EARLIER_LOSSES = Losses(
     steps_overwritten=1, steps_dropped_in_reports=2, reports_dropped=3, windows_skipped={"events": 4},
     errors={"sample": 5},
 )  # fmt: skip
-LOSSES = msgspec.structs.replace(EARLIER_LOSSES, device_timings_skipped={"capture": 6})
+LATER_LOSSES = msgspec.structs.replace(EARLIER_LOSSES, device_timings_skipped={"capture": 6})
+LOSSES = msgspec.structs.replace(LATER_LOSSES, steps_made=52, steps_buffered=8)
 
 COST = AgentCost(
     part_ns={"step_hooks": 6_000}, dropped={"full_windows": True}, full_stretch_ratio=4.0, light_stretch_ratio=2.0,
@@ -280,6 +281,11 @@ def test_a_report_of_an_agent_that_read_less_of_the_gpu_and_of_batches_means_wha
         "stalled_since_host_ns": None, "stall": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
+
+
+def test_a_report_of_an_agent_that_did_not_tell_how_many_steps_it_made_means_what_it_meant() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_steps_made.hex").read_text())
+    assert decode(frame) == msgspec.structs.replace(STATED["report"], losses=LATER_LOSSES)
 
 
 @each_structure

@@ -14,6 +14,7 @@ from prometheus_client.registry import CollectorRegistry
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.publish.prometheus import SnapshotExporter
+from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.snapshot import CollectiveTotals, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
@@ -154,12 +155,15 @@ def finding_of(rank: int, cause: str = "host_cpu") -> Finding:
 
 
 @pytest.mark.parametrize("ended", ["finished", "killed", "silent", "replaced"])
-def test_of_a_rank_that_has_ended_only_its_info_its_end_and_up_0_stay(ended: str) -> None:
-    gone = rank_of(1, up=False, ended=ended, totals=Totals(steps=9), slowdown_ratio=2.0, last_report_wall_s=1.0)
+def test_of_a_rank_that_has_ended_only_its_info_its_end_up_0_and_the_account_of_its_steps_stay(ended: str) -> None:
+    counts = StepCounts(made=9, buffered=0, published=9)
+    gone = rank_of(1, up=False, ended=ended, totals=Totals(steps=9), slowdown_ratio=2.0, steps=counts)
     run = run_of(rank_of(0), gone, open_findings=(finding_of(1),), lost=(LostSeconds(1, "host_cpu", 5.0),))
     families = families_of(run)
     of_rank_1 = {name for name, family in families.items() for labels in values(family) if labels[:2] == ("a", "1")}
-    assert of_rank_1 == {"rankscope_rank", "rankscope_rank_up", "rankscope_rank_end"}
+    account = {"made", "published", "published_elsewhere", "buffered", "lost"}
+    kept = {"rankscope_rank", "rankscope_rank_up", "rankscope_rank_end", "rankscope_report_gaps"}
+    assert of_rank_1 == kept | {f"rankscope_steps_{name}" for name in account}
     assert values(families["rankscope_rank_up"]) == {("a", "0"): 1, ("a", "1"): 0}
 
 

@@ -1,0 +1,78 @@
+"""The account of one life's step records: each one made is published, lost and counted, or still with the agent.
+
+    made = published + published_elsewhere + overwritten + dropped_in_reports + late + buffered
+
+It holds at any time, as of the last report admitted. The two sides count for themselves: `made`, `overwritten` and
+`buffered` are the agent's (Losses), `published` and `late` are counted here, row by row. What lies between, the records
+in reports that this collector does not have, is the agent's count of records it put into reports without those that
+came here. They were dropped from the agent's full buffer, or given to a collector before this one; which of them were
+dropped only the agent can say, and it may hold one for dropped whose acknowledgement was lost. So its word is taken
+between two bounds: at least what is missing since the life is known here, at most all that is not here.
+"""
+
+import msgspec
+
+from rankscope.measure.messages import Report
+
+
+class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many step records of a life went where, up to the last report admitted.
+
+    `made` and `buffered` (made, but in no report yet) are None where the agent does not tell: one older than 0.1.0.
+    """
+
+    made: int | None = None
+    buffered: int | None = None
+    published: int = 0
+    published_elsewhere: int = 0
+    overwritten: int = 0
+    dropped_in_reports: int = 0
+    late: int = 0
+
+    @property
+    def unaccounted(self) -> int | None:
+        """Records that are nowhere, 0 unless somebody counts wrongly; None where the agent does not tell.
+
+        >>> StepCounts(made=12, buffered=1, published=6, overwritten=2, dropped_in_reports=3).unaccounted
+        0
+        """
+        if self.made is None or self.buffered is None:
+            return None
+        lost = self.overwritten + self.dropped_in_reports + self.late
+        return self.made - self.buffered - self.published - self.published_elsewhere - lost
+
+
+class StepAccount:
+    """Keeps the account of one life. `first_sequence` is the number its first Hello began with: of a life known from
+    number 1 on nobody else has anything.
+    """
+
+    def __init__(self, first_sequence: int) -> None:
+        self._is_known_from_birth = first_sequence == 1
+        self._reported_before: int | None = None
+        self._published = 0
+        self._late = 0
+        self.counts = StepCounts()
+        """The account of this moment."""
+
+    def take(self, report: Report, late: int) -> None:
+        """A report was admitted; `late` of its step records came too late to be compared."""
+        rows = report.steps.row_count
+        if self._reported_before is None:
+            self._reported_before = 0 if self._is_known_from_birth else max(0, report.totals.steps - rows)
+        self._published += rows - late
+        self._late += late
+        not_here = max(0, report.totals.steps - self._published - self._late)
+        missing_since = max(0, not_here - self._reported_before)
+        dropped = min(max(missing_since, report.losses.steps_dropped_in_reports), not_here)
+        if self._is_known_from_birth:
+            dropped = not_here
+        self.counts = StepCounts(
+            made=report.losses.steps_made,
+            buffered=report.losses.steps_buffered,
+            published=self._published,
+            published_elsewhere=not_here - dropped,
+            overwritten=report.losses.steps_overwritten,
+            dropped_in_reports=dropped,
+            late=self._late,
+        )

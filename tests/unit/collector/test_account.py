@@ -1,0 +1,84 @@
+"""The account of a life's step records: where each one is, by the agent's word and by what came here."""
+
+import pytest
+
+from rankscope.collector.state.account import StepAccount, StepCounts
+from rankscope.measure.messages import Report
+from rankscope.measure.records import Losses, StepRecord, Totals, steps_to_table
+
+
+def report(sequence: int, steps: int, total: int, **losses: int) -> Report:
+    """Report `sequence` with so many steps, `total` of them in all reports so far; the agent told its losses."""
+    records = [StepRecord(step=number, start_host_ns=0, duration_ns=1, phases_ns={}) for number in range(steps)]
+    told = {"steps_made": total, "steps_buffered": 0, **losses}
+    return Report(
+        sequence=sequence, host_ns=0, steps=steps_to_table(records), totals=Totals(steps=total), losses=Losses(**told)
+    )
+
+
+def account_of(*reports: Report, first_sequence: int = 1, late: int = 0) -> StepCounts:
+    account = StepAccount(first_sequence)
+    for each in reports:
+        account.take(each, late)
+    assert account.counts.unaccounted == 0
+    return account.counts
+
+
+def test_of_a_life_that_has_lost_nothing_every_record_is_published() -> None:
+    counts = account_of(report(1, 4, 4), report(2, 3, 7))
+    assert counts == StepCounts(made=7, buffered=0, published=7)
+
+
+def test_records_in_reports_that_never_came_are_dropped() -> None:
+    """Reports 2 and 3 held 11 - 4 - 2 = 5 steps; the agent had not told yet when it made report 4."""
+    counts = account_of(report(1, 4, 4), report(4, 2, 11))
+    assert (counts.published, counts.dropped_in_reports, counts.published_elsewhere) == (6, 5, 0)
+
+
+def test_a_report_that_arrived_while_its_acknowledgement_was_lost_is_not_dropped() -> None:
+    counts = account_of(report(1, 4, 4), report(2, 3, 7, steps_dropped_in_reports=4))
+    assert (counts.published, counts.dropped_in_reports) == (7, 0)
+
+
+def test_what_a_collector_before_this_one_took_is_neither_lost_nor_published_here() -> None:
+    counts = account_of(report(9, 2, 20), report(10, 3, 23), first_sequence=9)
+    assert (counts.published, counts.published_elsewhere, counts.dropped_in_reports) == (5, 18, 0)
+
+
+def test_what_was_dropped_before_this_collector_was_there_is_told_by_the_agent() -> None:
+    """Of the 18 steps reported before, the agent has dropped 6; the rest another collector has."""
+    counts = account_of(report(9, 2, 20, steps_dropped_in_reports=6), first_sequence=9)
+    assert (counts.published_elsewhere, counts.dropped_in_reports) == (12, 6)
+
+
+def test_what_is_dropped_since_a_later_collector_is_there_is_not_put_down_to_the_earlier_one() -> None:
+    counts = account_of(report(9, 2, 20), report(12, 1, 30), first_sequence=9)
+    assert (counts.published_elsewhere, counts.dropped_in_reports) == (18, 9)  # 30 - 20 - 1 = 9 in reports 10 and 11
+
+
+def test_the_agent_cannot_have_dropped_more_than_is_not_here() -> None:
+    counts = account_of(report(9, 2, 20, steps_dropped_in_reports=99), first_sequence=9)
+    assert (counts.published_elsewhere, counts.dropped_in_reports) == (0, 18)
+
+
+def test_late_records_are_not_published() -> None:
+    counts = account_of(report(1, 4, 4), late=1)
+    assert (counts.published, counts.late) == (3, 1)
+
+
+def test_overwritten_and_buffered_records_are_in_no_report() -> None:
+    counts = account_of(report(1, 4, 4, steps_made=9, steps_overwritten=3, steps_buffered=2))
+    assert (counts.published, counts.overwritten, counts.buffered) == (4, 3, 2)
+
+
+def test_an_account_that_does_not_add_up_says_by_how_much() -> None:
+    account = StepAccount(1)
+    account.take(report(1, 4, 4, steps_made=6), 0)
+    assert account.counts.unaccounted == 2
+
+
+@pytest.mark.parametrize("losses", [Losses(), Losses(steps_made=4), Losses(steps_buffered=0)])
+def test_of_an_agent_that_does_not_tell_what_it_made_nothing_can_be_said(losses: Losses) -> None:
+    account = StepAccount(1)
+    account.take(Report(sequence=1, host_ns=0, losses=losses), 0)
+    assert account.counts.unaccounted is None
