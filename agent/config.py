@@ -15,6 +15,12 @@ def _find_collector_problem(address: str) -> str | None:
     return find_address_problem(address, scheme="tcp://") if address else None
 
 
+def _find_folder_problem(folder: str) -> str | None:
+    if not folder or folder.startswith("/"):
+        return None
+    return "it must be an absolute path, since ranks may run in different directories"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentConfig(Settings):
     """Everything that can be set for the agent of one rank. `_s` are seconds, `_bytes` bytes, `_ratio` shares of 1."""
@@ -77,6 +83,24 @@ class AgentConfig(Settings):
             unit="reports",
             smallest=16,
             largest=1_000_000,
+        ),
+    )
+    spill_dir: str = setting(
+        "",
+        Setting(
+            "Folder on a local disk to which every report is written as well until the collector acknowledges it. What "
+            "a killed rank leaves there is delivered by the sidecar of its node, then or with the next start of the "
+            "run; what nobody has asked for within a day is removed. Empty: reports are kept in memory only.",
+            find_problem=_find_folder_problem,
+        ),
+    )
+    spill_bytes_max: int = setting(
+        64 * _MIB,
+        Setting(
+            "Most bytes of reports that a rank keeps in spill_dir. Beyond, the oldest are dropped and counted.",
+            unit="bytes",
+            smallest=_MIB,
+            largest=16 * 1024 * _MIB,
         ),
     )
     ring_steps_max: int = setting(

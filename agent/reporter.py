@@ -28,6 +28,7 @@ from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.agent.report.delivery import Delivery
 from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
+from rankscope.agent.report.spill import Spill
 from rankscope.agent.report.timed_collectives import TimedCollectives
 from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
@@ -47,6 +48,7 @@ from rankscope.measure.units import s_to_ns
 
 PART = "agent_thread"
 GROUPS = "groups"
+SPILL = "spill"
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5
@@ -90,7 +92,8 @@ class Reporter:
         self._probes = probes
         self._clock = clock
         self._builder = ReportBuilder()
-        self._buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max)
+        self._spill = self._make_spill(make_hello) if config.spill_dir else None
+        self._buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max, self._spill)
         self._delivery = Delivery(self._buffer, random.Random(identity.boot_id))  # noqa: S311 - spreads connects, no secret
         self._make_hello = make_hello
         self._groups: Mapping[str, GroupInfo] = {}
@@ -131,12 +134,16 @@ class Reporter:
         self._address: CollectorAddress | None = None
         self._stopping = threading.Event()
         self._goodbye: tuple[str, str, int | None] = ("finished", "", None)
-        self._refusal_said = False
+        self._refusal_said = self._spill_said = False
         self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
 
     def _make_devices(self) -> NvmlSampler | AmdSampler:
         device = self._probes.device
         return AmdSampler(self._clock, device.seen) if is_built_for_amd() else NvmlSampler(self._clock, device.uuid)
+
+    def _make_spill(self, make_hello: Callable[[int], Hello]) -> Spill:
+        config, boot_id = self._config, self._identity.boot_id
+        return Spill(config.spill_dir, boot_id, lambda: encode(make_hello(1)), config.spill_bytes_max)
 
     def _make_samples(self) -> SampleLoop[Any]:
         samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
@@ -187,6 +194,7 @@ class Reporter:
                     next_report_ns += interval_ns * (1 + (self._clock.monotonic_ns() - next_report_ns) // interval_ns)
                     self._report()
                 self._say_refusal()
+                self._look_at_spill()
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
                 self._guard.record(PART, error)
                 self._stopping.wait(IDLE_WAIT_S)
@@ -205,6 +213,8 @@ class Reporter:
         finally:
             self._watchdog.stop(self._goodbye[2], was_heard=was_heard)
             self._sender.close()
+            if self._spill is not None:
+                self._spill.close()
             self._devices.close()
 
     def _open_when_found(self) -> None:
@@ -217,6 +227,16 @@ class Reporter:
         if refusal is not None and not self._refusal_said:
             self._refusal_said = True
             say(f"the collector refuses this rank ({refusal.reason}): {refusal.detail} Training goes on without it.")
+
+    def _look_at_spill(self) -> None:
+        """Once: that it fails, to the person who trains; where it is, to who delivers what it may leave behind."""
+        if self._spill is None:
+            return
+        if self._spill.failures and not self._spill_said:
+            self._spill_said = True
+            say(f"reports cannot be written to spill_dir ({self._spill.problem}); they are kept in memory only")
+        if self._spill.folder:
+            self._watchdog.tell_spill(self._spill.folder)
 
     def _introduce(self, first_sequence: int) -> Hello:
         # Perhaps to a collector that has just been started, which has not seen the report with the process groups.
@@ -340,12 +360,13 @@ class Reporter:
         if self._timed.unplaced:
             skipped["timed_unplaced"] = self._timed.unplaced
         timers = self._probes.device_timers
+        failures = 0 if self._spill is None else self._spill.failures
         return Losses(
             steps_overwritten=overwritten,
             steps_dropped_in_reports=self._buffer.steps_dropped,
             reports_dropped=self._buffer.reports_dropped,
             windows_skipped=skipped,
-            errors=self._guard.errors,
+            errors=self._guard.errors | ({SPILL: failures} if failures else {}),
             device_timings_skipped=dict(timers.skipped) if timers is not None else {},
             steps_made=made,
             steps_buffered=buffered,

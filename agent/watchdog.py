@@ -79,6 +79,12 @@ class Watchdog:
             with self._contained(SIDECAR):
                 self._link.tell(endpoint=address.endpoint, keys=address.keys)
 
+    def tell_spill(self, folder: str) -> None:
+        """The reports are on the disk as well, in that folder. To say so again costs next to nothing."""
+        if self._link is not None:
+            with self._contained(SIDECAR):
+                self._link.tell(spill_folder=folder)
+
     def look(self, now_ns: int, steps: Sequence[StepRecord]) -> Look:
         """What there is to report, and a heartbeat. `steps` are those that have ended since the last look."""
         found = Look()

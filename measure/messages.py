@@ -49,6 +49,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Hello(Message, frozen=True):
     """A rank introduces itself. `first_sequence` is the oldest report it still holds: everything before it was
     acknowledged by some collector, or dropped and counted in `Losses`.
+
+    `left_behind`: the life has ended, and somebody else delivers what it has left on the disk; the times are those of
+    when it began. It takes no other life's place.
     """
 
     KIND: ClassVar[int] = 1
@@ -60,6 +63,7 @@ class Hello(Message, frozen=True):
     agent_version: Text = ""
     python_version: Text = ""
     torch_version: Text = ""
+    left_behind: bool = False
 
 
 class Welcome(Message, frozen=True):

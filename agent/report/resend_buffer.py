@@ -1,8 +1,16 @@
-"""What has been sent or will be, and is not acknowledged yet. Bounded; the oldest falls out first, and is counted."""
+"""What has been sent or will be, and is not acknowledged yet. Bounded; the oldest falls out first, and is counted.
+
+    memory            [ 7 8 9 ]     the newest, at most `frames_max` of them and `bytes_max` bytes
+    spill   [ 3 4 5 6 7 8 9 ]       where there is one: every frame is written to it as it is pushed
+
+With a spill a frame may leave memory once it is written, and is read back when its turn comes. What is held is always
+one run of numbers without a gap. So when the spill fails and memory is full, the frames on the disk are the oldest and
+go first.
+"""
 
 from collections import deque
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class HeldFrame(NamedTuple):
@@ -11,6 +19,36 @@ class HeldFrame(NamedTuple):
     sequence: int
     frame: bytes
     step_count: int
+
+
+class SpillStore(Protocol):
+    """Where frames are written besides: a bounded log of consecutive numbers. `spill.py` has the one on the disk."""
+
+    @property
+    def first_sequence(self) -> int:
+        """Number of the oldest frame there; above `last_sequence` when there is none."""
+        ...
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of the newest frame there."""
+        ...
+
+    def append(self, held: HeldFrame) -> bool:
+        """Write the frame, which follows the last one or comes into an empty log; the oldest may go for it."""
+        ...
+
+    def read(self, sequence: int, count_max: int) -> tuple[HeldFrame, ...]:
+        """At most `count_max` frames in order from that number on; fewer where one cannot be read."""
+        ...
+
+    def release(self, through: int) -> None:
+        """Frames up to that number are acknowledged."""
+        ...
+
+    def drop_oldest(self) -> None:
+        """Let go of at least one frame, the oldest."""
+        ...
 
 
 class ResendBuffer:
@@ -26,14 +64,16 @@ class ResendBuffer:
     (2, 3, 1, 5)
     """
 
-    def __init__(self, frames_max: int, bytes_max: int) -> None:
+    def __init__(self, frames_max: int, bytes_max: int, spill: SpillStore | None = None, *, after: int = 0) -> None:
         if frames_max < 1 or bytes_max < 1:
             text = f"frames_max is {frames_max} and bytes_max is {bytes_max}; the smallest allowed is 1 for both"
             raise ValueError(text)
         self._frames_max = frames_max
         self._bytes_max = bytes_max
-        self._held: deque[HeldFrame] = deque()
-        self._last_sequence = 0
+        self._spill = spill
+        self._step_counts: deque[int] = deque()  # of every frame held
+        self._in_memory: deque[HeldFrame] = deque()  # the newest of them
+        self._last_sequence = after
         self._held_bytes = 0
         self.reports_dropped = 0
         """Frames that fell out before they were acknowledged. One that arrived, with its acknowledgement still
@@ -43,21 +83,23 @@ class ResendBuffer:
 
     def __len__(self) -> int:
         """How many frames are held."""
-        return len(self._held)
+        return len(self._step_counts)
 
     @property
     def first_sequence(self) -> int:
         """Number of the oldest frame held; of the next one to come when none is."""
-        return self._last_sequence - len(self._held) + 1
+        return self._last_sequence - len(self._step_counts) + 1
 
     @property
     def last_sequence(self) -> int:
-        """Number of the newest frame ever pushed, 0 before the first."""
+        """Number of the newest frame ever pushed; before the first `after`, which is 0 but for a life that has left
+        its first frames elsewhere.
+        """
         return self._last_sequence
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all frames held."""
+        """Bytes of all frames held in memory."""
         return self._held_bytes
 
     def push(self, sequence: int, frame: bytes, step_count: int) -> None:
@@ -69,29 +111,86 @@ class ResendBuffer:
             text = f"frame {sequence} was pushed after frame {self._last_sequence}; numbers must follow without a gap"
             raise ValueError(text)
         self._last_sequence = sequence
-        self._held.append(HeldFrame(sequence, frame, step_count))
+        self._step_counts.append(step_count)
+        self._in_memory.append(HeldFrame(sequence, frame, step_count))
         self._held_bytes += len(frame)
-        while len(self._held) > 1 and self._is_over_full():
-            self.reports_dropped += 1
-            self.steps_dropped += self._take_oldest().step_count
+        self._write_to_spill()
+        while len(self._in_memory) > 1 and self._is_over_full():
+            self._make_room()
 
     def acknowledge(self, through: int) -> int:
         """Let go of every frame up to and with number `through`. Returns how many were held."""
         released = 0
-        while self._held and self._held[0].sequence <= through:
+        while self._step_counts and self.first_sequence <= through:
             self._take_oldest()
             released += 1
+        if released and self._spill is not None:
+            self._spill.release(through)
         return released
 
     def frames_from(self, sequence: int, count_max: int) -> tuple[HeldFrame, ...]:
-        """At most `count_max` held frames in order, from number `sequence` on, or from the oldest if that is gone."""
-        skipped = max(0, sequence - self.first_sequence)
-        return tuple(islice(self._held, skipped, skipped + max(0, count_max)))
+        """At most `count_max` held frames in order, from number `sequence` on, or from the oldest if that is gone.
+
+        What should be in the spill and cannot be read there is dropped, with what is older: then none are returned.
+        """
+        first = max(sequence, self.first_sequence)
+        first_in_memory = self._first_in_memory()
+        count = max(0, min(count_max, self._last_sequence - first + 1))
+        in_spill = max(0, min(count, first_in_memory - first))
+        found: tuple[HeldFrame, ...] = ()
+        if in_spill and self._spill is not None:
+            found = self._spill.read(first, in_spill)
+            if not found:
+                self._spill.drop_oldest()
+                self._drop_what_the_spill_let_go()
+            if len(found) < in_spill:
+                return found
+        skipped = max(0, first - first_in_memory)
+        return found + tuple(islice(self._in_memory, skipped, skipped + count - in_spill))
+
+    def _first_in_memory(self) -> int:
+        return self._last_sequence - len(self._in_memory) + 1
 
     def _is_over_full(self) -> bool:
-        return len(self._held) > self._frames_max or self._held_bytes > self._bytes_max
+        return len(self._in_memory) > self._frames_max or self._held_bytes > self._bytes_max
 
-    def _take_oldest(self) -> HeldFrame:
-        oldest = self._held.popleft()
-        self._held_bytes -= len(oldest.frame)
-        return oldest
+    def _write_to_spill(self) -> None:
+        """Everything in memory that is not written yet; the spill may let go of its oldest for it."""
+        if self._spill is None:
+            return
+        written_through = max(self._spill.last_sequence, self._first_in_memory() - 1)
+        for held in islice(self._in_memory, written_through + 1 - self._first_in_memory(), None):
+            if not self._spill.append(held):
+                break
+        self._drop_what_the_spill_let_go()
+
+    def _make_room(self) -> None:
+        oldest = self._in_memory[0].sequence
+        if self._spill is not None and self._spill.first_sequence <= oldest <= self._spill.last_sequence:
+            self._forget_oldest_in_memory()
+        elif self._spill is not None and self.first_sequence < oldest:
+            self._spill.drop_oldest()
+            self._drop_what_the_spill_let_go()
+            self._write_to_spill()
+        else:
+            self._drop_before(oldest + 1)
+
+    def _drop_what_the_spill_let_go(self) -> None:
+        if self._spill is not None:
+            is_empty = self._spill.first_sequence > self._spill.last_sequence
+            on_disk = self._first_in_memory() if is_empty else self._spill.first_sequence
+            self._drop_before(min(on_disk, self._first_in_memory()))
+
+    def _drop_before(self, sequence: int) -> None:
+        while self._step_counts and self.first_sequence < sequence:
+            self.reports_dropped += 1
+            self.steps_dropped += self._take_oldest()
+
+    def _take_oldest(self) -> int:
+        """Let the oldest frame go, wherever it is; its step records."""
+        if len(self._in_memory) == len(self._step_counts):
+            self._forget_oldest_in_memory()
+        return self._step_counts.popleft()
+
+    def _forget_oldest_in_memory(self) -> None:
+        self._held_bytes -= len(self._in_memory.popleft().frame)

@@ -33,8 +33,9 @@ ALIVE, SAID_GOODBYE, LEFT = 0, 1, 2
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     """Who writes the beacon. `start_ticks` is the process's start as /proc/PID/stat has it, which tells it from a later
-    process with the same id; `group_labels` are by torch's own name; an empty `endpoint` or `socket_path`: none (yet).
-    `keys` are those of the rank, which the sidecar speaks with too: the file and its folder are this user's alone.
+    process with the same id; `group_labels` are by torch's own name; an empty `endpoint`, `socket_path` or
+    `spill_folder`: none (yet). `keys` are those of the rank, which the sidecar speaks with too: the file and its folder
+    are this user's alone.
     """
 
     identity: RankIdentity
@@ -45,6 +46,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     socket_path: str = ""
     why_no_socket: str = "it is not up yet"
     group_labels: dict[str, str] = {}
+    spill_folder: str = ""
 
 
 class Beat(NamedTuple):

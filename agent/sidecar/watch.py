@@ -7,6 +7,8 @@
 
 A rank that said goodbye and ended as it said needs no notice. One a node and not one a rank: 20 MB instead of 160 on a
 node of eight GPUs, and it sees all of them die, so that the OOM killer's victims are told from the launcher's.
+
+What the ranks have left on the disk (`spill_dir`) is delivered beside all that, see left_reports.py.
 """
 
 import contextlib
@@ -17,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from rankscope.agent.capture.flight_dump import find_names, find_pending, to_statuses
 from rankscope.agent.sidecar import beacon
 from rankscope.agent.sidecar.beacon import Beat, Descriptor
@@ -25,6 +29,7 @@ from rankscope.agent.sidecar.crash_text import CAUGHT, parse_crash
 from rankscope.agent.sidecar.endings import Evidence, tell_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus, has_ended, open_process, read_exit_status
 from rankscope.agent.sidecar.kernel_view import read_threads
+from rankscope.agent.sidecar.left_reports import LEFT_NS_MAX, LeftReports
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
 from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
 from rankscope.measure.clock import Clock
@@ -98,12 +103,14 @@ class Watch:
         proc: str = "/proc",
         mounts: str = "/sys/fs/cgroup",
         make_courier: Callable[[str], Courier] = Courier,
+        left_reports: LeftReports | None = None,
     ) -> None:
         self._folder = folder
         self._clock = clock
         self._proc = proc
         self._mounts = mounts
         self._post = _Post(make_courier)
+        self._left_reports = left_reports or LeftReports(clock)
         self._watched: dict[str, _Watched] = {}
         self._ooms: dict[str, OomKills] = {}
         self._poll = select.poll()
@@ -119,6 +126,8 @@ class Watch:
             if self._watched:
                 empty_since_ns = now_ns
             patience_ns = 0 if self._post.is_idle else GIVE_UP_NS
+            if not self._left_reports.is_idle:
+                patience_ns = LEFT_NS_MAX
             if not self._has_seen_any:
                 patience_ns = FIRST_BEACON_NS
             if not self._watched and now_ns - empty_since_ns >= patience_ns:
@@ -136,6 +145,7 @@ class Watch:
             ooms.look(now_ns)
         for name, rank in list(self._watched.items()):
             rank.descriptor = beacon.read_descriptor(self._folder, name) or rank.descriptor
+            self._left_reports.look_once(rank.descriptor)
             if self._has_ended(rank):
                 self._take_end(name, rank)
             elif self._is_frozen(name, rank):
@@ -184,8 +194,13 @@ class Watch:
         crash = beacon.read_crash(self._folder, name)
         beacon.remove_files(self._folder, name)
         del self._watched[name]
+        torn = self._left_reports.take(rank.descriptor)
         if beat.state != beacon.SAID_GOODBYE or status is None or not _is_as_said(status, beat):
-            self._post.post(rank.descriptor, self._describe_end(rank, beat, status, crash))
+            absent = {} if status is not None else {"exit_code": "its parent took it before it could be read"}
+            if torn:
+                absent["spill"] = "the last record on the disk is not whole: it is cut"
+            end = self._describe_end(rank, beat, status, crash)
+            self._post.post(rank.descriptor, msgspec.structs.replace(end, absent=absent))
 
     def _describe_end(self, rank: _Watched, beat: Beat, status: ExitStatus | None, crash: str) -> RankEnded:
         now_ns = self._clock.monotonic_ns()
@@ -212,7 +227,6 @@ class Watch:
             oom_kills=evidence.oom_kills,
             last_step=beat.last_step,
             pending=rank.pending,
-            absent={"exit_code": "its parent took it before it could be read"} if status is None else {},
             stacks=parse_crash(crash) if status is None or number in CAUGHT else (),
         )
 
@@ -268,6 +282,7 @@ class Watch:
 
     def close(self) -> None:
         """Let go of everything."""
+        self._left_reports.close()
         for courier in self._post.couriers.values():
             courier.close()
         for rank in self._watched.values():

@@ -120,7 +120,7 @@ class Admission:
         life = self._lives.get(identity.boot_id)
         refusal = _find_contradiction(identity, life) or self._find_theft(peer, identity, life, key)
         if refusal is None and life is None:
-            refusal = self._make_room(identity)
+            refusal = self._make_room(hello)
         if refusal is not None:
             self._count_refused(refusal.reason)
             return refusal
@@ -204,7 +204,8 @@ class Admission:
             return Refused(reason=REFUSED_RUN_TAKEN, detail=detail[:DETAIL_LENGTH_MAX])
         return None
 
-    def _make_room(self, identity: RankIdentity) -> Refused | None:
+    def _make_room(self, hello: Hello) -> Refused | None:
+        identity = hello.identity
         newest = self._runs.get(identity.run)
         if newest is None and len(self._runs) >= self._runs_max:
             return _refuse_full("runs", len(self._runs), self._runs_max)
@@ -214,7 +215,7 @@ class Admission:
                 return _refuse_world(identity, others, self._ranks_max)
         if len(self._lives) >= self._ranks_max:
             earlier = self._latest_lives.get((identity.run, identity.rank))
-            if earlier is None:
+            if earlier is None or hello.left_behind:
                 return _refuse_full("ranks", len(self._lives), self._ranks_max)
             self._drop(earlier)
         return None
@@ -226,8 +227,10 @@ class Admission:
         identity = hello.identity
         life = _Life(peer, identity, hello.first_sequence, key)
         self._lives[identity.boot_id] = life
-        self._latest_lives[identity.run, identity.rank] = life
         newest = self._runs.get(identity.run)
+        if hello.left_behind and newest is not None:
+            return life
+        self._latest_lives[identity.run, identity.rank] = life
         if newest is None or identity.restart_count >= newest.restart_count:
             self._runs[identity.run] = identity
         self._run_keys[identity.run] = key

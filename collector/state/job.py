@@ -41,7 +41,7 @@ from rankscope.collector.state.standings import build_standings
 from rankscope.collector.state.verdicts import Verdicts
 from rankscope.collector.state.window import Signature, StepWindow
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Report
+from rankscope.measure.messages import Hello, Report
 from rankscope.measure.units import s_to_ns
 
 NOBODY_YET = "no rank has reported yet"
@@ -130,12 +130,8 @@ class JobState:
         """A life says Hello. A life of an attempt that is over is not taken in again: it may be slow to die."""
         identity = event.hello.identity
         attempt = self._attempt
-        if identity.boot_id in self._former_boots:
-            return []
-        if attempt is not None and identity.restart_count < attempt.restart_count:
-            return []
         present = attempt.ranks.get(identity.rank) if attempt is not None else None
-        if present is not None and present.identity.boot_id == identity.boot_id:
+        if not self._is_new(event.hello, present):
             return []
         effects: list[JobEffect] = []
         # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted.
@@ -150,6 +146,19 @@ class JobState:
             self._goodput.begin(event.now_job_ns)
             self.last_change_job_ns = event.now_job_ns
         return effects
+
+    def _is_new(self, hello: Hello, present: RankState | None) -> bool:
+        """Whether a life is to be taken in. One that has ended and whose reports come afterwards only where it is in
+        nobody's way: it takes no rank's place and begins no attempt anew.
+        """
+        identity, attempt = hello.identity, self._attempt
+        if identity.boot_id in self._former_boots:
+            return False
+        if attempt is not None:
+            is_other_attempt = identity.restart_count != attempt.restart_count
+            if identity.restart_count < attempt.restart_count or (hello.left_behind and is_other_attempt):
+                return False
+        return present is None or (not hello.left_behind and present.identity.boot_id != identity.boot_id)
 
     def _begin_attempt(self, identity: RankIdentity) -> _Attempt:
         self._former_boots = frozenset(self._rank_of_boot)

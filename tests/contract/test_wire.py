@@ -145,6 +145,7 @@ IDENTITY = RankIdentity(
 
 STATED: dict[str, Message] = {
     "hello": Hello(
+        left_behind=True,
         identity=RankIdentity(
             run=RunId("job-7"), rank=2, local_rank=0, world_size=4, node="n1", restart_count=1,
             boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]",
@@ -281,6 +282,11 @@ def test_a_report_of_an_agent_that_read_less_of_the_gpu_and_of_batches_means_wha
         "stalled_since_host_ns": None, "stall": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
+
+
+def test_a_hello_of_an_agent_that_leaves_nothing_behind_means_what_it_meant() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_left_behind.hex").read_text())
+    assert decode(frame) == msgspec.structs.replace(STATED["hello"], left_behind=False)
 
 
 def test_a_report_of_an_agent_that_did_not_tell_how_many_steps_it_made_means_what_it_meant() -> None:

@@ -12,7 +12,11 @@ def report(sequence: int, steps: int, total: int, **losses: int) -> Report:
     records = [StepRecord(step=number, start_host_ns=0, duration_ns=1, phases_ns={}) for number in range(steps)]
     told = {"steps_made": total, "steps_buffered": 0, **losses}
     return Report(
-        sequence=sequence, host_ns=0, steps=steps_to_table(records), totals=Totals(steps=total), losses=Losses(**told)
+        sequence=sequence,
+        host_ns=0,
+        steps=steps_to_table(records),
+        totals=Totals(steps=total),
+        losses=Losses(**told),  # type: ignore[arg-type]
     )
 
 

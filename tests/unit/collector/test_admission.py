@@ -1,5 +1,6 @@
 """Admission, event by event."""
 
+import msgspec
 import pytest
 
 from rankscope.collector.ingest.admission import (
@@ -332,3 +333,34 @@ def test_a_run_belongs_to_the_key_that_began_it_until_it_is_forgotten() -> None:
     )
     admission.forget("a")
     assert admission.hello(b"two", two, key="other") == Welcome(admitted_through=0)
+
+
+# -- lives that have ended --------------------------------------------------------------------------------------------
+
+
+def left_behind(identity: RankIdentity) -> Hello:
+    """The Hello of a life that has ended, from who delivers what it has left on the disk."""
+    return msgspec.structs.replace(hello_of(identity), left_behind=True)
+
+
+def test_a_life_that_has_ended_is_refused_where_a_living_one_would_have_to_go() -> None:
+    admission, alone = Admission(runs_max=4, ranks_max=1), identity_of("boot-one", world_size=1)
+    admission.hello(b"peer", hello_of(alone))
+    answer = admission.hello(b"other", left_behind(identity_of("boot-before", world_size=1)))
+    assert refusal(answer).reason == "full"
+    assert admission.number(b"peer", 1) == Admitted(alone, 1)
+
+
+def test_a_life_that_has_ended_is_admitted_beside_the_one_that_has_its_place_now() -> None:
+    admission, before = admission_with(), identity_of("boot-before", world_size=4)
+    assert admission.hello(b"other", left_behind(before)) == Welcome(admitted_through=0)
+    assert admission.number(b"other", 1) == Admitted(before, 1)
+    assert admission.world_size("a") == 8
+
+
+def test_a_restarted_rank_takes_the_place_of_its_last_life_and_not_of_one_that_was_left() -> None:
+    admission, before = Admission(runs_max=4, ranks_max=2), identity_of("boot-before", world_size=2)
+    admission.hello(b"peer", hello_of(identity_of("boot-one", world_size=2)))
+    admission.hello(b"other", left_behind(before))
+    admission.hello(b"next", hello_of(identity_of("boot-next", world_size=2, restart_count=1)))
+    assert (admission.counts("boot-one"), admission.identity(b"other")) == (None, before)

@@ -4,11 +4,19 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.state.effects import AskClock, CloseFinding, OpenFinding
-from rankscope.collector.state.events import ClockSampled, DuplicateSeen, EndSeen, ProcessGone, UnresponsiveSeen
+from rankscope.collector.state.events import (
+    ClockSampled,
+    DuplicateSeen,
+    EndSeen,
+    ProcessGone,
+    RankJoined,
+    UnresponsiveSeen,
+)
 from rankscope.collector.state.vitals import GONE_NS_MIN
-from rankscope.measure.messages import RankEnded, RankUnresponsive
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello, RankEnded, RankUnresponsive
 from rankscope.measure.records import StepRecord
-from tests.unit.collector.job_stories import GROUP, MS, TRANSFER_NS, Story, boot_of
+from tests.unit.collector.job_stories import GROUP, MS, TRANSFER_NS, S, Story, boot_of
 
 
 def slow_data_story() -> Story:
@@ -100,6 +108,45 @@ def test_former_life_that_is_slow_to_die_does_not_come_back() -> None:
     story.life = 0
     story.join(1)
     assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(0, 1), boot_of(1, 1)]
+
+
+def left_behind(rank: int, restart_count: int, life: int) -> RankJoined:
+    """The Hello of a life that has ended, from who delivers what it has left on the disk."""
+    identity = RankIdentity(
+        run="story", rank=rank, local_rank=rank, world_size=2, node="node-a", restart_count=restart_count,
+        boot_id=boot_of(rank, life), pid=1,
+    )  # fmt: skip
+    hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=S, left_behind=True)
+    return RankJoined(hello, 1_000 * S)
+
+
+@pytest.mark.parametrize("restart_count", [0, 1, 2])
+def test_life_that_has_ended_takes_nobodys_place(restart_count: int) -> None:
+    """Whatever it was: of the same attempt, of one before, or of one that this collector has not seen begin."""
+    story = Story(2).join().restart().train(5)
+    before = story.snapshot()
+    story.job.handle(left_behind(0, restart_count, life=77))
+    assert story.snapshot() == before
+
+
+def test_life_that_has_ended_is_taken_in_where_nobody_is() -> None:
+    story = Story(2)
+    story.join(0)
+    story.job.handle(left_behind(1, 0, life=77))
+    assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(0), boot_of(1, 77)]
+
+
+def test_life_that_has_ended_comes_before_any_other_to_a_collector_that_knows_none() -> None:
+    story = Story(2)
+    story.job.handle(left_behind(1, 3, life=77))
+    assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(1, 77)]
+
+
+def test_next_life_takes_the_place_of_one_that_has_ended() -> None:
+    story = Story(2)
+    story.job.handle(left_behind(1, 0, life=77))
+    story.join(1)
+    assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(1)]
 
 
 def test_smaller_world_after_a_restart_is_the_world() -> None:

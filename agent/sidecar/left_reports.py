@@ -1,0 +1,149 @@
+"""The sidecar's errand for ranks that cannot deliver any more: it brings the collector what they have left on the disk.
+
+It runs on a thread of its own, one life after the other, and only once there is something to bring: most sidecars never
+load ZeroMQ. Looked for are lives of the run whose ranks the sidecar watches: when it meets the first of them (what an
+earlier start of the run has left on this machine), and whenever one of them has ended. What no collector has taken
+when the sidecar leaves stays on the disk for the next one.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from rankscope.agent.report.left_behind import Address, LeftLife, is_torn, take_life
+from rankscope.agent.report.spill_folder import find_files, find_lives, remove_old
+from rankscope.agent.sidecar.beacon import Descriptor
+from rankscope.measure.clock import Clock
+from rankscope.measure.errors import RankscopeError
+from rankscope.measure.units import NS_PER_S
+
+LEFT_NS_MAX: Final = 120 * NS_PER_S
+"""How long a sidecar outlives its last rank for this: a collector that is restarted elsewhere is back in that time."""
+
+ATTEMPT_NS: Final = 30 * NS_PER_S
+"""After so long with one life the next one has its turn: one collector may be gone for good, another be there."""
+
+PAUSE_S: Final = 1.0
+"""After an attempt that failed at once."""
+
+ERRANDS_MAX: Final = 1024
+"""Lives that wait; further ones are left to the next sidecar."""
+
+
+class _Errand(NamedTuple):
+    """Bring what a life of `run` has left in `folder` to the collector at `address`."""
+
+    folder: str
+    boot_id: str
+    run: str
+    address: Address
+
+
+Deliver = Callable[[LeftLife, Address, Clock, int, Callable[[], bool]], bool]
+
+
+class LeftReports:
+    """Finds and delivers what was left. `deliver` stands for `left_delivery.deliver`. Nothing here raises or waits."""
+
+    def __init__(self, clock: Clock, deliver: Deliver | None = None) -> None:
+        self._clock = clock
+        self._deliver = deliver or _deliver
+        self._looked_for: set[tuple[str, str, str]] = set()
+        self._errands: deque[_Errand] = deque()
+        self._changed = threading.Condition()
+        self._is_busy = False
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.delivered = 0
+        """Lives of which everything was acknowledged."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be delivered."""
+        with self._changed:
+            return not self._errands and not self._is_busy
+
+    def look_once(self, descriptor: Descriptor) -> None:
+        """A rank is there: look, once for each folder, run and collector, for what earlier lives of its run left."""
+        folder = descriptor.spill_folder
+        key = (folder, descriptor.identity.run, descriptor.endpoint)
+        if not folder or not descriptor.endpoint or key in self._looked_for:
+            return
+        self._looked_for.add(key)
+        remove_old(folder, keep=descriptor.identity.boot_id)
+        for boot_id in find_lives(folder):
+            self._add(descriptor, boot_id)
+
+    def take(self, descriptor: Descriptor) -> bool:
+        """A rank has ended: deliver what it left. Whether the end of that is torn."""
+        folder, boot_id = descriptor.spill_folder, descriptor.identity.boot_id
+        if not folder or not descriptor.endpoint or not find_files(folder, boot_id):
+            return False
+        torn = is_torn(folder, boot_id)  # before it is brought away
+        self._add(descriptor, boot_id)
+        return torn
+
+    def close(self) -> None:
+        """Stop; what is not delivered stays where it is."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(PAUSE_S)
+
+    def _add(self, descriptor: Descriptor, boot_id: str) -> None:
+        address = Address(descriptor.endpoint, descriptor.keys)
+        errand = _Errand(descriptor.spill_folder, boot_id, descriptor.identity.run, address)
+        with self._changed:
+            if len(self._errands) < ERRANDS_MAX and errand not in self._errands:
+                self._errands.append(errand)
+                self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rankscope-left-reports", daemon=True)
+            self._thread.start()
+
+    # -- the errand thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (errand := self._wait_for_errand()) is not None:
+            if not self._try(errand):
+                with self._changed:
+                    self._errands.append(errand)
+                self._stopping.wait(PAUSE_S)
+
+    def _wait_for_errand(self) -> _Errand | None:
+        with self._changed:
+            self._is_busy = False
+            while not self._errands and not self._stopping.is_set():
+                self._changed.wait()
+            if self._stopping.is_set():
+                return None
+            self._is_busy = True
+            return self._errands.popleft()
+
+    def _try(self, errand: _Errand) -> bool:
+        """Whether nothing is left to be done: it was delivered, or is somebody else's."""
+        try:
+            life = take_life(errand.folder, errand.boot_id)
+            if life is None:
+                return True
+            try:
+                if life.hello.identity.run != errand.run:
+                    return True
+                deadline_ns = self._clock.monotonic_ns() + ATTEMPT_NS
+                if not self._deliver(life, errand.address, self._clock, deadline_ns, self._stopping.is_set):
+                    return False
+                life.remove()
+                self.delivered += 1
+                return True
+            finally:
+                life.close()
+        except (OSError, RankscopeError):
+            return False
+
+
+def _deliver(life: LeftLife, address: Address, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]) -> bool:
+    from rankscope.agent.report.left_delivery import deliver  # noqa: PLC0415 - loads ZeroMQ
+
+    return deliver(life, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)

@@ -1,0 +1,139 @@
+"""Laws of a buffer with a spill: whatever the disk does, every frame is held, acknowledged or counted as dropped."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.agent.report.resend_buffer import HeldFrame, ResendBuffer
+
+STEPS = 3
+"""Step records in each frame."""
+
+
+class Disk:
+    """A log of `files` files of `file_frames` frames each that can be made to refuse, or to lose what it has."""
+
+    def __init__(self, files: int, file_frames: int) -> None:
+        self._frames_max = files * file_frames
+        self._file_frames = file_frames
+        self._held: list[HeldFrame] = []
+        self._last = 0
+        self.refuses = False
+        self.unreadable: set[int] = set()
+
+    @property
+    def first_sequence(self) -> int:
+        return self._last - len(self._held) + 1
+
+    @property
+    def last_sequence(self) -> int:
+        return self._last
+
+    def append(self, held: HeldFrame) -> bool:
+        assert not self._held or held.sequence == self._last + 1
+        if self.refuses:
+            return False
+        if len(self._held) >= self._frames_max:
+            self.drop_oldest()
+        self._held.append(held)
+        self._last = held.sequence
+        return True
+
+    def read(self, sequence: int, count_max: int) -> tuple[HeldFrame, ...]:
+        found = []
+        for held in self._held[max(0, sequence - self.first_sequence) :][:count_max]:
+            if held.sequence in self.unreadable:
+                break
+            found.append(held)
+        return tuple(found)
+
+    def release(self, through: int) -> None:
+        self._held = [held for held in self._held if held.sequence > through]
+
+    def drop_oldest(self) -> None:
+        del self._held[: self._file_frames]
+
+
+class World:
+    """A buffer with a disk, and the account of every frame."""
+
+    def __init__(self, frames_max: int, disk: Disk) -> None:
+        self.disk = disk
+        self.buffer = ResendBuffer(frames_max, 10_000, disk)
+        self.acknowledged = 0
+
+    def push(self, count: int) -> None:
+        for _ in range(count):
+            sequence = self.buffer.last_sequence + 1
+            self.buffer.push(sequence, b"%d" % sequence, STEPS)
+
+    def acknowledge(self, count: int) -> None:
+        self.acknowledged += self.buffer.acknowledge(self.buffer.first_sequence + count - 1)
+
+    def read(self, offset: int) -> None:
+        """What is given out is right, follows from where it was asked for, and is all there is unless some was lost."""
+        first = self.buffer.first_sequence + offset
+        found = self.buffer.frames_from(first, 5)
+        numbers = [held.sequence for held in found]
+        assert numbers == list(range(first, first + len(found)))
+        assert all(held.frame == b"%d" % held.sequence for held in found)
+        if not self.disk.unreadable:
+            assert len(found) == max(0, min(5, self.buffer.last_sequence - first + 1))
+
+    def turn(self, refuses: int) -> None:
+        """The disk refuses from now on, or takes again."""
+        self.disk.refuses = bool(refuses % 2)
+
+    def spoil(self, offset: int) -> None:
+        """A frame on the disk cannot be read any more."""
+        self.disk.unreadable.add(self.disk.first_sequence + offset)
+
+    def check(self) -> None:
+        buffer = self.buffer
+        assert self.acknowledged + buffer.reports_dropped + len(buffer) == buffer.last_sequence
+        assert buffer.steps_dropped == STEPS * buffer.reports_dropped
+        assert buffer.held_bytes <= 10_000
+
+
+happenings = st.lists(
+    st.tuples(st.sampled_from(["push", "push", "acknowledge", "read", "turn", "spoil"]), st.integers(0, 12)),
+    max_size=60,
+)
+shapes = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
+
+
+@settings(deadline=None, max_examples=400)
+@given(shapes, happenings)
+def test_every_frame_is_held_acknowledged_or_counted_and_held_ones_are_given_out_in_order(
+    shape: tuple[int, int, int], story: list[tuple[str, int]]
+) -> None:
+    frames_max, files, file_frames = shape
+    world = World(frames_max, Disk(files, file_frames))
+    for name, number in story:
+        getattr(world, name)(number)
+        world.check()
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 6), st.lists(st.tuples(st.sampled_from(["push", "acknowledge", "read"]), st.integers(0, 12))))
+def test_on_a_disk_that_is_large_and_well_nothing_is_ever_dropped(
+    frames_max: int, story: list[tuple[str, int]]
+) -> None:
+    world = World(frames_max, Disk(files=100, file_frames=100))
+    for name, number in story:
+        getattr(world, name)(number)
+        world.check()
+    assert world.buffer.reports_dropped == 0
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(0, 40))
+def test_a_disk_that_refuses_from_some_moment_on_costs_no_more_than_memory_cannot_hold(
+    frames_max: int, before: int, after: int
+) -> None:
+    world = World(frames_max, Disk(files=100, file_frames=1))
+    world.push(before)
+    world.turn(1)
+    world.push(after)
+    world.check()
+    # Memory may hold some of those before, which are on the disk; only what neither can hold goes.
+    assert world.buffer.reports_dropped == max(0, before + after - frames_max if after > frames_max else 0)

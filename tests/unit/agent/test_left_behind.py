@@ -1,0 +1,99 @@
+"""What a life that has ended has left on the disk, as the next one finds it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.report.left_behind import is_torn, take_life
+from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
+from rankscope.agent.report.spill_format import HELLO, encode_record
+from tests.unit.agent.spilled_lives import BOOT_ID, frame_of, hello_of, hold_lock, spill_in
+
+
+def leave(tmp_path: Path, through: int, released: int = 0, bytes_max: int = 1 << 20, size: int = 10) -> str:
+    """A life that wrote so many reports and ended; the folder."""
+    spill = spill_in(tmp_path, bytes_max=bytes_max)
+    for sequence in range(1, through + 1):
+        assert spill.append(frame_of(sequence, size))
+    spill.release(released)
+    spill.close()
+    return open_folder(str(tmp_path))
+
+
+def left_numbers(folder: str) -> list[int]:
+    life = take_life(folder, BOOT_ID)
+    assert life is not None
+    life.close()
+    return [held.sequence for held in life.held]
+
+
+def test_what_was_not_acknowledged_is_found_with_who_made_it(tmp_path: Path) -> None:
+    life = take_life(leave(tmp_path, 5, released=3), BOOT_ID)
+    assert life is not None
+    assert life.held == [frame_of(4), frame_of(5)]
+    assert life.hello == hello_of()
+    life.close()
+
+
+def test_reports_of_several_files_are_one_run(tmp_path: Path) -> None:
+    folder = leave(tmp_path, 20, bytes_max=16_000, size=200)
+    assert len(find_files(folder, BOOT_ID)) > 1
+    assert left_numbers(folder) == list(range(1, 21))
+
+
+def test_a_torn_last_record_is_cut_and_told(tmp_path: Path) -> None:
+    folder = leave(tmp_path, 3)
+    assert not is_torn(folder, BOOT_ID)
+    (file,) = find_files(folder, BOOT_ID)
+    os.truncate(file.path, Path(file.path).stat().st_size - 1)
+    assert is_torn(folder, BOOT_ID)
+    assert left_numbers(folder) == [1, 2]
+
+
+def test_before_a_gap_nothing_is_left(tmp_path: Path) -> None:
+    """The first file lost its end: its reports cannot be delivered in order with those of the later files."""
+    folder = leave(tmp_path, 20, bytes_max=16_000, size=200)
+    first, second, *_ = find_files(folder, BOOT_ID)
+    os.truncate(first.path, Path(first.path).stat().st_size - 1)
+    assert left_numbers(folder) == list(range(second.first_sequence, 21))
+
+
+def test_files_that_hold_nothing_to_deliver_are_removed(tmp_path: Path) -> None:
+    folder = open_folder(str(tmp_path))
+    Path(folder, f"{BOOT_ID}.{1:020}.spill").write_bytes(encode_record(HELLO, 0, b"no frame"))
+    assert take_life(folder, BOOT_ID) is None
+    assert list(Path(folder).iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", encode_record(HELLO, 0, b"no frame") + b"x" * 50])
+def test_a_file_without_a_life_in_it_is_removed(tmp_path: Path, content: bytes) -> None:
+    folder = open_folder(str(tmp_path))
+    Path(folder, f"{BOOT_ID}.{1:020}.spill").write_bytes(content)
+    assert take_life(folder, BOOT_ID) is None
+    assert find_lives(folder) == []
+
+
+def test_a_life_that_another_process_holds_is_not_taken(tmp_path: Path) -> None:
+    folder = leave(tmp_path, 3)
+    holder = hold_lock(Path(folder, f"{BOOT_ID}.lock"))
+    try:
+        assert take_life(folder, BOOT_ID) is None
+    finally:
+        holder.communicate()
+    assert left_numbers(folder) == [1, 2, 3]
+
+
+def test_a_life_without_files_is_not_there(tmp_path: Path) -> None:
+    folder = open_folder(str(tmp_path))
+    assert take_life(folder, BOOT_ID) is None
+    assert not is_torn(folder, BOOT_ID)
+    assert list(Path(folder).iterdir()) == []
+
+
+def test_a_delivered_life_leaves_nothing(tmp_path: Path) -> None:
+    folder = leave(tmp_path, 3)
+    life = take_life(folder, BOOT_ID)
+    assert life is not None
+    life.remove()
+    assert list(Path(folder).iterdir()) == []

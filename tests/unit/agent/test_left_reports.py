@@ -1,0 +1,170 @@
+"""The sidecar's errand: what is looked for, tried again and left."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.report.left_behind import Address, LeftLife, take_life
+from rankscope.agent.report.spill_folder import find_lives, open_folder
+from rankscope.agent.sidecar import left_reports
+from rankscope.agent.sidecar.beacon import Descriptor
+from rankscope.agent.sidecar.left_reports import LeftReports
+from rankscope.measure.clock import Clock, SystemClock
+from rankscope.measure.errors import SettingError
+from tests.unit.agent.spilled_lives import BOOT_ID, RUN, frame_of, hello_of, spill_in
+
+DEADLINE_S = 30.0
+ENDPOINT = "tcp://collector:1"
+
+
+class Collector:
+    """Takes what is brought to it; refuses the first `refusals` times, by `error` where there is one."""
+
+    def __init__(self, refusals: int = 0, error: Exception | None = None) -> None:
+        self.refusals = refusals
+        self.error = error
+        self.taken: list[tuple[str, str, list[int]]] = []
+        self.has_taken = threading.Event()
+
+    def deliver(
+        self,
+        life: LeftLife,
+        address: Address,
+        _clock: Clock,
+        _deadline_ns: int,
+        _is_stopping: Callable[[], bool],
+    ) -> bool:
+        if self.refusals:
+            self.refusals -= 1
+            if self.error is not None:
+                raise self.error
+            return False
+        self.taken.append((address.endpoint, life.hello.identity.boot_id, [held.sequence for held in life.held]))
+        return True
+
+
+@pytest.fixture
+def brought(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Collector], LeftReports]]:
+    """An errand to that collector, which tries again at once."""
+    monkeypatch.setattr(left_reports, "PAUSE_S", 0.001)
+    made: list[LeftReports] = []
+
+    def make(collector: Collector) -> LeftReports:
+        made.append(LeftReports(SystemClock(), collector.deliver))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def leave(tmp_path: Path, boot_id: str = BOOT_ID, run: str = RUN) -> str:
+    spill = spill_in(tmp_path, boot_id, run=run)
+    for sequence in (1, 2):
+        assert spill.append(frame_of(sequence))
+    spill.close()
+    return open_folder(str(tmp_path))
+
+
+def descriptor_of(folder: str, boot_id: str = BOOT_ID, endpoint: str = ENDPOINT) -> Descriptor:
+    return Descriptor(
+        identity=hello_of(boot_id).identity, start_ticks=1, frozen_after_ns=1, endpoint=endpoint, spill_folder=folder
+    )
+
+
+def wait_until_idle(errand: LeftReports) -> None:
+    ended = threading.Event()
+    for _ in range(int(DEADLINE_S / 0.005)):
+        if errand.is_idle:
+            return
+        ended.wait(0.005)
+    pytest.fail("it is not idle")
+
+
+def test_what_a_rank_has_left_is_brought_to_its_collector_and_removed(
+    tmp_path: Path, brought: Callable[[Collector], LeftReports]
+) -> None:
+    folder, collector = leave(tmp_path), Collector()
+    errand = brought(collector)
+    assert errand.take(descriptor_of(folder)) is False
+    wait_until_idle(errand)
+    assert collector.taken == [(ENDPOINT, BOOT_ID, [1, 2])]
+    assert (errand.delivered, find_lives(folder)) == (1, [])
+
+
+@pytest.mark.parametrize("error", [None, SettingError("no address"), OSError("gone")])
+def test_a_collector_that_does_not_take_it_is_asked_again(
+    tmp_path: Path, brought: Callable[[Collector], LeftReports], error: Exception | None
+) -> None:
+    collector = Collector(refusals=3, error=error)
+    errand = brought(collector)
+    errand.take(descriptor_of(leave(tmp_path)))
+    wait_until_idle(errand)
+    assert len(collector.taken) == 1
+
+
+def test_the_first_rank_of_a_run_has_its_earlier_lives_delivered_once(
+    tmp_path: Path, brought: Callable[[Collector], LeftReports]
+) -> None:
+    leave(tmp_path, "earlier-1")
+    folder, collector = leave(tmp_path, "earlier-2"), Collector()
+    errand = brought(collector)
+    errand.look_once(descriptor_of(folder))
+    wait_until_idle(errand)
+    leave(tmp_path, "since-then")
+    errand.look_once(descriptor_of(folder))
+    wait_until_idle(errand)
+    assert sorted(boot_id for _, boot_id, _ in collector.taken) == ["earlier-1", "earlier-2"]
+
+
+def test_what_another_run_has_left_is_left_to_that(tmp_path: Path, brought: Callable[[Collector], LeftReports]) -> None:
+    folder, collector = leave(tmp_path, "other-life", run="another"), Collector()
+    errand = brought(collector)
+    errand.look_once(descriptor_of(folder))
+    wait_until_idle(errand)
+    assert (collector.taken, find_lives(folder)) == ([], ["other-life"])
+
+
+@pytest.mark.parametrize(("has_folder", "endpoint"), [(False, ENDPOINT), (True, "")])
+def test_without_a_folder_or_a_collector_there_is_nothing_to_be_done(
+    tmp_path: Path, brought: Callable[[Collector], LeftReports], has_folder: bool, endpoint: str
+) -> None:
+    descriptor = descriptor_of(leave(tmp_path) if has_folder else "", endpoint=endpoint)
+    errand = brought(Collector())
+    errand.look_once(descriptor)
+    assert errand.take(descriptor) is False
+    assert errand.is_idle
+
+
+def test_a_torn_end_is_told(tmp_path: Path, brought: Callable[[Collector], LeftReports]) -> None:
+    folder = leave(tmp_path)
+    (path,) = Path(folder).glob("*.spill")
+    path.write_bytes(path.read_bytes()[:-1])
+    collector = Collector()
+    errand = brought(collector)
+    assert errand.take(descriptor_of(folder)) is True
+    wait_until_idle(errand)
+    assert collector.taken == [(ENDPOINT, BOOT_ID, [1])]
+
+
+def test_what_nobody_has_taken_when_it_stops_stays_on_the_disk(tmp_path: Path) -> None:
+    folder, stopped = leave(tmp_path), threading.Event()
+    is_trying = threading.Event()
+
+    def deliver(*arguments: object) -> bool:
+        is_trying.set()
+        is_stopping = arguments[-1]
+        assert callable(is_stopping)
+        while not is_stopping():
+            stopped.wait(0.001)
+        return False
+
+    errand = LeftReports(SystemClock(), deliver)
+    errand.take(descriptor_of(folder))
+    assert is_trying.wait(DEADLINE_S)
+    errand.close()
+    life = take_life(folder, BOOT_ID)
+    assert life is not None
+    life.close()

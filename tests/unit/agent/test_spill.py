@@ -1,0 +1,219 @@
+"""Reports on the disk: what is kept, what goes, and what a disk that fails costs."""
+
+import itertools
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.report.spill import FILES, PAUSE_MAX, Spill
+from rankscope.agent.report.spill_folder import KEPT_S, find_files, find_lives, open_folder
+from tests.unit.agent.spilled_lives import BOOT_ID, frame_of, hold_lock, spill_in
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Iterator[Spill]:
+    spill = spill_in(tmp_path / "spill")
+    yield spill
+    spill.close()
+
+
+def fill(spill: Spill, sequences: range, size: int = 10) -> None:
+    for sequence in sequences:
+        assert spill.append(frame_of(sequence, size))
+
+
+def numbers(spill: Spill, sequence: int, count_max: int = 100) -> list[int]:
+    return [held.sequence for held in spill.read(sequence, count_max)]
+
+
+def files_of(spill: Spill) -> list[Path]:
+    return [Path(file.path) for file in find_files(spill.folder, BOOT_ID)]
+
+
+def test_an_empty_spill_holds_nothing_and_has_touched_nothing(spill: Spill, tmp_path: Path) -> None:
+    assert (spill.first_sequence, spill.last_sequence, spill.folder) == (1, 0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reports_are_read_back_as_they_were_written(spill: Spill) -> None:
+    fill(spill, range(1, 6))
+    assert spill.read(2, 3) == (frame_of(2), frame_of(3), frame_of(4))
+    assert (spill.first_sequence, spill.last_sequence) == (1, 5)
+
+
+def test_a_log_may_begin_at_any_number_but_must_go_on_without_a_gap(spill: Spill) -> None:
+    fill(spill, range(41, 43))
+    with pytest.raises(ValueError, match="report 44 was spilled after 42; numbers must follow"):
+        spill.append(frame_of(44))
+    assert (spill.first_sequence, spill.last_sequence) == (41, 42)
+
+
+def test_only_this_user_may_look_at_the_files(spill: Spill) -> None:
+    fill(spill, range(1, 2))
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (Path(spill.folder), *Path(spill.folder).iterdir())]
+    assert modes == [0o700, 0o600, 0o600]  # the folder; the lock and the one file
+
+
+def test_released_reports_are_gone_and_with_the_last_of_a_file_the_file(tmp_path: Path) -> None:
+    spill = spill_in(tmp_path, bytes_max=8_000)  # files of 1,000 bytes: a Hello of about 100, and 3 reports of 221
+    fill(spill, range(1, 11), size=200)
+    before = len(files_of(spill))
+    spill.release(7)
+    assert (spill.first_sequence, numbers(spill, 8)) == (8, [8, 9, 10])
+    assert len(files_of(spill)) < before
+    spill.close()
+
+
+def test_beyond_the_bound_the_oldest_file_goes_and_the_bound_holds(tmp_path: Path) -> None:
+    spill = spill_in(tmp_path, bytes_max=8_000)
+    for sequence in range(1, 200):
+        assert spill.append(frame_of(sequence, 200))
+        assert sum(path.stat().st_size for path in files_of(spill)) <= 8_000
+        spill.release(sequence // 2)
+    assert len(files_of(spill)) >= FILES - 1
+    assert numbers(spill, spill.first_sequence) == list(range(spill.first_sequence, 200))
+    spill.close()
+
+
+def test_dropping_the_oldest_frees_a_whole_file(tmp_path: Path) -> None:
+    spill = spill_in(tmp_path, bytes_max=8_000)
+    fill(spill, range(1, 11), size=200)
+    second = find_files(spill.folder, BOOT_ID)[1].first_sequence
+    spill.drop_oldest()
+    assert spill.first_sequence == second
+    spill.close()
+
+
+def test_dropping_from_an_empty_log_does_nothing(spill: Spill) -> None:
+    spill.drop_oldest()
+    assert (spill.first_sequence, spill.last_sequence) == (1, 0)
+
+
+def test_a_log_of_which_everything_was_released_leaves_nothing_behind(spill: Spill) -> None:
+    fill(spill, range(1, 4))
+    spill.release(3)
+    spill.close()
+    assert list(Path(spill.folder).iterdir()) == []
+
+
+def test_a_log_that_holds_a_report_stays_when_its_life_ends(spill: Spill) -> None:
+    fill(spill, range(1, 4))
+    spill.release(2)
+    spill.close()
+    assert find_lives(spill.folder) == [BOOT_ID]
+
+
+# -- a disk that fails ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_made_costs_the_spill_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    spill = spill_in(tmp_path / "file")
+    assert not spill.append(frame_of(1))
+    assert (spill.failures, spill.first_sequence, spill.last_sequence) == (1, 1, 0)
+    assert "Not a directory" in spill.problem or "File exists" in spill.problem
+    spill.close()
+
+
+def test_a_folder_that_others_may_read_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / f"rankscope-{os.getuid()}").mkdir(0o755)
+    spill = spill_in(tmp_path)
+    assert not spill.append(frame_of(1))
+    assert "is not a directory of this user alone" in spill.problem
+
+
+def test_after_a_failure_the_disk_is_tried_again_less_and_less_often(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    spill = spill_in(tmp_path / "file")
+    tried = []
+    for sequence in range(1, 400):
+        before = spill.failures
+        assert not spill.append(frame_of(sequence))
+        tried += [sequence] * (spill.failures - before)
+    pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(tried)]
+    assert pauses[:9] == [1, 2, 4, 8, 16, 32, PAUSE_MAX, PAUSE_MAX, PAUSE_MAX]
+
+
+def test_a_disk_that_is_back_is_used_from_the_report_of_that_moment_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    spill = spill_in(tmp_path / "file")
+    assert not spill.append(frame_of(1))
+    (tmp_path / "file").unlink()
+    assert not spill.append(frame_of(2))  # the pause of one report
+    assert spill.append(frame_of(3))
+    assert (spill.first_sequence, spill.last_sequence) == (3, 3)
+    spill.close()
+
+
+def test_a_disk_that_is_full_keeps_what_is_on_it(spill: Spill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that takes a part and then fails leaves no half of a record: the next one follows the last whole one."""
+    fill(spill, range(1, 3))
+    write = os.pwrite
+
+    def write_a_part(fd: int, block: bytes, at: int) -> int:
+        if len(block) < 20:
+            raise OSError(28, "No space left on device")
+        return write(fd, block[:20], at)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", write_a_part)
+        assert not spill.append(frame_of(3))
+    assert not spill.append(frame_of(3))
+    assert spill.append(frame_of(3))
+    assert (spill.failures, spill.problem) == (1, "[Errno 28] No space left on device")
+    assert spill.read(1, 9) == (frame_of(1), frame_of(2), frame_of(3))
+
+
+def test_a_report_that_the_disk_has_lost_ends_what_is_read(spill: Spill) -> None:
+    fill(spill, range(1, 4))
+    (path,) = files_of(spill)
+    os.truncate(path, path.stat().st_size - 5)
+    assert numbers(spill, 1) == [1, 2]
+
+
+def test_two_processes_never_use_the_files_of_one_life(tmp_path: Path) -> None:
+    folder = Path(open_folder(str(tmp_path)))
+    holder = hold_lock(folder / f"{BOOT_ID}.lock")
+    try:
+        spill = spill_in(tmp_path)
+        assert not spill.append(frame_of(1))
+        assert f"another process holds the files of {BOOT_ID}" in spill.problem
+    finally:
+        holder.communicate()
+
+
+# -- what others have left --------------------------------------------------------------------------------------------
+
+
+def test_files_that_nobody_has_asked_for_within_a_day_are_removed_by_the_next_life(tmp_path: Path) -> None:
+    for boot_id in ("forgotten", "young"):
+        left = spill_in(tmp_path, boot_id)
+        assert left.append(frame_of(1))
+        left.close()
+    folder = open_folder(str(tmp_path))
+    for file in find_files(folder, "forgotten"):
+        os.utime(file.path, (0, Path(file.path).stat().st_mtime - KEPT_S - 1))
+    spill = spill_in(tmp_path)
+    assert spill.append(frame_of(1))
+    assert find_lives(folder) == sorted([BOOT_ID, "young"])
+    spill.close()
+
+
+def test_old_files_of_a_process_that_holds_them_stay(tmp_path: Path) -> None:
+    left = spill_in(tmp_path, "sleeping")
+    assert left.append(frame_of(1))
+    left.close()
+    folder = Path(open_folder(str(tmp_path)))
+    for file in find_files(str(folder), "sleeping"):
+        os.utime(file.path, (0, 0))
+    holder = hold_lock(folder / "sleeping.lock")
+    try:
+        spill = spill_in(tmp_path)
+        assert spill.append(frame_of(1))
+        assert find_lives(str(folder)) == [BOOT_ID, "sleeping"]
+        spill.close()
+    finally:
+        holder.communicate()

@@ -1,0 +1,56 @@
+"""The bytes of a spill file: what is whole comes back, what is torn ends it."""
+
+import pytest
+
+from rankscope.agent.report.spill_format import (
+    HEAD_BYTES,
+    HELLO,
+    RELEASED,
+    REPORT,
+    decode_record,
+    decode_records,
+    encode_record,
+)
+
+LOG = [(HELLO, 0, b"who", 0), (REPORT, 7, b"frame seven", 3), (RELEASED, 7, b"", 0), (REPORT, 8, b"", 1)]
+
+
+def log() -> bytes:
+    return b"".join(encode_record(kind, sequence, body, steps) for kind, sequence, body, steps in LOG)
+
+
+def test_records_come_back_as_they_were_written() -> None:
+    assert [(r.kind, r.sequence, r.body, r.step_count) for r in decode_records(log())] == LOG
+
+
+def test_each_record_begins_where_the_one_before_ends() -> None:
+    records = list(decode_records(log()))
+    assert [record.offset for record in records] == [0, *(record.end for record in records[:-1])]
+    assert records[-1].end == len(log())
+
+
+def test_a_record_without_a_body_takes_21_bytes() -> None:
+    assert HEAD_BYTES == len(encode_record(RELEASED, 2**63)) == 1 + 8 + 4 + 4 + 4
+
+
+@pytest.mark.parametrize("length", range(len(log())))
+def test_a_log_that_is_cut_anywhere_keeps_every_record_before_the_cut(length: int) -> None:
+    whole = [record for record in decode_records(log()) if record.end <= length]
+    assert list(decode_records(log()[:length])) == whole
+
+
+@pytest.mark.parametrize("at", range(len(log())))
+def test_a_byte_that_changed_ends_the_log_before_its_record(at: int) -> None:
+    block = bytearray(log())
+    block[at] ^= 0x40
+    whole = [record for record in decode_records(log()) if record.end <= at]
+    assert list(decode_records(bytes(block))) == whole
+
+
+def test_an_unknown_kind_is_no_record_even_with_its_checksum() -> None:
+    assert decode_record(encode_record(9, 1, b"x"), 0) is None
+
+
+def test_zeros_are_no_record() -> None:
+    """What a file system may leave at the end of a file after the loss of power."""
+    assert list(decode_records(bytes(100))) == []
