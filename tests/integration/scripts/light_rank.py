@@ -1,0 +1,41 @@
+"""One light rank in a process of its own: `light_rank.py RUN RANK WORLD_SIZE ENDPOINT [SPILL_DIR]`.
+
+It prints its boot id, then a line for every report: the number of the report and the step records made by then. It
+stops when its input ends. With a folder for the spill it has a sidecar, as a rank of a training has.
+"""
+
+import os
+import sys
+import threading
+
+from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.link import SidecarLink
+from tests.integration.light_ranks import LightRank, light_identity
+
+
+def main(run: str, rank: int, world_size: int, endpoint: str, spill_dir: str = "") -> None:
+    """Be that rank."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # importing it takes seconds and is not what is shown here
+    identity = light_identity(run, rank, world_size)
+    link = SidecarLink(identity, os.environ, frozen_after_ns=10**18)
+    if spill_dir:
+        link.tell(endpoint=endpoint)
+        link.open(0)
+
+    def tell(sequence: int) -> None:
+        if spill_dir:
+            link.tell(spill_folder=light.spill.folder)
+            link.beat(Beat(0))
+        sys.stdout.write(f"{sequence} {light.made}\n")
+        sys.stdout.flush()
+
+    light = LightRank(identity, endpoint, spill_dir=spill_dir, on_report=tell)
+    sys.stdout.write(f"{identity.boot_id}\n")
+    sys.stdout.flush()
+    threading.Thread(target=lambda: (sys.stdin.read(), light.stop()), daemon=True).start()
+    heard = light.run()
+    link.say_goodbye(0, was_heard=heard)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

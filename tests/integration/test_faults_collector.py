@@ -1,0 +1,138 @@
+"""The collector is killed, stopped, read too slowly or left without file descriptors: whatever is lost is counted.
+
+Each test ends with the account of every rank's steps as the page of metrics has it, and it adds up.
+"""
+
+import resource
+import signal
+import socket
+
+import psutil
+
+from tests.integration.faults import check_identity, sized, wait_for_accounts
+from tests.integration.light_ranks import STEPS_PER_REPORT, Crew, LightRank, crew_of, light_identity
+from tests.integration.serving import find_fixed_port, read_url, serving, wait_for
+
+RANKS = 4
+RUN = "faults"
+
+
+def wait_for_reports(crew: Crew, count: int) -> None:
+    """Wait until every rank has made so many more."""
+    target = crew.fewest_reports() + count
+    wait_for(
+        lambda: True if crew.fewest_reports() >= target else None,
+        lambda: f"the ranks have made {crew.fewest_reports()} reports",
+    )
+
+
+def wait_for_acknowledgements(crew: Crew, count: int) -> None:
+    """Wait until of every rank so many more are acknowledged."""
+    target = crew.fewest_acknowledged() + count
+    wait_for(
+        lambda: True if crew.fewest_acknowledged() >= target else None,
+        lambda: f"of some rank only {crew.fewest_acknowledged()} of {target} are acknowledged",
+    )
+
+
+def made_by(crew: Crew) -> dict[int, int]:
+    return {rank.identity.rank: rank.made for rank in crew.ranks}
+
+
+def test_a_collector_that_is_killed_and_comes_back_lacks_nothing_and_says_what_the_one_before_had() -> None:
+    address = f"tcp://127.0.0.1:{find_fixed_port()}"
+    with crew_of(RUN, RANKS, address) as crew:
+        for _ in range(sized(2, 20)):
+            with serving(listen=address) as served:
+                wait_for_accounts(served, RUN, made_by(crew))
+                served.kill()
+            wait_for_reports(crew, 3)
+        with serving(listen=address) as served:
+            wait_for_acknowledgements(crew, 10)
+            assert crew.stop()
+            accounts = wait_for_accounts(served, RUN, made_by(crew))
+            overwritten = {rank.identity.rank: rank.overwritten for rank in crew.ranks}
+            assert {rank: account.lost for rank, account in accounts.items()} == overwritten
+            assert [account.gaps for account in accounts.values()] == [0] * RANKS
+            assert all(account.elsewhere > 0 for account in accounts.values())
+
+
+def test_a_full_buffer_drops_the_oldest_reports_and_the_page_tells_how_many_steps_were_in_them() -> None:
+    """16 reports fit, so of the 60 and more that are made while no collector is there at least 44 are gone."""
+    address = f"tcp://127.0.0.1:{find_fixed_port()}"
+    with crew_of(RUN, RANKS, address, reports_max=16) as crew:
+        with serving(listen=address) as served:
+            wait_for_accounts(served, RUN, made_by(crew))
+            served.kill()
+        wait_for_reports(crew, 60)
+        with serving(listen=address) as served:
+            wait_for_accounts(served, RUN, made_by(crew))
+            assert crew.stop()
+            accounts = wait_for_accounts(served, RUN, made_by(crew))
+            lost = {rank.identity.rank: rank.overwritten + rank.buffer.steps_dropped for rank in crew.ranks}
+            assert {rank: account.lost for rank, account in accounts.items()} == lost
+            assert min(lost.values()) >= 44 * STEPS_PER_REPORT
+
+
+def test_a_collector_that_is_stopped_for_a_while_catches_up_without_loss() -> None:
+    with serving() as served, crew_of(RUN, RANKS, served.endpoint) as crew:
+        wait_for_accounts(served, RUN, made_by(crew))
+        served.send(signal.SIGSTOP)
+        wait_for_reports(crew, sized(60, 600))  # at 20 a second: 3 s, and 30 s
+        served.send(signal.SIGCONT)
+        assert crew.stop()
+        accounts = wait_for_accounts(served, RUN, made_by(crew))
+        assert [account.gaps for account in accounts.values()] == [0] * RANKS
+
+
+def test_without_file_descriptors_the_collector_goes_on_for_who_is_connected() -> None:
+    with serving() as served, crew_of(RUN, RANKS, served.endpoint) as crew:
+        wait_for_accounts(served, RUN, made_by(crew))
+        before = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
+        full = psutil.Process(served.pid).num_fds()
+        resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (full, before[1]))
+        with crew_of("late", 2 * RANKS, served.endpoint) as late:
+            wait_for_reports(late, 10)
+            wait_for_acknowledgements(crew, 20)
+            assert late.fewest_acknowledged() == 0
+            resource.prlimit(served.pid, resource.RLIMIT_NOFILE, before)
+            wait_for_acknowledgements(late, 10)
+            assert late.stop()
+            assert crew.stop()
+            for run, ranks in ((RUN, crew), ("late", late)):
+                accounts = wait_for_accounts(served, run, made_by(ranks))
+                assert [account.gaps for account in accounts.values()] == [0] * len(ranks.ranks)
+
+
+def test_a_slow_scraper_holds_nobody_up() -> None:
+    """It asks for the page and reads one byte of it, several times over."""
+    with serving() as served, crew_of(RUN, RANKS, served.endpoint) as crew:
+        wait_for_accounts(served, RUN, made_by(crew))
+        scrapers = [socket.create_connection(("127.0.0.1", served.ports[1])) for _ in range(8)]
+        for scraper in scrapers:
+            scraper.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert scraper.recv(1) == b"H"
+        wait_for_acknowledgements(crew, sized(20, 200))
+        assert read_url(f"{served.url}/healthz")
+        check_identity(served, RUN)
+        for scraper in scrapers:
+            scraper.close()
+        assert crew.stop()
+        wait_for_accounts(served, RUN, made_by(crew))
+
+
+def test_of_many_elastic_restarts_only_the_last_attempt_is_on_the_page() -> None:
+    """Every restart begins a new life of each rank, which delivers all it has before the next begins."""
+    restarts = sized(10, 1000)
+    with serving() as served:
+        for restart_count in range(restarts):
+            crew = Crew([LightRank(light_identity(RUN, rank, 2, restart_count), served.endpoint) for rank in range(2)])
+            wait_for_acknowledgements(crew, 1)
+            assert crew.stop()
+            if restart_count % 100 == 0 or restart_count == restarts - 1:
+                accounts = wait_for_accounts(served, RUN, made_by(crew))
+                assert sorted(accounts) == [0, 1]
+                assert [account.gaps for account in accounts.values()] == [0, 0]
+        run = served.read_run(RUN)
+        assert run is not None
+        assert (run.restart_count, len(run.ranks)) == (restarts - 1, 2)
