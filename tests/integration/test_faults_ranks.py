@@ -1,0 +1,123 @@
+"""Ranks are killed while the collector is away: what they had written to the disk arrives all the same."""
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
+from rankscope.agent.sidecar.beacon import find_names
+from rankscope.agent.sidecar.directory import find_root
+from rankscope.collector.state.snapshot import RankSnapshot
+from tests.integration.faults import RankProcess, check_identity, ranks_of, wait_for_accounts
+from tests.integration.serving import Served, find_fixed_port, find_rank, serving, wait_for
+
+
+def wait_until_delivered(spill_dir: Path) -> None:
+    """Wait until nothing is left on the disk."""
+    folder = open_folder(str(spill_dir))
+    wait_for(
+        lambda: True if not find_lives(folder) else None,
+        lambda: f"still there: {find_lives(folder)}",
+    )
+
+
+def wait_for_end(served: Served, run: str, rank: int) -> RankSnapshot:
+    seen = served.wait_for_run(run, lambda run: any(r.ended is not None and r.identity.rank == rank for r in run.ranks))
+    return find_rank(seen, rank)
+
+
+def kill_sidecar(spill_dir: Path) -> None:
+    """SIGKILL the sidecars that were told of a rank with this spill folder, if any is left."""
+    root = Path(find_root())
+    for folder in root.iterdir():
+        for name in find_names(str(folder)):
+            if str(spill_dir) in (folder / f"{name}.json").read_text():
+                for process in psutil.process_iter(["cmdline"]):
+                    if str(folder) in (process.info["cmdline"] or []):
+                        process.kill()
+                        process.wait(30)
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A run that no other test has, here or on another worker."""
+    return f"{request.node.name[:60]}-{tmp_path.name}-{id(tmp_path)}"
+
+
+def test_a_rank_that_is_killed_while_the_collector_is_stopped_lacks_no_report(run: str, tmp_path: Path) -> None:
+    with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (rank,):
+        rank.wait_for_report(5)
+        wait_for_accounts(served, run, {0: 1})
+        served.send(signal.SIGSTOP)
+        rank.wait_for_reports(100)  # more than the 64 that may be in flight, and so in somebody's socket
+        rank.kill()
+        served.send(signal.SIGCONT)
+        wait_until_delivered(tmp_path)
+        account = wait_for_accounts(served, run, {0: rank.made})[0]
+        assert (account.made, account.gaps, account.elsewhere) == (rank.made, 0, 0)
+        end = wait_for_end(served, run, 0)
+        assert (end.ended, end.last_sequence) == ("killed", rank.last_report)
+
+
+def test_a_rank_that_is_killed_between_two_collectors_is_delivered_to_the_next(run: str, tmp_path: Path) -> None:
+    address = f"tcp://127.0.0.1:{find_fixed_port()}"
+    ranks = [RankProcess(run, str(rank), "2", address, str(tmp_path)) for rank in range(2)]
+    with ranks_of(ranks) as (victim, other):
+        with serving(listen=address) as served:
+            wait_for_accounts(served, run, {0: 1, 1: 1})
+            served.kill()
+        victim.wait_for_reports(20)
+        victim.kill()
+        with serving(listen=address) as served:
+            account = wait_for_accounts(served, run, {0: victim.made, 1: 1})[0]
+            assert (account.made, account.gaps) == (victim.made, 0)
+            assert account.elsewhere > 0
+            assert account.published >= 19 * 3  # what was acknowledged before is not sent again, the rest is
+            other.stop()
+            wait_until_delivered(tmp_path)
+            check_identity(served, run)
+
+
+def test_what_rank_and_sidecar_left_when_both_were_killed_is_delivered_with_the_next_start_of_the_run(
+    run: str, tmp_path: Path
+) -> None:
+    with serving() as served:
+        with ranks_of([RankProcess(run, "0", "2", served.endpoint, str(tmp_path))]) as (first,):
+            first.wait_for_report(5)
+            wait_for_accounts(served, run, {0: 1})
+            served.send(signal.SIGSTOP)
+            first.wait_for_reports(100)
+            kill_sidecar(tmp_path)
+            first.kill()
+            assert find_files(open_folder(str(tmp_path)), first.boot_id)
+            served.send(signal.SIGCONT)
+        with ranks_of([RankProcess(run, "1", "2", served.endpoint, str(tmp_path))]) as (second,):
+            accounts = wait_for_accounts(served, run, {0: first.made, 1: 1})
+            assert (accounts[0].made, accounts[0].gaps) == (first.made, 0)
+            second.stop()
+            wait_until_delivered(tmp_path)
+            check_identity(served, run)
+
+
+def test_a_rank_that_ends_well_leaves_nothing_on_the_disk(run: str, tmp_path: Path) -> None:
+    with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (rank,):
+        rank.wait_for_report(5)
+        rank.stop()
+        account = wait_for_accounts(served, run, {0: rank.made})[0]
+        assert (account.made, account.gaps) == (rank.made, 0)
+        assert list(Path(open_folder(str(tmp_path))).iterdir()) == []
+
+
+def test_a_rank_whose_disk_cannot_be_written_goes_on_in_memory(run: str, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(blocked))]) as (rank,):
+        rank.wait_for_report(5)
+        served.send(signal.SIGSTOP)
+        rank.wait_for_reports(20)
+        served.send(signal.SIGCONT)
+        rank.stop()
+        account = wait_for_accounts(served, run, {0: rank.made})[0]
+        assert (account.made, account.gaps) == (rank.made, 0)
