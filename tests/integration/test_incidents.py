@@ -192,7 +192,7 @@ def test_a_damaged_store_is_said_and_counted_and_the_collector_works(damaged: tu
     with telling(Story(4), served.endpoint) as story:
         story.train(40).train(60, forward={SLOW_RANK: 30.0})
         assert wait_for_incident(served, "opened")["ranks"] == [SLOW_RANK]
-    assert f"the incident store {path} is damaged or no database: " in served.read_stderr()
+    assert f"the store {path} is damaged or no database: " in served.read_stderr()
     assert 'rankscope_collector_errors_total{part="incident_store"} 1.0' in served.read_metrics()
     assert path.read_text() == "not a database " * 1_000
 
@@ -223,4 +223,4 @@ def test_incidents_without_a_collector_name_the_address_and_the_cure() -> None:
 def test_a_store_that_is_not_there_is_named() -> None:
     ended = rankscope("incidents", "--store", "/nowhere/incidents.db")
     assert (ended.exit_code, ended.stdout) == (1, "")
-    assert ended.stderr.startswith("rankscope: there is no incident store at /nowhere/incidents.db; ")
+    assert ended.stderr.startswith("rankscope: there is no store at /nowhere/incidents.db; ")

@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_used_is_counted_said_and_done_without(
     collector.journal.shut(2.0)
     assert ([incident.id for incident in collector.journal.incidents], collector.counted) == ([1], ["incident_store"])
     (said,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert said.startswith(f"the incident store {path} is damaged or no database: ")
+    assert said.startswith(f"the store {path} is damaged or no database: ")
     assert said.endswith("Incidents are kept in memory, and end with this collector.")
 
 
