@@ -22,6 +22,8 @@ it. Room for all ranks of a run is set aside when its first rank comes: the stat
 and a Hello of a hundred bytes may say any.
 """
 
+from typing import Final
+
 import msgspec
 
 from rankscope.measure.identity import RankIdentity
@@ -88,6 +90,10 @@ class LifeCounts(msgspec.Struct, frozen=True, kw_only=True):
     jumps: int
 
 
+UNCLAIMED: Final = b""
+"""The routing id of a restored life for which nobody speaks yet: no real one is empty."""
+
+
 class Admission:
     """Knows the peers by their routing id and what is to come next from each.
 
@@ -120,12 +126,14 @@ class Admission:
         life = self._lives.get(identity.boot_id)
         refusal = _find_contradiction(identity, life) or self._find_theft(peer, identity, life, key)
         if refusal is None and life is None:
-            refusal = self._make_room(hello)
+            refusal = self._make_room(identity, left_behind=hello.left_behind)
         if refusal is not None:
             self._count_refused(refusal.reason)
             return refusal
+        if life is not None and life.peer == UNCLAIMED:
+            life.key = self._run_keys[identity.run] = key
         if life is None:
-            life = self._begin_life(peer, hello, key)
+            life = self._begin_life(peer, identity, hello.first_sequence, key, left_behind=hello.left_behind)
         self._bind(peer, life)
         life.hear_hello(hello.first_sequence)
         return Welcome(admitted_through=life.last_sequence)
@@ -134,6 +142,16 @@ class Admission:
         """A numbered message has come from a peer: may it be taken in?"""
         life = self._find_life(peer, key)
         return UnknownPeer() if life is None else life.number(sequence)
+
+    def restore(self, identity: RankIdentity, counts: LifeCounts) -> bool:
+        """A life that a collector knew which is no more; whether there is a place for it. It has to say Hello before
+        anything of it is taken in, and is then told from where on to send. Who says it first has the life.
+        """
+        if self._make_room(identity, left_behind=False) is not None:
+            return False
+        life = self._begin_life(UNCLAIMED, identity, counts.first_sequence, "", left_behind=False)
+        life.restore(counts)
+        return True
 
     def identity(self, peer: bytes, key: str = "") -> RankIdentity | None:
         """Who speaks under this routing id; None when nobody has said Hello."""
@@ -189,7 +207,7 @@ class Admission:
         return life
 
     def _find_theft(self, peer: bytes, identity: RankIdentity, life: "_Life | None", key: str) -> Refused | None:
-        if life is not None and (life.key != key or (not key and life.peer != peer)):
+        if life is not None and life.peer != UNCLAIMED and (life.key != key or (not key and life.peer != peer)):
             detail = (
                 f"rank {identity.rank} of run {identity.run!r}, boot id {identity.boot_id}, has said Hello on a "
                 f"connection with another {'key' if key or life.key else 'routing id'}, and nobody else may speak for "
@@ -204,8 +222,7 @@ class Admission:
             return Refused(reason=REFUSED_RUN_TAKEN, detail=detail[:DETAIL_LENGTH_MAX])
         return None
 
-    def _make_room(self, hello: Hello) -> Refused | None:
-        identity = hello.identity
+    def _make_room(self, identity: RankIdentity, *, left_behind: bool) -> Refused | None:
         newest = self._runs.get(identity.run)
         if newest is None and len(self._runs) >= self._runs_max:
             return _refuse_full("runs", len(self._runs), self._runs_max)
@@ -215,7 +232,7 @@ class Admission:
                 return _refuse_world(identity, others, self._ranks_max)
         if len(self._lives) >= self._ranks_max:
             earlier = self._latest_lives.get((identity.run, identity.rank))
-            if earlier is None or hello.left_behind:
+            if earlier is None or left_behind:
                 return _refuse_full("ranks", len(self._lives), self._ranks_max)
             self._drop(earlier)
         return None
@@ -223,17 +240,19 @@ class Admission:
     def _count_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def _begin_life(self, peer: bytes, hello: Hello, key: str) -> "_Life":
-        identity = hello.identity
-        life = _Life(peer, identity, hello.first_sequence, key)
+    def _begin_life(
+        self, peer: bytes, identity: RankIdentity, first_sequence: int, key: str, *, left_behind: bool
+    ) -> "_Life":
+        life = _Life(peer, identity, first_sequence, key)
         self._lives[identity.boot_id] = life
         newest = self._runs.get(identity.run)
-        if hello.left_behind and newest is not None:
+        if left_behind and newest is not None:
             return life
         self._latest_lives[identity.run, identity.rank] = life
         if newest is None or identity.restart_count >= newest.restart_count:
             self._runs[identity.run] = identity
-        self._run_keys[identity.run] = key
+        if peer != UNCLAIMED:
+            self._run_keys[identity.run] = key
         return life
 
     def _bind(self, peer: bytes, life: "_Life") -> None:
@@ -265,6 +284,11 @@ class _Life:
         self._duplicates = 0
         self._jumps = 0
         self._asked = False
+
+    def restore(self, counts: LifeCounts) -> None:
+        """Go on with these counts."""
+        self.last_sequence, self._admitted = counts.last_sequence, counts.admitted
+        self._missing, self._duplicates, self._jumps = counts.missing, counts.duplicates, counts.jumps
 
     def hear_hello(self, first_sequence: int) -> None:
         """Everything before `first_sequence` that has not arrived will not come any more."""

@@ -55,6 +55,12 @@ class StepAccount:
         self.counts = StepCounts()
         """The account of this moment."""
 
+    def restore(self, counts: StepCounts) -> None:
+        """Go on from what another collector had counted; what it took in since it last wrote that down is lost."""
+        self._published, self._late = counts.published, counts.late
+        self._reported_before = counts.published_elsewhere
+        self.counts = counts
+
     def take(self, report: Report, late: int) -> None:
         """A report was admitted; `late` of its step records came too late to be compared."""
         rows = report.steps.row_count

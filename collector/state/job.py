@@ -16,7 +16,6 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
 from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.detect.goodput import Goodput
 from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
 from rankscope.collector.detect.slow_ranks import read_usual
 from rankscope.collector.detect.standing import RankStanding
@@ -36,8 +35,10 @@ from rankscope.collector.state.events import (
     UnresponsiveSeen,
 )
 from rankscope.collector.state.rank import RankState
+from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.state.standings import build_standings
+from rankscope.collector.state.step_history import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.state.verdicts import Verdicts
 from rankscope.collector.state.window import Signature, StepWindow
 from rankscope.measure.identity import RankIdentity
@@ -71,6 +72,8 @@ class _Attempt:
 
     step_ns: int = 0
     """The time in steps of the rank that has reported the most of it."""
+    recorded_step: int = -1
+    """The last step that has been given to the history."""
 
 
 class JobState:
@@ -84,7 +87,10 @@ class JobState:
         self._former_boots: frozenset[str] = frozenset()
         self._group_sizes: dict[str, int] = {}
         self._verdicts = Verdicts(run, build_detectors(config), config.findings_max)
-        self._goodput = Goodput()
+        self._goodput = CarriedGoodput()
+        self._attempts = 0
+        self._begun_job_ns: int | None = None
+        self._lost_rank_s = 0.0
         self.last_change_job_ns = 0
 
     # -- events -------------------------------------------------------------------------------------------------------
@@ -144,6 +150,8 @@ class JobState:
             attempt.ranks[identity.rank] = RankState(event.hello, event.now_job_ns)
             self._rank_of_boot[identity.boot_id] = identity.rank
             self._goodput.begin(event.now_job_ns)
+            if self._begun_job_ns is None:
+                self._begun_job_ns = event.now_job_ns
             self.last_change_job_ns = event.now_job_ns
         return effects
 
@@ -163,6 +171,7 @@ class JobState:
     def _begin_attempt(self, identity: RankIdentity) -> _Attempt:
         self._former_boots = frozenset(self._rank_of_boot)
         self._rank_of_boot.clear()
+        self._attempts += self._attempt is not None
         window = StepWindow(self._config.steps_kept, identity.world_size)
         self._attempt = _Attempt(identity.restart_count, identity.world_size, window)
         return self._attempt
@@ -262,6 +271,76 @@ class JobState:
             self._goodput.lose(steps.tolist(), lost_ns.tolist())
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
         return effects
+
+    # -- what is kept -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def restore(
+        cls, config: CollectorConfig, run: SavedRun, story: SavedStory, lives: Sequence[SavedLife], clocks: Clocks
+    ) -> "JobState":
+        """The run as it was saved by a collector that is no more; its ranks are awaited."""
+        job = cls(run.run, config)
+        window = StepWindow(config.steps_kept, run.world_size)
+        attempt = job._attempt = _Attempt(run.restart_count, run.world_size, window)
+        attempt.step_ns, attempt.recorded_step = run.step_ns, run.recorded_step
+        for life in lives:
+            rank = RankState.restore(life, clocks)
+            attempt.ranks[rank.identity.rank] = rank
+            job._rank_of_boot[rank.identity.boot_id] = rank.identity.rank
+        job._attempts, job._former_boots = run.attempt, frozenset(story.former_boots)
+        job._verdicts.restore(run.findings_opened, story.findings, run.lost)
+        job._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
+        job._goodput.resume(run.goodput, clocks.to_job_ns(run.settled_wall_s), is_over=run.is_over)
+        job._begun_job_ns = clocks.to_job_ns(run.begun_wall_s)
+        job.last_change_job_ns = clocks.to_job_ns(run.changed_wall_s) if run.is_over else clocks.job_ns
+        return job
+
+    def save(self, clocks: Clocks) -> SavedRun | None:
+        """What is kept of the run itself; None before any rank has joined."""
+        attempt = self._attempt
+        if attempt is None:
+            return None
+        goodput = self._goodput.snapshot(clocks.job_ns)
+        begun_job_ns = clocks.job_ns if self._begun_job_ns is None else self._begun_job_ns
+        # All time up to the end of a run that is over is settled, and there is no more.
+        settled_job_ns = self.last_change_job_ns if self.is_over else clocks.job_ns - goodput.unreported_ns
+        return SavedRun(
+            run=self.run,
+            world_size=attempt.world_size,
+            restart_count=attempt.restart_count,
+            attempt=self._attempts,
+            begun_wall_s=clocks.to_wall_s(begun_job_ns),
+            changed_wall_s=clocks.to_wall_s(self.last_change_job_ns),
+            settled_wall_s=clocks.to_wall_s(settled_job_ns),
+            is_over=self.is_over,
+            step_ns=attempt.step_ns,
+            recorded_step=attempt.recorded_step,
+            goodput=goodput,
+            lost=self._verdicts.lost,
+            findings_opened=self._verdicts.opened,
+        )
+
+    def save_story(self) -> SavedStory:
+        """What seldom changes of what is kept."""
+        findings = (*self._verdicts.closed_findings, *self._verdicts.open_findings)
+        return SavedStory(findings=findings, former_boots=tuple(sorted(self._former_boots)))
+
+    @property
+    def lives(self) -> Mapping[int, RankState]:
+        """The ranks of the present attempt, to be saved."""
+        return self._ranks()
+
+    def take_settled_steps(self, wall_s: float) -> list[StepAggregate]:
+        """The steps that are settled since this was last called, for the history."""
+        attempt = self._attempt
+        if attempt is None:
+            return []
+        patience = 0 if self.is_over else PATIENCE_STEPS
+        steps, durations_ns, phases_ns = attempt.window.settled(attempt.recorded_step, patience=patience)
+        if not len(steps):
+            return []
+        attempt.recorded_step = int(steps[-1])
+        return aggregate_steps(self._attempts, wall_s, steps, durations_ns, phases_ns)
 
     # -- the picture --------------------------------------------------------------------------------------------------
 

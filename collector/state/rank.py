@@ -7,6 +7,7 @@ from rankscope.collector.detect.ratios import add_breakdowns
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.account import StepAccount
+from rankscope.collector.state.saved import Clocks, SavedKind, SavedLife
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.collector.state.vitals import Vitals
 from rankscope.measure.communication import bus_factor
@@ -50,6 +51,25 @@ class _KindTotals:
         if kind.matched_bytes and kind.transfer_ns:
             self.last = kind
 
+    def save(self, group: str, op: str) -> SavedKind:
+        return SavedKind(
+            group=group,
+            op=op,
+            count=self.count,
+            duration_ns=self.duration_ns,
+            matched=self.matched,
+            wait_ns=self.wait_ns,
+            transfer_ns=self.transfer_ns,
+            size_bytes=self.size_bytes,
+        )
+
+    @classmethod
+    def restore(cls, saved: SavedKind) -> "_KindTotals":
+        kind = cls()
+        kind.count, kind.duration_ns, kind.matched = saved.count, saved.duration_ns, saved.matched
+        kind.wait_ns, kind.transfer_ns, kind.size_bytes = saved.wait_ns, saved.transfer_ns, saved.size_bytes
+        return kind
+
 
 class RankState:
     """One life, from its Hello to its end. Written by JobState only."""
@@ -77,8 +97,57 @@ class RankState:
         self.last_sequence = hello.first_sequence - 1
         self.last_step: int | None = None
         self._kinds: dict[tuple[str, str], _KindTotals] = {}
+        self._kinds_counted = 0
+        self.is_awaited = False
+        """Whether it is known from the store only: nothing has come from it since the collector was started again."""
         self.allocators: deque[AllocatorCounts] = deque(maxlen=ALLOCATOR_COUNTS_KEPT)
         self.gc_pauses: deque[GcPauses] = deque(maxlen=GC_PAUSES_KEPT)
+
+    @classmethod
+    def restore(cls, saved: SavedLife, clocks: Clocks) -> "RankState":
+        """A life as it was saved. It counts as heard of just now: it has all the time to come back."""
+        rank = cls(saved.hello, clocks.job_ns)
+        rank.is_awaited = True
+        rank.first_sequence, rank.last_sequence, rank.admitted = (
+            saved.first_sequence, saved.last_sequence, saved.admitted,
+        )  # fmt: skip
+        rank.duplicates = saved.duplicates
+        rank.steps.restore(saved.steps)
+        rank.last_report_wall_s, rank.last_step = saved.last_report_wall_s, saved.last_step
+        rank.totals, rank.losses, rank.devices = saved.totals, saved.losses, saved.devices
+        rank._kinds = {(kind.group, kind.op): _KindTotals.restore(kind) for kind in saved.kinds}
+        ended_ns = None if saved.ended_wall_s is None else clocks.to_job_ns(saved.ended_wall_s)
+        rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
+        return rank
+
+    def save(self, clocks: Clocks, step_ns_median: float | None = None) -> SavedLife:
+        """What is kept of this life."""
+        vitals = self.vitals
+        ended_ns = None if self.is_live else vitals.ended_job_ns
+        return SavedLife(
+            hello=self._hello,
+            first_sequence=self.first_sequence,
+            last_sequence=self.last_sequence,
+            admitted=self.admitted,
+            duplicates=self.duplicates,
+            steps=self.steps.counts,
+            last_report_wall_s=self.last_report_wall_s,
+            last_step=self.last_step,
+            step_ns_median=step_ns_median,
+            totals=self.totals,
+            losses=self.losses,
+            devices=self.devices,
+            kinds=tuple(kind.save(*key) for key, kind in self._kinds.items()),
+            said=vitals.said,
+            seen=vitals.seen,
+            is_gone=vitals.is_gone,
+            ended_wall_s=None if ended_ns is None else clocks.to_wall_s(ended_ns),
+        )
+
+    @property
+    def counters(self) -> tuple[object, ...]:
+        """What must not be lost of it, in short: when this has changed it has to be saved."""
+        return self.identity.boot_id, self.missing, self.steps.counts.late, self._kinds_counted, self.ended
 
     @property
     def ended(self) -> str | None:
@@ -93,7 +162,7 @@ class RankState:
 
     def take(self, report: Report, now_job_ns: int, now_wall_s: float) -> None:
         """Everything of a report but its steps and collectives."""
-        self.count_admitted(report.sequence)
+        self.count_admitted(report.sequence, dropped=report.losses.reports_dropped - self.losses.reports_dropped)
         self.last_seen_job_ns = now_job_ns
         self.last_report_wall_s = now_wall_s
         self.totals, self.losses = report.totals, report.losses
@@ -115,8 +184,15 @@ class RankState:
         """Numbered messages of this life that were given up: the numbers up to the last one that never came."""
         return self.last_sequence - self.first_sequence + 1 - self.admitted
 
-    def count_admitted(self, sequence: int) -> None:
-        """A numbered message was admitted."""
+    def count_admitted(self, sequence: int, *, dropped: int = 0) -> None:
+        """A numbered message was admitted. The first after a restart of the collector may not be the next one: those
+        between went to the collector before, which acknowledged them and had no time to save that. Only as many are
+        missing as the rank has dropped meanwhile.
+        """
+        if self.is_awaited:
+            self.is_awaited = False
+            between = max(0, sequence - self.last_sequence - 1)
+            self.admitted += max(0, between - max(0, dropped))
         self.admitted += 1
         self.last_sequence = sequence
 
@@ -126,6 +202,7 @@ class RankState:
         if key not in self._kinds and len(self._kinds) >= KINDS_MAX:
             return
         self._kinds.setdefault(key, _KindTotals()).add(kind)
+        self._kinds_counted += 1
 
     def snapshot(self, now_job_ns: int, group_sizes: dict[str, int], **medians: object) -> RankSnapshot:
         """The picture of this life; `medians` are the fields that compare it with others."""
@@ -164,6 +241,7 @@ class RankState:
             progress=vitals.progress,
             end=vitals.seen,
             ended_job_ns=None if ending is None else vitals.ended_job_ns,
+            awaited=self.is_awaited,
             **medians,  # type: ignore[arg-type]
         )
 

@@ -43,7 +43,8 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `stalled`: by its own or its sidecar's word, None when nobody knows or it has ended. `stall` and `unresponsive` are
     what was seen then, also the last of a life that has ended; `end` is what the sidecar saw of the end, None where the
-    rank said it itself and nobody saw it otherwise.
+    rank said it itself and nobody saw it otherwise. `awaited`: the collector was started again and has not heard of the
+    rank since; what stands here is what was known before, and its counters may be behind.
     """
 
     identity: RankIdentity
@@ -83,6 +84,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     end: RankEnded | None = None
     ended_job_ns: int | None = None
     steps: StepCounts = StepCounts()
+    awaited: bool = False
 
 
 class LostSeconds(msgspec.Struct, frozen=True):

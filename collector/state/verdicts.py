@@ -55,6 +55,19 @@ class Verdicts:
         by_name = sorted(self._lost.items(), key=lambda item: (item[0][0] is None, item[0][0] or 0, item[0][1]))
         return tuple(LostSeconds(rank, cause, lost_s) for (rank, cause), lost_s in by_name)
 
+    @property
+    def opened(self) -> int:
+        """How many there have been."""
+        return self._opened
+
+    def restore(self, opened: int, findings: Sequence[Finding], lost: Sequence[LostSeconds]) -> None:
+        """Go on where a collector stood that is no more. Findings that were open then are over: those that still hold
+        are found anew, under another number.
+        """
+        self._opened = opened
+        self._closed = list(findings)[-self._findings_max :]
+        self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
+
     def look(self, view: JobView) -> list[JobEffect]:
         """Ask every detector, and say what has changed."""
         effects: list[JobEffect] = []

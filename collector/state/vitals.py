@@ -142,6 +142,20 @@ class Vitals:
     def _end_at(self, job_ns: int) -> None:
         self.ended_job_ns = job_ns if self.ended_job_ns is None else min(self.ended_job_ns, job_ns)
 
+    def restore_end(self, said: Goodbye | None, seen: RankEnded | None, *, is_gone: bool, ended_ns: int | None) -> None:
+        """What a collector knew that is no more."""
+        self._said, self._seen, self._is_gone, self.ended_job_ns = said, seen, is_gone, ended_ns
+
+    @property
+    def said(self) -> Goodbye | None:
+        """What the rank said itself at its end."""
+        return self._said
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process was seen to be gone."""
+        return self._is_gone
+
     @property
     def seen(self) -> RankEnded | None:
         """What the sidecar saw of the end."""

@@ -240,6 +240,18 @@ class StepWindow:
         """What the data movement of each process group took in the steps of `series`."""
         return self._transfers.read(self._slots_from(skip_steps))
 
+    def settled(self, after_step: int, *, patience: int) -> tuple[Ints, Floats, Mapping[str, Floats]]:
+        """The steps after that one which every rank has reported, in order: their numbers, shape (n,), and the
+        durations and phases of all ranks, shape (n, world size) in ns. It ends before the first step that lacks
+        a rank, unless that is `patience` steps behind the latest: then it is given as it is, NaN where a rank lacks.
+        """
+        slots = self._slots_from(after_step + 1)
+        durations_ns = self._columns["duration_ns"][slots]
+        waiting = np.isnan(durations_ns).any(axis=1) & (self._steps[slots] > self.latest_step - patience)
+        count = int(np.argmax(waiting)) if waiting.any() else len(slots)
+        slots = slots[:count]
+        return self._steps[slots], durations_ns[:count], _Selected(self._phases_ns, slots)
+
     def _slots_from(self, step: int) -> Ints:
         """Where the steps from that one on are, in order."""
         slots = np.flatnonzero(self._steps >= step)

@@ -1,6 +1,7 @@
 """How the file of the store came to be: one chain of versions for the tables of everything that keeps something in it.
 
-Version n of the file is what the first n entries of MIGRATIONS make of an empty one, and stands in `PRAGMA user_version`.
+Version n of the file is what the first n entries of MIGRATIONS make of an empty one; it stands in
+`PRAGMA user_version`.
 """
 
 from typing import Final

@@ -47,11 +47,13 @@ class WireRanks:
 
 
 @contextmanager
-def telling(story: Story, endpoint: str) -> Iterator[Story]:
-    """The story, from now on told to the collector there. Its ranks go on with the step they have come to."""
+def telling(story: Story, endpoint: str, *, again: bool = False) -> Iterator[Story]:
+    """The story, from now on told to the collector there. Its ranks go on with the step they have come to; `again`: as
+    the same lives, which number their reports on and count their totals on.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     story.job = WireRanks(context, endpoint)  # type: ignore[assignment]  # it takes what a story gives
     try:
-        yield story.join()
+        yield story.come_back() if again else story.join()
     finally:
         context.destroy(linger=0)

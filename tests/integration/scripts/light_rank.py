@@ -32,9 +32,14 @@ def main(run: str, rank: int, world_size: int, endpoint: str, spill_dir: str = "
     light = LightRank(identity, endpoint, spill_dir=spill_dir, on_report=tell)
     sys.stdout.write(f"{identity.boot_id}\n")
     sys.stdout.flush()
-    threading.Thread(target=lambda: (sys.stdin.read(), light.stop()), daemon=True).start()
+    threading.Thread(target=_stop_at_end_of_input, args=(light,), daemon=True).start()
     heard = light.run()
     link.say_goodbye(0, was_heard=heard)
+
+
+def _stop_at_end_of_input(light: LightRank) -> None:
+    sys.stdin.read()
+    light.stop()
 
 
 if __name__ == "__main__":

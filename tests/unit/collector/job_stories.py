@@ -45,6 +45,11 @@ class Story:
         for rank in ranks or range(self.ranks):
             self.sequence[rank] = 0
             self.totals[rank] = Totals()
+        return self.come_back(*ranks)
+
+    def come_back(self, *ranks: int) -> "Story":
+        """Say Hello as the life that it is, with what it has not sent yet."""
+        for rank in ranks or range(self.ranks):
             hello = Hello(
                 identity=RankIdentity(
                     run="story",
@@ -56,7 +61,7 @@ class Story:
                     boot_id=boot_of(rank, self.life),
                     pid=1_000 + rank,
                 ),
-                first_sequence=1,
+                first_sequence=self.sequence[rank] + 1,
                 host_ns=0,
                 wall_ns=0,
                 report_interval_ns=S,

@@ -1,0 +1,71 @@
+"""Steps as they go into the history: one line for all ranks together. Pure.
+
+A step is settled once every rank has reported it; where a rank does not, it is waited for over PATIENCE_STEPS more. So
+lines come in the order of the steps, each once. What the median hides stands in `longest_ns` and `slowest_rank`.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.detect.series import Floats, Ints
+
+PATIENCE_STEPS: Final = 32
+"""At 16,384 ranks so many steps that wait are 4 MB, looked at each tick; a rank that is later is mostly dead."""
+
+
+class StepAggregate(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a run: `attempt` and `step` name it, `wall_s` is when the collector had it (seconds since 1970).
+
+    Over the `ranks` that have reported it: the median and the longest duration and who had that; of several the lowest.
+    `phases_ns` are medians by phase. In synchronous training all durations are nearly equal: who kept whom waiting is
+    for the findings to say.
+    """
+
+    attempt: int
+    step: int
+    wall_s: float
+    ranks: int
+    median_ns: int
+    longest_ns: int
+    slowest_rank: int
+    phases_ns: Mapping[str, int] = {}
+
+
+def aggregate_steps(
+    attempt: int, wall_s: float, steps: Ints, durations_ns: Floats, phases_ns: Mapping[str, Floats]
+) -> list[StepAggregate]:
+    """A line for each step of which a rank is known. Shapes: steps (n,), durations and each phase (n, ranks) in ns, NaN
+    where a rank has not reported.
+    """
+    rows = np.flatnonzero(~np.isnan(durations_ns).all(axis=1))
+    durations_ns = durations_ns[rows]
+    if not len(rows):
+        return []
+    known = (~np.isnan(durations_ns)).sum(axis=1).tolist()
+    medians, slowest = _medians(durations_ns), np.nanargmax(durations_ns, axis=1)
+    longest = durations_ns[np.arange(len(rows)), slowest]
+    phases = {name: _medians(values[rows]) for name, values in phases_ns.items()}
+    return [
+        StepAggregate(
+            attempt=attempt,
+            step=int(steps[row]),
+            wall_s=wall_s,
+            ranks=known[place],
+            median_ns=round(medians[place]),
+            longest_ns=int(longest[place]),
+            slowest_rank=int(slowest[place]),
+            phases_ns={name: round(values[place]) for name, values in phases.items() if not np.isnan(values[place])},
+        )
+        for place, row in enumerate(rows)
+    ]
+
+
+def _medians(values: Floats) -> list[float]:
+    """The median of each row over what is known of it, NaN of a row of which nothing is."""
+    gaps = np.isnan(values).any(axis=1)
+    if not gaps.any():
+        return [float(median) for median in np.median(values, axis=1)]
+    return [float(np.median(row[~np.isnan(row)])) if not np.isnan(row).all() else float("nan") for row in values]
