@@ -1,4 +1,4 @@
-"""`rankscope serve | status | incidents | keys | analyze | merge | demo`."""
+"""`rankscope serve | status | incidents | report | keys | analyze | merge | demo`."""
 
 import argparse
 import json
@@ -21,6 +21,7 @@ from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.inquiry import add_url, ask, check_url, read_credentials
 from rankscope.collector.key_commands import add_keys
 from rankscope.collector.keys import RunKeys
+from rankscope.collector.report_command import add_report
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_run
 from rankscope.collector.reports.summary import summarise
@@ -69,6 +70,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_status(commands.add_parser("status", help="show what a collector knows"))
     add_incidents(commands.add_parser("incidents", help="show what has gone wrong, and what still does"))
     add_keys(commands.add_parser("keys", help="make the keys of the encrypted wire"))
+    add_report(commands.add_parser("report", help="say how a run went, also long after it"))
     add_analyze(commands.add_parser("analyze", help="say what profiler traces show, rank by rank"))
     add_merge(commands.add_parser("merge", help="put the traces of all ranks on one timeline, for Perfetto"))
     _add_demo(commands.add_parser("demo", help="train a small model on four ranks, make one slow, and find it"))

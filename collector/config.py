@@ -233,8 +233,37 @@ class CollectorConfig(Settings):
     store: str = setting(
         "",
         Setting(
-            "File in which incidents are kept, an SQLite database on a local disk that is made when it is not there. "
-            "Empty: they are kept in memory and end with the collector."
+            "File in which incidents, runs and their history are kept, an SQLite database on a local disk that is made "
+            "when it is not there. Empty: all is kept in memory and ends with the collector."
+        ),
+    )
+    history_kept_s: float = setting(
+        30 * 86_400.0,
+        Setting(
+            "How long steps stay in the store, also those of runs that have ended.",
+            unit="seconds",
+            smallest=60,
+            largest=3650 * 86_400,
+        ),
+    )
+    history_bytes_max: int = setting(
+        2048 * _MIB,
+        Setting(
+            "Most that the store may hold; beyond that the oldest history goes. A step a second is 13 MB a day, 16,384 "
+            "ranks at an interval of 60 s are 330 MB a day.",
+            unit="bytes",
+            smallest=_MIB,
+            largest=1024 * 1024 * _MIB,
+        ),
+    )
+    history_interval_s: float = setting(
+        60.0,
+        Setting(
+            "Time for which the steps of each rank are kept together as one line of the history; of all ranks together "
+            "every step is kept.",
+            unit="seconds",
+            smallest=1,
+            largest=86_400,
         ),
     )
     incidents_max: int = setting(

@@ -6,18 +6,21 @@ to that run: it is counted and logged, and the others go on.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from rankscope.collector.access import read_curve, read_http
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.history.recorder import Recorder
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunLook
-from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, UnknownPeer
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.events import (
     ClockSampled,
@@ -32,9 +35,11 @@ from rankscope.collector.state.events import (
     UnresponsiveSeen,
 )
 from rankscope.collector.state.job import JobState
+from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
+from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.machine import read_machine_id
 from rankscope.measure.messages import (
@@ -86,6 +91,9 @@ class Service:
         self._last_tick_ns = clock.monotonic_ns()
         self._snapshot = Snapshot(wall_s=self._wall_s(), version=__version__)
         self._journal = Journal(config, self._wall_s(), self._count_contained)
+        self._recorder = self._open_recorder()
+        self._read_http_refused: Callable[[], Mapping[str, int]] = dict
+        store = Path(config.store)
         try:
             self._http = HttpServer(
                 config.http_listen,
@@ -94,11 +102,16 @@ class Service:
                 is_healthy=self._find_illness,
                 is_ready=self._find_unready,
                 access=http,
+                find_weakness=self._find_weakness,
+                read_exported=self._find_exported,
+                read_report=None if self._recorder is None else lambda run: report_as_json(store, run),
             )
         except Exception:
             self._receiver.close()
-            self._journal.shut(self._wall_s())
+            self._shut_stores()
             raise
+        self._read_http_refused = lambda: self._http.refused
+        self._snapshot = self._take_snapshot()
 
     @property
     def endpoint(self) -> str:
@@ -133,7 +146,54 @@ class Service:
         finally:
             self._http.close()
             self._receiver.close()
-            self._journal.shut(self._wall_s())
+            self._shut_stores()
+
+    # -- what outlives it ---------------------------------------------------------------------------------------------
+
+    def _open_recorder(self) -> Recorder | None:
+        """Go on with the runs of the collector before, and begin to write; None without a file that can be used."""
+        database = self._journal.database
+        if database is None:
+            return None
+        try:
+            recorder = Recorder(database, self._config, self._count_contained)
+        except UnavailableError as error:
+            self._count_contained("history_store")
+            LOG.error("%s Runs and their history end with this collector.", error)  # noqa: TRY400 - said
+            return None
+        clocks = Clocks(self._clock.monotonic_ns(), self._wall_s())
+        for kept in recorder.load():
+            lives = [life for life in kept.lives if self._restore_life(life)]
+            self._jobs[kept.run.run] = JobState.restore(self._config, kept.run, kept.story, lives, clocks)
+        recorder.start()
+        return recorder
+
+    def _restore_life(self, life: SavedLife) -> bool:
+        counts = LifeCounts(
+            first_sequence=life.first_sequence,
+            last_sequence=life.last_sequence,
+            admitted=life.admitted,
+            missing=life.missing,
+            duplicates=life.duplicates,
+            jumps=0,
+        )
+        return self._admission.restore(life.hello.identity, counts)
+
+    def _record(self, clocks: Clocks, *, is_last: bool = False) -> None:
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.tick(self._jobs.values(), self._snapshot, clocks, is_last=is_last)
+        except Exception:
+            if self._count_contained("history") == 1:
+                LOG.exception("runs could not be handed to the store; the collector goes on")
+
+    def _shut_stores(self) -> None:
+        if self._recorder is not None:
+            self._snapshot = self._take_snapshot()
+            self._record(Clocks(self._clock.monotonic_ns(), self._wall_s()), is_last=True)
+            self._recorder.shut()
+        self._journal.shut(self._wall_s())
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
@@ -236,6 +296,7 @@ class Service:
         self._last_tick_ns = now_ns
         self._snapshot = self._take_snapshot()
         self._look_at_incidents(wall_s)
+        self._record(Clocks(now_ns, wall_s))
 
     def _look_for_gone_processes(self, job: JobState) -> None:
         for identity in job.live_identities():
@@ -245,6 +306,8 @@ class Service:
     def _forget(self, job: JobState) -> None:
         del self._jobs[job.run]
         self._admission.forget(job.run)
+        if self._recorder is not None:
+            self._recorder.forget(job.run)
         self._runs_evicted += 1
 
     def _look_at_incidents(self, wall_s: float) -> None:
@@ -282,6 +345,7 @@ class Service:
 
     def _take_snapshot(self) -> Snapshot:
         now_ns = self._clock.monotonic_ns()
+        store = None if self._recorder is None else self._recorder.counts
         return Snapshot(
             wall_s=ns_to_s(self._clock.wall_ns()),
             version=__version__,
@@ -291,9 +355,12 @@ class Service:
                 frames_refused=dict(self._receiver.refused),
                 peers_refused={**self._receiver.connections_refused, **self._admission.refused},
                 answers_unsent=dict(self._receiver.unsent),
-                http_refused=self._http.refused,
+                http_refused=self._read_http_refused(),
                 runs_evicted=self._runs_evicted,
                 contained_errors=dict(self._contained),
+                store_writable=self._find_weakness() is None if self._config.store else None,
+                store_bytes=None if store is None else store.bytes_used,
+                history_dropped=None if store is None else store.lines_dropped,
             ),
         )
 
@@ -303,3 +370,11 @@ class Service:
 
     def _find_unready(self) -> str | None:
         return "stopping" if self._stopping.is_set() else None
+
+    def _find_weakness(self) -> str | None:
+        """What the collector does without, though it takes reports."""
+        problem = self._journal.problem or (None if self._recorder is None else self._recorder.problem)
+        return None if problem is None else f"nothing is written to the store, and all is kept in memory: {problem}"
+
+    def _find_exported(self) -> Snapshot:
+        return self._snapshot if self._recorder is None else self._recorder.choose_exported(self._snapshot)

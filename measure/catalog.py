@@ -429,6 +429,18 @@ CATALOG: Final[tuple[Measure, ...]] = (
         "count by part", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
+        "rankscope_store_writable", "gauge", "", (),
+        "1 while the collector's store can be written to.", "0 or 1", _COLLECTOR, RATIO,
+    ),
+    Measure(
+        "rankscope_store_used_bytes", "gauge", "bytes", (),
+        "What the collector's store holds.", "pages in use * page size", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_history_dropped_total", "counter", "", (),
+        "Lines of history that gave way while the store could not be written to.", "count", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
         SERIES_LEFT_OUT, "gauge", "", (),
         "Series this page lacks because it would have more than it may.", "series - series_max, at least 0",
         "collector: this page", NOT_NEGATIVE,

@@ -13,6 +13,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import ESCALATED, REOPENED, Incident, read_rules
 from rankscope.collector.incidents.ledger import Ledger, RunLook
 from rankscope.collector.incidents.store import IncidentStore, Stored
+from rankscope.collector.store.database import Database
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
@@ -37,6 +38,7 @@ class Journal:
         self._to_write: dict[int, Incident] = {}
         self._to_forget: set[int] = set()
         self._failed_wall_s: float | None = None
+        self._problem: str | None = None
         self._refused_counted = 0
         stored = self._open_store(Path(config.store)) if config.store else Stored((), 0, 0)
         self._written = {incident.id for incident in stored.incidents}
@@ -47,6 +49,16 @@ class Journal:
     def incidents(self) -> tuple[Incident, ...]:
         """All of them as of the last tick, oldest first. Any thread."""
         return self._incidents
+
+    @property
+    def database(self) -> Database | None:
+        """The open file, for whatever else is kept in it; None when there is none, or it cannot be used."""
+        return None if self._store is None else self._store.database
+
+    @property
+    def problem(self) -> str | None:
+        """Why incidents cannot be written at the moment; None when all is well, or nothing is to be written."""
+        return self._problem
 
     def open(self, run: str, finding: Finding, now_wall_s: float) -> None:
         """A finding is new."""
@@ -99,11 +111,11 @@ class Journal:
             self._count(STORE)
             if self._failed_wall_s is None:
                 LOG.error("%s Until it can be written to, incidents are kept in memory.", error)  # noqa: TRY400 - said
-            self._failed_wall_s = now_wall_s
+            self._failed_wall_s, self._problem = now_wall_s, str(error)
             return
         if self._failed_wall_s is not None:
             LOG.warning("incidents are written to the store again")
-        self._failed_wall_s = None
+        self._failed_wall_s = self._problem = None
         self._written = (self._written | self._to_write.keys()) - self._to_forget
         self._to_write, self._to_forget = {}, set()
 
@@ -113,6 +125,7 @@ class Journal:
             stored = self._store.load()
         except UnavailableError as error:
             self._count(STORE)
+            self._problem = str(error)
             LOG.error("%s Incidents are kept in memory, and end with this collector.", error)  # noqa: TRY400 - said
             if self._store is not None:
                 self._store.close()

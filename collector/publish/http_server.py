@@ -1,9 +1,10 @@
 """What the collector knows, over HTTP: read-only, a thread a request, from the latest snapshot.
 
     GET /metrics                 the Prometheus page, in the text format that the client prefers
-    GET /healthz, /readyz        200, or 503 with the reason
+    GET /healthz, /readyz        200, or 503 with the reason; /readyz also says what the collector does without
     GET /api/v1/runs             the runs, a line each
     GET /api/v1/runs/RUN         everything about one run; RUN is percent-encoded
+    GET /api/v1/runs/RUN/report  how it went, from the store, also of a run that is over
     GET /api/v1/incidents        the incidents, newest first; ?run=RUN and ?state=open|resolved leave others out
     GET /                        this list
 
@@ -58,6 +59,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
 ALLOWED: Final = {"Allow": "GET, HEAD"}
 RUNS_PATH: Final = "/api/v1/runs"
+REPORT_SUFFIX: Final = "/report"
 INCIDENTS_PATH: Final = "/api/v1/incidents"
 INCIDENT_FILTERS: Final = frozenset({"run", "state"})
 
@@ -67,6 +69,7 @@ INDEX: Final = f"""rankscope collector
 /readyz               200 while it takes reports
 {RUNS_PATH}          the runs it knows, as JSON
 {RUNS_PATH}/RUN      everything about one of them
+{RUNS_PATH}/RUN{REPORT_SUFFIX}   how it went, from the store
 {INCIDENTS_PATH}     the incidents, newest first; ?run=RUN and ?state=open or resolved leave others out
 """
 
@@ -100,7 +103,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 class Routes:
     """From a path to an answer. No socket; any thread.
 
-    `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not.
+    `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_weakness` what the
+    collector does without while it is ready. `read_exported` gives the snapshot for /metrics, where that is another
+    one. `read_report` gives the report about a run, as JSON, and raises UnavailableError where there is none.
     """
 
     def __init__(
@@ -110,15 +115,19 @@ class Routes:
         *,
         is_healthy: Callable[[], str | None],
         is_ready: Callable[[], str | None],
+        find_weakness: Callable[[], str | None] = lambda: None,
+        read_exported: Callable[[], Snapshot] | None = None,
+        read_report: Callable[[str], bytes] | None = None,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._read_incidents = read_incidents
+        self._read_report = read_report
         self._registry = CollectorRegistry()
-        self._registry.register(SnapshotExporter(read_snapshot))
+        self._registry.register(SnapshotExporter(read_exported or read_snapshot))
         self._pages: Mapping[str, Callable[[], Response]] = {
             "/": lambda: Response(HTTPStatus.OK, TEXT, INDEX.encode()),
             "/healthz": lambda: _report_state(is_healthy()),
-            "/readyz": lambda: _report_state(is_ready()),
+            "/readyz": lambda: _report_state(is_ready(), find_weakness()),
             RUNS_PATH: self._list_runs,
         }
 
@@ -132,6 +141,8 @@ class Routes:
             response = self._render_metrics(accept)
         elif path == INCIDENTS_PATH:
             response = self._list_incidents(query)
+        elif path.startswith(f"{RUNS_PATH}/") and path.endswith(REPORT_SUFFIX):
+            response = self._show_report(unquote(path.removeprefix(f"{RUNS_PATH}/").removesuffix(REPORT_SUFFIX)))
         elif path.startswith(f"{RUNS_PATH}/"):
             response = self._show_run(unquote(path.removeprefix(f"{RUNS_PATH}/")))
         else:
@@ -151,6 +162,16 @@ class Routes:
             if run.run == name:
                 return Response(HTTPStatus.OK, JSON, msgspec.json.encode(run))
         return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known here; {RUNS_PATH} lists those that are")
+
+    def _show_report(self, name: str) -> Response:
+        if self._read_report is None:
+            return refuse(
+                HTTPStatus.NOT_FOUND, "this collector keeps no history; its setting `store` names a file for it"
+            )
+        try:
+            return Response(HTTPStatus.OK, JSON, self._read_report(name))
+        except UnavailableError as error:
+            return refuse(HTTPStatus.NOT_FOUND, str(error))
 
     def _list_incidents(self, query: str) -> Response:
         """Those that the query leaves; a run that has none, or that is not known, has an empty list."""
@@ -187,12 +208,18 @@ class HttpServer:
         access: HttpAccess = OPEN,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         requests_max: int = REQUESTS_MAX,
+        find_weakness: Callable[[], str | None] = lambda: None,
+        read_exported: Callable[[], Snapshot] | None = None,
+        read_report: Callable[[str], bytes] | None = None,
     ) -> None:
         problem = find_address_problem(address, listening=True)
         if problem is not None:
             raise SettingError(f"the collector's HTTP address is {address!r}; {problem}.")
         host, _, port = address.rpartition(":")
-        routes = Routes(read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready)
+        routes = Routes(
+            read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
+            read_exported=read_exported, read_report=read_report,
+        )  # fmt: skip
         try:
             self._server = _Server(
                 host, int(port.replace("*", "0")), routes, access, request_timeout_s, requests_max=requests_max
@@ -401,9 +428,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(response.body)
 
 
-def _report_state(problem: str | None) -> Response:
+def _report_state(problem: str | None, weakness: str | None = None) -> Response:
+    """A collector with a weakness goes on taking reports: to send nobody to it any more would be no help."""
     if problem is None:
-        return Response(HTTPStatus.OK, TEXT, b"ok\n")
+        said = "ok\n" if weakness is None else f"ok, but {weakness}\n"
+        return Response(HTTPStatus.OK, TEXT, said.encode())
     return refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
 
 

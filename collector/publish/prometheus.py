@@ -98,7 +98,8 @@ def _all_ranks(snapshot: Snapshot) -> Iterator[tuple[RunSnapshot, RankSnapshot]]
 
 
 def _live_ranks(snapshot: Snapshot) -> Iterator[tuple[RunSnapshot, RankSnapshot]]:
-    return ((run, rank) for run, rank in _all_ranks(snapshot) if rank.ended is None)
+    """Those that report. Counters of one that is awaited may be behind what they were: they come with its report."""
+    return ((run, rank) for run, rank in _all_ranks(snapshot) if rank.ended is None and not rank.awaited)
 
 
 def _rank_labels(run: RunSnapshot, rank: RankSnapshot) -> Labels:
@@ -190,7 +191,7 @@ def _of_host(read: Callable[[HostSample], float | None]) -> Reader:
     return _per_rank(lambda rank: None if rank.host is None else read(rank.host))
 
 
-def _of_collector(read: Callable[[Snapshot], float]) -> Reader:
+def _of_collector(read: Callable[[Snapshot], float | None]) -> Reader:
     return lambda snapshot: [((), read(snapshot))]
 
 
@@ -413,5 +414,8 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_http_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.http_refused),
     "rankscope_runs_evicted_total": _of_collector(lambda snapshot: snapshot.counts.runs_evicted),
     "rankscope_collector_errors_total": _of_collector_and(lambda snapshot: snapshot.counts.contained_errors),
+    "rankscope_store_writable": _of_collector(lambda snapshot: snapshot.counts.store_writable),
+    "rankscope_store_used_bytes": _of_collector(lambda snapshot: snapshot.counts.store_bytes),
+    "rankscope_history_dropped_total": _of_collector(lambda snapshot: snapshot.counts.history_dropped),
 }
 """How each measure of the catalogue but SERIES_LEFT_OUT is read from a snapshot."""

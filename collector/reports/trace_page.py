@@ -28,15 +28,15 @@ PARTS = ("compute", "overlap", "communication", "copy")
 
 def render_page(report: TraceReport, top: int = TOP) -> str:
     """The page; at most `top` rows of each table, but a row for each rank up to RANK_ROWS_MAX."""
-    style, script = _read_asset("trace_page.css"), _read_asset("trace_page.js")
+    style, script = read_asset("trace_page.css"), read_asset("trace_page.js")
     sections = build_sections(report, top, max(top, RANK_ROWS_MAX))
     links = [(section.key, section.title) for section in sections]
-    bodies = [_render_section(section) for section in sections]
+    bodies = [render_section(section) for section in sections]
     links.insert(2, ("timelines", "Timelines"))
     bodies.insert(2, _render_timelines(report))
     said = html.escape(headline(report))
     policy = (
-        f"default-src 'none'; style-src '{_hash_of(style)}'; script-src '{_hash_of(script)}'; "
+        f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     contents = "".join(f'<li><a href="#{key}">{html.escape(title)}</a></li>' for key, title in links)
@@ -52,18 +52,21 @@ def render_page(report: TraceReport, top: int = TOP) -> str:
     )
 
 
-def _read_asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """A style sheet or a script that stands in a page."""
     return (files("rankscope.collector.reports") / "page_assets" / name).read_text(encoding="utf-8")
 
 
-def _hash_of(text: str) -> str:
+def hash_of(text: str) -> str:
+    """What a page's policy knows it by."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _render_section(section: Section) -> str:
+def render_section(section: Section) -> str:
+    """One table as a section of a page, or the reason why it is empty."""
     body = _render_table(section) if section.rows else f'<p class="reason">{html.escape(section.reason)}</p>'
     return (
         f'<section id="{section.key}" aria-labelledby="{section.key}-title">\n'

@@ -18,7 +18,7 @@ CUT = "..."
 def render_text(report: TraceReport, top: int, width: int = WIDTH) -> str:
     """All tables, at most `top` rows of each, in lines of `width` columns."""
     sections = build_sections(report, top)
-    return "\n\n".join([headline(report), *("\n".join(_render(section, width)) for section in sections)])
+    return "\n\n".join([headline(report), *("\n".join(render_section(section, width)) for section in sections)])
 
 
 def headline(report: TraceReport) -> str:
@@ -50,7 +50,8 @@ def shorten(text: str, width: int) -> str:
     return f"{text[:front]}{CUT}{text[len(text) - kept // 2 :]}"[:width]
 
 
-def _render(section: Section, width: int) -> list[str]:
+def render_section(section: Section, width: int) -> list[str]:
+    """One table in lines of `width` columns, with its title and what it says."""
     lines = [section.title.upper(), *textwrap.wrap(section.explanation, width)]
     if not section.rows:
         return [*lines, *textwrap.wrap(section.reason, width, initial_indent=GAP, subsequent_indent=GAP)]

@@ -113,7 +113,9 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The collector about itself, counted up since it started."""
+    """The collector about itself, counted up since it started. The last three are about its store, None without one:
+    whether it can be written to, what it holds, and the lines of history that gave way while it could not be.
+    """
 
     frames_received: int = 0
     frames_refused: Mapping[str, int] = {}
@@ -122,6 +124,9 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
     http_refused: Mapping[str, int] = {}
     runs_evicted: int = 0
     contained_errors: Mapping[str, int] = {}
+    store_writable: bool | None = None
+    store_bytes: int | None = None
+    history_dropped: int | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ CHECKED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Up to this size a file is checked as a whole when it is opened: some 0.2 s. Of a larger one, grown by the history of
 steps, only SMALL_TABLES are.
 """
-SMALL_TABLES: Final = ("incidents",)
+SMALL_TABLES: Final = ("incidents", "runs", "lives")
 """Those without which a collector could not go on where it stood."""
 
 
@@ -159,7 +159,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 def _check(connection: sqlite3.Connection, path: Path, version_max: int) -> None:
     """Raise UnavailableError unless the file is sound, ours, and no newer than this program."""
-    for scope in ("1",) if path.stat().st_size <= CHECKED_BYTES_MAX else SMALL_TABLES:
+    for scope in ("1",) if path.stat().st_size <= CHECKED_BYTES_MAX else _find_small_tables(connection):
         (state,) = connection.execute(f"PRAGMA quick_check({scope})").fetchone()
         if state != "ok":
             raise sqlite3.DatabaseError(state)
@@ -173,6 +173,10 @@ def _check(connection: sqlite3.Connection, path: Path, version_max: int) -> None
             f"{path} has version {version} and this rankscope knows versions up to {version_max}; upgrade rankscope, "
             "or name another file as `store`."
         )
+
+
+def _find_small_tables(connection: sqlite3.Connection) -> list[str]:
+    return [name for name in SMALL_TABLES if has_table(connection, name)]
 
 
 def _migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:

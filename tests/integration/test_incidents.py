@@ -94,7 +94,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     between = {"open": rankscope("incidents", "--store", path, "--open")}
     with serving("--store", path) as second:
         at_start = read_incidents(second)
-        with telling(story, second.endpoint):
+        with telling(story, second.endpoint, again=True):
             story.train(60, forward={SLOW_RANK: 30.0})
             continued = wait_for_incident(second, "continued")
             for rank in range(4):

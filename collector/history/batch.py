@@ -1,0 +1,74 @@
+"""What waits to be written to the store. Pure: states take the place of older ones, lines of the history add up, and
+both are bounded, however long nothing can be written.
+"""
+
+from collections import deque
+from typing import Final
+
+from rankscope.collector.history.rank_intervals import RankInterval
+from rankscope.collector.state.saved import SavedLife, SavedRun, SavedStory
+from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.state.step_history import StepAggregate
+
+STEPS_WAITING_MAX: Final = 100_000
+"""About 60 MB, and a day of a run with a step a second; beyond that the oldest give way and are counted."""
+INTERVALS_WAITING_MAX: Final = 240
+"""Four hours of one run; of 16,384 ranks 95 MB."""
+
+
+class Batch:
+    """Everything that has changed since it was last written. Of one thread at a time."""
+
+    def __init__(self, steps_max: int = STEPS_WAITING_MAX, intervals_max: int = INTERVALS_WAITING_MAX) -> None:
+        self._steps_max = steps_max
+        self._intervals_max = intervals_max
+        self.runs: dict[str, SavedRun] = {}
+        self.stories: dict[str, SavedStory] = {}
+        self.lives: dict[tuple[str, int], tuple[int, SavedLife]] = {}
+        """By run and rank: the attempt, and the life in it."""
+        self.steps: deque[tuple[str, StepAggregate]] = deque()
+        self.intervals: deque[tuple[str, RankInterval]] = deque()
+        self.forgotten: set[str] = set()
+        """Runs that the collector no longer knows."""
+        self.snapshot: Snapshot | None = None
+        """The picture whose counters these states hold."""
+        self.dropped = 0
+        """Lines of the history that gave way, steps and intervals."""
+
+    def put_run(self, saved: SavedRun) -> None:
+        """A run as it is now."""
+        self.runs[saved.run] = saved
+        self.forgotten.discard(saved.run)
+
+    def forget(self, run: str) -> None:
+        """A run is no longer known; what it was last stays to be written."""
+        self.forgotten.add(run)
+
+    def add_step(self, run: str, step: StepAggregate) -> None:
+        """One more line of the history."""
+        self.steps.append((run, step))
+        self._trim()
+
+    def add_interval(self, run: str, interval: RankInterval) -> None:
+        """One more stretch of all ranks."""
+        self.intervals.append((run, interval))
+        self._trim()
+
+    def take_back(self, earlier: "Batch") -> None:
+        """A batch that could not be written, before this one was begun: what has changed since counts."""
+        self.runs = {**earlier.runs, **self.runs}
+        self.stories = {**earlier.stories, **self.stories}
+        self.lives = {**earlier.lives, **self.lives}
+        self.forgotten |= earlier.forgotten - self.runs.keys()
+        self.steps.extendleft(reversed(earlier.steps))
+        self.intervals.extendleft(reversed(earlier.intervals))
+        self.snapshot = self.snapshot or earlier.snapshot
+        self._trim()
+
+    def _trim(self) -> None:
+        while len(self.steps) > self._steps_max:
+            self.steps.popleft()
+            self.dropped += 1
+        while len(self.intervals) > self._intervals_max:
+            self.intervals.popleft()
+            self.dropped += 1

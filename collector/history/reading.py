@@ -1,0 +1,118 @@
+"""The history of a run as it is read: from the file, whether a collector writes to it or not. Nothing is changed."""
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.history.rank_intervals import Column, RankInterval, unpack
+from rankscope.collector.history.store import KeptRun, load_run
+from rankscope.collector.state.step_history import StepAggregate
+from rankscope.collector.store.database import has_table, reading
+from rankscope.measure.errors import UnavailableError
+
+NAMES_SHOWN_MAX: Final = 8
+"""Runs named when the one that was asked for is not there."""
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Some steps after one another: `steps` of them are in the history. `median_ns` is the mean of their medians over
+    the ranks, `longest_ns` the longest that any rank took for one, `wall_s` when the last of them had come in.
+    """
+
+    attempt: int
+    first_step: int
+    last_step: int
+    steps: int
+    wall_s: float
+    median_ns: float
+    longest_ns: int
+
+
+class RunHistory:
+    """One run in an open file. Made by `opening_run`."""
+
+    def __init__(self, connection: sqlite3.Connection, run_id: int, kept: KeptRun) -> None:
+        self._connection = connection
+        self._run_id = run_id
+        self.kept = kept
+        """The run as it was last saved, its findings and the lives of its last attempt."""
+
+    def read_curve(self, points_max: int) -> list[CurvePoint]:
+        """All its steps in order, at most so many points: neighbours are drawn together where there are more."""
+        (count,) = self._connection.execute("SELECT count(*) FROM steps WHERE run_id = ?", (self._run_id,)).fetchone()
+        rows = self._connection.execute(
+            "SELECT attempt, min(step), max(step), count(*), max(wall_s), avg(median_ns), max(longest_ns) FROM "
+            "(SELECT *, row_number() OVER (ORDER BY attempt, step) - 1 AS place FROM steps WHERE run_id = ?) "
+            "GROUP BY attempt, place / ? ORDER BY attempt, min(step)",
+            (self._run_id, max(1, -(-count // max(1, points_max)))),
+        )
+        names = CurvePoint.__struct_fields__
+        return [CurvePoint(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def read_steps(self) -> Iterator[StepAggregate]:
+        """Every step in order."""
+        rows = self._connection.execute(
+            "SELECT attempt, step, wall_s, ranks, median_ns, longest_ns, slowest_rank, phases_ns FROM steps "
+            "WHERE run_id = ? ORDER BY attempt, step",
+            (self._run_id,),
+        )
+        for *values, phases_ns in rows:
+            named = dict(zip(StepAggregate.__struct_fields__[:-1], values, strict=True))
+            yield StepAggregate(**named, phases_ns=_decode_phases(phases_ns))
+
+    def read_intervals(self, last: int | None = None) -> Iterator[RankInterval]:
+        """The intervals of its ranks, oldest first; only the last so many when `last` is given. One that cannot be read
+        is left out.
+        """
+        rows = self._connection.execute(
+            "SELECT * FROM (SELECT attempt, begin_wall_s, end_wall_s, body FROM rank_intervals WHERE run_id = ? "
+            "ORDER BY end_wall_s DESC LIMIT ?) ORDER BY end_wall_s",
+            (self._run_id, -1 if last is None else last),
+        )
+        for attempt, begin_wall_s, end_wall_s, body in rows:
+            columns = _unpack_or_nothing(body)
+            if columns is not None:
+                yield RankInterval(attempt, begin_wall_s, end_wall_s, columns)
+
+
+@contextmanager
+def opening_run(path: Path, run: str) -> Iterator[RunHistory]:
+    """The history of a run in this file. Raises UnavailableError when there is none, or the file cannot be used."""
+    with reading(path) as connection:
+        if not has_table(connection, "runs"):
+            raise UnavailableError(f"{path} holds no history yet; a collector of this release writes one into it.")
+        row = connection.execute("SELECT id, body, story FROM runs WHERE run = ?", (run,)).fetchone()
+        if row is None:
+            raise UnavailableError(f"no run {run!r} is in {path}; {_name_runs(connection)}.")
+        unreadable: list[str] = []
+        kept = load_run(connection, row, unreadable)
+        if kept is None:
+            raise UnavailableError(
+                f"run {run!r} in {path} cannot be read: {unreadable[0]}. Use the release that wrote it."
+            )
+        yield RunHistory(connection, row[0], kept)
+
+
+def _name_runs(connection: sqlite3.Connection) -> str:
+    found = connection.execute(
+        "SELECT run FROM runs ORDER BY changed_wall_s DESC LIMIT ?", (NAMES_SHOWN_MAX,)
+    ).fetchall()
+    return f"the latest there are {', '.join(repr(run) for (run,) in found)}" if found else "there is none in it"
+
+
+def _decode_phases(body: str) -> Mapping[str, int]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, int])
+    except msgspec.DecodeError:
+        return {}
+
+
+def _unpack_or_nothing(body: bytes) -> dict[str, Column] | None:
+    try:
+        return unpack(body)
+    except ValueError:
+        return None

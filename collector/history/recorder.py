@@ -1,0 +1,226 @@
+"""The thread that writes runs and their history to the store, and what the collector's loop tells it once a tick.
+
+The loop never waits for the disk: it hands over what has changed, and while a write goes on, that adds up to the next
+one. When nothing can be written the collector goes on in memory, says so, tries again every RETRY_S, and then has
+everything but what had to give way (`batch.py`).
+
+What /metrics shows is the last picture whose counters are in the store, mostly that of the last tick. So no counter of
+a live run is ever seen to go backwards, also when the collector is killed between two ticks and started again. A
+picture that is EXPORT_LAG_S_MAX old is given up for the present one: numbers that stand still would be worse.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.history.batch import Batch
+from rankscope.collector.history.rank_intervals import RankIntervals
+from rankscope.collector.history.store import HistoryStore, KeptRun
+from rankscope.collector.state.job import JobState
+from rankscope.collector.state.saved import Clocks, SavedStory
+from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.store.database import Database
+from rankscope.measure.errors import UnavailableError
+
+LOG = logging.getLogger("rankscope.collector")
+
+RETRY_S: Final = 5.0
+"""Between two tries to write while that fails: what waits is bounded, and a try costs some milliseconds."""
+PRUNE_S: Final = 30.0
+"""Between two looks for what is too old, or too much."""
+EXPORT_LAG_S_MAX: Final = 10.0
+"""Shorter than the usual scrape interval of 15 s; a write takes 0.5 s at 16,384 ranks."""
+REFRESH_S: Final = 30.0
+"""How old the saved totals of a life may be whose counters have not changed."""
+END_S_MAX: Final = 10.0
+"""How long the last write may take when the collector ends."""
+STORE: Final = "history_store"
+"""What a failure of the store is counted as; so are rows that cannot be read."""
+
+
+class StoreCounts(NamedTuple):
+    """The store about itself: the size of what it holds, and the lines of history that gave way in memory."""
+
+    bytes_used: int
+    lines_dropped: int
+
+
+class _Saved(NamedTuple):
+    counters: tuple[object, ...]
+    at_wall_s: float
+
+
+class Recorder:
+    """Told of everything once a tick by the collector's loop. `count` is called with what has gone wrong, each time."""
+
+    def __init__(self, database: Database, config: CollectorConfig, count: Callable[[str], object]) -> None:
+        """Open the file once more, for the thread. Raises UnavailableError when that cannot be done."""
+        self._store = HistoryStore(database)
+        self._config = config
+        self._count = count
+        self._intervals = RankIntervals(config.history_interval_s)
+        self._lives: dict[tuple[str, int], _Saved] = {}
+        self._stories: dict[str, SavedStory] = {}
+        self._changed = threading.Condition()
+        self._waiting = Batch()
+        self._has_waiting = self._is_ending = False
+        self._problem: str | None = None
+        self._bytes_used = 0
+        self._kept: Snapshot | None = None
+        self._shown: Snapshot | None = None
+        self._failures_counted = self._failures = 0
+        self._thread = threading.Thread(target=self._work, name="rankscope-store", daemon=True)
+
+    # -- the collector's loop -----------------------------------------------------------------------------------------
+
+    def load(self) -> tuple[KeptRun, ...]:
+        """The runs that the last collector still knew. Before `start`."""
+        try:
+            loaded = self._store.load()
+        except UnavailableError as error:
+            self._count(STORE)
+            LOG.error("%s No run is gone on with.", error)  # noqa: TRY400 - said
+            return ()
+        if loaded.rows_unreadable:
+            self._count(STORE)
+            LOG.error("rows of the store that cannot be read and are left out: %d", loaded.rows_unreadable)
+        return loaded.runs
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def tick(self, jobs: Iterable[JobState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
+        """Hand over what has changed. `snapshot` is of the same moment as the jobs."""
+        pictures = {run.run: run for run in snapshot.runs}
+        with self._changed:
+            for job in jobs:
+                self._take(job, pictures[job.run], clocks, is_last=is_last)
+            self._waiting.snapshot = snapshot
+            self._has_waiting = True
+            self._changed.notify()
+            failures = self._failures
+        for _ in range(failures - self._failures_counted):
+            self._count(STORE)
+        self._failures_counted = failures
+
+    def _take(self, job: JobState, picture: RunSnapshot, clocks: Clocks, *, is_last: bool) -> None:
+        steps = job.take_settled_steps(clocks.wall_s)
+        saved = job.save(clocks)
+        if saved is None:
+            return
+        waiting, run = self._waiting, job.run
+        waiting.put_run(saved)
+        story = job.save_story()
+        if self._stories.get(run) != story:
+            waiting.stories[run] = self._stories[run] = story
+        medians = {rank.identity.rank: rank.step_ns_median for rank in picture.ranks}
+        for number, rank in job.lives.items():
+            before, counters = self._lives.get((run, number)), rank.counters
+            if is_last or before is None or before.counters != counters or self._is_old(before, clocks.wall_s):
+                waiting.lives[run, number] = saved.attempt, rank.save(clocks, medians.get(number))
+                self._lives[run, number] = _Saved(counters, clocks.wall_s)
+        for step in steps:
+            waiting.add_step(run, step)
+        interval = self._intervals.look(picture, saved.attempt, clocks.wall_s, is_last=is_last or saved.is_over)
+        if interval is not None:
+            waiting.add_interval(run, interval)
+
+    def _is_old(self, saved: _Saved, wall_s: float) -> bool:
+        # A wall clock that has jumped back must not put it off.
+        return not 0.0 <= wall_s - saved.at_wall_s < REFRESH_S
+
+    def forget(self, run: str) -> None:
+        """The collector no longer knows the run; its history stays."""
+        with self._changed:
+            self._waiting.forget(run)
+        self._intervals.forget(run)
+        self._stories.pop(run, None)
+        self._lives = {key: saved for key, saved in self._lives.items() if key[0] != run}
+
+    def shut(self) -> None:
+        """Write what waits, once, and end. Runs stay known: the next collector goes on with them."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(END_S_MAX)
+        if not self._thread.is_alive():
+            self._store.close()
+
+    # -- any thread ---------------------------------------------------------------------------------------------------
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be written at the moment; None when all is well."""
+        return self._problem
+
+    @property
+    def counts(self) -> StoreCounts:
+        """The store about itself."""
+        return StoreCounts(self._bytes_used, self._waiting.dropped)
+
+    def choose_exported(self, present: Snapshot) -> Snapshot:
+        """The picture for /metrics: the last one that is kept, and never one older than was shown before."""
+        with self._changed:
+            kept = self._kept
+            is_behind = kept is None or not 0.0 <= present.wall_s - kept.wall_s < EXPORT_LAG_S_MAX
+            chosen = present if kept is None or is_behind or self._problem is not None else kept
+            if self._shown is not None and chosen.wall_s < self._shown.wall_s <= present.wall_s:
+                chosen = self._shown
+            self._shown = chosen
+            return chosen
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        next_prune_s = time.monotonic()
+        while True:
+            with self._changed:
+                pause_s = RETRY_S if self._problem is not None else None
+                if pause_s is not None:
+                    self._changed.wait_for(lambda: self._is_ending, pause_s)
+                self._changed.wait_for(lambda: self._is_ending or self._has_waiting)
+                batch, is_ending = self._waiting, self._is_ending
+                self._waiting, self._has_waiting = Batch(), False
+                self._waiting.dropped = batch.dropped
+            self._write(batch)
+            if is_ending:
+                return
+            if self._problem is None and time.monotonic() >= next_prune_s:
+                next_prune_s = time.monotonic() + PRUNE_S
+                self._prune()
+
+    def _write(self, batch: Batch) -> None:
+        try:
+            self._store.write(batch)
+            self._bytes_used = self._store.bytes_used
+        except Exception as error:  # noqa: BLE001 - whatever it is, it may not end the thread
+            self._fail(str(error))
+            with self._changed:
+                self._waiting.take_back(batch)
+                self._has_waiting = True
+            return
+        if self._problem is not None:
+            LOG.warning("runs and their history are written to the store again")
+        with self._changed:
+            self._problem, self._kept = None, batch.snapshot or self._kept
+
+    def _fail(self, problem: str) -> None:
+        if self._problem is None:
+            LOG.error("%s Until it can be written to, runs and their history are kept in memory.", problem)
+        self._problem = problem
+        self._failures += 1
+
+    def _prune(self) -> None:
+        oldest_wall_s = time.time() - self._config.history_kept_s
+        try:
+            # Each turn is short, and the loop's own writes come in between.
+            while self._store.prune(oldest_wall_s, self._config.history_bytes_max):
+                if self._has_waiting:
+                    break
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(str(error))

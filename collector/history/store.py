@@ -1,0 +1,208 @@
+"""Runs and their history in the collector's store: written by one thread of the collector, read by anybody.
+
+Bodies are JSON (`state/saved.py`), or packed columns (`rank_intervals.py`): a field more needs no migration. The
+history is bounded by age and by the size of the file; what falls out goes oldest first, over all runs.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from rankscope.collector.history.batch import Batch
+from rankscope.collector.history.rank_intervals import pack
+from rankscope.collector.state.saved import SavedLife, SavedRun, SavedStory
+from rankscope.collector.store.database import Database, explaining, transaction
+
+T = TypeVar("T")
+
+PRUNE_ROWS_MAX: Final = 5_000
+"""Rows deleted in one transaction: the incidents, which are written from another thread, wait no longer than 0.1 s."""
+PRUNE_SHARE: Final = 0.02
+"""Of the rows of the history, how many go at once when the file is too large."""
+
+_WRITE_RUN: Final = """INSERT INTO runs (run, is_known, changed_wall_s, body) VALUES (?, 1, ?, ?)
+    ON CONFLICT (run) DO UPDATE SET is_known = 1, changed_wall_s = excluded.changed_wall_s, body = excluded.body"""
+_WRITE_LIFE: Final = """INSERT INTO lives (run_id, rank, attempt, body) VALUES (?, ?, ?, ?)
+    ON CONFLICT (run_id, rank) DO UPDATE SET attempt = excluded.attempt, body = excluded.body"""
+_WRITE_STEP: Final = "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_WRITE_INTERVAL: Final = "INSERT OR REPLACE INTO rank_intervals VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class KeptRun(NamedTuple):
+    """A run as the store has it."""
+
+    run: SavedRun
+    story: SavedStory
+    lives: tuple[SavedLife, ...]
+
+
+class Loaded(NamedTuple):
+    """What a collector goes on with, and how many rows could not be read."""
+
+    runs: tuple[KeptRun, ...]
+    rows_unreadable: int
+
+
+class HistoryStore:
+    """The runs and the history of the file, for the collector that writes it. Raises UnavailableError, with the cure,
+    when the file cannot be used; what was committed before stays.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._path = database.path
+        self._connection = database.connect_again()
+        self._run_ids: dict[str, int] = {}
+
+    def load(self) -> Loaded:
+        """The runs that the last collector still knew."""
+        with explaining(self._path):
+            rows = self._connection.execute("SELECT id, body, story FROM runs WHERE is_known ORDER BY id").fetchall()
+            unreadable: list[str] = []
+            runs = []
+            for row in rows:
+                kept = load_run(self._connection, row, unreadable)
+                runs += [kept] if kept is not None else []
+            return Loaded(tuple(runs), len(unreadable))
+
+    def write(self, batch: Batch) -> None:
+        """Keep all of it, or nothing."""
+        try:
+            self._write(batch)
+        except BaseException:
+            self._run_ids.clear()  # ids of runs that are not there after all
+            raise
+
+    def _write(self, batch: Batch) -> None:
+        encode = msgspec.json.encode
+        lives = [(run, rank, attempt, encode(life).decode()) for (run, rank), (attempt, life) in batch.lives.items()]
+        intervals = [(run, one, pack(one)) for run, one in batch.intervals]
+        with explaining(self._path), transaction(self._connection):
+            self._connection.executemany(
+                _WRITE_RUN, [(run.run, run.changed_wall_s, encode(run).decode()) for run in batch.runs.values()]
+            )
+            self._connection.executemany(
+                "UPDATE runs SET story = ? WHERE run = ?",
+                [(encode(story).decode(), run) for run, story in batch.stories.items()],
+            )
+            self._learn_ids(batch)
+            ids = self._run_ids
+            self._connection.executemany(_WRITE_LIFE, [(ids[run], *rest) for run, *rest in lives if run in ids])
+            self._connection.executemany(
+                _WRITE_STEP,
+                [
+                    (ids[run], one.attempt, one.step, one.wall_s, one.ranks, one.median_ns, one.longest_ns,
+                     one.slowest_rank, encode(one.phases_ns).decode())
+                    for run, one in batch.steps if run in ids
+                ],
+            )  # fmt: skip
+            self._connection.executemany(
+                _WRITE_INTERVAL,
+                [
+                    (ids[run], one.attempt, one.begin_wall_s, one.end_wall_s, len(one.columns["rank"]), body)
+                    for run, one, body in intervals
+                    if run in ids
+                ],
+            )
+            self._connection.executemany(
+                "UPDATE runs SET is_known = 0 WHERE run = ?", [(run,) for run in batch.forgotten]
+            )
+
+    def _learn_ids(self, batch: Batch) -> None:
+        named = {run for run, _ in (*batch.steps, *batch.intervals, *batch.lives)} | batch.runs.keys()
+        for run in named - self._run_ids.keys():
+            row = self._connection.execute("SELECT id FROM runs WHERE run = ?", (run,)).fetchone()
+            if row is not None:
+                self._run_ids[run] = int(row[0])
+
+    def prune(self, oldest_wall_s: float, bytes_max: int) -> bool:
+        """Let go of some of what is older than that, or, when the file is too large, of what is oldest; whether there
+        may be more to let go of.
+        """
+        with explaining(self._path), transaction(self._connection):
+            gone = self._delete_until(oldest_wall_s)
+            gone += self._delete_runs(oldest_wall_s)
+            if not gone and self.bytes_used > bytes_max:
+                gone = self._delete_oldest()
+        return gone > 0
+
+    @property
+    def bytes_used(self) -> int:
+        """The pages of the file that hold something. The file itself does not shrink: free pages are used again."""
+        pages, free, size = (
+            int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._connection.close()
+
+    def _delete_until(self, wall_s: float, rows_max: int = PRUNE_ROWS_MAX) -> int:
+        steps = self._connection.execute(
+            "DELETE FROM steps WHERE (run_id, attempt, step) IN "
+            "(SELECT run_id, attempt, step FROM steps WHERE wall_s < ? ORDER BY wall_s LIMIT ?)",
+            (wall_s, rows_max),
+        ).rowcount
+        intervals = self._connection.execute(
+            "DELETE FROM rank_intervals WHERE rowid IN "
+            "(SELECT rowid FROM rank_intervals WHERE end_wall_s < ? ORDER BY end_wall_s LIMIT ?)",
+            (wall_s, rows_max),
+        ).rowcount
+        return steps + intervals
+
+    def _delete_runs(self, wall_s: float) -> int:
+        """One run that is no longer known, and that has no history any more."""
+        row = self._connection.execute(
+            "SELECT id, run FROM runs WHERE NOT is_known AND changed_wall_s < ? "
+            "AND NOT EXISTS (SELECT 1 FROM steps WHERE run_id = runs.id) "
+            "AND NOT EXISTS (SELECT 1 FROM rank_intervals WHERE run_id = runs.id) LIMIT 1",
+            (wall_s,),
+        ).fetchone()
+        if row is None:
+            return 0
+        self._connection.execute("DELETE FROM lives WHERE run_id = ?", row[:1])
+        self._connection.execute("DELETE FROM runs WHERE id = ?", row[:1])
+        self._run_ids.pop(row[1], None)
+        return 1
+
+    def _delete_oldest(self) -> int:
+        """A share of the history, the oldest of it: up to the moment before which so many of the steps lie."""
+        moments = []
+        for table, column in (("steps", "wall_s"), ("rank_intervals", "end_wall_s")):
+            (rows,) = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608 - our names
+            place = min(PRUNE_ROWS_MAX - 1, int(rows * PRUNE_SHARE))
+            found = self._connection.execute(
+                f"SELECT {column} FROM {table} ORDER BY {column} LIMIT 1 OFFSET ?",  # noqa: S608 - our names
+                (place,),
+            ).fetchone()
+            moments += [found[0]] if found is not None else []
+        # A row at the very moment goes too, so that something always does.
+        return self._delete_until(min(moments) + 1e-6) if moments else 0
+
+
+def load_run(connection: sqlite3.Connection, row: tuple[int, str, str], unreadable: list[str]) -> KeptRun | None:
+    """One run with the lives of its present attempt; None when its row cannot be read. What is wrong with a row is
+    added to `unreadable`.
+    """
+    run_id, body, story = row
+    runs = list(_decode_rows([(body,)], SavedRun, unreadable))
+    if not runs:
+        return None
+    stories = list(_decode_rows([(story,)], SavedStory, unreadable)) or [SavedStory()]
+    lives = connection.execute(
+        "SELECT body FROM lives WHERE run_id = ? AND attempt = ? ORDER BY rank", (run_id, runs[0].attempt)
+    )
+    return KeptRun(runs[0], stories[0], tuple(_decode_rows(lives, SavedLife, unreadable)))
+
+
+def _decode_rows(rows: Iterable[tuple[str]], kind: type[T], unreadable: list[str]) -> Iterator[T]:
+    """Those rows that can be read; what is wrong with the others is added to `unreadable`."""
+    decoder = msgspec.json.Decoder(kind)
+    for (body,) in rows:
+        try:
+            yield decoder.decode(body)
+        except (msgspec.DecodeError, TypeError) as error:
+            unreadable.append(str(error))

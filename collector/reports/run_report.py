@@ -1,0 +1,158 @@
+"""How a run went, from what the store keeps of it: one object, from which the text, the JSON and the page are made."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.detect.finding import Finding, format_ranks
+from rankscope.collector.detect.goodput import GoodputSnapshot
+from rankscope.collector.history.rank_intervals import RankInterval
+from rankscope.collector.history.reading import CurvePoint, RunHistory, opening_run
+from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.incidents.store import read_store
+from rankscope.collector.state.saved import SavedLife
+from rankscope.collector.state.snapshot import LostSeconds
+from rankscope.collector.state.vitals import conclude
+
+CURVE_POINTS_MAX: Final = 400
+"""More are not told apart on a screen."""
+RANKS_SHOWN_MAX: Final = 100
+"""Worst ranks; the history has them all."""
+INTERVALS_READ_MAX: Final = 1_440
+"""For the worst ranks the last day at an interval of a minute: a longer mean would hide who is slow now."""
+
+
+class RankLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank over the last day of the run. `slowdown_ratio`, `self_ns` and `wait_caused_ns` are means over its
+    intervals, weighted with their steps; None: never known. `lost_rank_seconds` is over the whole run.
+    """
+
+    rank: int
+    node: str
+    steps: int
+    ended: str | None
+    slowdown_ratio: float | None = None
+    self_ns: float | None = None
+    wait_caused_ns: float | None = None
+    lost_rank_seconds: float = 0.0
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. `ends` are its ranks by how they ended, `still up` for those that have not, drawn together (`0-6`).
+    `reports_lost` are numbered reports that never came, `steps_late` steps that came too late to be compared.
+    `curve` is the step time over the run, `worst_ranks` those that cost most, then the slowest.
+    """
+
+    run: str
+    world_size: int
+    restart_count: int
+    attempts: int
+    begun_wall_s: float
+    changed_wall_s: float
+    is_over: bool
+    steps: int
+    steps_kept: int
+    step_ns_median: float | None
+    reports: int
+    reports_lost: int
+    steps_late: int
+    ends: dict[str, str]
+    goodput: GoodputSnapshot
+    lost: tuple[LostSeconds, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
+    worst_ranks: tuple[RankLine, ...] = ()
+
+
+def read_report(path: Path, run: str) -> RunReport:
+    """The report about a run that this store has. Raises UnavailableError when there is none."""
+    with opening_run(path, run) as history:
+        incidents = [one for one in read_store(path).incidents if one.run == run]
+        return build_report(history, incidents)
+
+
+def report_as_json(path: Path, run: str) -> bytes:
+    """The same, as the API gives it."""
+    return msgspec.json.encode(read_report(path, run))
+
+
+def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunReport:
+    """Everything about one run."""
+    run, story, lives = history.kept
+    curve = history.read_curve(CURVE_POINTS_MAX)
+    medians = [point.median_ns for point in curve]
+    ends: dict[str, list[int]] = {}
+    for life in lives:
+        ends.setdefault(_end_of(life) or "still up", []).append(life.hello.identity.rank)
+    return RunReport(
+        run=run.run,
+        world_size=run.world_size,
+        restart_count=run.restart_count,
+        attempts=run.attempt + 1,
+        begun_wall_s=run.begun_wall_s,
+        changed_wall_s=run.changed_wall_s,
+        is_over=run.is_over,
+        steps=max((life.totals.steps for life in lives), default=0),
+        steps_kept=sum(point.steps for point in curve),
+        step_ns_median=float(np.median(medians)) if medians else None,
+        reports=sum(life.admitted for life in lives),
+        reports_lost=sum(life.missing for life in lives),
+        steps_late=sum(life.steps.late for life in lives),
+        ends={reason: format_ranks(sorted(ranks)) for reason, ranks in sorted(ends.items())},
+        goodput=run.goodput,
+        lost=run.lost,
+        findings=story.findings,
+        incidents=tuple(incidents),
+        curve=tuple(curve),
+        worst_ranks=tuple(_find_worst(lives, run.lost, list(history.read_intervals(INTERVALS_READ_MAX)))),
+    )
+
+
+def _end_of(life: SavedLife) -> str | None:
+    ending = conclude(life.said, life.seen)
+    if ending is not None:
+        return ending.reason
+    return "killed" if life.is_gone else None
+
+
+def _find_worst(
+    lives: Iterable[SavedLife], lost: Iterable[LostSeconds], intervals: list[RankInterval]
+) -> list[RankLine]:
+    """The ranks that cost most, then the slowest; those of which neither is known last."""
+    cost: dict[int, float] = {}
+    for one in lost:
+        if one.rank is not None:
+            cost[one.rank] = cost.get(one.rank, 0.0) + one.lost_rank_seconds
+    means = {name: _mean_by_rank(intervals, name) for name in ("slowdown_ratio", "self_ns", "wait_caused_ns")}
+    lines = []
+    for life in lives:
+        identity = life.hello.identity
+        line = RankLine(
+            rank=identity.rank,
+            node=identity.node,
+            steps=life.totals.steps,
+            ended=_end_of(life),
+            lost_rank_seconds=cost.get(identity.rank, 0.0),
+            **{name: found.get(identity.rank) for name, found in means.items()},
+        )
+        lines.append(line)
+    lines.sort(key=lambda line: (-line.lost_rank_seconds, -(line.slowdown_ratio or 0.0), line.rank))
+    return lines[:RANKS_SHOWN_MAX]
+
+
+def _mean_by_rank(intervals: Iterable[RankInterval], name: str) -> dict[int, float]:
+    """The mean of a column over the intervals, weighted with their steps, of each rank of which it is known."""
+    sums: dict[int, list[float]] = {}
+    for interval in intervals:
+        columns = interval.columns
+        known = ~np.isnan(columns[name]) & (columns["steps"] > 0)
+        rows = (columns["rank"][known].tolist(), columns["steps"][known].tolist(), columns[name][known].tolist())
+        for rank, steps, value in zip(*rows, strict=True):
+            found = sums.setdefault(int(rank), [0.0, 0.0])
+            found[0] += steps
+            found[1] += steps * value
+    return {rank: total / steps for rank, (steps, total) in sums.items()}

@@ -1,0 +1,187 @@
+"""A run report as tables, which the text and the page both show."""
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from itertools import groupby
+from typing import Final
+
+from rankscope.collector.history.reading import CurvePoint
+from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.reports.incident_table import format_length
+from rankscope.collector.reports.run_report import RunReport
+from rankscope.collector.reports.trace_cells import (
+    MISSING,
+    Cell,
+    Section,
+    amount,
+    columns_of,
+    ms,
+    percent,
+    printable,
+    rank_list,
+    word,
+)
+from rankscope.measure.units import format_duration
+
+TOP: Final = 20
+"""Rows of a table unless more are asked for; the JSON has all."""
+
+
+def headline(report: RunReport) -> str:
+    """The run in one line."""
+    length_s = report.changed_wall_s - report.begun_wall_s
+    state = "over" if report.is_over else "not over"
+    return printable(
+        f"run {report.run}: {report.world_size} ranks, {report.steps} steps, {format_length(max(0.0, length_s))} since "
+        f"{format_moment(report.begun_wall_s)} UTC, {state}"
+    )
+
+
+def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
+    """Every table, at most `top` rows of each."""
+    return [
+        _facts(report),
+        _findings(report, top),
+        _incidents(report, top),
+        _worst_ranks(report, top),
+        _time(report),
+        _curve(report, top),
+    ]
+
+
+def format_moment(wall_s: float) -> str:
+    """A moment for people, UTC.
+
+    >>> format_moment(0)
+    '1970-01-01 00:00:00'
+    """
+    return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _facts(report: RunReport) -> Section:
+    section = Section("facts", "The run", "What is known of it at its last report.", columns_of("<what, <value"), "")
+    ratio = report.goodput.goodput_ratio
+    rows = {
+        "ranks": str(report.world_size),
+        "attempts": f"{report.attempts}, {report.restart_count} of them restarts that torchrun counted",
+        "steps": f"{report.steps} in the last attempt, {report.steps_kept} in the history",
+        "step time": "-" if report.step_ns_median is None else format_duration(report.step_ns_median),
+        "goodput": "-" if ratio is None else f"{ratio:.1%} of {format_duration(report.goodput.wall_ns)}",
+        "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",
+        **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
+    }
+    return section.of([(word(name), word(value)) for name, value in rows.items()], len(rows))
+
+
+def _findings(report: RunReport, top: int) -> Section:
+    section = Section(
+        "findings", "Findings", "What detection has said over the run's life, the costliest first.",
+        columns_of("<kind, <cause, <ranks, <finding, <do, <cost"), "None.", is_prose=True,
+    )  # fmt: skip
+    found = sorted(report.findings, key=lambda one: -(one.lost_rank_seconds or 0.0))
+    rows = [
+        (word(one.kind), word(one.cause), rank_list(one.ranks), word(one.sentence), word(one.suggestion),
+         _cost(one.lost_rank_seconds))
+        for one in found
+    ]  # fmt: skip
+    return section.of(rows, top)
+
+
+def _incidents(report: RunReport, top: int) -> Section:
+    section = Section(
+        "incidents", "Incidents", "Findings as they were lived with, the newest first.",
+        columns_of("<state, <what, <ranks, <finding, <do, <cost"), "None.", is_prose=True,
+    )  # fmt: skip
+    rows = [
+        (word(one.state), word(_describe(one, report.changed_wall_s)), rank_list(one.ranks), word(one.sentence),
+         word(one.suggestion), _cost(one.lost_rank_seconds))
+        for one in reversed(report.incidents)
+    ]  # fmt: skip
+    return section.of(rows, top)
+
+
+def _describe(incident: Incident, now_wall_s: float) -> str:
+    length = format_length(incident.open_for_s(now_wall_s))
+    ended = f", {incident.resolved_reason}" if incident.resolved_reason else ""
+    moment = format_moment(incident.opened_wall_s)
+    return f"{incident.id}, {incident.severity}, {incident.cause}, since {moment} UTC, for {length}{ended}"
+
+
+def _worst_ranks(report: RunReport, top: int) -> Section:
+    section = Section(
+        "ranks", "Worst ranks", "Those that cost most, then the slowest; the means are over the last day of the run.",
+        columns_of("rank, <node, steps, slowdown, own time ms, waiting caused ms, rank-hours lost, <ended"), "None.",
+    )  # fmt: skip
+    rows = [
+        (word(one.rank), word(one.node), amount(one.steps), amount(one.slowdown_ratio, decimals=3), ms(one.self_ns),
+         ms(one.wait_caused_ns), _hours(one.lost_rank_seconds), word(one.ended))
+        for one in report.worst_ranks
+    ]  # fmt: skip
+    return section.of(rows, top, len(report.worst_ranks))
+
+
+def _time(report: RunReport) -> Section:
+    section = Section(
+        "time", "Where the time went", "The parts sum to the time of the run.", columns_of("<part, <time, share %"),
+        "No time yet.",
+    )  # fmt: skip
+    spent = report.goodput
+    parts = {
+        "productive steps": spent.productive_ns,
+        "lost in slow steps": spent.slow_ns,
+        "start-up": spent.startup_ns,
+        "between steps": spent.between_steps_ns,
+        "stalls": spent.stalled_ns,
+        "restarts": spent.restart_ns,
+        "not reported": spent.unreported_ns,
+    }
+    if not spent.wall_ns:
+        return section
+    rows = [(word(name), word(format_duration(ns)), percent(ns / spent.wall_ns)) for name, ns in parts.items()]
+    return section.of(rows, len(rows))
+
+
+def _curve(report: RunReport, top: int) -> Section:
+    section = Section(
+        "curve", "Step time over the run", "Steps after one another, drawn together where there are many: the mean of "
+        "their medians over the ranks, and the longest that any rank took.",
+        columns_of("attempt, <steps, <until (UTC), median ms, longest ms"), "No step is in the history.",
+    )  # fmt: skip
+    points = draw_together(report.curve, top)
+    rows = [
+        (word(one.attempt), word(f"{one.first_step}-{one.last_step}"), word(format_moment(one.wall_s)),
+         ms(one.median_ns), ms(one.longest_ns))
+        for one in points
+    ]  # fmt: skip
+    return section.of(rows, len(rows))
+
+
+def draw_together(points: Sequence[CurvePoint], points_max: int) -> list[CurvePoint]:
+    """The same steps in fewer points: about so many, each of one attempt."""
+    size = max(1, -(-len(points) // max(1, points_max)))
+    found = []
+    for _, of_attempt in groupby(points, key=lambda point: point.attempt):
+        listed = list(of_attempt)
+        found += [_join(listed[place : place + size]) for place in range(0, len(listed), size)]
+    return found
+
+
+def _join(points: Sequence[CurvePoint]) -> CurvePoint:
+    steps = sum(point.steps for point in points)
+    return CurvePoint(
+        attempt=points[0].attempt,
+        first_step=points[0].first_step,
+        last_step=points[-1].last_step,
+        steps=steps,
+        wall_s=points[-1].wall_s,
+        median_ns=sum(point.median_ns * point.steps for point in points) / steps,
+        longest_ns=max(point.longest_ns for point in points),
+    )
+
+
+def _cost(rank_seconds: float | None) -> Cell:
+    return Cell(MISSING) if rank_seconds is None else Cell(f"{_hours(rank_seconds).text} rank-hours lost", rank_seconds)
+
+
+def _hours(rank_seconds: float | None) -> Cell:
+    return amount(rank_seconds, 3_600, 2)
