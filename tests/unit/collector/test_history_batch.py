@@ -1,0 +1,65 @@
+"""What waits to be written: the newest state of everything, all lines of the history, and never more than may be."""
+
+from rankscope.collector.history.batch import Batch
+from rankscope.collector.state.saved import SavedStory
+from rankscope.collector.state.snapshot import Snapshot
+from tests.unit.collector.kept_runs import interval_of, life_of, run_of, step_of
+
+
+def test_a_newer_state_takes_the_place_of_an_older_one() -> None:
+    batch = Batch()
+    batch.put_run(run_of("a", attempt=0))
+    batch.put_run(run_of("a", attempt=1))
+    assert [run.attempt for run in batch.runs.values()] == [1]
+
+
+def test_what_could_not_be_written_comes_before_what_has_changed_since() -> None:
+    earlier, batch = Batch(), Batch()
+    for each, attempt in ((earlier, 0), (batch, 1)):
+        each.put_run(run_of("a", attempt=attempt))
+        each.lives["a", 0] = attempt, life_of("a", 0)
+        each.stories["a"] = SavedStory(former_boots=(str(attempt),))
+        each.add_step("a", step_of(attempt))
+        each.add_interval("a", interval_of(float(attempt)))
+    earlier.put_run(run_of("b"))
+    earlier.forget("gone")
+    earlier.snapshot = Snapshot(wall_s=1.0, version="0")
+    batch.take_back(earlier)
+    assert {name: run.attempt for name, run in batch.runs.items()} == {"a": 1, "b": 0}
+    assert batch.lives["a", 0][0] == 1
+    assert batch.stories["a"].former_boots == ("1",)
+    assert [step.step for _, step in batch.steps] == [0, 1]
+    assert [interval.begin_wall_s for _, interval in batch.intervals] == [0.0, 1.0]
+    assert (batch.forgotten, batch.snapshot) == ({"gone"}, earlier.snapshot)
+
+
+def test_a_run_that_came_back_is_not_forgotten() -> None:
+    earlier, batch = Batch(), Batch()
+    earlier.forget("a")
+    batch.put_run(run_of("a"))
+    batch.take_back(earlier)
+    assert batch.forgotten == set()
+    batch.forget("a")
+    batch.put_run(run_of("a"))
+    assert batch.forgotten == set()
+
+
+def test_the_oldest_lines_give_way_and_are_counted() -> None:
+    batch = Batch(steps_max=2, intervals_max=1)
+    for number in range(4):
+        batch.add_step("a", step_of(number))
+    for begin in range(2):
+        batch.add_interval("a", interval_of(float(begin)))
+    assert [step.step for _, step in batch.steps] == [2, 3]
+    assert [interval.begin_wall_s for _, interval in batch.intervals] == [1.0]
+    assert batch.dropped == 3
+
+
+def test_lines_taken_back_are_within_the_bound_too() -> None:
+    earlier, batch = Batch(), Batch(steps_max=2)
+    for number in range(3):
+        earlier.add_step("a", step_of(number))
+    batch.add_step("a", step_of(3))
+    batch.take_back(earlier)
+    assert [step.step for _, step in batch.steps] == [2, 3]
+    assert batch.dropped == 2

@@ -1,0 +1,299 @@
+"""Runs and their history in the file: what it keeps, what it lets go of, and how it came from older versions."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.history.batch import Batch
+from rankscope.collector.history.reading import CurvePoint, opening_run
+from rankscope.collector.history.store import HistoryStore, KeptRun, Loaded
+from rankscope.collector.incidents.store import IncidentStore
+from rankscope.collector.state.saved import SavedStory
+from rankscope.collector.store.database import APPLICATION_ID, Database
+from rankscope.collector.store.migrations import MIGRATIONS
+from rankscope.measure.errors import UnavailableError
+from tests.unit.collector.findings import slow
+from tests.unit.collector.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
+
+VERSION_2 = (
+    """CREATE TABLE incidents (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, state TEXT NOT NULL,
+        severity TEXT NOT NULL, opened_wall_s REAL NOT NULL, resolved_wall_s REAL, body TEXT NOT NULL)""",
+    """CREATE TABLE runs (id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL UNIQUE, is_known INTEGER NOT NULL,
+        changed_wall_s REAL NOT NULL, body TEXT NOT NULL, story TEXT NOT NULL DEFAULT '{}')""",
+    """CREATE TABLE lives (run_id INTEGER NOT NULL, rank INTEGER NOT NULL, attempt INTEGER NOT NULL, body TEXT NOT NULL,
+        PRIMARY KEY (run_id, rank))""",
+    """CREATE TABLE steps (run_id INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL, wall_s REAL NOT NULL,
+        ranks INTEGER NOT NULL, median_ns INTEGER NOT NULL, longest_ns INTEGER NOT NULL, slowest_rank INTEGER NOT NULL,
+        phases_ns TEXT NOT NULL, PRIMARY KEY (run_id, attempt, step)) WITHOUT ROWID""",
+    "CREATE INDEX steps_by_time ON steps (wall_s)",
+    """CREATE TABLE rank_intervals (run_id INTEGER NOT NULL, attempt INTEGER NOT NULL, begin_wall_s REAL NOT NULL,
+        end_wall_s REAL NOT NULL, ranks INTEGER NOT NULL, body BLOB NOT NULL,
+        PRIMARY KEY (run_id, attempt, begin_wall_s))""",
+    "CREATE INDEX rank_intervals_by_time ON rank_intervals (end_wall_s)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    "PRAGMA user_version = 2",
+    """INSERT INTO runs VALUES (3, 'old', 1, 100.0, '{"run":"old","world_size":1,"restart_count":0,"attempt":0,
+        "begun_wall_s":1.0,"changed_wall_s":100.0,"settled_wall_s":100.0,"is_over":false,"step_ns":5,"recorded_step":0,
+        "goodput":{"wall_ns":9,"productive_ns":9},"of_a_later_release":1}', '{"former_boots":["boot-old"]}')""",
+    """INSERT INTO lives VALUES (3, 0, 0, '{"hello":[["old",0,0,1,"node-a",0,"boot-0-0000",7],1,0,0,1000000000],
+        "first_sequence":1,"last_sequence":4,"admitted":4,"duplicates":0,"records_late":0}')""",
+    """INSERT INTO steps VALUES (3, 0, 0, 50.0, 1, 5, 5, 0, '{"data":2}')""",
+)
+"""A file as version 2 of it was first released. Never to be changed: every later release reads it."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where there is no file yet."""
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[HistoryStore]:
+    """A new store."""
+    with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
+        yield store
+
+
+def batch_of(run: str, *steps: int, wall_s: float | None = None) -> Batch:
+    """A run, its two ranks and some steps."""
+    batch = Batch()
+    batch.put_run(run_of(run))
+    for rank in range(2):
+        batch.lives[run, rank] = 0, life_of(run, rank)
+    for step in steps:
+        batch.add_step(run, step_of(step, wall_s=wall_s))
+    return batch
+
+
+def steps_in(path: Path, run: str) -> list[int]:
+    with opening_run(path, run) as history:
+        return [step.step for step in history.read_steps()]
+
+
+# -- what it keeps ----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_there_for_the_next_collector(store: HistoryStore) -> None:
+    batch = batch_of("a")
+    batch.stories["a"] = SavedStory(findings=(slow(),), former_boots=("boot-old",))
+    store.write(batch)
+    assert store.load() == Loaded(
+        (KeptRun(run_of("a"), batch.stories["a"], (life_of("a", 0), life_of("a", 1))),), rows_unreadable=0
+    )
+
+
+def test_a_run_that_is_no_longer_known_is_not_gone_on_with_and_can_be_read(store: HistoryStore, path: Path) -> None:
+    store.write(batch_of("a", 1, 2))
+    gone = Batch()
+    gone.forget("a")
+    store.write(gone)
+    assert store.load() == Loaded((), 0)
+    assert steps_in(path, "a") == [1, 2]
+
+
+def test_a_run_that_comes_back_under_its_name_is_known_again(store: HistoryStore) -> None:
+    gone = batch_of("a")
+    gone.forget("a")
+    store.write(gone)
+    store.write(batch_of("a"))
+    assert [kept.run.run for kept in store.load().runs] == ["a"]
+
+
+def test_lives_of_a_former_attempt_are_left_out(store: HistoryStore) -> None:
+    store.write(batch_of("a"))
+    restarted = Batch()
+    restarted.put_run(run_of("a", attempt=1))
+    restarted.lives["a", 1] = 1, life_of("a", 1)
+    store.write(restarted)
+    (kept,) = store.load().runs
+    assert [life.hello.identity.rank for life in kept.lives] == [1]
+
+
+def test_a_step_that_is_written_twice_is_there_once(store: HistoryStore, path: Path) -> None:
+    for _ in range(2):
+        store.write(batch_of("a", 1))
+    assert steps_in(path, "a") == [1]
+
+
+def test_rows_that_cannot_be_read_are_left_out_and_counted(store: HistoryStore) -> None:
+    for name in ("a", "b"):
+        store.write(batch_of(name))
+    store._connection.execute("UPDATE runs SET body = '{' WHERE run = 'a'")
+    store._connection.execute("UPDATE runs SET story = '{' WHERE run = 'b'")
+    store._connection.execute("UPDATE lives SET body = '[]' WHERE rank = 1")
+    (kept,), rows_unreadable = store.load()
+    assert (kept.run.run, kept.story, len(kept.lives), rows_unreadable) == ("b", SavedStory(), 1, 3)
+
+
+def test_a_write_that_fails_half_way_keeps_nothing_of_it_and_can_be_done_again(store: HistoryStore) -> None:
+    store._connection.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON steps WHEN NEW.step = 9 BEGIN SELECT RAISE(ABORT, 'no place'); END"
+    )
+    batch = batch_of("a", 1, 9)
+    with pytest.raises(UnavailableError):
+        store.write(batch)
+    assert store.load().runs == ()
+    store._connection.execute("DROP TRIGGER full")
+    store.write(batch_of("b"))
+    store.write(batch)
+    assert [kept.run.run for kept in store.load().runs] == ["b", "a"]
+    ids = store._connection.execute("SELECT DISTINCT runs.run FROM steps JOIN runs ON runs.id = run_id").fetchall()
+    assert ids == [("a",)]
+
+
+def test_incidents_are_written_while_the_history_is_open(path: Path) -> None:
+    with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
+        store.write(batch_of("a", 1))
+        incidents.write([], [1])
+        assert [kept.run.run for kept in store.load().runs] == ["a"]
+
+
+# -- what it lets go of -----------------------------------------------------------------------------------------------
+
+
+def prune(store: HistoryStore, oldest_wall_s: float, bytes_max: int = 1 << 40) -> int:
+    """All that there is to let go of; how many turns that took."""
+    turns = 0
+    while store.prune(oldest_wall_s, bytes_max):
+        turns += 1
+        assert turns < 1_000
+    return turns
+
+
+def test_steps_and_intervals_go_when_they_are_too_old(store: HistoryStore, path: Path) -> None:
+    batch = batch_of("a", 1, 2, 3)
+    for begin in (WALL_S - 60.0, WALL_S):
+        batch.add_interval("a", interval_of(begin))
+    store.write(batch)
+    prune(store, WALL_S + 2.5)
+    assert steps_in(path, "a") == [3]
+    with opening_run(path, "a") as history:
+        assert [interval.begin_wall_s for interval in history.read_intervals()] == [WALL_S]
+
+
+def test_a_run_goes_with_the_last_of_its_history_unless_it_is_still_known(store: HistoryStore, path: Path) -> None:
+    for name in ("over", "known"):
+        store.write(batch_of(name, 1))
+    gone = Batch()
+    gone.forget("over")
+    store.write(gone)
+    prune(store, WALL_S + 1_000.0)
+    with pytest.raises(UnavailableError, match=r"no run 'over' is in .*; the latest there are 'known'"):
+        steps_in(path, "over")
+    assert steps_in(path, "known") == []
+    assert store._connection.execute("SELECT count(*) FROM lives").fetchone() == (2,)
+
+
+def test_when_the_file_is_too_large_the_oldest_of_all_runs_goes_first(store: HistoryStore, path: Path) -> None:
+    for name in ("a", "b"):
+        store.write(batch_of(name, *range(2_000)))
+    before = store.bytes_used
+    prune(store, 0.0, bytes_max=before // 2)
+    assert store.bytes_used <= before // 2
+    for name in ("a", "b"):
+        steps = steps_in(path, name)
+        assert 100 < len(steps) < 1_100
+        assert steps == list(range(2_000 - len(steps), 2_000))
+
+
+def test_steps_of_one_moment_do_not_keep_the_file_too_large(store: HistoryStore) -> None:
+    store.write(batch_of("a", *range(500), wall_s=WALL_S))
+    assert prune(store, 0.0, bytes_max=1) <= 2
+    assert store._connection.execute("SELECT count(*) FROM steps").fetchone() == (0,)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_curve_draws_steps_together_and_never_attempts(store: HistoryStore, path: Path) -> None:
+    batch = Batch()
+    batch.put_run(run_of("a", attempt=1))
+    for number in range(6):
+        batch.add_step("a", step_of(number, attempt=0, longest_ns=(number + 1) * S))
+    for number in range(2):
+        batch.add_step("a", step_of(number, attempt=1))
+    store.write(batch)
+    with opening_run(path, "a") as history:
+        points = history.read_curve(2)
+        assert len(history.read_curve(100)) == 8
+    assert [(point.attempt, point.first_step, point.last_step, point.steps) for point in points] == [
+        (0, 0, 3, 4), (0, 4, 5, 2), (1, 0, 1, 2),
+    ]  # fmt: skip
+    assert points[0] == CurvePoint(
+        attempt=0, first_step=0, last_step=3, steps=4, wall_s=WALL_S + 3, median_ns=S, longest_ns=4 * S
+    )
+
+
+def test_steps_come_back_as_they_were(store: HistoryStore, path: Path) -> None:
+    store.write(batch_of("a", 7))
+    with opening_run(path, "a") as history:
+        assert list(history.read_steps()) == [step_of(7)]
+        assert history.kept.run == run_of("a")
+
+
+def test_only_the_last_intervals_are_read_when_so_asked(store: HistoryStore, path: Path) -> None:
+    batch = batch_of("a")
+    for minute in range(4):
+        batch.add_interval("a", interval_of(WALL_S + 60.0 * minute))
+    store.write(batch)
+    store._connection.execute("UPDATE rank_intervals SET body = x'00' WHERE begin_wall_s = ?", (WALL_S + 180.0,))
+    with opening_run(path, "a") as history:
+        assert [one.begin_wall_s - WALL_S for one in history.read_intervals(3)] == [60.0, 120.0]
+
+
+def test_phases_that_cannot_be_read_are_none(store: HistoryStore, path: Path) -> None:
+    store.write(batch_of("a", 7))
+    store._connection.execute("UPDATE steps SET phases_ns = ''")
+    with opening_run(path, "a") as history:
+        assert [step.phases_ns for step in history.read_steps()] == [{}]
+
+
+def test_a_run_whose_row_cannot_be_read_is_said(store: HistoryStore, path: Path) -> None:
+    store.write(batch_of("a"))
+    store._connection.execute("UPDATE runs SET body = '{}'")
+    with pytest.raises(UnavailableError, match=r"run 'a' in .* cannot be read: .* Use the release that wrote it"):
+        steps_in(path, "a")
+
+
+def test_a_store_without_any_run_says_so(store: HistoryStore, path: Path) -> None:
+    assert store.load().runs == ()
+    with pytest.raises(UnavailableError, match="no run 'a' is in .*; there is none in it"):
+        steps_in(path, "a")
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_released_version_with_a_history_is_read(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in VERSION_2:
+            connection.execute(statement)
+        connection.commit()
+    assert steps_in(path, "old") == [0]
+    with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
+        (kept,), rows_unreadable = store.load()
+    assert (kept.run.run, kept.story.former_boots, rows_unreadable) == ("old", ("boot-old",), 0)
+    assert [(life.hello.identity.node, life.last_sequence) for life in kept.lives] == [("node-a", 4)]
+
+
+def test_a_file_of_the_version_before_gets_its_tables_and_keeps_its_incidents(path: Path) -> None:
+    Database(path, MIGRATIONS[:1]).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO incidents VALUES (5, 'old', 'open', 'warning', 1.0, NULL, '{}')")
+        connection.commit()
+    with pytest.raises(UnavailableError, match="holds no history yet"):
+        steps_in(path, "old")
+    with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
+        store.write(batch_of("a", 1))
+        assert database.connection.execute("SELECT id FROM incidents").fetchall() == [(5,)]
+    assert steps_in(path, "a") == [1]
+
+
+def test_a_large_file_is_checked_by_table(store: HistoryStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(batch_of("a", *range(200)))
+    monkeypatch.setattr("rankscope.collector.store.database.CHECKED_BYTES_MAX", 0)
+    assert len(steps_in(path, "a")) == 200

@@ -1,0 +1,111 @@
+"""What each rank did in each minute: the columns, and how they are packed."""
+
+import zlib
+
+import msgspec
+import numpy as np
+import pytest
+
+from rankscope.collector.history.rank_intervals import COLUMNS, RankInterval, RankIntervals, pack, unpack
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import Totals
+
+
+def rank_of(number: int, steps: int, *, life: int = 0, data_ns: int | None = None) -> RankSnapshot:
+    """A rank that has made so many steps of 10 ms."""
+    identity = RankIdentity(
+        run="r", rank=number, local_rank=0, world_size=2, node="n", restart_count=0, boot_id=f"boot-{life}-{number:03d}",
+        pid=1,
+    )  # fmt: skip
+    phases = {} if data_ns is None else {"data": data_ns}
+    totals = Totals(steps=steps, step_ns=steps * 10_000_000, phases_ns=phases)
+    return RankSnapshot(identity=identity, up=True, totals=totals, slowdown_ratio=1.5 if number else None)
+
+
+def run_of(*ranks: RankSnapshot) -> RunSnapshot:
+    return RunSnapshot(run="r", world_size=2, restart_count=0, ranks=ranks)
+
+
+def read(interval: RankInterval | None, name: str) -> list[float]:
+    assert interval is not None
+    return [round(float(value), 3) for value in interval.columns[name]]
+
+
+def test_an_interval_has_what_came_since_it_began() -> None:
+    intervals = RankIntervals(60.0)
+    assert intervals.look(run_of(rank_of(0, 5, data_ns=50), rank_of(1, 5)), 0, 100.0) is None
+    assert intervals.look(run_of(rank_of(0, 9, data_ns=80), rank_of(1, 9)), 0, 159.0) is None
+    found = intervals.look(run_of(rank_of(0, 15, data_ns=150), rank_of(1, 7)), 0, 160.0)
+    assert found is not None
+    assert (found.attempt, found.begin_wall_s, found.end_wall_s) == (0, 100.0, 160.0)
+    assert (read(found, "rank"), read(found, "steps")) == ([0, 1], [10, 2])
+    assert read(found, "step_ns") == [10_000_000, 10_000_000]
+    assert read(found, "data_ns")[0] == 10
+    assert np.isnan(found.columns["data_ns"][1])
+    assert np.isnan(found.columns["slowdown_ratio"][0])
+    assert read(found, "slowdown_ratio")[1] == 1.5
+
+
+def test_the_next_one_begins_where_it_ended() -> None:
+    intervals = RankIntervals(60.0)
+    for steps, wall_s in ((0, 0.0), (10, 60.0)):
+        intervals.look(run_of(rank_of(0, steps)), 0, wall_s)
+    assert read(intervals.look(run_of(rank_of(0, 14)), 0, 120.0), "steps") == [4]
+
+
+def test_a_minute_without_steps_leaves_nothing() -> None:
+    intervals = RankIntervals(60.0)
+    intervals.look(run_of(rank_of(0, 5)), 0, 0.0)
+    assert intervals.look(run_of(rank_of(0, 5)), 0, 60.0) is None
+
+
+def test_a_rank_that_came_later_counts_from_its_first_step() -> None:
+    intervals = RankIntervals(60.0)
+    intervals.look(run_of(rank_of(0, 5)), 0, 0.0)
+    found = intervals.look(run_of(rank_of(0, 6, life=1), rank_of(1, 4)), 0, 60.0)
+    assert read(found, "steps") == [6, 4]
+
+
+def test_a_new_attempt_begins_a_new_interval() -> None:
+    intervals = RankIntervals(60.0)
+    intervals.look(run_of(rank_of(0, 5)), 0, 0.0)
+    assert intervals.look(run_of(rank_of(0, 1, life=1)), 1, 60.0) is None
+    assert read(intervals.look(run_of(rank_of(0, 3, life=1)), 1, 120.0), "steps") == [2]
+
+
+def test_the_last_one_may_be_short_and_a_forgotten_run_begins_anew() -> None:
+    intervals = RankIntervals(60.0)
+    intervals.look(run_of(rank_of(0, 5)), 0, 0.0)
+    assert read(intervals.look(run_of(rank_of(0, 8)), 0, 2.0, is_last=True), "steps") == [3]
+    intervals.forget("r")
+    assert intervals.look(run_of(rank_of(0, 9)), 0, 100.0) is None
+
+
+def test_a_wall_clock_that_was_set_back_begins_a_new_interval() -> None:
+    intervals = RankIntervals(60.0)
+    intervals.look(run_of(rank_of(0, 5)), 0, 1_000.0)
+    assert intervals.look(run_of(rank_of(0, 6)), 0, 10.0) is None
+    assert read(intervals.look(run_of(rank_of(0, 8)), 0, 70.0), "steps") == [2]
+
+
+def test_what_is_packed_can_be_unpacked() -> None:
+    columns = {name: np.array([0.0, 1.5, np.nan], dtype=np.float32) for name in COLUMNS}
+    found = unpack(pack(RankInterval(0, 0.0, 1.0, columns)))
+    assert tuple(found) == COLUMNS
+    for name in COLUMNS:
+        np.testing.assert_array_equal(found[name], columns[name])
+
+
+def test_columns_of_another_release_are_left_out_and_unknown_ones_are_nan() -> None:
+    body = {"rank": np.array([3], dtype="<f4").tobytes(), "of_a_later_release": b"\0\0\0\0"}
+    found = unpack(zlib.compress(msgspec.msgpack.encode(body)))
+    assert tuple(found) == COLUMNS
+    assert (found["rank"].tolist(), bool(np.isnan(found["steps"]).all())) == ([3.0], True)
+    assert unpack(zlib.compress(msgspec.msgpack.encode({})))["rank"].tolist() == []
+
+
+@pytest.mark.parametrize("body", [b"", b"no zlib", zlib.compress(b"\xc1")])
+def test_what_is_no_interval_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match="no packed columns"):
+        unpack(body)
