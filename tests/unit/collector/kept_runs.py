@@ -4,6 +4,7 @@ import numpy as np
 
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.history.rank_intervals import COLUMNS, RankInterval
+from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.saved import SavedLife, SavedRun
 from rankscope.collector.state.snapshot import LostSeconds
 from rankscope.collector.state.step_history import StepAggregate
@@ -43,7 +44,7 @@ def life_of(run: str, rank: int, *, node: str = "node-a", said: Goodbye | None =
     )  # fmt: skip
     hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=S)
     return SavedLife(
-        hello=hello, first_sequence=1, last_sequence=10, admitted=9, duplicates=0, records_late=2,
+        hello=hello, first_sequence=1, last_sequence=10, admitted=9, duplicates=0, steps=StepCounts(late=2),
         totals=Totals(steps=80, step_ns=80 * S), said=said,
     )  # fmt: skip
 
