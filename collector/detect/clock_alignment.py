@@ -4,6 +4,10 @@ A ping leaves at `sent` and its answer, carrying the rank's clock, arrives at `r
 time in between, so its offset to ours is known to within half the round trip, whatever the network did. Clocks drift
 apart by up to 100 us a second (a poor quartz), from that unknown time on, so the bound grows with the time since the
 ping was sent. The sample with the smallest bound is the best of those kept.
+
+A clock may also jump: a machine is suspended, or its virtual one moved to another host. Two samples whose bounds at one
+moment have nothing in common cannot both be right about that moment, whatever the drift; so the clock has jumped in
+between, and what was known before it is forgotten. A jump that the bounds do not show is not larger than they are.
 """
 
 from collections import deque
@@ -13,6 +17,12 @@ from rankscope.measure.units import NS_PER_S, HostNs, JobNs
 
 SAMPLES_MAX = 16
 DRIFT_PER_S_NS = 100_000
+READINGS_NS = 2
+"""The two readings of the rank's clock behind two samples are whole nanoseconds: each may be up to one off."""
+
+_Sample = tuple[int, int, int, int]
+"""sent, received, and of the moment half way: the offset, and half the round trip. Not a class: 16,384 ranks give 3,000
+answers a second, and each is held against the 16 before it."""
 
 
 class Alignment(NamedTuple):
@@ -26,12 +36,21 @@ class ClockAlignment:
     """The alignment of one rank."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[int, int, int]] = deque(maxlen=SAMPLES_MAX)
+        self._samples: deque[_Sample] = deque(maxlen=SAMPLES_MAX)
 
     def add(self, sent_job_ns: int, host_ns: int, received_job_ns: int) -> None:
-        """Take in a ping's answer. One that came back before it was sent is no answer to ours and is ignored."""
-        if received_job_ns >= sent_job_ns:
-            self._samples.append((sent_job_ns, host_ns, received_job_ns))
+        """Take in a ping's answer. One that came back before it was sent is no answer to ours and is ignored; so is one
+        from before a jump of the clock that has been seen.
+        """
+        if received_job_ns < sent_job_ns:
+            return
+        offset_ns = host_ns - (sent_job_ns + received_job_ns) // 2
+        sample = (sent_job_ns, received_job_ns, offset_ns, (received_job_ns - sent_job_ns + 1) // 2)
+        if self._contradicts(sample):
+            if sent_job_ns < self._samples[-1][0]:
+                return
+            self._samples.clear()
+        self._samples.append(sample)
 
     def at(self, now_job_ns: int) -> Alignment | None:
         """The best alignment known now; None before the first answer.
@@ -42,14 +61,29 @@ class ClockAlignment:
         Alignment(offset_ns=500000, error_ns=500)
         """
         best: Alignment | None = None
-        for sent_ns, host_ns, received_ns in self._samples:
-            apart_ns = max(now_job_ns - sent_ns, received_ns - now_job_ns)
-            error_ns = (received_ns - sent_ns + 1) // 2 + apart_ns * DRIFT_PER_S_NS // NS_PER_S
+        for sample in self._samples:
+            error_ns = _bound(sample, now_job_ns)
             if best is None or error_ns <= best.error_ns:
-                best = Alignment(host_ns - (sent_ns + received_ns) // 2, error_ns)
+                best = Alignment(sample[2], error_ns)
         return best
 
     def to_job_time(self, host_ns: int, now_job_ns: int) -> JobNs | None:
         """A moment of the rank's clock on ours; None before the first answer."""
         alignment = self.at(now_job_ns)
         return None if alignment is None else JobNs(HostNs(host_ns) - alignment.offset_ns)
+
+    def _contradicts(self, sample: _Sample) -> bool:
+        """Whether a sample and one of those kept cannot both be right about the moment when it was received."""
+        _, now_job_ns, offset_ns, _ = sample
+        near_ns = _bound(sample, now_job_ns) + READINGS_NS
+        for kept in self._samples:
+            apart_ns = abs(kept[2] - offset_ns)
+            if apart_ns > near_ns and apart_ns > near_ns + _bound(kept, now_job_ns):
+                return True
+        return False
+
+
+def _bound(sample: _Sample, now_job_ns: int) -> int:
+    """How far off a sample's offset may be at that moment."""
+    sent_ns, received_ns, _, half_ns = sample
+    return half_ns + max(now_job_ns - sent_ns, received_ns - now_job_ns) * DRIFT_PER_S_NS // NS_PER_S

@@ -82,3 +82,26 @@ def test_another_ping_never_makes_the_bound_worse(quartz: Quartz, exchange: list
     assert before is not None
     assert after is not None
     assert after.error_ns <= before.error_ns
+
+
+@given(quartzes, pings, pings, st.integers(-(10**12), 10**12))
+def test_after_a_jump_the_next_answer_is_within_its_bound_and_a_jump_that_is_not_seen_is_no_larger_than_the_bounds(
+    quartz: Quartz, before: list[Ping], after: list[Ping], jump_ns: int
+) -> None:
+    alignment, now_ns = ping_all(quartz, before)
+    moved = quartz._replace(offset_ns=quartz.offset_ns + jump_ns)
+    for ping in after:
+        sent_ns = now_ns + ping.pause_ns
+        read_ns = sent_ns + ping.there_ns
+        now_ns = read_ns + ping.back_ns
+        alignment.add(sent_ns, floor(moved.tell(read_ns)), now_ns)
+        own = ClockAlignment()
+        own.add(sent_ns, 0, now_ns)
+        fresh = own.at(JobNs(now_ns))
+        assert fresh is not None
+        worst_ns = 2 * fresh.error_ns + 4 * READING_NS
+        found = alignment.at(JobNs(now_ns))
+        assert found is not None
+        true_offset_ns = moved.tell(now_ns) - now_ns
+        # The sample that is believed agrees with the newest, which is right: so it is off by no more than both bounds.
+        assert abs(found.offset_ns - true_offset_ns) <= found.error_ns + worst_ns

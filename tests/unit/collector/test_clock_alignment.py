@@ -71,6 +71,41 @@ def test_only_the_last_samples_are_kept() -> None:
     assert alignment.at(JobNs(1_000)) == Alignment(100, 500)
 
 
+def test_clock_that_has_jumped_is_known_anew_from_the_first_answer_after_it() -> None:
+    """The better sample from before would win for 4 more seconds, and be wrong by a second."""
+    alignment = alignment_of((0, 7_050, 100))  # offset 7,000, within 50
+    alignment.add(10_000, 10_500 + 7_000 + 10**9, 11_000)
+    assert alignment.at(JobNs(11_000)) == Alignment(7_000 + 10**9, 500)
+
+
+def test_clock_that_jumped_back_is_known_anew_too() -> None:
+    alignment = alignment_of((0, 7_050, 100), (10_000, 10_050 + 7_000 - 5_000, 10_100))
+    assert alignment.at(JobNs(10_100)) == Alignment(2_000, 50)
+
+
+@pytest.mark.parametrize(("jump_ns", "is_seen"), [(0, False), (102, False), (104, True)])
+def test_jump_is_seen_when_the_bounds_have_nothing_in_common(jump_ns: int, is_seen: bool) -> None:
+    """50 of each round trip, 1 of drift at 10,100 from the first, 2 for the readings: 103 may be chance."""
+    alignment = alignment_of((0, 50, 100), (10_000, 10_050 + jump_ns, 10_100))
+    later = alignment.at(JobNs(50))  # the first sample is the better one about this moment, where it is kept
+    assert later is not None
+    assert (later.offset_ns == jump_ns) is (is_seen or jump_ns == 0)
+
+
+def test_answer_from_before_a_jump_that_comes_after_it_changes_nothing() -> None:
+    alignment = alignment_of((0, 7_050, 100), (10_000, 10_050 + 10**9, 10_100))
+    alignment.add(5_000, 5_050 + 7_000, 10_200)
+    assert alignment.at(JobNs(10_200)) == Alignment(10**9, 50)
+
+
+def test_clock_that_drifts_within_the_bound_is_no_jump() -> None:
+    """100 us a second: after 1,000 s a clock is 0.1 s off, and every sample still agrees with every other."""
+    second = 10**9
+    samples = [(at * second, at * second + at * 100_000, at * second) for at in range(0, 1_000, 100)]
+    assert alignment_of(*samples).at(JobNs(900 * second)) == Alignment(90_000_000, 0)
+    assert len(alignment_of(*samples)._samples) == 10
+
+
 @pytest.mark.parametrize("offset_ns", [0, 10**18, -(10**18)])
 def test_moment_of_the_ranks_clock_is_moved_by_the_offset(offset_ns: int) -> None:
     alignment = alignment_of((1_000, 1_200 + offset_ns, 1_400))
