@@ -21,9 +21,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     curve.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; give it key_file and allowed_keys",
     curve.KEY_NOT_ALLOWED: "an agent whose key is not in allowed_keys; put its .pub file there",
     curve.WRONG_COLLECTOR_KEY: "an agent with the public key of another collector; give it this one's",
-    curve.BROKEN_HANDSHAKE: (
-        "something that broke off: it does not speak ZeroMQ, says nothing, or wants keys where we do not"
-    ),
+    curve.BROKEN_HANDSHAKE: "something that does not speak ZeroMQ, says nothing, or has keys where others have none",
 }
 
 
