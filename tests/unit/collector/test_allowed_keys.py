@@ -1,0 +1,97 @@
+"""The folder of those who may send reports, read anew while the collector runs."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.ingest.allowed_keys import AllowedKeys
+from rankscope.collector.ingest.refusal_log import RefusalLog
+from rankscope.measure.errors import SettingError
+from rankscope.measure.key_files import KEY_LENGTH, format_key_file
+from rankscope.measure.units import NS_PER_S, HostNs, WallNs
+
+A, B = "a" * KEY_LENGTH, "b" * KEY_LENGTH
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def monotonic_ns(self) -> HostNs:
+        return HostNs(self.now_ns)
+
+    def wall_ns(self) -> WallNs:
+        return WallNs(self.now_ns)
+
+
+def write(folder: Path, name: str, key: str) -> None:
+    """A public key."""
+    (folder / name).write_text(format_key_file(key))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock at 0."""
+    return Clock()
+
+
+def test_the_keys_of_the_folder_are_allowed_and_no_others(tmp_path: Path, clock: Clock) -> None:
+    write(tmp_path, "a.pub", A)
+    write(tmp_path, "b.key", B)  # not a public key's name
+    write(tmp_path, ".b.pub", B)  # a file that is being written
+    allowed = AllowedKeys(str(tmp_path), clock)
+    assert (allowed.holds(A), allowed.holds(B), allowed.holds("")) == (True, False, False)
+
+
+def test_what_is_added_or_taken_away_counts_after_a_second(tmp_path: Path, clock: Clock) -> None:
+    write(tmp_path, "a.pub", A)
+    allowed = AllowedKeys(str(tmp_path), clock)
+    write(tmp_path, "b.pub", B)
+    (tmp_path / "a.pub").unlink()
+    assert (allowed.holds(A), allowed.holds(B)) == (True, False)
+    clock.now_ns += NS_PER_S
+    assert (allowed.holds(A), allowed.holds(B)) == (False, True)
+
+
+def test_a_folder_that_cannot_be_read_later_changes_nothing_and_is_told_once(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "a.pub", A)
+    allowed = AllowedKeys(str(tmp_path), clock)
+    (tmp_path / "broken.pub").write_text("no key")
+    with caplog.at_level(logging.ERROR, "rankscope.collector"):
+        for _ in range(3):
+            clock.now_ns += NS_PER_S
+            assert allowed.holds(A)
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith("The keys of before stay allowed.")
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_folder_without_keys_is_told_at_the_start(tmp_path: Path, clock: Clock, missing: bool) -> None:
+    folder = tmp_path / "none" if missing else tmp_path
+    with pytest.raises(
+        SettingError, match=r"allowed_keys is '.*', (which cannot be read|in which 0 files end in .pub)"
+    ):
+        AllowedKeys(str(folder), clock)
+
+
+def test_a_reason_is_logged_once_a_minute_however_often_it_happens(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = RefusalLog(clock)
+    with caplog.at_level(logging.WARNING, "rankscope.collector"):
+        for _ in range(1000):
+            log.note("full", "rank 1 of run 'a': no room")
+            log.look({"no_keys": 7})
+        clock.now_ns += 60 * NS_PER_S
+        log.look({"no_keys": 7})  # nothing new
+        log.look({"no_keys": 9})
+    assert caplog.messages == [
+        "refused (full): rank 1 of run 'a': no room",
+        "refused (no_keys): an agent without keys; give it key_file and collector_key_file; 7 so far",
+        "refused (no_keys): an agent without keys; give it key_file and collector_key_file; 9 so far",
+    ]
