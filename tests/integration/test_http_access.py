@@ -1,0 +1,156 @@
+"""A token and TLS in front of the HTTP server, with real sockets, and the commands that ask it."""
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import subprocess
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from rankscope.collector.cli import main
+from rankscope.collector.publish.http_access import OPEN, HttpAccess, read_http_access
+from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.state.snapshot import Snapshot
+from tests.integration.serving import wait_for
+
+DEADLINE_S = 20.0
+"""Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
+
+TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of this test only
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+EVERY_PATH = ["/", "/metrics", "/api/v1/runs", "/api/v1/runs/a", "/api/v1/incidents", "/nothing"]
+
+
+@contextlib.contextmanager
+def serve(access: HttpAccess, **bounds: float) -> Iterator[HttpServer]:
+    """A server that knows no run."""
+    server = HttpServer(
+        "127.0.0.1:0", lambda: Snapshot(wall_s=0.0, version="0"), lambda: (),
+        is_healthy=lambda: None, is_ready=lambda: None, access=access, **bounds,  # type: ignore[arg-type]
+    )  # fmt: skip
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def ask(server: HttpServer, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, Mapping[str, str], str]:
+    """Status, headers and body of the answer."""
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=DEADLINE_S)
+    try:
+        connection.request("GET", path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> dict[str, str]:
+    """The files of a collector with a token and a certificate of its own making, by the names of their settings."""
+    certificate, key, token = (tmp_path / name for name in ("cert.pem", "key.pem", "token"))
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made, *names, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    token.write_text(f"{TOKEN}\n")
+    for private in (key, token):
+        private.chmod(0o600)
+    return {"token_file": str(token), "certificate_file": str(certificate), "key_file": str(key)}
+
+
+@pytest.mark.parametrize("path", EVERY_PATH)
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong-wrong-wrong"}])
+def test_without_the_token_nothing_is_told_not_even_what_there_is(path: str, headers: Mapping[str, str]) -> None:
+    with serve(HttpAccess(TOKEN)) as server:
+        status, answered, body = ask(server, path, headers)
+        assert status == 401
+        assert answered["WWW-Authenticate"] == 'Bearer realm="rankscope", Basic realm="rankscope"'
+        assert json.loads(body) == {"error": "this collector asks for its token: send `Authorization: Bearer TOKEN`"}
+        assert server.refused == {"unauthorised": 1}
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/v1/runs", "/api/v1/incidents"])
+def test_with_the_token_everything_is_as_without_one(path: str) -> None:
+    with serve(HttpAccess(TOKEN)) as server, serve(OPEN) as open_server:
+        status, _, body = ask(server, path, BEARER)
+        assert (status, body) == (200, ask(open_server, path)[2])
+        assert server.refused == {}
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/healthz?verbose=1"])
+def test_an_orchestrator_needs_no_token(path: str) -> None:
+    with serve(HttpAccess(TOKEN)) as server:
+        assert ask(server, path)[::2] == (200, "ok\n")
+
+
+@pytest.mark.parametrize("path", ["/healthz/../metrics", "/%68ealthz", "/metrics?/healthz", "/healthz#/x"])
+def test_a_path_that_only_looks_like_an_open_one_is_not_open(path: str) -> None:
+    with serve(HttpAccess(TOKEN)) as server:
+        assert ask(server, path)[0] == 401
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed_with_or_without_the_token(method: str) -> None:
+    with serve(HttpAccess(TOKEN)) as server:
+        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=DEADLINE_S)
+        connection.request(method, "/api/v1/runs", headers=BEARER)
+        assert connection.getresponse().status == 405
+        connection.close()
+
+
+def test_with_a_certificate_it_answers_in_tls(secrets: dict[str, str]) -> None:
+    trusting = ssl.create_default_context(cafile=secrets["certificate_file"])
+    with serve(read_http_access(**secrets)) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        request = urllib.request.Request(f"{server.url}/metrics", headers=BEARER)
+        with urllib.request.urlopen(request, timeout=DEADLINE_S, context=trusting) as answer:
+            assert b"rankscope_frames_received_total" in answer.read()
+
+
+def test_what_does_not_speak_tls_is_cut_off_and_counted(secrets: dict[str, str]) -> None:
+    with serve(read_http_access(**secrets)) as server:
+        with socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), DEADLINE_S) as stranger:
+            stranger.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while answered := stranger.recv(4096):
+                    assert b"rankscope" not in answered
+        wait_for(lambda: server.refused == {"tls_failed": 1} or None, lambda: str(server.refused))
+
+
+def test_who_never_ends_its_handshake_keeps_nobody_waiting(secrets: dict[str, str]) -> None:
+    trusting = ssl.create_default_context(cafile=secrets["certificate_file"])
+    with serve(read_http_access(**secrets)) as server:
+        port = urlsplit(server.url).port or 0
+        silent = [socket.create_connection(("127.0.0.1", port), DEADLINE_S) for _ in range(8)]
+        with urllib.request.urlopen(f"{server.url}/healthz", timeout=DEADLINE_S, context=trusting) as answer:
+            assert answer.status == 200
+        for connection in silent:
+            connection.close()
+
+
+def test_the_commands_show_the_token_and_trust_the_certificate_they_are_given(
+    secrets: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(read_http_access(**secrets)) as server:
+        options = ["--url", server.url, "--ca-file", secrets["certificate_file"]]
+        assert main(["status", *options, "--token-file", secrets["token_file"]]) == 0
+        assert main(["incidents", *options, "--token-file", secrets["token_file"]]) == 0
+        assert "no run has reported to this collector" in capsys.readouterr().out
+        assert main(["status", *options]) == 1
+        assert capsys.readouterr().err == (
+            f"rankscope: the collector at {server.url}/api/v1/runs answers 401: it asks for its token. --token-file "
+            "names the file that has it.\n"
+        )
+
+
+def test_a_certificate_that_is_not_trusted_is_told(secrets: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with serve(read_http_access(**secrets)) as server:
+        assert main(["status", "--url", server.url]) == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+        assert main(["status", "--url", server.url, "--ca-file", secrets["token_file"]]) == 2
