@@ -97,9 +97,11 @@ def _find_worth(spells: Spells) -> Ints:
 
 
 def usual_rate(spells: Spells) -> float:
-    """How many spells a step a rank has that has nothing of its own, with half a spell for what has not been seen."""
+    """How many spells a step a rank has that has nothing of its own, with half a spell of all these ranks together for
+    what has not been seen.
+    """
     kept = np.sort(spells.counts)[: max(1, round((1 - SPARED_RATIO) * len(spells.counts)))]
-    return (float(kept.mean()) + 0.5) / max(1, len(spells.rows))
+    return (float(kept.sum()) + 0.5) / max(1, len(kept) * len(spells.rows))
 
 
 def _judge(view: JobView, column: int, spells: Spells) -> Slow | None:
@@ -148,17 +150,16 @@ def _cost(slow: Slow) -> float:
 
 
 def _find_begin(slow: Flags) -> int:
-    """The first slow step of the part that is likeliest to differ from what was before it in how often it is slow."""
+    """The first slow step of the part that is likeliest to differ from what was before it in how often it is slow; the
+    first of all unless another one is clearly likelier. Any part that begins with a slow step is slow a little oftener.
+    """
     count = len(slow)
     at = np.flatnonzero(slow)
     before = np.arange(len(at))
-    after = len(at) - before
-    gain = (
-        _log_likelihood(before, at)
-        + _log_likelihood(after, count - at)
-        - _log_likelihood(np.array([len(at)]), np.array([count]))
-    )
-    return int(at[int(np.argmax(gain))])
+    likelihood = _log_likelihood(before, at) + _log_likelihood(len(at) - before, count - at)
+    best = int(np.argmax(likelihood))
+    # A begin is one number more to choose: half of log(count) in the Bayesian information criterion, twice for safety.
+    return int(at[best if likelihood[best] - likelihood[0] > math.log(count) else 0])
 
 
 def _log_likelihood(slow: Ints, steps: Ints) -> Floats:

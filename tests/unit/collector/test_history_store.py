@@ -25,8 +25,8 @@ VERSION_2 = (
         changed_wall_s REAL NOT NULL, body TEXT NOT NULL, story TEXT NOT NULL DEFAULT '{}')""",
     """CREATE TABLE lives (run_id INTEGER NOT NULL, rank INTEGER NOT NULL, attempt INTEGER NOT NULL, body TEXT NOT NULL,
         PRIMARY KEY (run_id, rank))""",
-    """CREATE TABLE steps (run_id INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL, wall_s REAL NOT NULL,
-        ranks INTEGER NOT NULL, median_ns INTEGER NOT NULL, longest_ns INTEGER NOT NULL, slowest_rank INTEGER NOT NULL,
+    """CREATE TABLE steps (run_id INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
+        wall_s REAL NOT NULL, ranks INTEGER NOT NULL, median_ns INTEGER NOT NULL, longest_ns INTEGER NOT NULL, slowest_rank INTEGER NOT NULL,
         phases_ns TEXT NOT NULL, PRIMARY KEY (run_id, attempt, step)) WITHOUT ROWID""",
     "CREATE INDEX steps_by_time ON steps (wall_s)",
     """CREATE TABLE rank_intervals (run_id INTEGER NOT NULL, attempt INTEGER NOT NULL, begin_wall_s REAL NOT NULL,
@@ -261,7 +261,7 @@ def test_a_run_whose_row_cannot_be_read_is_said(store: HistoryStore, path: Path)
 
 def test_a_store_without_any_run_says_so(store: HistoryStore, path: Path) -> None:
     assert store.load().runs == ()
-    with pytest.raises(UnavailableError, match="no run 'a' is in .*; there is none in it"):
+    with pytest.raises(UnavailableError, match=r"no run 'a' is in .*; there is none in it"):
         steps_in(path, "a")
 
 

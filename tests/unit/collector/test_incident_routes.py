@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.incidents.incident import Incident, begin, resolve
-from rankscope.collector.publish.http_server import Response, Routes
+from rankscope.collector.publish.routes import Response, Routes
 from rankscope.collector.state.snapshot import Snapshot
 from tests.unit.collector.findings import slow
 

@@ -117,3 +117,16 @@ def test_chance_is_the_tail_of_the_binomial() -> None:
 def test_period_of_one_spell_is_not_known() -> None:
     assert find_period(np.array([7, 8, 9])) == (0, False)
     assert find_period(np.array([1, 4, 9, 11, 30])) == (4, False)
+
+
+def test_begin_is_not_the_last_slow_step_where_the_rank_was_slow_now_and_then_all_along() -> None:
+    self_ms = times(steps=201)
+    self_ms[::5, SLOW] *= 1.3
+    assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 0)]
+
+
+def test_where_nobody_has_spells_six_of_one_rank_are_no_chance() -> None:
+    self_ms = times(steps=204)
+    self_ms[60:204:24, SLOW] *= 1.6
+    assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 60)]
+    assert found(self_ms[:140]) == ()

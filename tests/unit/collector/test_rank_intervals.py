@@ -15,8 +15,8 @@ from rankscope.measure.records import Totals
 def rank_of(number: int, steps: int, *, life: int = 0, data_ns: int | None = None) -> RankSnapshot:
     """A rank that has made so many steps of 10 ms."""
     identity = RankIdentity(
-        run="r", rank=number, local_rank=0, world_size=2, node="n", restart_count=0, boot_id=f"boot-{life}-{number:03d}",
-        pid=1,
+        run="r", rank=number, local_rank=0, world_size=2, node="n", restart_count=0,
+        boot_id=f"boot-{life}-{number:03d}", pid=1,
     )  # fmt: skip
     phases = {} if data_ns is None else {"data": data_ns}
     totals = Totals(steps=steps, step_ns=steps * 10_000_000, phases_ns=phases)
