@@ -1,8 +1,8 @@
 """What each threshold of detection is worth: `python -m tests.simulation.thresholds [--seeds 2] [--workers 2]`.
 
-The same small jobs, healthy ones and ones with a slow rank, in four kinds of noise, are judged again and again: with the
-defaults, and with one threshold at a time set lower or higher. Writes tests/benchmarks/results/thresholds.md, which says
-why the defaults (collector/config.py) are what they are.
+The same small jobs, healthy ones and ones with a slow rank, in four kinds of noise, are judged again and again: with
+the defaults, and with one threshold at a time set lower or higher. Writes tests/benchmarks/results/thresholds.md, which
+says why the defaults (collector/config.py) are what they are.
 """
 
 import argparse
@@ -77,14 +77,14 @@ def carry_out(asked: tuple[Variant, Job]) -> tuple[Variant, float | None, Judged
 def write_report(judged: Sequence[tuple[Variant, float | None, Judged]], head: str, count: int) -> str:
     """The table as Markdown."""
     columns = ["setting", *(f"recall {ratio:g} x" for ratio in RATIOS), "precision", "delay, steps", "false per 1e6"]
-    lines = [
-        "# What each threshold of detection is worth", head,
-        f"{count} jobs of 8 and 16 ranks and {STEPS} steps in each row, in noise as in "
-        f"`tests/simulation/noise.py`: {', '.join(NOISES_TRIED)}. A quarter of them are healthy; in the others one rank "
-        f"is slow from step {BEGIN} on. *delay* is the median until the rank is named, *false per 1e6* counts findings "
-        "that blame a rank nothing is wrong with, per million steps of such ranks.",
-        f"| {' | '.join(columns)} |\n|---|{'---:|' * (len(columns) - 1)}",
-    ]  # fmt: skip
+    intro = (
+        f"{count} jobs of 8 and 16 ranks and {STEPS} steps in each row, in noise as in `tests/simulation/noise.py`: "
+        f"{', '.join(NOISES_TRIED)}. A quarter of them are healthy; in the others one rank is slow from step {BEGIN} "
+        "on. *delay* is the median until the rank is named, *false per 1e6* counts findings that blame a rank nothing "
+        "is wrong with, per million steps of such ranks."
+    )
+    table = f"| {' | '.join(columns)} |\n|---|{'---:|' * (len(columns) - 1)}"
+    lines = ["# What each threshold of detection is worth", head, intro, table]
     rows = [_write_row(variant, [one for one in judged if one[0] == variant]) for variant in variants()]
     return "\n\n".join(lines) + "\n" + "\n".join(rows) + "\n"
 
