@@ -26,6 +26,7 @@ from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.agent.report.delivery import Delivery
+from rankscope.agent.report.reconnect import draw_first_delay_ns
 from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill import Spill
@@ -132,6 +133,7 @@ class Reporter:
         )
         self._step_times_ns: list[int] = []
         self._address: CollectorAddress | None = None
+        self._open_due_ns = 0
         self._stopping = threading.Event()
         self._goodbye: tuple[str, str, int | None] = ("finished", "", None)
         self._refusal_said = self._spill_said = False
@@ -169,6 +171,9 @@ class Reporter:
 
     def connect(self, address: CollectorAddress) -> None:
         """The collector has been found."""
+        chance = random.Random(self._identity.boot_id)  # noqa: S311 - as above
+        delay_ns = draw_first_delay_ns(self._identity.world_size, chance)
+        self._open_due_ns = self._clock.monotonic_ns() + delay_ns
         self._address = address
         self._sender.wake()
         self._watchdog.tell_address(address)
@@ -189,7 +194,7 @@ class Reporter:
         while not self._stopping.is_set() and not self._guard.is_off(PART):
             try:
                 self._open_when_found()
-                self._sender.exchange(next_report_ns)
+                self._sender.exchange(self._find_next_turn_ns(next_report_ns))
                 if self._clock.monotonic_ns() >= next_report_ns:
                     next_report_ns += interval_ns * (1 + (self._clock.monotonic_ns() - next_report_ns) // interval_ns)
                     self._report()
@@ -218,9 +223,12 @@ class Reporter:
             self._devices.close()
 
     def _open_when_found(self) -> None:
-        address, self._address = self._address, None
-        if address is not None:
+        if self._address is not None and self._clock.monotonic_ns() >= self._open_due_ns:
+            address, self._address = self._address, None
             self._sender.open(address.endpoint, address.keys)
+
+    def _find_next_turn_ns(self, next_report_ns: int) -> int:
+        return next_report_ns if self._address is None else min(next_report_ns, self._open_due_ns)
 
     def _say_refusal(self) -> None:
         refusal = self._sender.refused

@@ -8,6 +8,7 @@ few seconds on its own thread, and `exchange` sleeps.
 
 import contextlib
 import os
+import random
 import socket
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -17,6 +18,7 @@ import zmq
 from rankscope.agent.collector_address import set_keys
 from rankscope.agent.report.delivery import Delivery, DeliveryState, Refusal, Send, SendFrame
 from rankscope.agent.report.handshake import HandshakeWatch
+from rankscope.agent.report.reconnect import draw_pauses
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError
@@ -45,9 +47,6 @@ _OPTIONS: Final = {
     zmq.SNDHWM: 16,
     zmq.RCVHWM: 64,
     zmq.MAXMSGSIZE: FRAME_IN_BYTES_MAX,
-    # ZeroMQ doubles the pause up to the maximum, and adds chance.
-    zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 5_000,
     # Otherwise an address that swallows packets is given about two minutes before it is tried again.
     zmq.CONNECT_TIMEOUT: 5_000,
     # Only this side beats: a collector with 16,384 heartbeat timers spends its time walking them.
@@ -185,7 +184,9 @@ class Sender:
         """A new socket, in the place of the one that ZeroMQ has given up."""
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.IDENTITY, self._boot_id.encode())
-        for option, value in _OPTIONS.items():
+        pauses = draw_pauses(random.Random(self._boot_id))  # noqa: S311 - spreads connects, no secret
+        own = {zmq.RECONNECT_IVL: pauses.first_ms, zmq.RECONNECT_IVL_MAX: pauses.longest_ms}
+        for option, value in (_OPTIONS | own).items():
             dealer.setsockopt(option, value)
         set_keys(dealer, keys)
         handshakes = HandshakeWatch(context, dealer, endpoint, keys)
