@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv test check test-fast test-integration test-gpu coverage format demo score bench clean
+.PHONY: help venv test check test-fast test-integration soak test-gpu coverage format demo score bench clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ test-fast: $(STAMP) ## unit, property and contract tests, and the examples in do
 
 test-integration: $(STAMP) ## real sockets and real torchrun
 	$(PYTEST) tests/integration
+
+soak: export SOAK := 1
+soak: $(STAMP) ## the fault tests with faults of a minute and a thousand restarts; about a quarter of an hour
+	$(PYTEST) --timeout 1800 tests/integration/test_faults_*.py
 
 # With the torch of PYTHON, which fits the machine's driver, and nothing installed: the tree itself is what is imported.
 test-gpu: export PYTHONPATH := $(CURDIR)/.typing:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))

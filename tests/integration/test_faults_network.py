@@ -31,7 +31,7 @@ def test_a_network_that_is_cut_and_comes_back_costs_nothing() -> None:
         assert (account.made, account.gaps, account.elsewhere) == (rank.made, 0, 0)
 
 
-@pytest.mark.parametrize("seed", range(sized(1, 5)))
+@pytest.mark.parametrize("seed", range(sized(1, 3)))
 def test_on_a_slow_network_that_breaks_connections_every_report_arrives_once(seed: int) -> None:
     """200 ms each way, and one piece of data in 20 ends its connection."""
     with serving() as served:
@@ -39,8 +39,9 @@ def test_on_a_slow_network_that_breaks_connections_every_report_arrives_once(see
         try:
             with crew_of(RUN, 4, network.endpoint) as crew:
                 wait_for(
-                    lambda: True if network.broken >= sized(4, 100) and crew.fewest_acknowledged() >= 20 else None,
+                    lambda: True if network.broken >= sized(4, 40) and crew.fewest_acknowledged() >= 20 else None,
                     lambda: f"{network.broken} are broken, {crew.fewest_acknowledged()} reports acknowledged",
+                    deadline_s=sized(120, 900),
                 )
                 assert crew.stop()
                 made = {rank.identity.rank: rank.made for rank in crew.ranks}
