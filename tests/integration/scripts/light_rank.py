@@ -32,12 +32,13 @@ def main(run: str, rank: int, world_size: int, endpoint: str, spill_dir: str = "
     light = LightRank(identity, endpoint, spill_dir=spill_dir, on_report=tell)
     sys.stdout.write(f"{identity.boot_id}\n")
     sys.stdout.flush()
-    threading.Thread(target=_stop_at_end_of_input, args=(light,), daemon=True).start()
+    threading.Thread(target=stop_at_end_of_input, args=(light,), daemon=True).start()
     heard = light.run()
     link.say_goodbye(0, was_heard=heard)
 
 
-def _stop_at_end_of_input(light: LightRank) -> None:
+def stop_at_end_of_input(light: LightRank) -> None:
+    """Wait until nobody has anything more to say."""
     sys.stdin.read()
     light.stop()
 

@@ -53,7 +53,8 @@ def test_a_log_may_begin_at_any_number_but_must_go_on_without_a_gap(spill: Spill
 
 def test_only_this_user_may_look_at_the_files(spill: Spill) -> None:
     fill(spill, range(1, 2))
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (Path(spill.folder), *Path(spill.folder).iterdir())]
+    folder = Path(spill.folder)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())]
     assert modes == [0o700, 0o600, 0o600]  # the folder; the lock and the one file
 
 
