@@ -11,7 +11,6 @@ picture that is EXPORT_LAG_S_MAX old is given up for the present one: numbers th
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -69,6 +68,7 @@ class Recorder:
         self._has_waiting = self._is_ending = False
         self._problem: str | None = None
         self._bytes_used = 0
+        self._pruned_wall_s: float | None = None
         self._kept: Snapshot | None = None
         self._shown: Snapshot | None = None
         self._failures_counted = self._failures = 0
@@ -177,7 +177,6 @@ class Recorder:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        next_prune_s = time.monotonic()
         while True:
             with self._changed:
                 pause_s = RETRY_S if self._problem is not None else None
@@ -190,9 +189,8 @@ class Recorder:
             self._write(batch)
             if is_ending:
                 return
-            if self._problem is None and time.monotonic() >= next_prune_s:
-                next_prune_s = time.monotonic() + PRUNE_S
-                self._prune()
+            if self._problem is None and batch.snapshot is not None:
+                self._prune(batch.snapshot.wall_s)
 
     def _write(self, batch: Batch) -> None:
         try:
@@ -215,8 +213,12 @@ class Recorder:
         self._problem = problem
         self._failures += 1
 
-    def _prune(self) -> None:
-        oldest_wall_s = time.time() - self._config.history_kept_s
+    def _prune(self, now_wall_s: float) -> None:
+        # A wall clock that has jumped back must not put it off.
+        if self._pruned_wall_s is not None and 0.0 <= now_wall_s - self._pruned_wall_s < PRUNE_S:
+            return
+        self._pruned_wall_s = now_wall_s
+        oldest_wall_s = now_wall_s - self._config.history_kept_s
         try:
             # Each turn is short, and the loop's own writes come in between.
             while self._store.prune(oldest_wall_s, self._config.history_bytes_max):

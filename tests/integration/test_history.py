@@ -1,0 +1,291 @@
+"""A collector with a store: killed and started again no counter goes back, its runs can be reported on, and a full disk
+costs it nothing but the disk.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rankscope.collector.history.reading import opening_run
+from rankscope.collector.history.store import HistoryStore
+from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.store.database import Database
+from rankscope.measure.errors import UnavailableError
+from tests.integration.serving import Api, Served, read_url, serving, wait_for
+from tests.integration.torchrun import Ended, python, run
+from tests.integration.wire_ranks import telling
+from tests.unit.collector.job_stories import Story
+
+RANKS = 4
+SLOW_RANK = 2
+LIVES = 3
+Counters = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def rankscope(*arguments: str) -> Ended:
+    """Run a command to its end."""
+    return run(python("-m", "rankscope.collector", *arguments))
+
+
+def read_counters(api: Api) -> Counters:
+    """Every counter that has a run."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(api.read_metrics())
+        if family.type == "counter"
+        for sample in family.samples
+        if sample.name.endswith("_total") and "run" in sample.labels
+    }
+
+
+def wait_for_counters(api: Api) -> Counters:
+    """Those of a moment at which every rank has been heard of."""
+
+    def look() -> Counters | None:
+        found = read_counters(api)
+        steps = [name for name, _ in found if name == "rankscope_steps_total"]
+        return found if len(steps) == RANKS else None
+
+    return wait_for(look, lambda: "no steps of every rank in /metrics")
+
+
+def read_store(path: Path) -> int:
+    """How many steps of the story the file has; none before the run is in it."""
+    with contextlib.suppress(UnavailableError), opening_run(path, "story") as history:
+        return len(list(history.read_steps()))
+    return 0
+
+
+# -- killed and started again -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What was seen of one run over three collectors, all but the last killed."""
+
+    pages: list[Counters] = field(default_factory=list)
+    at_start: list[RunSnapshot | None] = field(default_factory=list)
+    pictures: list[RunSnapshot] = field(default_factory=list)
+    text_by_url: Ended | None = None
+    text: Ended | None = None
+    json: Ended | None = None
+    html: Ended | None = None
+    path: Path = Path()
+    stderr: str = ""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """Each collector hears some steps more and is killed right after a scrape, in the middle of everything."""
+    seen = Seen(path=tmp_path_factory.mktemp("history") / "store.db")
+    store, story = str(seen.path), Story(RANKS)
+    for life in range(LIVES):
+        with serving("--store", store, "--history-interval-s", "1") as served:
+            seen.at_start.append(served.read_run("story"))
+            with telling(story, served.endpoint, again=life > 0):
+                for _ in range(4):
+                    story.train(15, forward={SLOW_RANK: 30.0})
+                    seen.pages.append(wait_for_counters(served))
+                seen.pictures.append(served.wait_for_steps("story", 60 * (life + 1)))
+                seen.pages.append(wait_for_counters(served))
+                if life < LIVES - 1:
+                    served.kill()
+                    continue
+                for rank in range(RANKS):
+                    story.say_goodbye(rank)
+                served.wait_for_run("story", lambda known: all(rank.ended for rank in known.ranks))
+                seen.text_by_url = wait_for_report(served, "finished")
+                served.end(15)
+                seen.stderr = served.read_stderr()
+    seen.text = rankscope("report", "story", "--store", store)
+    seen.json = rankscope("report", "story", "--store", store, "--json")
+    seen.html = rankscope("report", "story", "--store", store, "--html")
+    return seen
+
+
+def wait_for_report(served: Served, said: str) -> Ended:
+    """The report that a collector gives, once this is in it: it is made from the store, which is a moment behind."""
+    ended: list[Ended] = []
+
+    def look() -> Ended | None:
+        ended.append(rankscope("report", "story", "--url", served.url))
+        return ended[-1] if said in ended[-1].stdout else None
+
+    return wait_for(look, lambda: f"no {said!r} in {ended[-1]}")
+
+
+def test_no_counter_of_the_live_run_goes_backwards(seen: Seen) -> None:
+    for before, after in zip(seen.pages, seen.pages[1:], strict=False):
+        assert {key: (value, after.get(key)) for key, value in before.items() if after.get(key, value) < value} == {}
+
+
+def test_no_counter_of_the_live_run_gets_lost(seen: Seen) -> None:
+    names = {name for name, _ in seen.pages[0]}
+    assert {
+        "rankscope_steps_total", "rankscope_collective_wait_seconds_total", "rankscope_run_seconds_total",
+        "rankscope_steps_lost_total", "rankscope_report_gaps_total",
+    } <= names  # fmt: skip
+    for before, after in zip(seen.pages, seen.pages[1:], strict=False):
+        assert before.keys() <= after.keys()
+
+
+def test_the_run_is_there_again_before_any_rank_says_hello(seen: Seen) -> None:
+    assert seen.at_start[0] is None
+    for known in seen.at_start[1:]:
+        assert known is not None
+        assert [(rank.awaited, rank.ended) for rank in known.ranks] == [(True, None)] * RANKS
+
+
+def test_no_report_counts_as_missing_or_twice(seen: Seen) -> None:
+    for picture in seen.pictures:
+        assert [rank.report_gaps for rank in picture.ranks] == [0] * RANKS
+        assert [rank.reports_duplicate for rank in picture.ranks] == [0] * RANKS
+    reports = [rank.reports_admitted for rank in seen.pictures[-1].ranks]
+    assert reports == [rank.last_sequence for rank in seen.pictures[-1].ranks]
+
+
+def test_what_the_straggler_costs_is_counted_on(seen: Seen) -> None:
+    lost = [[one.lost_rank_seconds for one in picture.lost if one.rank == SLOW_RANK] for picture in seen.pictures]
+    assert all(lost)
+    sums = [sum(each) for each in lost]
+    assert sums == sorted(sums)
+
+
+def test_every_step_that_was_written_is_in_the_history_once(seen: Seen) -> None:
+    with opening_run(seen.path, "story") as history:
+        steps = [step.step for step in history.read_steps()]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 60 * LIVES - 1
+    assert len(steps) >= 60 * LIVES - 15 * (LIVES - 1)  # a kill costs at most what one tick had not written
+
+
+def test_the_report_can_be_had_while_the_collector_runs_and_after_it(seen: Seen) -> None:
+    for ended in (seen.text_by_url, seen.text):
+        assert ended is not None
+        assert (ended.exit_code, ended.stderr) == (0, "")
+        assert "run story: 4 ranks, 180 steps" in ended.stdout
+        assert "ended: finished  0-3" in ended.stdout
+        assert f"Rank {SLOW_RANK} (node-a) is 1.57 times as slow as its 3 twins" in ended.stdout
+
+
+def test_the_report_is_json_and_a_page_too(seen: Seen) -> None:
+    assert seen.json is not None
+    assert seen.html is not None
+    report: dict[str, Any] = json.loads(seen.json.stdout)
+    assert (report["run"], report["is_over"], report["worst_ranks"][0]["rank"]) == ("story", True, SLOW_RANK)
+    assert seen.html.stdout.startswith("<!doctype html>")
+
+
+def test_nothing_went_wrong_inside(seen: Seen) -> None:
+    assert "Traceback" not in seen.stderr
+    assert " ERROR " not in seen.stderr
+
+
+# -- what is asked for wrongly ----------------------------------------------------------------------------------------
+
+
+def test_a_collector_without_a_store_says_that_it_keeps_no_history() -> None:
+    with serving() as served:
+        ended = rankscope("report", "story", "--url", served.url)
+    assert ended.exit_code == 1
+    assert "404" in ended.stderr
+
+
+def test_parquet_wants_the_file() -> None:
+    ended = rankscope("report", "story", "--parquet", "out")
+    assert (ended.exit_code, ended.stderr) == (
+        2, "rankscope: --parquet reads the file itself: name it with --store.\n"
+    )  # fmt: skip
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    ended = rankscope("report", "story", "--top", "0")
+    assert (ended.exit_code, ended.stderr) == (2, "rankscope: --top is 0; the smallest allowed is 1.\n")
+
+
+# -- a full disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no file system can be mounted here: that needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # noqa: S607 - as it is found on this machine
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes all the room there is."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            while True:
+                try:
+                    file.write(b"\0" * size)
+                except OSError:
+                    break
+    return filler
+
+
+def wait_for_readiness(served: Served, said: str) -> str:
+    """What /readyz says, once this is in it."""
+    return wait_for(
+        lambda: text if said in (text := read_url(f"{served.url}/readyz").decode()) else None,
+        lambda: f"no {said!r} at /readyz",
+    )
+
+
+def test_a_full_disk_is_said_and_caught_up_with_when_there_is_room_again(small_disk: Path) -> None:
+    path = small_disk / "store.db"
+    with serving("--store", str(path)) as served, telling(Story(2), served.endpoint) as story:
+        story.train(20)
+        wait_for(lambda: read_store(path) == 20 or None, lambda: "the first steps are not in the store")
+        filler = fill(small_disk)
+        story.train(30)
+        said = wait_for_readiness(served, "ok, but nothing is written to the store, and all is kept in memory: ")
+        assert f"the store {path} cannot be used: " in said
+        wait_for(
+            lambda: "rankscope_store_writable 0.0" in served.read_metrics() or None, lambda: "the metric says nothing"
+        )
+        for _ in range(5):
+            story.train(10)
+        assert served.wait_for_steps("story", 100).ranks[0].totals.steps == 100
+        filler.unlink()
+        wait_for_readiness(served, "ok\n")
+        wait_for(lambda: read_store(path) == 100 or None, lambda: "not all steps are in the store")
+        wait_for(
+            lambda: "rankscope_store_writable 1.0" in served.read_metrics() or None, lambda: "the metric says nothing"
+        )
+        assert 'rankscope_collector_errors_total{part="history_store"}' in served.read_metrics()
+        assert "rankscope_history_dropped_total 0.0" in served.read_metrics()
+        assert "Traceback" not in served.read_stderr()
+
+
+def test_a_collector_killed_while_its_disk_is_full_leaves_what_was_written_before(small_disk: Path) -> None:
+    path = small_disk / "store.db"
+    with serving("--store", str(path)) as served, telling(Story(2), served.endpoint) as story:
+        story.train(20)
+        wait_for(lambda: read_store(path) == 20 or None, lambda: "the first steps are not in the store")
+        filler = fill(small_disk)
+        story.train(30)
+        wait_for_readiness(served, "ok, but nothing is written")
+        served.kill()
+    filler.unlink()
+    with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
+        assert [kept.run.run for kept in store.load().runs] == ["story"]
+    assert read_store(path) == 20

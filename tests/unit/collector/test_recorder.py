@@ -1,0 +1,261 @@
+"""The thread that writes runs to the store, and the loop that never waits for it."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.history import recorder as recorder_module
+from rankscope.collector.history.batch import Batch
+from rankscope.collector.history.reading import opening_run
+from rankscope.collector.history.recorder import EXPORT_LAG_S_MAX, Recorder
+from rankscope.collector.history.store import HistoryStore
+from rankscope.collector.state.saved import Clocks
+from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.store.database import Database
+from tests.unit.collector.job_stories import S, Story
+from tests.unit.collector.kept_runs import run_of, step_of
+
+DEADLINE_S = 20.0
+WALL_S = 1_800_000_000.0
+
+
+class Loop:
+    """What the collector's loop does with a recorder."""
+
+    def __init__(self, path: Path, **settings: float) -> None:
+        self.database = Database(path)
+        self.counted: list[str] = []
+        config = CollectorConfig(**settings)  # type: ignore[arg-type]
+        self.recorder = Recorder(self.database, config, self.counted.append)
+
+    def tick(self, story: Story, *, is_last: bool = False) -> Snapshot:
+        """Hand the story over as it is now."""
+        clocks = Clocks(story.now_ns, WALL_S + story.now_ns / S)
+        snapshot = Snapshot(wall_s=clocks.wall_s, version="0", runs=(story.snapshot(),))
+        self.recorder.tick([story.job], snapshot, clocks, is_last=is_last)
+        return snapshot
+
+    def tick_until(self, story: Story, is_so: Callable[[], bool]) -> Snapshot:
+        """Tick until something is so; fails after a deadline."""
+        pause, left = threading.Event(), round(DEADLINE_S / 0.02)
+        snapshot = self.tick(story)
+        while not is_so():
+            left -= 1
+            assert left, "not within the deadline"
+            pause.wait(0.02)
+            snapshot = self.tick(story.tick(0.1))
+        return snapshot
+
+    def wait_until_kept(self, snapshot: Snapshot) -> None:
+        """Until that picture is in the store."""
+        pause = threading.Event()
+        for _ in range(round(DEADLINE_S / 0.02)):
+            if self.recorder.choose_exported(snapshot) is snapshot and self.recorder._kept is snapshot:
+                return
+            pause.wait(0.02)
+        pytest.fail("not written within the deadline")
+
+
+@contextmanager
+def looping(path: Path, *, start: bool = True, **settings: float) -> Iterator[Loop]:
+    """A loop with its recorder, which writes unless told otherwise."""
+    loop = Loop(path, **settings)
+    if start:
+        loop.recorder.start()
+    try:
+        yield loop
+    finally:
+        loop.recorder.shut()
+        loop.database.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where there is no file yet."""
+    return tmp_path / "store.db"
+
+
+def load(path: Path) -> list[tuple[str, int, int]]:
+    """The runs in the file that a next collector goes on with: their names, lives and steps in the history."""
+    with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
+        names = [(kept.run.run, len(kept.lives)) for kept in store.load().runs]
+    found = []
+    for name, lives in names:
+        with opening_run(path, name) as history:
+            found.append((name, lives, len(list(history.read_steps()))))
+    return found
+
+
+def fill_up(loop: Loop, pages_more: int = 0) -> None:
+    """The file may grow by so many pages and no more, as on a full disk."""
+    connection = loop.recorder._store._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + pages_more}")
+
+
+def test_what_was_handed_over_is_in_the_file_at_the_end(path: Path) -> None:
+    story = Story(3).join().train(20)
+    with looping(path) as loop:
+        loop.tick(story)
+        loop.tick(story.train(5))
+    assert load(path) == [("story", 3, 25)]
+
+
+def test_the_last_tick_keeps_a_short_interval_too(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path) as loop:
+        loop.tick(story)
+        loop.tick(story.train(5), is_last=True)
+    with opening_run(path, "story") as history:
+        (interval,) = history.read_intervals()
+    assert interval.columns["steps"].tolist() == [5.0, 5.0]
+
+
+def test_a_run_that_is_forgotten_is_not_gone_on_with(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path) as loop:
+        loop.tick(story)
+        loop.recorder.forget("story")
+    assert load(path) == []
+    with opening_run(path, "story") as history:
+        assert len(list(history.read_steps())) == 20
+
+
+def test_a_life_is_written_when_its_counters_change_or_its_totals_are_old(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path, start=False) as loop:
+        loop.tick(story)
+        assert len(loop.recorder._waiting.lives) == 2
+        loop.recorder._waiting.lives.clear()
+        loop.tick(story.tick(1.0))
+        assert loop.recorder._waiting.lives == {}
+        story.say_goodbye(1)
+        loop.tick(story.tick(1.0))
+        assert list(loop.recorder._waiting.lives) == [("story", 1)]
+        loop.tick(story.tick(recorder_module.REFRESH_S))
+        assert len(loop.recorder._waiting.lives) == 2
+
+
+# -- what /metrics shows ----------------------------------------------------------------------------------------------
+
+
+def test_metrics_show_what_is_in_the_store(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path) as loop:
+        kept = loop.tick(story)
+        loop.wait_until_kept(kept)
+        present = Snapshot(wall_s=kept.wall_s + 1.0, version="0")
+        assert loop.recorder.choose_exported(present) is kept
+
+
+def test_a_picture_that_is_too_old_is_given_up_for_the_present_one_and_not_shown_again(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path) as loop:
+        kept = loop.tick(story)
+        loop.wait_until_kept(kept)
+        late = Snapshot(wall_s=kept.wall_s + EXPORT_LAG_S_MAX, version="0")
+        assert loop.recorder.choose_exported(late) is late
+        later = Snapshot(wall_s=late.wall_s + 1.0, version="0")
+        between = Snapshot(wall_s=late.wall_s - 1.0, version="0")
+        loop.recorder._kept = between
+        assert loop.recorder.choose_exported(later) is late
+
+
+def test_before_anything_is_kept_metrics_show_the_present(path: Path) -> None:
+    with looping(path, start=False) as loop:
+        present = loop.tick(Story(2).join().train(20))
+        assert loop.recorder.choose_exported(present) is present
+
+
+def test_a_wall_clock_that_was_set_back_does_not_hold_metrics(path: Path) -> None:
+    with looping(path) as loop:
+        kept = loop.tick(Story(2).join().train(20))
+        loop.wait_until_kept(kept)
+        present = Snapshot(wall_s=kept.wall_s - 3_600.0, version="0")
+        assert loop.recorder.choose_exported(present) is present
+
+
+# -- when nothing can be written --------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_said_once_and_counted_and_then_everything_is_written(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "RETRY_S", 0.05)
+    story = Story(2).join().train(20)
+    with looping(path) as loop:
+        loop.wait_until_kept(loop.tick(story))
+        fill_up(loop)
+        for _ in range(60):
+            loop.tick(story.train(50))
+        full = loop.tick_until(story, lambda: len(loop.counted) >= 2)
+        assert loop.recorder.problem is not None
+        assert "database or disk is full" in loop.recorder.problem
+        assert loop.recorder.choose_exported(full) is full
+        fill_up(loop, pages_more=10_000)
+        loop.tick_until(story, lambda: loop.recorder.problem is None)
+    said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == 1
+    assert said[0].endswith("Until it can be written to, runs and their history are kept in memory.")
+    assert set(loop.counted) == {"history_store"}
+    assert "runs and their history are written to the store again" in caplog.messages
+    assert load(path) == [("story", 2, 20 + 60 * 50)]
+
+
+def test_the_end_waits_for_no_disk_that_stays_full(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path) as loop:
+        loop.wait_until_kept(loop.tick(story))
+        fill_up(loop)
+        for _ in range(60):
+            loop.tick(story.train(50))
+        loop.tick_until(story, lambda: loop.recorder.problem is not None)
+    assert not loop.recorder._thread.is_alive()
+    assert load(path)[0][:2] == ("story", 2)
+
+
+def test_rows_that_cannot_be_read_at_the_start_are_counted_and_said(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with looping(path) as loop:
+        loop.tick(Story(2).join().train(20))
+    with looping(path, start=False) as loop:
+        loop.recorder._store._connection.execute("UPDATE lives SET body = '' WHERE rank = 1")
+        (kept,) = loop.recorder.load()
+        assert (len(kept.lives), loop.counted) == (1, ["history_store"])
+    assert "rows of the store that cannot be read and are left out: 1" in caplog.messages
+
+
+def test_a_table_that_cannot_be_asked_is_done_without(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with looping(path, start=False) as loop:
+        loop.recorder._store._connection.execute("ALTER TABLE runs RENAME COLUMN body TO theirs")
+        assert (loop.recorder.load(), loop.counted) == ((), ["history_store"])
+    assert "No run is gone on with." in caplog.text
+
+
+def test_what_is_too_old_goes_by_itself(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path, start=False, history_kept_s=3_600.0) as loop:
+        loop.recorder._store.write(_batch_of_1970())
+        loop.recorder.start()
+        loop.tick_until(story, lambda: _count_steps(loop, "long ago") == 0)
+    assert load(path)[-1][2] == 20
+
+
+def _batch_of_1970() -> Batch:
+    batch = Batch()
+    batch.put_run(run_of("long ago", changed_wall_s=0.0))
+    for number in range(5):
+        batch.add_step("long ago", step_of(number, wall_s=0.0))
+    return batch
+
+
+def _count_steps(loop: Loop, run: str) -> int:
+    query = "SELECT count(*) FROM steps JOIN runs ON runs.id = run_id WHERE run = ?"
+    (count,) = loop.database.connection.execute(query, (run,)).fetchone()
+    return int(count)
