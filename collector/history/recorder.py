@@ -117,11 +117,11 @@ class Recorder:
         story = job.save_story()
         if self._stories.get(run) != story:
             waiting.stories[run] = self._stories[run] = story
-        medians = {rank.identity.rank: rank.step_ns_median for rank in picture.ranks}
+        pictures = {rank.identity.rank: rank for rank in picture.ranks}
         for number, rank in job.lives.items():
             before, counters = self._lives.get((run, number)), rank.counters
             if is_last or before is None or before.counters != counters or self._is_old(before, clocks.wall_s):
-                waiting.lives[run, number] = saved.attempt, rank.save(clocks, medians.get(number))
+                waiting.lives[run, number] = saved.attempt, rank.save(clocks, pictures[number])
                 self._lives[run, number] = _Saved(counters, clocks.wall_s)
         for step in steps:
             waiting.add_step(run, step)

@@ -7,7 +7,7 @@ from rankscope.collector.detect.ratios import add_breakdowns
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.account import StepAccount
-from rankscope.collector.state.saved import Clocks, SavedKind, SavedLife
+from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.collector.state.vitals import Vitals
 from rankscope.measure.communication import bus_factor
@@ -51,23 +51,12 @@ class _KindTotals:
         if kind.matched_bytes and kind.transfer_ns:
             self.last = kind
 
-    def save(self, group: str, op: str) -> SavedKind:
-        return SavedKind(
-            group=group,
-            op=op,
-            count=self.count,
-            duration_ns=self.duration_ns,
-            matched=self.matched,
-            wait_ns=self.wait_ns,
-            transfer_ns=self.transfer_ns,
-            size_bytes=self.size_bytes,
-        )
-
     @classmethod
-    def restore(cls, saved: SavedKind) -> "_KindTotals":
+    def restore(cls, totals: CollectiveTotals) -> "_KindTotals":
         kind = cls()
-        kind.count, kind.duration_ns, kind.matched = saved.count, saved.duration_ns, saved.matched
-        kind.wait_ns, kind.transfer_ns, kind.size_bytes = saved.wait_ns, saved.transfer_ns, saved.size_bytes
+        kind.count, kind.duration_ns, kind.matched = totals.count, totals.duration_ns, totals.matched
+        kind.wait_ns, kind.transfer_ns = totals.wait_ns or 0, totals.transfer_ns or 0
+        kind.size_bytes = totals.bytes
         return kind
 
 
@@ -115,13 +104,13 @@ class RankState:
         rank.steps.restore(saved.steps)
         rank.last_report_wall_s, rank.last_step = saved.last_report_wall_s, saved.last_step
         rank.totals, rank.losses, rank.devices = saved.totals, saved.losses, saved.devices
-        rank._kinds = {(kind.group, kind.op): _KindTotals.restore(kind) for kind in saved.kinds}
+        rank._kinds = {(kind.group, kind.op): _KindTotals.restore(kind) for kind in saved.collectives}
         ended_ns = None if saved.ended_wall_s is None else clocks.to_job_ns(saved.ended_wall_s)
         rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
         return rank
 
-    def save(self, clocks: Clocks, step_ns_median: float | None = None) -> SavedLife:
-        """What is kept of this life."""
+    def save(self, clocks: Clocks, picture: RankSnapshot) -> SavedLife:
+        """What is kept of this life. `picture` is of the same moment: of 16,384 ranks nothing is added up twice."""
         vitals = self.vitals
         ended_ns = None if self.is_live else vitals.ended_job_ns
         return SavedLife(
@@ -133,11 +122,11 @@ class RankState:
             steps=self.steps.counts,
             last_report_wall_s=self.last_report_wall_s,
             last_step=self.last_step,
-            step_ns_median=step_ns_median,
+            step_ns_median=picture.step_ns_median,
             totals=self.totals,
             losses=self.losses,
             devices=self.devices,
-            kinds=tuple(kind.save(*key) for key, kind in self._kinds.items()),
+            collectives=picture.collectives,
             said=vitals.said,
             seen=vitals.seen,
             is_gone=vitals.is_gone,

@@ -12,7 +12,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import Goodput, GoodputSnapshot
 from rankscope.collector.state.account import StepCounts
-from rankscope.collector.state.snapshot import LostSeconds
+from rankscope.collector.state.snapshot import CollectiveTotals, LostSeconds
 from rankscope.measure.messages import Goodbye, Hello, RankEnded
 from rankscope.measure.records import DeviceSample, Losses, Totals
 from rankscope.measure.units import ns_to_s, s_to_ns
@@ -35,19 +35,6 @@ class Clocks(NamedTuple):
         return self.job_ns - s_to_ns(max(0.0, self.wall_s - wall_s))
 
 
-class SavedKind(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of collective of a life, counted up (`CollectiveTotals`)."""
-
-    group: str
-    op: str
-    count: int
-    duration_ns: int
-    matched: int
-    wait_ns: int
-    transfer_ns: int
-    size_bytes: int | None = None
-
-
 class SavedLife(msgspec.Struct, frozen=True, kw_only=True):
     """One life of a rank: who it is, what was counted of it, and how it ended, as far as it has."""
 
@@ -63,7 +50,7 @@ class SavedLife(msgspec.Struct, frozen=True, kw_only=True):
     totals: Totals = Totals()
     losses: Losses = Losses()
     devices: tuple[DeviceSample, ...] = ()
-    kinds: tuple[SavedKind, ...] = ()
+    collectives: tuple[CollectiveTotals, ...] = ()
     said: Goodbye | None = None
     seen: RankEnded | None = None
     is_gone: bool = False
