@@ -5,6 +5,7 @@ costs it nothing but the disk.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -104,7 +105,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
                     story.say_goodbye(rank)
                 served.wait_for_run("story", lambda known: all(rank.ended for rank in known.ranks))
                 seen.text_by_url = wait_for_report(served, "finished")
-                served.end(15)
+                served.end(signal.SIGTERM)
                 seen.stderr = served.read_stderr()
     seen.text = rankscope("report", "story", "--store", store)
     seen.json = rankscope("report", "story", "--store", store, "--json")
