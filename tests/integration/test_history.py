@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,11 +22,12 @@ from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.store.database import Database
 from rankscope.measure.errors import UnavailableError
-from tests.integration.serving import Api, Served, read_url, serving, wait_for
+from tests.integration.serving import END_S_MAX, Api, Served, read_url, serving, wait_for
 from tests.integration.torchrun import Ended, python, run
 from tests.integration.wire_ranks import telling
 from tests.unit.collector.job_stories import Story
 
+ROOT = Path(__file__).parents[2]
 RANKS = 4
 SLOW_RANK = 2
 LIVES = 3
@@ -277,16 +279,68 @@ def test_a_full_disk_is_said_and_caught_up_with_when_there_is_room_again(small_d
         assert "Traceback" not in served.read_stderr()
 
 
-def test_a_collector_killed_while_its_disk_is_full_leaves_what_was_written_before(small_disk: Path) -> None:
-    path = small_disk / "store.db"
-    with serving("--store", str(path)) as served, telling(Story(2), served.endpoint) as story:
+def test_a_collector_killed_on_a_full_disk_and_started_there_again_goes_on(small_disk: Path) -> None:
+    """The files that the killed one has left are as large as they have to be to be opened."""
+    path, story = small_disk / "store.db", Story(2)
+    with serving("--store", str(path)) as first, telling(story, first.endpoint):
         story.train(20)
         wait_for(lambda: read_store(path) == 20 or None, lambda: "the first steps are not in the store")
         filler = fill(small_disk)
         story.train(30)
-        wait_for_readiness(served, "ok, but nothing is written")
-        served.kill()
-    filler.unlink()
+        wait_for_readiness(first, "ok, but nothing is written")
+        first.kill()
+    with serving("--store", str(path)) as second:
+        known = second.read_run("story")
+        assert known is not None
+        assert [rank.totals.steps for rank in known.ranks] == [20, 20]
+        with telling(story, second.endpoint, again=True):
+            story.train(10)
+            wait_for_readiness(second, "ok, but nothing is written")
+            filler.unlink()
+            wait_for_readiness(second, "ok\n")
+            wait_for(lambda: read_store(path) == 30 or None, lambda: "the last steps are not in the store")
+            assert [rank.report_gaps for rank in second.wait_for_steps("story", 60).ranks] == [0, 0]
+
+
+# -- killed while it writes -------------------------------------------------------------------------------------------
+
+WRITES = 60
+WRITER = """
+import itertools, sys
+from pathlib import Path
+from rankscope.collector.history.batch import Batch
+from rankscope.collector.history.store import HistoryStore
+from rankscope.collector.store.database import Database
+from tests.unit.collector.kept_runs import interval_of, life_of, run_of, step_of
+
+store = HistoryStore(Database(Path(sys.argv[1])))
+for number in itertools.count():
+    batch = Batch()
+    batch.put_run(run_of("story", attempt=number))
+    batch.lives["story", 0] = number, life_of("story", 0)
+    batch.add_step("story", step_of(number))
+    batch.add_interval("story", interval_of(float(number)))
+    store.write(batch)
+    print(number, flush=True)
+"""
+
+
+def test_a_writer_that_is_killed_loses_nothing_that_it_had_written_and_leaves_nothing_half(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
+        assert writer.stdout is not None
+        lines = [writer.stdout.readline() for _ in range(WRITES)]
+        writer.kill()
+        lines += writer.stdout.readlines()
+        assert writer.wait(END_S_MAX) == -signal.SIGKILL
+    last = int([line for line in lines if line.endswith("\n")][-1])
     with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
-        assert [kept.run.run for kept in store.load().runs] == ["story"]
-    assert read_store(path) == 20
+        (kept,), rows_unreadable = store.load()
+    with opening_run(path, "story") as history:
+        steps = [step.step for step in history.read_steps()]
+        intervals = list(history.read_intervals())
+    assert kept.run.attempt in {last, last + 1}
+    assert (len(kept.lives), rows_unreadable) == (1, 0)
+    assert steps == list(range(kept.run.attempt + 1))
+    assert len(intervals) == len(steps)
