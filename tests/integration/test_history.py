@@ -22,8 +22,8 @@ from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.store.database import Database
 from rankscope.measure.errors import UnavailableError
-from tests.integration.serving import END_S_MAX, Api, Served, read_url, serving, wait_for
-from tests.integration.torchrun import Ended, python, run
+from tests.integration.serving import END_S_MAX, Api, Served, find_fixed_port, read_url, serving, wait_for
+from tests.integration.torchrun import Ended, python, run, started, torchrun
 from tests.integration.wire_ranks import telling
 from tests.unit.collector.job_stories import Story
 
@@ -31,6 +31,13 @@ ROOT = Path(__file__).parents[2]
 RANKS = 4
 SLOW_RANK = 2
 LIVES = 3
+TRAINING_RUN = "kept-training"
+TRAINING = {
+    "RANKSCOPE_RUN": TRAINING_RUN,
+    "RANKSCOPE_REPORT_INTERVAL_S": "0.1",
+    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.1",
+    "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.5",
+}
 Counters = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -50,13 +57,13 @@ def read_counters(api: Api) -> Counters:
     }
 
 
-def wait_for_counters(api: Api) -> Counters:
+def wait_for_counters(api: Api, ranks: int = RANKS) -> Counters:
     """Those of a moment at which every rank has been heard of."""
 
     def look() -> Counters | None:
         found = read_counters(api)
         steps = [name for name, _ in found if name == "rankscope_steps_total"]
-        return found if len(steps) == RANKS else None
+        return found if len(steps) == ranks else None
 
     return wait_for(look, lambda: "no steps of every rank in /metrics")
 
@@ -191,6 +198,33 @@ def test_the_report_is_json_and_a_page_too(seen: Seen) -> None:
 def test_nothing_went_wrong_inside(seen: Seen) -> None:
     assert "Traceback" not in seen.stderr
     assert " ERROR " not in seen.stderr
+
+
+def test_no_counter_of_a_real_training_goes_backwards_over_a_kill(tmp_path: Path) -> None:
+    """Two real agents, which are not told of anything, and whose reports are on the way when the collector dies."""
+    stop, port = tmp_path / "stop", find_fixed_port()
+    listen, store = f"tcp://127.0.0.1:{port}", ("--store", str(tmp_path / "store.db"))
+    command = torchrun(2, "-m", "rankscope.agent", "paced.py", "--stop", str(stop), "--slow-rank", "1")
+    with contextlib.ExitStack() as ends:
+        first = ends.enter_context(serving(*store, listen=listen))
+        job = ends.enter_context(started(command, {**TRAINING, "RANKSCOPE_COLLECTOR": listen}))
+        first.wait_for_run(TRAINING_RUN, lambda known: bool(known.lost))
+        before = read_counters(first)
+        first.kill()
+        second = ends.enter_context(serving(*store, listen=listen))
+        steps = max(value for (name, _), value in before.items() if name == "rankscope_steps_total")
+        known = second.wait_for_steps(TRAINING_RUN, round(steps) + 20)
+        after = wait_for_counters(second, ranks=2)
+        stop.touch()
+        assert job.wait().exit_code == 0
+        ended = second.wait_for_run(TRAINING_RUN, lambda run: all(rank.ended == "finished" for rank in run.ranks))
+    assert {key: (value, after.get(key)) for key, value in before.items() if after.get(key, -1.0) < value} == {}
+    assert {name for name, _ in before} >= {
+        "rankscope_collective_wait_seconds_total",
+        "rankscope_lost_gpu_seconds_total",
+    }
+    assert [(rank.report_gaps, rank.first_sequence) for rank in known.ranks] == [(0, 1)] * 2
+    assert [rank.reports_admitted for rank in ended.ranks] == [rank.last_sequence for rank in ended.ranks]
 
 
 # -- what is asked for wrongly ----------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
     folder, seen = tmp_path_factory.mktemp("live"), Live()
     command = torchrun(2, "-m", "rankscope.agent", "paced.py", "--stop", str(folder / "stop"), "--slow-rank", "1")
     with (
-        serving() as served,
+        serving("--store", str(folder / "store.db")) as served,
         started(command, {**SETTINGS, "RANKSCOPE_COLLECTOR": served.endpoint}) as job,
         prometheus(served, folder) as watching,
     ):
