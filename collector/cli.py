@@ -135,7 +135,7 @@ def _announce(service: Service, keys: RunKeys | None) -> None:
 
 
 def _print_summaries(snapshot: Snapshot) -> None:
-    for run in snapshot.runs:
+    for run in (run for run in snapshot.runs if not run.is_awaited):
         for line in summarise(run).splitlines():
             print(f"rankscope: {line}", file=sys.stderr)
 

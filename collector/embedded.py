@@ -27,7 +27,8 @@ class Lifetime:
     def is_over(self, snapshot: Snapshot) -> bool:
         """Whether to stop now. Asked at every tick."""
         now_ns = self._clock.monotonic_ns()
-        if self._ended_ns is None and snapshot.runs and all(_has_ended(run) for run in snapshot.runs):
+        own = [run for run in snapshot.runs if not run.is_awaited]  # others are an earlier collector's, from its store
+        if self._ended_ns is None and own and all(_has_ended(run) for run in own):
             self._ended_ns = now_ns
         if self._orphan_ns is None and self._read_parent_pid() != self._parent_pid:
             self._orphan_ns = now_ns

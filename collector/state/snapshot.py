@@ -111,6 +111,11 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     run_slowdown_ratio: float | None = None
     goodput: GoodputSnapshot = GoodputSnapshot()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is known from the store only: nobody of it has been heard of since the collector was started."""
+        return bool(self.ranks) and all(rank.awaited for rank in self.ranks)
+
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The collector about itself, counted up since it started. The last three are about its store, None without one:

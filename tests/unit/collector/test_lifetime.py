@@ -2,6 +2,8 @@
 
 import os
 
+import msgspec
+
 from rankscope.collector.embedded import FAREWELL_S, Lifetime
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.clock import SystemClock
@@ -122,3 +124,18 @@ def test_parent_is_the_one_of_this_process_unless_told_otherwise() -> None:
     clock, nothing = SystemClock(), Snapshot(wall_s=0.0, version="0")
     assert not Lifetime(os.getppid(), 0.0, clock).is_over(nothing)
     assert Lifetime(os.getpid(), 0.0, clock).is_over(nothing)
+
+
+def test_runs_of_an_earlier_collector_s_store_are_not_waited_for_and_do_not_end_it() -> None:
+    world = World()
+    restored = [
+        msgspec.structs.replace(run, ranks=tuple(msgspec.structs.replace(rank, awaited=True) for rank in run.ranks))
+        for run in (OVER, RUNNING)
+    ]
+    assert not any(world.after(FAREWELL_MS, *restored) for _ in range(3))
+    world.after(0, OVER, *restored)
+    assert world.after(FAREWELL_MS, OVER, *restored)
+
+
+def test_a_run_without_ranks_is_not_awaited() -> None:
+    assert not run_of().is_awaited
