@@ -15,7 +15,7 @@ SETTING: Final = "allowed_keys"
 READ_AGAIN_NS: Final = NS_PER_S
 """A storm of connections reads the folder once a second, and a key that was added is taken within one."""
 KEYS_MAX: Final = 10_000
-"""Files that are looked at. Reading so many takes about half a second."""
+"""Files that are looked at. Reading so many takes 0.3 s; a hundred, 3 ms."""
 
 
 class AllowedKeys:

@@ -16,7 +16,7 @@ from rankscope.measure.key_files import KeyPair
 
 ZAP_DOMAIN: Final = b"rankscope"
 ANSWERS_PER_TURN_MAX: Final = 256
-"""Of a storm of connections so many are answered between two looks at the messages: 10 ms."""
+"""Of a storm of connections so many are answered between two looks at the messages: 7 ms."""
 EVENTS_PER_TURN_MAX: Final = 1024
 
 NO_KEYS: Final = "no_keys"
