@@ -1,0 +1,92 @@
+"""Keys as an operator uses them: made by `rankscope keys`, given to a collector and to a job by its settings."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.cli import main
+from tests.integration.serving import END_S_MAX, Served, find_rank, serving
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run
+
+EVERYWHERE = "tcp://0.0.0.0:0"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of keys."""
+    folder = tmp_path_factory.mktemp("keys")
+    assert main(["keys", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(keys: Path) -> Iterator[Served]:
+    """A collector that other machines can reach, with keys."""
+    options = ("--key-file", f"{keys}/collector.key", "--allowed-keys", f"{keys}/allowed")
+    with serving(*options, listen=EVERYWHERE) as served:
+        yield served
+
+
+def settings_of(served: Served, keys: Path | None, name: str) -> dict[str, str]:
+    """The environment of a job of one rank."""
+    given = {**ALONE, **OFTEN, "RANKSCOPE_RUN": name, "RANKSCOPE_COLLECTOR": f"tcp://127.0.0.1:{served.ports[0]}"}
+    if keys is not None:
+        given |= {
+            "RANKSCOPE_KEY_FILE": f"{keys}/agent.key",
+            "RANKSCOPE_COLLECTOR_KEY_FILE": f"{keys}/collector.pub",
+        }
+    return given
+
+
+def test_a_job_with_keys_reports_and_its_sidecar_tells_how_it_ended(served: Served, keys: Path) -> None:
+    command = python(*AGENT, "paced.py", "--steps", "20", "--end", "exit", "--end-rank", "0")
+    ended = run(command, settings_of(served, keys, "keyed"))
+    assert ended.exit_code == 7
+    seen = served.wait_for_run("keyed", lambda picture: find_rank(picture, 0).ended == "failed")
+    end = find_rank(seen, 0).end
+    assert end is not None  # os._exit: only the sidecar can know
+    assert end.exit_code == 7
+
+
+def test_a_job_without_keys_trains_and_says_once_what_it_lacks(served: Served) -> None:
+    ended = run(python(*AGENT, "paced.py", "--steps", "60"), settings_of(served, None, "keyless"))
+    assert ended.exit_code == 0
+    (said,) = [line for line in ended.heard_of_agent if "refuses" in line]
+    assert said.startswith("rankscope: the collector refuses this rank (keys_wanted): tcp://127.0.0.1:")
+    assert said.endswith("Training goes on without it.")
+    assert "keyless" not in served.read_run_names()
+
+
+def test_a_key_file_that_cannot_be_used_stops_the_launch_before_training(served: Served, tmp_path: Path) -> None:
+    settings = settings_of(served, tmp_path, "unreadable")  # no keys are in that folder
+    ended = run(python(*AGENT, "paced.py", "--steps", "1"), settings)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"rankscope: collector_key_file is '{tmp_path}/collector.pub', which cannot be read")
+
+
+def serve(*options: str) -> "subprocess.CompletedProcess[str]":
+    """A collector that is not expected to start."""
+    command = [sys.executable, "-m", "rankscope.collector", "serve", "--http-listen", "127.0.0.1:0", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=END_S_MAX, check=False)
+
+
+def test_an_open_collector_that_others_reach_does_not_start() -> None:
+    ended = serve("--listen", EVERYWHERE)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("rankscope: listen is tcp://0.0.0.0:0 (from the command line), which other machines")
+
+
+def test_told_to_it_starts_and_its_log_says_what_that_means() -> None:
+    with serving("--insecure", listen=EVERYWHERE) as served:
+        assert "insecure is set: whoever reaches tcp://0.0.0.0:0 can send reports" in served.read_stderr()
+
+
+def test_the_collector_shows_no_secret(served: Served, keys: Path) -> None:
+    secret = (keys / "collector.key").read_text().split('"')[3]
+    shown = [served.read_metrics(), served.read_stderr(), json.dumps(served.read_run_names())]
+    assert len(secret) == 40
+    assert not [text for text in shown if secret in text]
