@@ -190,7 +190,7 @@ class Receiver:
         return handler
 
     def _receive(self) -> tuple[bytes, list[bytes], str]:
-        """Routing id, parts and key of the next message. Only frames of ZeroMQ's know the key; they cost 1 to 2 us more."""
+        """Routing id, parts and key of the next message. Only ZeroMQ's frames know the key, and cost 1 to 2 us more."""
         if self._zap is None:
             peer, *parts = self._router.recv_multipart(zmq.NOBLOCK)
             return peer, parts, ""
