@@ -101,6 +101,27 @@ def test_what_rank_and_sidecar_left_when_both_were_killed_is_delivered_with_the_
             check_identity(served, run)
 
 
+def test_what_a_killed_life_left_does_not_disturb_the_next_life_of_its_rank(run: str, tmp_path: Path) -> None:
+    with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (first,):
+        first.wait_for_report(5)
+        wait_for_accounts(served, run, {0: 1})
+        served.send(signal.SIGSTOP)
+        first.wait_for_reports(100)
+        first.kill()
+        with ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (second,):
+            second.wait_for_report(5)
+            served.send(signal.SIGCONT)
+            served.wait_for_run(run, lambda run: [r.identity.boot_id for r in run.ranks] == [second.boot_id])
+            folder = open_folder(str(tmp_path))
+            wait_for(
+                lambda: True if find_lives(folder) == [second.boot_id] else None,
+                lambda: f"of the first life {first.boot_id} something is left: {find_lives(folder)}",
+            )
+            second.stop()
+            account = wait_for_accounts(served, run, {0: second.made})[0]
+            assert (account.made, account.gaps, account.elsewhere) == (second.made, 0, 0)
+
+
 def test_a_rank_that_ends_well_leaves_nothing_on_the_disk(run: str, tmp_path: Path) -> None:
     with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (rank,):
         rank.wait_for_report(5)

@@ -11,7 +11,7 @@ from rankscope.agent.report.spill_folder import find_files, find_lives, open_fol
 from rankscope.agent.report.spill_format import REPORT, decode_records
 from tests.integration.faults import check_identity, read_accounts, wait_for_accounts
 from tests.integration.serving import find_rank, have_ended, serving, wait_for
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, started, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, started, torchrun
 
 RUN = "accounted"
 
@@ -66,3 +66,19 @@ def test_what_a_killed_training_had_written_to_the_disk_arrives(tmp_path: Path) 
     assert (account.unaccounted, account.gaps) == (0, 0)
     assert account.made > before.made + 40  # a step takes 20 ms and more, 80 reports take 8 s
     assert (find_rank(seen, 0).ended, find_rank(seen, 0).last_sequence) == ("killed", written)
+
+
+def test_a_folder_that_cannot_be_made_is_said_once_and_counted_and_the_training_goes_on() -> None:
+    with serving() as served:
+        settings = {
+            **OFTEN, **ALONE, "RANKSCOPE_RUN": "no-folder", "RANKSCOPE_COLLECTOR": served.endpoint,
+            "RANKSCOPE_SPILL_DIR": "/proc/no-folder",
+        }  # fmt: skip
+        ended = run(python(*AGENT, "paced.py", "--steps", "60"), settings)
+        seen = find_rank(served.wait_for_run("no-folder", have_ended), 0)
+        account = check_identity(served, "no-folder")[0]
+    assert ended.exit_code == 0, ended.stderr
+    (said,) = [line for line in ended.heard_of_agent if "spill_dir" in line]
+    assert "reports cannot be written to spill_dir ([Errno 2] No such file or directory: '/proc/no-folder')" in said
+    assert seen.losses.errors["spill"] >= 1
+    assert (account.made, account.published, account.gaps) == (60, 60, 0)

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, Beat
+from rankscope.agent.sidecar.left_reports import LeftReports
 from rankscope.agent.sidecar.watch import REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.stalls import StackFrame
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
 from tests.unit.agent.ranks_of_a_node import ENDS, MS, S
+from tests.unit.agent.spilled_lives import frame_of, spill_in
 from tests.unit.agent.watched_node import Node, Post
 
 REASONS = {
@@ -70,6 +72,23 @@ def test_a_rank_that_ended_otherwise_than_it_said_or_was_not_heard_is_told(
 ) -> None:
     node.start(statement, beat=beat).end()
     assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == [reason]
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_the_end_of_a_rank_tells_that_what_it_left_on_the_disk_is_torn(
+    node: Node, tmp_path: Path, is_torn: bool
+) -> None:
+    spill = spill_in(tmp_path / "spill", "boot-of-0")
+    assert spill.append(frame_of(1))
+    spill.close()
+    if is_torn:
+        (file,) = Path(spill.folder).glob("*.spill")
+        file.write_bytes(file.read_bytes() + b"half of a rec")
+    node.watch._left_reports = LeftReports(node.clock, lambda *_: True)
+    node.start("ctypes.string_at(0)", spill_folder=spill.folder).end()
+    (notice,) = node.look()
+    assert isinstance(notice, RankEnded)
+    assert notice.absent.get("spill") == ("the last record on the disk is not whole: it is cut" if is_torn else None)
 
 
 @pytest.mark.parametrize(("after_s", "reason"), [(8, "crashed"), (10, "collective_timeout")])
