@@ -88,7 +88,7 @@ class Links:
 
 def build_links(view: JobView, pasts: Mapping[str, Past], thresholds: Thresholds) -> Links:
     """Every group of more than one rank beside those that it is compared with. `pasts` are known from before."""
-    groups = sorted(group for group in view.transfers_ns if len(view.groups.get(group, ())) > 1)
+    groups = sorted(group for group in view.transfers_ns if _has_links(view, group))
     usual = {group: _usual_bytes(view, group, thresholds.steps_min) for group in groups}
     transfers = {group: _steady_transfer(view, group, usual[group]) for group in groups}
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
@@ -98,8 +98,9 @@ def build_links(view: JobView, pasts: Mapping[str, Past], thresholds: Thresholds
     transfers |= {name: _middle([transfers[group] for group in family]) for name, family in families.items()}
     names = tuple(transfers)
     columns, comparisons, found = list(transfers.values()), [], {}
+    place = {name: column for column, name in enumerate(names)}
     for family in families.values():
-        siblings = tuple(sorted(names.index(group) for group in family))
+        siblings = tuple(sorted(place[group] for group in family))
         comparisons.append(Comparison(siblings, siblings, are_twins=True))
     among_siblings = {group for family in families.values() for group in family}
     for column, name in enumerate(names):
@@ -108,6 +109,15 @@ def build_links(view: JobView, pasts: Mapping[str, Past], thresholds: Thresholds
             comparisons.append(Comparison((column,), (column, len(columns)), are_twins=True))
             columns.append(np.full(len(view.series.steps), found[name].ns))
     return Links(view_columns(view, columns, comparisons), names, families, found, view.transfers.exposed_ns)
+
+
+def _has_links(view: JobView, group: str) -> bool:
+    """Whether its members have anything between them: on one machine without GPUs their data moves by the same cores
+    that compute, and what takes longer says nothing of a link.
+    """
+    members = view.groups.get(group, ())
+    on_machines = len({view.nodes.get(rank) for rank in members}) > 1
+    return len(members) > 1 and (on_machines or any(view.samples.devices.get(rank) for rank in members))
 
 
 def find_slow_links(links: Links, step_ns: float, thresholds: Thresholds) -> tuple[SlowLink, ...] | Abstain:

@@ -115,8 +115,14 @@ def _when_it_failed_ns(rank: RankSnapshot) -> int:
 
 
 def _costliest(run: RunSnapshot) -> Finding | None:
-    """What has cost most; before all others what had to be looked at at once, such as a hang, which has no cost yet."""
-    return max(run.findings, key=lambda one: (one.severity == "critical", one.lost_rank_seconds or 0.0), default=None)
+    """What has cost most; before all others what had to be looked at at once, such as a hang, which has no cost yet,
+    and then what names somebody: of a run that became slower for no known reason there is less to be done.
+    """
+
+    def rank(one: Finding) -> tuple[bool, bool, float]:
+        return one.severity == "critical", bool(one.ranks or one.group), one.lost_rank_seconds or 0.0
+
+    return max(run.findings, key=rank, default=None)
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -8,6 +8,7 @@ from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Thresholds
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.view import JobView, Samples
+from rankscope.measure.records import DeviceSample
 from tests.unit.collector.step_series import MS, series_of, view_of
 
 STEP_MS = 100.0
@@ -46,7 +47,7 @@ def view_with(
     samples: Samples | None = None,
     first_step: int = 0,
 ) -> JobView:
-    """Each group moves a megabyte a step, on two ranks as on the bus, unless told otherwise."""
+    """Each group moves a megabyte a step, on two ranks as on the bus, unless told otherwise; every rank has a GPU."""
     steps = len(next(iter(transfers_ms.values()), ()))
     world_size = max((rank for members in groups.values() for rank in members), default=1) + 1
     sizes = {group: np.full(steps, MB) for group in transfers_ms} | dict(size_bytes or {})
@@ -57,4 +58,5 @@ def view_with(
         exposed_ns={group: np.full(steps, exposed_ms * MS) for group in transfers_ms},
     )
     series = series_of(np.full((steps, world_size), STEP_MS).tolist(), first_step=first_step)
-    return view_of(series, groups=groups, transfers=transfers, nodes=nodes, samples=samples)
+    gpus = Samples({}, {}, {rank: [DeviceSample(host_ns=0, uuid="", model="")] for rank in range(world_size)})
+    return view_of(series, groups=groups, transfers=transfers, nodes=nodes, samples=samples or gpus)

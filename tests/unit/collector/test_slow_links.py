@@ -290,3 +290,14 @@ def test_traffic_over_nvlink_of_the_members_and_of_the_others_is_evidence() -> N
 )
 def test_error_of_nvlink_on_a_member_is_told(xids: dict[int, int | None], told: str | None) -> None:
     assert only(view_of(PAIR, samples=sampled({}, xids))).details.get("link errors") == told
+
+
+def test_group_of_one_machine_without_gpus_has_no_link() -> None:
+    def judged(nodes: dict[int, str], samples: Samples) -> int:
+        transfers = flat(MESH)
+        transfers[PAIR][BEGIN:] *= 2
+        return len(candidates(view_with(MESH, transfers, nodes=nodes, samples=samples)))
+
+    one, several, none = dict.fromkeys(range(8), "a"), {rank: f"n{rank}" for rank in range(8)}, Samples({}, {}, {})
+    assert isinstance(DETECTOR.find(view_with(MESH, flat(MESH), nodes=one, samples=none), ()), Abstain)
+    assert judged(several, none) == 1
