@@ -1,8 +1,11 @@
 """Laws of a buffer with a spill: whatever the disk does, every frame is held, acknowledged or counted as dropped."""
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.agent.report.delivery import Delivery, DeliverySettings, SendFrame
 from rankscope.agent.report.resend_buffer import HeldFrame, ResendBuffer
 
 STEPS = 3
@@ -137,3 +140,32 @@ def test_a_disk_that_refuses_from_some_moment_on_costs_no_more_than_memory_canno
     world.check()
     # Memory may hold some of those before, which are on the disk; only what neither can hold goes.
     assert world.buffer.reports_dropped == max(0, before + after - frames_max if after > frames_max else 0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 6), st.integers(1, 60), st.integers(1, 8), st.sets(st.integers(1, 60), max_size=4))
+def test_a_backlog_on_the_disk_is_delivered_in_order_and_what_the_disk_has_lost_is_skipped_and_counted(
+    frames_max: int, count: int, in_flight_max: int, lost: set[int]
+) -> None:
+    world = World(frames_max, Disk(files=20, file_frames=5))
+    delivery = Delivery(world.buffer, random.Random(7), DeliverySettings(in_flight_max=in_flight_max))
+    world.push(count)
+    world.disk.unreadable = lost
+    admitted_through, arrived, now_ns = 0, [], 0
+    for _ in range(20 * count):
+        sends = delivery.on_tick(now_ns)
+        while sends:
+            send = sends.pop(0)
+            if isinstance(send, SendFrame):
+                assert send.sequence == admitted_through + 1
+                admitted_through = send.sequence
+                arrived.append(send.sequence)
+                sends += delivery.on_ack(admitted_through, now_ns)
+            else:
+                admitted_through = max(admitted_through, send.first_sequence - 1)
+                sends += delivery.on_welcome(admitted_through, now_ns)
+        now_ns += 100_000_000
+    assert delivery.everything_acknowledged
+    # One that was in flight when the disk gave way counts as dropped though it arrived, once for each loss.
+    assert count <= len(arrived) + world.buffer.reports_dropped <= count + in_flight_max * len(lost)
+    assert lost or arrived == list(range(1, count + 1))
