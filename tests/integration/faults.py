@@ -38,14 +38,17 @@ class PageAccount:
     made: int
     published: int
     elsewhere: int
-    lost: int
+    overwritten: int
+    dropped: int
+    late: int
     buffered: int
     gaps: int
 
     @property
     def unaccounted(self) -> int:
         """0, at any time."""
-        return self.made - self.published - self.elsewhere - self.lost - self.buffered
+        lost = self.overwritten + self.dropped + self.late
+        return self.made - self.published - self.elsewhere - lost - self.buffered
 
 
 def read_accounts(api: Api, run: str) -> dict[int, PageAccount]:
@@ -55,13 +58,15 @@ def read_accounts(api: Api, run: str) -> dict[int, PageAccount]:
         for sample in family.samples:
             if sample.labels.get("run") == run and "rank" in sample.labels:
                 counts = found.setdefault(int(sample.labels["rank"]), {})
-                counts[sample.name] = counts.get(sample.name, 0) + int(sample.value)
+                counts[sample.name + sample.labels.get("reason", "")] = int(sample.value)
     return {
         rank: PageAccount(
             made=counts["rankscope_steps_made_total"],
             published=counts["rankscope_steps_published_total"],
             elsewhere=counts["rankscope_steps_published_elsewhere_total"],
-            lost=counts["rankscope_steps_lost_total"],
+            overwritten=counts["rankscope_steps_lost_totaloverwritten"],
+            dropped=counts["rankscope_steps_lost_totaldropped_in_reports"],
+            late=counts["rankscope_steps_lost_totallate"],
             buffered=counts["rankscope_steps_buffered"],
             gaps=counts["rankscope_report_gaps_total"],
         )

@@ -25,7 +25,7 @@ from rankscope.measure.messages import Hello
 from rankscope.measure.records import Losses, StepRecord
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
-INTERVAL_NS = 50 * NS_PER_MS
+INTERVAL_NS = 25 * NS_PER_MS
 STEPS_PER_REPORT = 3
 SPILL_BYTES_MAX = 1 << 20
 DRAIN_NS_MAX = 60 * NS_PER_S
@@ -136,7 +136,7 @@ class Crew:
     def __init__(self, ranks: list[LightRank]) -> None:
         self.ranks = ranks
         self._heard: list[bool] = []
-        self._threads = [threading.Thread(target=self._run, args=(rank,)) for rank in ranks]
+        self._threads = [threading.Thread(target=self._run, args=(rank,), daemon=True) for rank in ranks]
         for thread in self._threads:
             thread.start()
 

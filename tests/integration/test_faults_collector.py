@@ -6,13 +6,15 @@ Each test ends with the account of every rank's steps as the page of metrics has
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import psutil
 
+from rankscope.collector.state.snapshot import RunSnapshot
 from tests.integration.faults import check_identity, sized, wait_for_accounts
 from tests.integration.light_ranks import STEPS_PER_REPORT, Crew, LightRank, crew_of, light_identity
-from tests.integration.serving import find_fixed_port, read_url, serving, wait_for
+from tests.integration.serving import find_fixed_port, have_ended, read_url, serving, wait_for
 
 RANKS = 4
 RUN = "faults"
@@ -40,12 +42,18 @@ def made_by(crew: Crew) -> dict[int, int]:
     return {rank.identity.rank: rank.made for rank in crew.ranks}
 
 
+def ended_in(restart_count: int) -> Callable[[RunSnapshot], bool]:
+    """Whether all ranks of that attempt have ended."""
+    return lambda run: run.restart_count == restart_count and have_ended(run)
+
+
 def test_a_collector_that_is_killed_and_comes_back_lacks_nothing_and_says_what_the_one_before_had() -> None:
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
     with crew_of(RUN, RANKS, address) as crew:
         for _ in range(sized(2, 20)):
             with serving(listen=address) as served:
                 wait_for_accounts(served, RUN, made_by(crew))
+                wait_for_acknowledgements(crew, 1)
                 served.kill()
             wait_for_reports(crew, 3)
         with serving(listen=address) as served:
@@ -53,7 +61,9 @@ def test_a_collector_that_is_killed_and_comes_back_lacks_nothing_and_says_what_t
             assert crew.stop()
             accounts = wait_for_accounts(served, RUN, made_by(crew))
             overwritten = {rank.identity.rank: rank.overwritten for rank in crew.ranks}
-            assert {rank: account.lost for rank, account in accounts.items()} == overwritten
+            # A rank that is back seconds after the others may have its backlog late: that is counted too.
+            assert {rank: account.overwritten for rank, account in accounts.items()} == overwritten
+            assert [account.dropped for account in accounts.values()] == [0] * RANKS
             assert [account.gaps for account in accounts.values()] == [0] * RANKS
             assert all(account.elsewhere > 0 for account in accounts.values())
 
@@ -70,16 +80,17 @@ def test_a_full_buffer_drops_the_oldest_reports_and_the_page_tells_how_many_step
             wait_for_accounts(served, RUN, made_by(crew))
             assert crew.stop()
             accounts = wait_for_accounts(served, RUN, made_by(crew))
-            lost = {rank.identity.rank: rank.overwritten + rank.buffer.steps_dropped for rank in crew.ranks}
-            assert {rank: account.lost for rank, account in accounts.items()} == lost
-            assert min(lost.values()) >= 44 * STEPS_PER_REPORT
+            for rank in crew.ranks:
+                # The agent also counts what arrived while its acknowledgement was still on the way.
+                dropped = accounts[rank.identity.rank].dropped
+                assert 44 * STEPS_PER_REPORT <= dropped <= rank.buffer.steps_dropped
 
 
 def test_a_collector_that_is_stopped_for_a_while_catches_up_without_loss() -> None:
     with serving() as served, crew_of(RUN, RANKS, served.endpoint) as crew:
         wait_for_accounts(served, RUN, made_by(crew))
         served.send(signal.SIGSTOP)
-        wait_for_reports(crew, sized(60, 600))  # at 20 a second: 3 s, and 30 s
+        wait_for_reports(crew, sized(80, 1200))  # at 40 a second: 2 s, and 30 s
         served.send(signal.SIGCONT)
         assert crew.stop()
         accounts = wait_for_accounts(served, RUN, made_by(crew))
@@ -134,9 +145,7 @@ def test_of_many_elastic_restarts_only_the_last_attempt_is_on_the_page() -> None
             wait_for_acknowledgements(crew, 1)
             assert crew.stop()
             if restart_count % 100 == 0 or restart_count == restarts - 1:
+                served.wait_for_run(RUN, ended_in(restart_count))
                 accounts = wait_for_accounts(served, RUN, made_by(crew))
                 assert sorted(accounts) == [0, 1]
                 assert [account.gaps for account in accounts.values()] == [0, 0]
-        run = served.read_run(RUN)
-        assert run is not None
-        assert (run.restart_count, len(run.ranks)) == (restarts - 1, 2)
