@@ -104,7 +104,7 @@ class Service:
                 access=http,
                 find_weakness=self._find_weakness,
                 read_exported=self._find_exported,
-                read_report=None if self._recorder is None else lambda run: report_as_json(store, run),
+                read_report=(lambda run: report_as_json(store, run)) if config.store else None,
             )
         except Exception:
             self._receiver.close()
@@ -151,18 +151,18 @@ class Service:
     # -- what outlives it ---------------------------------------------------------------------------------------------
 
     def _open_recorder(self) -> Recorder | None:
-        """Go on with the runs of the collector before, and begin to write; None without a file that can be used."""
+        """Go on with the runs of the collector before, and begin to write; None while there is no file to be used."""
         database = self._journal.database
         if database is None:
             return None
         try:
             recorder = Recorder(database, self._config, self._count_contained)
         except UnavailableError as error:
-            self._count_contained("history_store")
-            LOG.error("%s Runs and their history end with this collector.", error)  # noqa: TRY400 - said
+            if self._count_contained("history_store") == 1:
+                LOG.error("%s Until then runs and their history are kept in memory.", error)  # noqa: TRY400 - said
             return None
         clocks = Clocks(self._clock.monotonic_ns(), self._wall_s())
-        for kept in recorder.load():
+        for kept in (kept for kept in recorder.load() if kept.run.run not in self._jobs):
             lives = [life for life in kept.lives if self._restore_life(life)]
             self._jobs[kept.run.run] = JobState.restore(self._config, kept.run, kept.story, lives, clocks)
         recorder.start()
@@ -296,6 +296,8 @@ class Service:
         self._last_tick_ns = now_ns
         self._snapshot = self._take_snapshot()
         self._look_at_incidents(wall_s)
+        if self._recorder is None:  # perhaps the store can be opened only now
+            self._recorder = self._open_recorder()
         self._record(Clocks(now_ns, wall_s))
 
     def _look_for_gone_processes(self, job: JobState) -> None:

@@ -32,7 +32,7 @@ class Journal:
     """Told of findings and, once a tick, of all runs. `count` is called with what has gone wrong, each time."""
 
     def __init__(self, config: CollectorConfig, now_wall_s: float, count: Callable[[str], object]) -> None:
-        """Open the store of the configuration; without one, or when it cannot be used, incidents are in memory only."""
+        """Open the store of the configuration. Without one, and while it cannot be used, incidents are in memory only."""
         self._count = count
         self._store: IncidentStore | None = None
         self._to_write: dict[int, Incident] = {}
@@ -40,7 +40,8 @@ class Journal:
         self._failed_wall_s: float | None = None
         self._problem: str | None = None
         self._refused_counted = 0
-        stored = self._open_store(Path(config.store)) if config.store else Stored((), 0, 0)
+        self._path = Path(config.store) if config.store else None
+        stored = (self._path and self._open_store(self._path, now_wall_s)) or Stored((), 0, 0)
         self._written = {incident.id for incident in stored.incidents}
         self._ledger = Ledger(read_rules(config), now_wall_s, known=stored.incidents, last_id=stored.last_id)
         self._incidents = self._ledger.incidents
@@ -74,6 +75,8 @@ class Journal:
 
     def tick(self, runs: Sequence[RunLook], now_wall_s: float) -> None:
         """Bring everything up to date, say what is news, and write what has changed in one transaction."""
+        if self._store is None and self._path is not None and self._may_try(now_wall_s):
+            self._open_again(self._path, now_wall_s)
         self._ledger.look(runs, now_wall_s)
         self._keep(now_wall_s)
 
@@ -119,18 +122,29 @@ class Journal:
         self._written = (self._written | self._to_write.keys()) - self._to_forget
         self._to_write, self._to_forget = {}, set()
 
-    def _open_store(self, path: Path) -> Stored:
+    def _open_again(self, path: Path, now_wall_s: float) -> None:
+        """The file could not be used when the collector started: perhaps it can now."""
+        stored = self._open_store(path, now_wall_s)
+        if stored is not None:
+            LOG.warning("the store %s can be used now; incidents are written to it", path)
+            self._failed_wall_s = self._problem = None
+            self._written = {incident.id for incident in stored.incidents}
+            self._ledger.adopt(stored.incidents, stored.last_id)
+
+    def _open_store(self, path: Path, now_wall_s: float) -> Stored | None:
+        """What the file holds, once it is open; None, counted and said once, when it cannot be used."""
         try:
             self._store = IncidentStore(path)
             stored = self._store.load()
         except UnavailableError as error:
             self._count(STORE)
-            self._problem = str(error)
-            LOG.error("%s Incidents are kept in memory, and end with this collector.", error)  # noqa: TRY400 - said
+            if self._problem != str(error):
+                LOG.error("%s Until then incidents are kept in memory.", error)  # noqa: TRY400 - said
+            self._failed_wall_s, self._problem = now_wall_s, str(error)
             if self._store is not None:
                 self._store.close()
                 self._store = None
-            return Stored((), 0, 0)
+            return None
         if stored.rows_unreadable:
             for _ in range(stored.rows_unreadable):
                 self._count(STORE)

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import msgspec
+
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import (
     CONTINUED,
@@ -92,6 +94,26 @@ class Ledger:
         self._refused: set[tuple[str, int]] = set()
         self.incidents_refused = 0
         """Findings that got no incident because as many as may be kept are open."""
+        self._make_room(0)
+
+    def adopt(self, known: Sequence[Incident], last_id: int) -> None:
+        """The store could be opened only now. Its incidents come first, and wait to be found again as after a restart;
+        those begun meanwhile get the ids after them, and have all to be written.
+        """
+        shift = max([last_id, *(incident.id for incident in known)])
+        begun = {
+            number + shift: msgspec.structs.replace(
+                incident,
+                id=number + shift,
+                merged_into=None if incident.merged_into is None else incident.merged_into + shift,
+            )
+            for number, incident in self._incidents.items()
+        }
+        self._incidents = {incident.id: incident for incident in sorted(known, key=lambda one: one.id)} | begun
+        self._held = {number + shift: held for number, held in self._held.items()}
+        self._owners = {finding: number + shift for finding, number in self._owners.items()}
+        self._last_id += shift
+        self._changed, self._forgotten = set(begun), set()
         self._make_room(0)
 
     @property

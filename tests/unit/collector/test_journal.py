@@ -9,6 +9,7 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.incidents.incident import begin
 from rankscope.collector.incidents.journal import RETRY_S, Journal
 from rankscope.collector.incidents.ledger import RunLook
 from rankscope.collector.incidents.store import IncidentStore, read_store
@@ -92,7 +93,7 @@ def test_a_file_that_cannot_be_used_is_counted_said_and_done_without(
     assert ([incident.id for incident in collector.journal.incidents], collector.counted) == ([1], ["incident_store"])
     (said,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert said.startswith(f"the store {path} is damaged or no database: ")
-    assert said.endswith("Incidents are kept in memory, and end with this collector.")
+    assert said.endswith("Until then incidents are kept in memory.")
 
 
 def test_a_file_whose_rows_cannot_be_asked_for_is_done_without_and_let_go(path: Path) -> None:
@@ -188,3 +189,47 @@ def test_what_becomes_of_an_incident_is_logged(caplog: pytest.LogCaptureFixture)
         ("INFO", "run 'bert': incident 1, rank 2, is resolved: no longer found"),
         ("WARNING", "run 'bert': incident 1, rank 2, is reopened: it is back after 1 s"),
     ]
+
+
+# -- a file that can be used only later -------------------------------------------------------------------------------
+
+
+def test_a_store_that_could_not_be_opened_is_tried_again_and_gets_everything(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "later" / "incidents.db"
+    collector = Collector(path)
+    collector.tick(1.0, slow())
+    collector.tick(RETRY_S, slow())
+    assert (collector.journal.problem is not None, collector.journal.database) == (True, None)
+    path.parent.mkdir()
+    collector.tick(RETRY_S + 1.0, slow())
+    assert (collector.journal.problem is not None, path.exists()) == (True, False)
+    collector.tick(2 * RETRY_S, slow())
+    assert collector.journal.problem is None
+    assert collector.journal.database is not None
+    assert [incident.id for incident in read_store(path).incidents] == [1]
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+    assert f"the store {path} can be used now; incidents are written to it" in caplog.messages
+    collector.journal.shut(200.0)
+
+
+def test_incidents_begun_meanwhile_come_after_those_of_the_store(path: Path) -> None:
+    with closing(IncidentStore(path)) as store:
+        store.write([begin(7, "gpt", slow(5), 0.0)], ())
+        collector = Collector(path)
+        collector.tick(1.0, slow(2, number=1), slow(3, number=2))
+        collector.journal.close(RUN, slow(3, number=2), "part of finding 1", 2.0, 1)
+        collector.tick(2.0, slow(2, number=1))
+    collector.tick(RETRY_S, slow(2, number=1))
+    first, second, third = collector.journal.incidents
+    assert [(one.id, one.run, one.merged_into) for one in (first, second, third)] == [
+        (7, "gpt", None), (8, RUN, None), (9, RUN, 8),
+    ]  # fmt: skip
+    assert read_store(path).incidents == (first, second, third)
+    collector.tick(RETRY_S + 1.0, slow(2, number=1), slow(6, number=3))
+    collector.tick(RETRY_S + 2.0)
+    assert [(one.id, one.is_open) for one in collector.journal.incidents] == [
+        (7, True), (8, False), (9, False), (10, False),
+    ]  # fmt: skip
+    collector.journal.shut(100.0)

@@ -1,0 +1,93 @@
+"""A collector whose store cannot be used when it starts, in this process and with a clock that the test drives."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.history.reading import opening_run
+from rankscope.collector.incidents.journal import RETRY_S
+from rankscope.collector.service import Service
+from rankscope.collector.state.events import RankJoined, ReportAdmitted
+from rankscope.measure.messages import Hello
+from rankscope.measure.units import HostNs, WallNs, s_to_ns
+from tests.unit.collector.job_stories import Story
+
+WALL_S = 1_800_000_000
+
+
+class DrivenClock:
+    """Both clocks, which move when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def monotonic_ns(self) -> HostNs:
+        return HostNs(s_to_ns(self.now_s))
+
+    def wall_ns(self) -> WallNs:
+        return WallNs(s_to_ns(WALL_S + self.now_s))
+
+
+class Direct:
+    """What a story tells, handed to the collector as if it had come over the wire."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def handle(self, event: object) -> list[object]:
+        match event:
+            case RankJoined(hello):
+                self._hello(hello)
+            case ReportAdmitted(boot_id, report):
+                self._service._admit(boot_id.encode(), report)
+        return []
+
+    def _hello(self, hello: Hello) -> None:
+        self._service._admit(hello.identity.boot_id.encode(), hello)
+
+
+@contextlib.contextmanager
+def collecting(path: Path, clock: DrivenClock) -> Iterator[Service]:
+    """A collector that ticks when it is told to."""
+    config = CollectorConfig(listen="tcp://127.0.0.1:0", http_listen="127.0.0.1:0", store=str(path))
+    service = Service(config, clock)
+    try:
+        yield service
+    finally:
+        service.stop()
+        service.run()  # which only closes everything
+
+
+def test_a_store_that_can_be_used_only_later_gets_the_runs_and_their_steps(tmp_path: Path) -> None:
+    path, clock, story = tmp_path / "later" / "store.db", DrivenClock(), Story(2)
+    with collecting(path, clock) as service:
+        story.job = Direct(service)  # type: ignore[assignment]  # it takes what a story gives
+        story.join().train(10)
+        service._tick()
+        weakness = service._find_weakness()
+        assert weakness is not None
+        assert weakness.startswith("nothing is written to the store, and all is kept in memory: the store ")
+        assert service.snapshot.counts.store_writable is False
+        path.parent.mkdir()
+        clock.now_s += RETRY_S
+        story.train(10)
+        service._tick()
+        assert service._find_weakness() is None
+    with opening_run(path, "story") as history:
+        assert [step.step for step in history.read_steps()] == list(range(20))
+    with collecting(path, clock) as again:
+        again._tick()
+        assert [run.run for run in again.snapshot.runs] == ["story"]
+
+
+def test_a_file_whose_folder_never_comes_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = DrivenClock()
+    with collecting(tmp_path / "never" / "store.db", clock) as service:
+        for _ in range(4):
+            clock.now_s += RETRY_S
+            service._tick()
+        assert service._contained == {"incident_store": 5}
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
