@@ -32,7 +32,7 @@ class Journal:
     """Told of findings and, once a tick, of all runs. `count` is called with what has gone wrong, each time."""
 
     def __init__(self, config: CollectorConfig, now_wall_s: float, count: Callable[[str], object]) -> None:
-        """Open the store of the configuration. Without one, and while it cannot be used, incidents are in memory only."""
+        """Open the store of the configuration. Without one, or while it cannot be used, incidents are in memory."""
         self._count = count
         self._store: IncidentStore | None = None
         self._to_write: dict[int, Incident] = {}

@@ -23,6 +23,8 @@ APPLICATION_ID: Final = 0x5253494E
 BUSY_S: Final = 0.2
 """How long a write waits for a lock: the collector's other thread holds it for less, and ranks wait."""
 
+WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
+"""The log of writes may grow beyond this while somebody reads a long history, and then shrinks to it again."""
 CHECKED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Up to this size a file is checked as a whole when it is opened: some 0.2 s. Of a larger one, grown by the history of
 steps, only SMALL_TABLES are.
@@ -43,6 +45,7 @@ class Database:
             _check(self.connection, path, len(migrations))
             self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = NORMAL")
+            self.connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
             _migrate(self.connection, migrations)
             undo.pop_all()
 
@@ -51,6 +54,7 @@ class Database:
         with explaining(self.path):
             connection = _connect(self.path, "rw")
             connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
             return connection
 
     def close(self) -> None:

@@ -1,0 +1,82 @@
+"""What the collector answers about its store: reports about runs, and what it does without. No socket."""
+
+from collections.abc import Callable
+from http import HTTPStatus
+from urllib.parse import quote
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rankscope.collector.publish.http_server import Response, Routes
+from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
+from rankscope.measure.errors import UnavailableError
+
+NAMED = "bert/report 100% ü"
+
+
+def read_report(run: str) -> bytes:
+    """A report about every run but one."""
+    if run == "nobody":
+        raise UnavailableError("no run 'nobody' is in store.db")
+    return msgspec.json.encode({"run": run})
+
+
+def snapshot_of(frames: int) -> Snapshot:
+    return Snapshot(wall_s=0.0, version="0", counts=CollectorCounts(frames_received=frames))
+
+
+def ask(
+    target: str,
+    *,
+    reports: Callable[[str], bytes] | None = read_report,
+    unready: str | None = None,
+    weakness: str | None = None,
+) -> Response:
+    """The answer of a collector like this."""
+    routes = Routes(
+        lambda: snapshot_of(2), tuple, is_healthy=lambda: None, is_ready=lambda: unready,
+        find_weakness=lambda: weakness, read_exported=lambda: snapshot_of(1), read_report=reports,
+    )  # fmt: skip
+    return routes.answer(target)
+
+
+@pytest.mark.parametrize("run", ["bert", NAMED, "<script>"])
+def test_a_report_is_found_by_the_name_of_its_run(run: str) -> None:
+    answer = ask(f"/api/v1/runs/{quote(run, safe='')}/report")
+    assert (answer.status, answer.content_type) == (HTTPStatus.OK, "application/json")
+    assert msgspec.json.decode(answer.body) == {"run": run}
+
+
+def test_a_run_that_the_store_has_not_is_not_found() -> None:
+    answer = ask("/api/v1/runs/nobody/report")
+    assert answer.status == HTTPStatus.NOT_FOUND
+    assert msgspec.json.decode(answer.body) == {"error": "no run 'nobody' is in store.db"}
+
+
+def test_a_collector_without_a_store_has_no_report_and_says_why() -> None:
+    answer = ask("/api/v1/runs/bert/report", reports=None)
+    assert answer.status == HTTPStatus.NOT_FOUND
+    assert "this collector keeps no history; its setting `store` names a file for it" in answer.body.decode()
+
+
+def test_readiness_says_what_the_collector_does_without_and_stays_good() -> None:
+    assert ask("/readyz").body == b"ok\n"
+    answer = ask("/readyz", weakness="the disk is full")
+    assert (answer.status, answer.body) == (HTTPStatus.OK, b"ok, but the disk is full\n")
+
+
+def test_what_is_not_ready_is_not_ready_whatever_else_it_does_without() -> None:
+    answer = ask("/readyz", unready="stopping", weakness="the disk is full")
+    assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert msgspec.json.decode(answer.body) == {"error": "stopping"}
+
+
+def test_health_asks_for_no_store() -> None:
+    assert ask("/healthz", weakness="the disk is full").body == b"ok\n"
+
+
+def test_metrics_show_the_picture_that_is_kept_and_not_the_present() -> None:
+    families = text_string_to_metric_families(ask("/metrics").body.decode())
+    values = {sample.name: sample.value for family in families for sample in family.samples}
+    assert values["rankscope_frames_received_total"] == 1
