@@ -12,6 +12,7 @@ from pathlib import Path
 from rankscope.collector.access import read_curve, read_http
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.history.recorder import Recorder
+from rankscope.collector.history.store import KeptRun
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunLook
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
@@ -163,10 +164,19 @@ class Service:
             return None
         clocks = Clocks(self._clock.monotonic_ns(), self._wall_s())
         for kept in (kept for kept in recorder.load() if kept.run.run not in self._jobs):
-            lives = [life for life in kept.lives if self._restore_life(life)]
-            self._jobs[kept.run.run] = JobState.restore(self._config, kept.run, kept.story, lives, clocks)
+            self._restore_run(kept, clocks)
         recorder.start()
         return recorder
+
+    def _restore_run(self, kept: KeptRun, clocks: Clocks) -> None:
+        """A run that cannot be gone on with begins anew with its ranks: no file may keep a collector from starting."""
+        try:
+            lives = [life for life in kept.lives if self._restore_life(life)]
+            self._jobs[kept.run.run] = JobState.restore(self._config, kept.run, kept.story, lives, clocks)
+        except Exception:
+            self._admission.forget(kept.run.run)
+            self._count_contained("history_run")
+            LOG.exception("run %r could not be gone on with", kept.run.run)
 
     def _restore_life(self, life: SavedLife) -> bool:
         counts = LifeCounts(

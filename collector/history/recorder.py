@@ -11,7 +11,7 @@ picture that is EXPORT_LAG_S_MAX old is given up for the present one: numbers th
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
@@ -38,6 +38,8 @@ END_S_MAX: Final = 10.0
 """How long the last write may take when the collector ends."""
 STORE: Final = "history_store"
 """What a failure of the store is counted as; so are rows that cannot be read."""
+RUN: Final = "history_run"
+"""What a run is counted as that could not be handed over."""
 
 
 class StoreCounts(NamedTuple):
@@ -72,6 +74,7 @@ class Recorder:
         self._kept: Snapshot | None = None
         self._shown: Snapshot | None = None
         self._failures_counted = self._failures = 0
+        self._mistaken: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="rankscope-store", daemon=True)
 
     # -- the collector's loop -----------------------------------------------------------------------------------------
@@ -98,7 +101,7 @@ class Recorder:
         pictures = {run.run: run for run in snapshot.runs}
         with self._changed:
             for job in jobs:
-                self._take(job, pictures[job.run], clocks, is_last=is_last)
+                self._contain(job, pictures, clocks, is_last=is_last)
             self._waiting.snapshot = snapshot
             self._has_waiting = True
             self._changed.notify()
@@ -106,6 +109,16 @@ class Recorder:
         for _ in range(failures - self._failures_counted):
             self._count(STORE)
         self._failures_counted = failures
+
+    def _contain(self, job: JobState, pictures: Mapping[str, RunSnapshot], clocks: Clocks, *, is_last: bool) -> None:
+        """A mistake of ours about one run is that run's alone."""
+        try:
+            self._take(job, pictures[job.run], clocks, is_last=is_last)
+        except Exception:
+            self._count(RUN)
+            if job.run not in self._mistaken:
+                self._mistaken.add(job.run)
+                LOG.exception("run %r could not be handed to the store; the others are", job.run)
 
     def _take(self, job: JobState, picture: RunSnapshot, clocks: Clocks, *, is_last: bool) -> None:
         steps = job.take_settled_steps(clocks.wall_s)
@@ -139,6 +152,7 @@ class Recorder:
             self._waiting.forget(run)
         self._intervals.forget(run)
         self._stories.pop(run, None)
+        self._mistaken.discard(run)
         self._lives = {key: saved for key, saved in self._lives.items() if key[0] != run}
 
     def shut(self) -> None:

@@ -19,8 +19,11 @@ T = TypeVar("T")
 
 PRUNE_ROWS_MAX: Final = 5_000
 """Rows deleted in one transaction: the incidents, which are written from another thread, wait no longer than 0.1 s."""
-PRUNE_SHARE: Final = 0.02
-"""Of the rows of the history, how many go at once when the file is too large."""
+STEP_BYTES: Final = 150
+"""What a step takes in the file, with its place in the index: so many go at once as make up for what is too much."""
+
+MOMENT_S: Final = 1e-6
+"""Less than between any two ticks, and more than a float of seconds since 1970 is off by."""
 
 _WRITE_RUN: Final = """INSERT INTO runs (run, is_known, changed_wall_s, body) VALUES (?, 1, ?, ?)
     ON CONFLICT (run) DO UPDATE SET is_known = 1, changed_wall_s = excluded.changed_wall_s, body = excluded.body"""
@@ -124,7 +127,7 @@ class HistoryStore:
             gone = self._delete_until(oldest_wall_s)
             gone += self._delete_runs(oldest_wall_s)
             if not gone and self.bytes_used > bytes_max:
-                gone = self._delete_oldest()
+                gone = self._delete_oldest(self.bytes_used - bytes_max)
         return gone > 0
 
     @property
@@ -168,19 +171,17 @@ class HistoryStore:
         self._run_ids.pop(row[1], None)
         return 1
 
-    def _delete_oldest(self) -> int:
-        """A share of the history, the oldest of it: up to the moment before which so many of the steps lie."""
-        moments = []
-        for table, column in (("steps", "wall_s"), ("rank_intervals", "end_wall_s")):
-            (rows,) = self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608 - our names
-            place = min(PRUNE_ROWS_MAX - 1, int(rows * PRUNE_SHARE))
-            found = self._connection.execute(
-                f"SELECT {column} FROM {table} ORDER BY {column} LIMIT 1 OFFSET ?",  # noqa: S608 - our names
-                (place,),
-            ).fetchone()
-            moments += [found[0]] if found is not None else []
+    def _delete_oldest(self, bytes_over: int) -> int:
+        """Steps that make up for so much, or all that is as old as the oldest interval: whichever is older."""
+        steps = min(PRUNE_ROWS_MAX, 1 + bytes_over // STEP_BYTES)
+        found = self._connection.execute(
+            "SELECT max(wall_s) FROM (SELECT wall_s FROM steps ORDER BY wall_s LIMIT ?) "
+            "UNION ALL SELECT min(end_wall_s) FROM rank_intervals",
+            (steps,),
+        )
+        moments = [moment for (moment,) in found if moment is not None]
         # A row at the very moment goes too, so that something always does.
-        return self._delete_until(min(moments) + 1e-6) if moments else 0
+        return self._delete_until(min(moments) + MOMENT_S) if moments else 0
 
 
 def load_run(connection: sqlite3.Connection, row: tuple[int, str, str], unreadable: list[str]) -> KeptRun | None:

@@ -4,16 +4,21 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.reading import opening_run
+from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.incidents.journal import RETRY_S
 from rankscope.collector.service import Service
 from rankscope.collector.state.events import RankJoined, ReportAdmitted
+from rankscope.collector.store.database import Database
 from rankscope.measure.messages import Hello
 from rankscope.measure.units import HostNs, WallNs, s_to_ns
 from tests.unit.collector.job_stories import Story
+from tests.unit.collector.kept_runs import life_of, run_of
 
 WALL_S = 1_800_000_000
 
@@ -81,6 +86,22 @@ def test_a_store_that_can_be_used_only_later_gets_the_runs_and_their_steps(tmp_p
     with collecting(path, clock) as again:
         again._tick()
         assert [run.run for run in again.snapshot.runs] == ["story"]
+
+
+def test_a_run_that_makes_no_sense_keeps_no_collector_from_starting(tmp_path: Path) -> None:
+    """One run has a world of -1 ranks."""
+    path = tmp_path / "store.db"
+    batch = Batch()
+    for name, world_size in (("odd", -1), ("sound", 2)):
+        batch.put_run(msgspec.structs.replace(run_of(name), world_size=world_size))
+        batch.lives[name, 0] = 0, life_of(name, 0)
+    with contextlib.closing(Database(path)) as database, contextlib.closing(HistoryStore(database)) as store:
+        store.write(batch)
+    with collecting(path, DrivenClock()) as service:
+        service._tick()
+        assert [run.run for run in service.snapshot.runs] == ["sound"]
+        assert service._contained == {"history_run": 1}
+        assert service._admission.world_size("odd") is None
 
 
 def test_a_file_whose_folder_never_comes_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,8 @@ from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.reading import opening_run
 from rankscope.collector.history.recorder import EXPORT_LAG_S_MAX, Recorder
 from rankscope.collector.history.store import HistoryStore
-from rankscope.collector.state.saved import Clocks
+from rankscope.collector.state.job import JobState
+from rankscope.collector.state.saved import Clocks, SavedRun
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.store.database import Database
 from tests.unit.collector.job_stories import S, Story
@@ -139,6 +140,25 @@ def test_a_life_is_written_when_its_counters_change_or_its_totals_are_old(path: 
         assert list(loop.recorder._waiting.lives) == [("story", 1)]
         loop.tick(story.tick(recorder_module.REFRESH_S))
         assert len(loop.recorder._waiting.lives) == 2
+
+
+class Broken(JobState):
+    """A run with a mistake of ours in it."""
+
+    def save(self, clocks: Clocks) -> SavedRun | None:  # noqa: ARG002 - the signature of what it stands in for
+        raise ZeroDivisionError
+
+
+def test_a_run_that_cannot_be_saved_costs_the_others_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    story, broken = Story(2).join().train(20), Broken("broken", CollectorConfig())
+    clocks = Clocks(story.now_ns, WALL_S)
+    pictures = (broken.snapshot(story.now_ns), story.snapshot())
+    with looping(path) as loop:
+        for _ in range(2):
+            loop.recorder.tick([broken, story.job], Snapshot(wall_s=WALL_S, version="0", runs=pictures), clocks)
+        assert loop.counted == ["history_run"] * 2
+    assert load(path) == [("story", 2, 20)]
+    assert len([message for message in caplog.messages if "'broken' could not be handed to the store" in message]) == 1
 
 
 # -- what /metrics shows ----------------------------------------------------------------------------------------------
