@@ -37,6 +37,13 @@ from rankscope.measure.stalls import GroupStatus, KernelThread, PendingCollectiv
 from rankscope.measure.table import Table
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+COVERED_RANGES_MAX = 4096
+"""Ranges of steps in a report: a window of the profiler gives one. To take one in costs the collector
+20 us, and a frame has room for millions."""
+
+GROUPS_MAX = 4096
+"""Process groups in a report; a rank is in some twenty."""
+
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
@@ -88,13 +95,13 @@ class Report(Message, frozen=True):
     host_ns: int
     steps: Table = Table()
     collectives: Collectives = Collectives()
-    covered_steps: tuple[tuple[int, int], ...] = ()
+    covered_steps: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=COVERED_RANGES_MAX)] = ()
     breakdowns: tuple[WindowBreakdown, ...] = ()
     host: HostSample | None = None
     devices: tuple[DeviceSample, ...] = ()
     totals: Totals = Totals()
     losses: Losses = Losses()
-    groups: tuple[GroupInfo, ...] | None = None
+    groups: Annotated[tuple[GroupInfo, ...], msgspec.Meta(max_length=GROUPS_MAX)] | None = None
     overhead_ratio: float | None = None
     cost: AgentCost = AgentCost()
     allocator: AllocatorSample | None = None

@@ -34,6 +34,7 @@ from rankscope.collector.state.events import (
     Tick,
     UnresponsiveSeen,
 )
+from rankscope.collector.state.group_members import GroupMembers
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
@@ -57,8 +58,8 @@ class _Attempt:
     restart_count: int
     world_size: int
     window: StepWindow
+    groups: GroupMembers = field(init=False)
     ranks: dict[int, RankState] = field(default_factory=dict)
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     series: StepSeries | None = None
     slowdowns: Floats | None = None
     twins: tuple[tuple[int, ...], Mapping[int, Signature], Twins] | None = None
@@ -74,6 +75,9 @@ class _Attempt:
     """The time in steps of the rank that has reported the most of it."""
     recorded_step: int = -1
     """The last step that has been given to the history."""
+
+    def __post_init__(self) -> None:
+        self.groups = GroupMembers(self.world_size)
 
 
 class JobState:
@@ -173,6 +177,7 @@ class JobState:
         self._rank_of_boot.clear()
         self._attempts += self._attempt is not None
         window = StepWindow(self._config.steps_kept, identity.world_size)
+        self._group_sizes = {}
         self._attempt = _Attempt(identity.restart_count, identity.world_size, window)
         return self._attempt
 
@@ -208,10 +213,10 @@ class JobState:
         self.last_change_job_ns = event.now_job_ns
         rank.take(report, event.now_job_ns, event.now_wall_s)
         for group in report.groups or ():
+            members = attempt.groups.learn(group)
+            if members is None:
+                continue
             self._group_sizes[group.label] = len(group.ranks)
-            members = attempt.groups.get(group.label)
-            if members is None or len(members) != len(group.ranks):
-                members = attempt.groups[group.label] = tuple(sorted(group.ranks))
             attempt.window.learn_place(number, group.label, bisect_left(members, number))
             attempt.window.learn_group(group.label, len(group.ranks))
         rank.steps.take(report, late=attempt.window.add_steps(number, report.steps))
@@ -260,7 +265,7 @@ class JobState:
             twins=attempt.find_twins(ranks),
             nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
             samples=_sample(attempt.ranks),
-            groups=attempt.groups,
+            groups=attempt.groups.by_label,
             transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
             standings=standings,
             known_usual=read_usual(self._verdicts.open_findings),
