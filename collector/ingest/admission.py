@@ -166,7 +166,7 @@ class Admission:
         if life is None or life.identity != identity:
             self.unknown_lives += 1
             return False
-        if life.key != key:
+        if life.peer != UNCLAIMED and life.key != key:
             self._count_refused(REFUSED_IDENTITY_TAKEN)
             return False
         return True

@@ -260,8 +260,20 @@ def test_a_sidecar_may_speak_for_a_restored_life() -> None:
     assert admission.knows(hello_of(0, 1).identity)
 
 
+def test_a_restored_life_and_its_run_belong_to_the_key_that_claims_it_first() -> None:
+    admission = Admission(runs_max=1, ranks_max=2)
+    admission.restore(hello_of(0, 1).identity, KEPT)
+    admission.restore(hello_of(1, 1).identity, KEPT)
+    assert admission.knows(hello_of(0, 1).identity, key="k")  # its rank may have died while no collector was there
+    assert isinstance(admission.hello(b"peer", hello_of(0, 1), key="k"), Welcome)
+    assert isinstance(admission.hello(b"peer", hello_of(0, 1), key="other"), Refused)
+    assert isinstance(admission.hello(b"two", hello_of(1, 1), key="other"), Refused)
+    assert not admission.knows(hello_of(0, 1).identity, key="other")
+
+
 def test_no_more_lives_are_restored_than_may_be_known() -> None:
-    admission = Admission(runs_max=1, ranks_max=1)
+    admission = Admission(runs_max=2, ranks_max=2)
     assert admission.restore(hello_of(0, 1).identity, KEPT)
-    assert not admission.restore(hello_of(1, 1).identity, KEPT)
-    assert isinstance(admission.hello(b"peer", hello_of(1, 1)), Refused)
+    other = msgspec.structs.replace(hello_of(1, 1).identity, run="other")  # its world too has two ranks
+    assert not admission.restore(other, KEPT)
+    assert isinstance(admission.hello(b"peer", msgspec.structs.replace(hello_of(1, 1), identity=other)), Refused)
