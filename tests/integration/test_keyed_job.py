@@ -1,6 +1,7 @@
 """Keys as an operator uses them: made by `rankscope keys`, given to a collector and to a job by its settings."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.cli import main
-from tests.integration.serving import END_S_MAX, Served, find_rank, serving
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run
+from tests.integration.serving import START_S_MAX, Served, find_rank, serving, wait_for
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, started
 
 EVERYWHERE = "tcp://0.0.0.0:0"
+REFUSAL = re.compile("^rankscope: .*refuses.*$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +54,15 @@ def test_a_job_with_keys_reports_and_its_sidecar_tells_how_it_ended(served: Serv
     assert end.exit_code == 7
 
 
-def test_a_job_without_keys_trains_and_says_once_what_it_lacks(served: Served) -> None:
-    ended = run(python(*AGENT, "paced.py", "--steps", "60"), settings_of(served, None, "keyless"))
-    assert ended.exit_code == 0
-    (said,) = [line for line in ended.heard_of_agent if "refuses" in line]
+def test_a_job_without_keys_trains_and_says_once_what_it_lacks(served: Served, tmp_path: Path) -> None:
+    stop, stderr = tmp_path / "stop", tmp_path / "stderr"
+    stderr.touch()
+    command = python(*AGENT, "paced.py", "--stop", str(stop))
+    with started(command, settings_of(served, None, "keyless"), stderr_path=str(stderr)) as job:
+        wait_for(lambda: REFUSAL.search(stderr.read_text()), stderr.read_text)
+        stop.touch()
+        assert job.wait().exit_code == 0
+    (said,) = REFUSAL.findall(stderr.read_text())
     assert said.startswith("rankscope: the collector refuses this rank (keys_wanted): tcp://127.0.0.1:")
     assert said.endswith("Training goes on without it.")
     assert "keyless" not in served.read_run_names()
@@ -71,7 +78,7 @@ def test_a_key_file_that_cannot_be_used_stops_the_launch_before_training(served:
 def serve(*options: str) -> "subprocess.CompletedProcess[str]":
     """A collector that is not expected to start."""
     command = [sys.executable, "-m", "rankscope.collector", "serve", "--http-listen", "127.0.0.1:0", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=END_S_MAX, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=START_S_MAX, check=False)
 
 
 def test_an_open_collector_that_others_reach_does_not_start() -> None:
