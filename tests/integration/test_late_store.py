@@ -12,6 +12,7 @@ from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.reading import opening_run
 from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.incidents.journal import RETRY_S
+from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.service import Service
 from rankscope.collector.state.events import RankJoined, ReportAdmitted
 from rankscope.collector.store.database import Database
@@ -47,11 +48,11 @@ class Direct:
             case RankJoined(hello):
                 self._hello(hello)
             case ReportAdmitted(boot_id, report):
-                self._service._admit(boot_id.encode(), report)
+                self._service._admit(Received(boot_id.encode(), report))
         return []
 
     def _hello(self, hello: Hello) -> None:
-        self._service._admit(hello.identity.boot_id.encode(), hello)
+        self._service._admit(Received(hello.identity.boot_id.encode(), hello))
 
 
 @contextlib.contextmanager

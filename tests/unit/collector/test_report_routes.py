@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.collector.publish.http_server import Response, Routes
+from rankscope.collector.publish.routes import Response, Routes
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
 from rankscope.measure.errors import UnavailableError
 
