@@ -94,12 +94,13 @@ def _build_family(measure: Measure, values: Sequence[tuple[Labels, float]]) -> F
 
 
 def _all_ranks(snapshot: Snapshot) -> Iterator[tuple[RunSnapshot, RankSnapshot]]:
-    return ((run, rank) for run in snapshot.runs for rank in run.ranks)
+    """Those that report, and those that have ended."""
+    return ((run, rank) for run in snapshot.runs for rank in run.ranks if rank.ended is not None or not rank.awaited)
 
 
 def _live_ranks(snapshot: Snapshot) -> Iterator[tuple[RunSnapshot, RankSnapshot]]:
     """Those that report. Counters of one that is awaited may be behind what they were: they come with its report."""
-    return ((run, rank) for run, rank in _all_ranks(snapshot) if rank.ended is None and not rank.awaited)
+    return ((run, rank) for run, rank in _all_ranks(snapshot) if rank.ended is None)
 
 
 def _rank_labels(run: RunSnapshot, rank: RankSnapshot) -> Labels:
