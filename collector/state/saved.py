@@ -43,7 +43,7 @@ class SavedLife(msgspec.Struct, frozen=True, kw_only=True):
     last_sequence: int
     admitted: int
     duplicates: int
-    steps: StepCounts
+    steps: StepCounts = StepCounts()
     last_report_wall_s: float | None = None
     last_step: int | None = None
     step_ns_median: float | None = None

@@ -30,6 +30,8 @@ BUDGET = 0.005
 WARMUP_STEPS = 4
 FULL_STEPS = 2
 STEPS = 2500
+ROUNDING_NS = 100
+"""Costs are kept as whole nanoseconds and compared as ratios: some are lost or won in thousands of steps."""
 few_examples = settings(max_examples=40)
 """Each is thousands of steps."""
 
@@ -161,7 +163,8 @@ def test_an_agent_whose_floor_is_above_the_budget_takes_no_window_once_the_head_
     rank = Rank(Costs(**{**costs.__dict__, "base_ratio": times * BUDGET})).train()
     # What the windows had was there to be spent when they began.
     windows_ns = rank.spent_ns[FULL_WINDOWS] + rank.spent_ns[LIGHT_WINDOWS]
-    assert windows_ns <= BUDGET * HEAD_START_NS + rank.dearest_ns[FULL_WINDOWS] + 2 * rank.dearest_ns[LIGHT_WINDOWS]
+    dearest_ns = rank.dearest_ns[FULL_WINDOWS] + 2 * rank.dearest_ns[LIGHT_WINDOWS]
+    assert windows_ns <= BUDGET * HEAD_START_NS + dearest_ns + ROUNDING_NS
 
 
 @few_examples
