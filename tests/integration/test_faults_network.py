@@ -16,7 +16,7 @@ def test_a_network_that_is_cut_and_comes_back_costs_nothing() -> None:
         pytest.skip(reason)
     with (
         laid() as cable,
-        serving(listen=f"tcp://{cable.here}:0") as served,
+        serving("--insecure", listen=f"tcp://{cable.here}:0") as served,
         ranks_of([RankProcess(RUN, "0", "1", served.endpoint, prefix=cable.prefix)]) as (rank,),
     ):
         rank.wait_for_report(5)
