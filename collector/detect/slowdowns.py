@@ -32,6 +32,8 @@ BEFORE: Final = "before_ns"
 """In the evidence: the level before the change."""
 EXPLAINED_SHARE: Final = 0.5
 """A finding that costs at least so much of what was added explains it."""
+PATIENCE: Final = 8
+"""So many times the steps of a verdict are waited for what the ranks' own time was: windows may come that rarely."""
 RISE_SHARE: Final = 0.5
 """So much of a stage's rise over the others must be a rise of its own: else the others have become faster."""
 
@@ -96,6 +98,8 @@ class RunSlowdown:
         change = _find_rise(view, view.longest_ns, view.longest_ns, self._thresholds)
         if change is None or _is_explained(change.after_ns / change.before_ns, explained):
             return []
+        if not _ranks_are_compared(view, change.since_step, self._thresholds.steps_min):
+            return []
         known = next((finding for finding in explained if finding.kind == RUN), None)
         return [_describe(view, change, known, view.longest_ns, kind=RUN, who="The steps of the whole run are")]
 
@@ -136,6 +140,16 @@ def _find_rise(view: JobView, times_ns: Floats, ratios: Floats, thresholds: Thre
     if not (is_large and lasts) or math.log(after_ns / before_ns) < RISE_SHARE * rise:
         return None
     return _Change(int(view.series.steps[known[since]]), before_ns, after_ns, rise / error)
+
+
+def _ranks_are_compared(view: JobView, since_step: int, steps_min: int) -> bool:
+    """Whether enough is known of the ranks since the change to tell a culprit: their waiting is known later than their
+    steps. It is not waited for longer than PATIENCE times as many steps.
+    """
+    since = view.series.steps >= since_step
+    compared = np.count_nonzero(since & ~np.isnan(view.excess).all(axis=1))
+    is_alone = len(view.series.ranks) == 1
+    return bool(is_alone or compared >= steps_min or np.count_nonzero(since) >= PATIENCE * steps_min)
 
 
 def _is_explained(ratio: float, explained: Sequence[Finding]) -> bool:

@@ -153,3 +153,17 @@ def test_few_or_unknown_steps_tell_nothing() -> None:
     assert find(RUN, everybody(times(steps=20))) == []
     assert find(RUN, everybody(np.full((60, 2), UNKNOWN))) == []
     assert find(STAGE, view(np.full((60, 12), UNKNOWN))) == []
+
+
+def test_slower_run_waits_for_the_ranks_to_be_compared_but_not_for_ever() -> None:
+    self_ms = times(steps=200)
+    self_ms[60:] *= 1.3
+
+    def told(steps: int) -> bool:
+        # Steps are known at once, the ranks' own times up to step 60 only.
+        known = self_ms[:steps].copy()
+        known[60:] = UNKNOWN
+        series = series_of(known.tolist(), step_ms=self_ms[:steps].tolist())
+        return bool(find(RUN, view_of(series)))
+
+    assert [told(100), told(150), told(160)] == [False, False, True]
