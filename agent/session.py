@@ -81,14 +81,7 @@ class Session:
         self._device_timers = self._make_device_timers()
         timers = self._device_timers
         self._read_moment_ns = monotonic_ns if timers is None else timers.read_moment_ns
-        self._timer = StepTimer(
-            self._on_record,
-            self._on_boundary,
-            self._on_pause,
-            on_charge=None if timers is None else timers.on_charge,
-            phases_max=config.phases_max,
-            read_clock_ns=self._read_moment_ns,
-        )
+        self._timer = self._make_timer()
         self._hooks = TorchHooks(
             self._timer,
             self._guard,
@@ -120,6 +113,17 @@ class Session:
         self._evaluations = 0
         self._steps_made = 0
         self.is_running = False
+
+    def _make_timer(self) -> StepTimer:
+        timers = self._device_timers
+        return StepTimer(
+            self._on_record,
+            self._on_boundary,
+            self._on_pause,
+            on_charge=None if timers is None else timers.on_charge,
+            phases_max=self._config.phases_max,
+            read_clock_ns=self._read_moment_ns,
+        )
 
     @classmethod
     def start(cls, given: Mapping[str, str], environment: Mapping[str, str]) -> "Session | None":

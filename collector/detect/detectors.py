@@ -38,7 +38,6 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
 def read_thresholds(config: CollectorConfig) -> Thresholds:
     """When a rank is called slow."""
     return Thresholds(
-        steps=config.detect_steps,
         steps_min=config.detect_steps_min,
         slowdown_ratio_min=config.slowdown_ratio_min,
         slowdown_close_ratio=config.slowdown_close_ratio,

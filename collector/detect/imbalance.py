@@ -17,7 +17,7 @@ import numpy as np
 from rankscope.collector.detect.columns import view_columns
 from rankscope.collector.detect.cost import price
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding, format_ranks
-from rankscope.collector.detect.sentence import COST_WORTH_SAYING
+from rankscope.collector.detect.sentence import say_cost
 from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.twins import Comparison
@@ -99,13 +99,8 @@ def _describe(view: JobView, stages: JobView, group: Comparison, slow: Slow, kno
         f"Ranks {format_ranks(group.members)} have {slow.slowdown_ratio:.2f} times as much work as the mean of all "
         f"ranks in every step, since the first one known: {format_duration(slow.self_ns)} of own work a step against "
         f"{format_duration(slow.peers_self_ns)}; cause more_work: they do other work than the rest, and the work is "
-        "not shared out evenly."
+        f"not shared out evenly.{say_cost(cost, than='with an even split')}"
     )
-    if cost.job_slowdown_ratio >= COST_WORTH_SAYING:
-        sentence += (
-            f" The whole job takes {cost.job_slowdown_ratio:.2f} times as long as with an even split; "
-            f"each hour costs {cost.lost_rank_hours_per_hour:.1f} rank-hours."
-        )
     finding = Finding(
         kind=IMBALANCE,
         ranks=group.members,
@@ -119,9 +114,7 @@ def _describe(view: JobView, stages: JobView, group: Comparison, slow: Slow, kno
         evidence={
             "self_ns": slow.self_ns,
             "mean_self_ns": slow.peers_self_ns,
-            "robust_z": slow.robust_z,
-            "persistence_ratio": slow.persistence,
-            "steps_looked_at": float(slow.steps_looked_at),
+            **slow.tests,
         },
     )
     return Candidate(finding, lost_ns)

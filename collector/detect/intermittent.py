@@ -11,7 +11,7 @@ twins', and yet everybody waits. All ranks have stalls now and then, so what cou
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -82,11 +82,11 @@ def find_spells(view: JobView, thresholds: Thresholds) -> Spells:
     return Spells(rows, slow, np.count_nonzero(begins, axis=0))
 
 
-def has_passed(view: JobView, rank: int, thresholds: Thresholds, gap_steps: float) -> bool:
-    """Whether a rank that was slow every `gap_steps` steps has had none for long."""
+def has_passed(view: JobView, ranks: Sequence[int], thresholds: Thresholds, gap_steps: float) -> bool:
+    """Whether ranks that were slow every `gap_steps` steps have had none for long."""
     spells = find_spells(view, thresholds)
     quiet = max(thresholds.steps_min, round(QUIET_GAPS * gap_steps))
-    last = spells.slow[-quiet:, view.series.column_of(rank)]
+    last = spells.slow[-quiet:, view.series.columns_of(ranks)]
     return len(last) >= quiet and not last.any()
 
 

@@ -25,12 +25,12 @@ def write_sentence(slow_ranks: Sequence[Slow], slow: Slow, cause: Cause, cost: C
     return text + say_cost(cost)
 
 
-def say_cost(cost: Cost) -> str:
+def say_cost(cost: Cost, *, than: str = "it would") -> str:
     """What it costs, as a sentence to follow another; empty where that is next to nothing."""
     if cost.job_slowdown_ratio < COST_WORTH_SAYING:
         return ""
     return (
-        f" The whole job takes {cost.job_slowdown_ratio:.2f} times as long as it would; "
+        f" The whole job takes {cost.job_slowdown_ratio:.2f} times as long as {than}; "
         f"each hour costs {cost.lost_rank_hours_per_hour:.1f} rank-hours."
     )
 

@@ -177,9 +177,7 @@ def _numbers(view: JobView, link: SlowLink) -> dict[str, float]:
     found = {
         "transfer_ns": slow.self_ns,
         "peers_transfer_ns": slow.peers_self_ns,
-        "robust_z": slow.robust_z,
-        "persistence_ratio": slow.persistence,
-        "steps_looked_at": float(slow.steps_looked_at),
+        **slow.tests,
     }
     recent = view.series.steps >= slow.level_from_step
     for name, sizes in (("algbw", view.transfers.size_bytes), ("busbw", view.transfers.bus_bytes)):

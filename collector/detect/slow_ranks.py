@@ -51,8 +51,7 @@ class SlowRanks:
         """Whether every rank of the finding has recovered."""
         ranks = [rank for rank in finding.ranks if view.series.has(rank)]
         if finding.pattern == "intermittent":
-            gap = finding.evidence[GAP]
-            return all(intermittent.has_passed(view, rank, self._thresholds, gap) for rank in ranks)
+            return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[GAP])
         return all(has_recovered(view.excess_of(rank), self._thresholds) for rank in ranks)
 
 
@@ -78,9 +77,7 @@ def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known
         **_wait_caused(view, slow_ranks, slow),
         "self_ns": slow.self_ns,
         "peers_self_ns": slow.peers_self_ns,
-        "robust_z": slow.robust_z,
-        "persistence_ratio": slow.persistence,
-        "steps_looked_at": float(slow.steps_looked_at),
+        **slow.tests,
     }
     for one in slow_ranks:
         if not one.peers.are_twins:

@@ -45,7 +45,6 @@ in use. Of 16,384 healthy ranks some hundreds are left to be judged one by one."
 class Thresholds:
     """When a rank is called slow, and when no longer. The collector's configuration documents each."""
 
-    steps: int = 32
     steps_min: int = 12
     slowdown_ratio_min: float = 1.05
     slowdown_close_ratio: float = 1.025
@@ -76,6 +75,15 @@ class Slow(NamedTuple):
     peers: Peers
     pattern: str
     slow_steps: Ints
+
+    @property
+    def tests(self) -> dict[str, float]:
+        """What it passed the tests by, for the evidence of a finding."""
+        return {
+            "robust_z": self.robust_z,
+            "persistence_ratio": self.persistence,
+            "steps_looked_at": float(self.steps_looked_at),
+        }
 
 
 def find_stragglers(view: JobView, thresholds: Thresholds) -> tuple[Slow, ...] | Abstain:

@@ -105,8 +105,7 @@ class UnevenWork:
 
 def find_gaps(view: JobView, steps: int = STEPS_LOOKED_AT) -> Gaps | None:
     """How far the slowest rank was from its twins in so many of the last steps; None when too few are known of all."""
-    self_ns, step_ns = view.series.self_ns, view.series.step_ns
-    known = ~np.isnan(self_ns).any(axis=1) & ~np.isnan(step_ns).all(axis=1)
+    known = ~np.isnan(view.series.self_ns).any(axis=1) & ~np.isnan(view.longest_ns)
     rows = np.flatnonzero(known)[-steps:]
     if len(rows) < STEPS_MIN:
         return None
@@ -116,7 +115,7 @@ def find_gaps(view: JobView, steps: int = STEPS_LOOKED_AT) -> Gaps | None:
     most_often = int(np.bincount(beyond_ns.argmax(axis=1)).max())
     steady = float(np.median(beyond_ns, axis=0).max())
     is_random = most_often < find_chance_limit(len(rows), len(view.series.ranks)) and steady < STEADY_SHARE_MAX * gap
-    step = max(float(np.median(np.nanmax(step_ns[rows], axis=1))), 1.0)
+    step = max(float(np.median(view.longest_ns[rows])), 1.0)
     return Gaps(rows, gap_ns, gap / step, most_often, is_random)
 
 

@@ -74,17 +74,18 @@ class JobView:
         return self.transfers.size_bytes
 
     @cached_property
+    def _whole_excess(self) -> Floats:
+        return find_excess(self.series, self.twins)
+
+    @cached_property
     def excess(self) -> Floats:
         """`find_excess` of the series, beyond what is usual for a rank that has no twins."""
-        return find_excess(self.series, self.twins) - self.usual
+        return self._whole_excess - self.usual
 
     @cached_property
     def usual(self) -> Floats:
         """`find_usual`, shape (ranks,)."""
-        if all(comparison.are_twins for comparison in self.twins.comparisons):
-            return np.zeros(len(self.series.ranks))
-        excess = find_excess(self.series, self.twins)
-        return find_usual(excess, self.series, self.twins, self.known_usual, self.steps_min)
+        return find_usual(self._whole_excess, self.series, self.twins, self.known_usual, self.steps_min)
 
     @cached_property
     def excess_ns(self) -> Floats:

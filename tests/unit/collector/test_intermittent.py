@@ -101,9 +101,9 @@ def test_few_steps_tell_nothing() -> None:
 def test_it_has_passed_after_four_times_the_usual_distance() -> None:
     self_ms = times(steps=150)
     self_ms[20:100:10, SLOW] *= 2
-    assert has_passed(view(self_ms[:135]), SLOW, THRESHOLDS, 10.0)
-    assert not has_passed(view(self_ms[:125]), SLOW, THRESHOLDS, 10.0)
-    assert not has_passed(view(self_ms[:30]), SLOW, THRESHOLDS, 10.0)
+    assert has_passed(view(self_ms[:135]), [SLOW], THRESHOLDS, 10.0)
+    assert not has_passed(view(self_ms[:125]), [SLOW], THRESHOLDS, 10.0)
+    assert not has_passed(view(self_ms[:30]), [SLOW], THRESHOLDS, 10.0)
 
 
 def test_chance_is_the_tail_of_the_binomial() -> None:
