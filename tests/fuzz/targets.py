@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.collector.ingest.admission import Admission
-from rankscope.measure.codec import MAGIC, PROTOCOL, decode, encode
-from rankscope.measure.errors import DecodeError
+from rankscope.measure.codec import MAGIC, PROTOCOL, encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import MESSAGE_TYPES, Goodbye, Hello, Message, RankEnded, RankUnresponsive, Report
-from rankscope.measure.table import MISSING
+from tests.received import decode_or_refuse, read_wholly
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden" / "wire"
 
@@ -36,12 +35,12 @@ def fuzz_codec(data: bytes) -> Message | None:
     """Decode the bytes, and read the message wholly; None: they were refused. A body alone stands behind a good header
     of each kind in turn, so that no chance has to be spent on finding the header.
     """
-    message = _decode_or_refuse(data)
+    message = decode_or_refuse(data)
     if message is None and not data.startswith(MAGIC) and data:
         kind = MESSAGE_TYPES[data[0] % len(MESSAGE_TYPES)].KIND
-        message = _decode_or_refuse(MAGIC + bytes([0, PROTOCOL, kind]) + data[1:])
+        message = decode_or_refuse(MAGIC + bytes([0, PROTOCOL, kind]) + data[1:])
     if message is not None:
-        _read_wholly(message)
+        read_wholly(message)
     return message
 
 
@@ -97,28 +96,12 @@ TARGETS: Final[Mapping[str, tuple[Callable[[bytes], object], Callable[[], list[b
 """Each target by its name, and what makes its first inputs."""
 
 
-def _decode_or_refuse(frame: bytes) -> Message | None:
-    try:
-        return decode(frame)
-    except DecodeError:
-        return None
-
-
-def _read_wholly(message: Message) -> None:
-    if isinstance(message, Report):
-        for table in (message.steps, message.collectives.table):
-            for column in (*table.columns().values(), table.column("no such column")):
-                assert column.shape == (table.row_count,)
-            assert (table.column("no such column") == MISSING).all()
-    encode(message)
-
-
 def _split(data: bytes) -> list[tuple[bytes, str, Message]]:
     heard: list[tuple[bytes, str, Message]] = []
     while len(data) > _LENGTH.size:
         (length,) = _LENGTH.unpack_from(data, 1)
         start = 1 + _LENGTH.size
-        message = _decode_or_refuse(data[start : start + length])
+        message = decode_or_refuse(data[start : start + length])
         if message is not None:
             heard.append((_PEERS[data[0] % len(_PEERS)], "key" if data[0] & _HAS_KEY else "", message))
         data = data[start + length :]

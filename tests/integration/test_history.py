@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,12 +21,12 @@ from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.store.database import Database
 from rankscope.measure.errors import UnavailableError
-from tests.integration.serving import END_S_MAX, Api, Served, find_fixed_port, read_url, serving, wait_for
+from tests.integration.killed_writer import kill_writer
+from tests.integration.serving import Api, Served, find_fixed_port, read_url, serving, wait_for
 from tests.integration.torchrun import Ended, python, run, started, torchrun
 from tests.integration.wire_ranks import telling
 from tests.unit.collector.job_stories import Story
 
-ROOT = Path(__file__).parents[2]
 RANKS = 4
 SLOW_RANK = 2
 LIVES = 3
@@ -361,14 +360,7 @@ for number in itertools.count():
 
 def test_a_writer_that_is_killed_loses_nothing_that_it_had_written_and_leaves_nothing_half(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    command = [sys.executable, "-c", WRITER, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
-        assert writer.stdout is not None
-        lines = [writer.stdout.readline() for _ in range(WRITES)]
-        writer.kill()
-        lines += writer.stdout.readlines()
-        assert writer.wait(END_S_MAX) == -signal.SIGKILL
-    last = int([line for line in lines if line.endswith("\n")][-1])
+    last = kill_writer(WRITER, path, WRITES)[-1]
     with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
         (kept,), rows_unreadable = store.load()
     with opening_run(path, "story") as history:

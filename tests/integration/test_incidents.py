@@ -3,8 +3,6 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,12 +12,12 @@ from typing import Any
 import pytest
 
 from rankscope.collector.incidents.store import IncidentStore
-from tests.integration.serving import END_S_MAX, Served, read_url, serving, wait_for
+from tests.integration.killed_writer import kill_writer
+from tests.integration.serving import Served, read_url, serving, wait_for
 from tests.integration.torchrun import Ended, python, run
 from tests.integration.wire_ranks import telling
 from tests.unit.collector.job_stories import Story
 
-ROOT = Path(__file__).parents[2]
 SLOW_RANK = 2
 WRITES = 100
 WRITER = """
@@ -199,14 +197,7 @@ def test_a_damaged_store_is_said_and_counted_and_the_collector_works(damaged: tu
 
 def test_a_writer_that_is_killed_loses_nothing_that_it_had_written(tmp_path: Path) -> None:
     path = tmp_path / "incidents.db"
-    command = [sys.executable, "-c", WRITER, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
-        assert writer.stdout is not None
-        lines = [writer.stdout.readline() for _ in range(WRITES)]
-        writer.kill()
-        lines += writer.stdout.readlines()
-        assert writer.wait(END_S_MAX) == -signal.SIGKILL
-    written = [int(line) for line in lines if line.endswith("\n")]
+    written = kill_writer(WRITER, path, WRITES)
     with closing(IncidentStore(path)) as store:
         ids = [incident.id for incident in store.load().incidents]
     assert len(written) >= WRITES

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from rankscope.measure.codec import decode, encode
-from rankscope.measure.errors import DecodeError
-from rankscope.measure.messages import MESSAGE_TYPES, Message, Report
+from rankscope.measure.messages import MESSAGE_TYPES, Message
 from rankscope.measure.records import Collectives
-from rankscope.measure.table import MISSING, Table
+from rankscope.measure.table import Table
+from tests.received import decode_or_refuse, read_wholly
 
 HEADER = b"RSCP\x00\x01"
 GOLDEN_FRAMES = [
@@ -76,23 +76,6 @@ def messages_of(struct: type) -> st.SearchStrategy[Any]:
     described = inspect.type_info(struct)
     assert isinstance(described, inspect.StructType)
     return st.builds(struct, **{field.name: values_of(field.type) for field in described.fields})
-
-
-def decode_or_refuse(frame: bytes) -> Message | None:
-    try:
-        return decode(frame)
-    except DecodeError:
-        return None
-
-
-def read_wholly(message: Message) -> None:
-    """What the collector does with a message first: every column can be read, and it can be written down again."""
-    if isinstance(message, Report):
-        for table in (message.steps, message.collectives.table):
-            for column in (*table.columns().values(), table.column("no such column")):
-                assert column.shape == (table.row_count,)
-            assert (table.column("no such column") == MISSING).all()
-    encode(message)
 
 
 scalars = (
