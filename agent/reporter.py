@@ -264,11 +264,11 @@ class Reporter:
         steps = self._probes.steps.drain()
         cost = self._cost.govern(now_ns)
         self._learn(steps)
-        losses = self._losses(reported=self._builder.totals.steps + len(steps))
         look = self._watchdog.look(now_ns, steps)
         if self._probes.progress.times_collectives:
             wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
             windows += self._collect(lambda: self._timed.take(steps, wall_minus_host_ns))
+        groups = self._read_groups()
         interval = Interval(
             steps=steps,
             collectives=[record for window in windows for record in window.collectives],
@@ -277,8 +277,9 @@ class Reporter:
             host=self._samples.latest.get("host"),
             devices=self._samples.latest.get("gpu") or (),
             allocator=self._samples.latest.get("torch_memory"),
-            groups=self._read_groups(),
-            losses=losses,
+            groups=groups,
+            # After all that may fail: the last report has no next one to tell its errors.
+            losses=self._losses(reported=self._builder.totals.steps + len(steps)),
             overhead_ratio=self._cost.overhead_ratio(cost, now_ns),
             cost=cost,
             progress=look.progress,
