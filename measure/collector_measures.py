@@ -1,0 +1,53 @@
+"""The measures of the collector itself."""
+
+from typing import Final
+
+from rankscope.measure.exported import NOT_NEGATIVE, RATIO, Measure
+
+_COLLECTOR: Final = "collector: about itself (CollectorCounts)"
+
+
+COLLECTOR: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_frames_refused_total", "counter", "", ("reason",),
+        "Frames the collector could not take for a message.", "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_frames_received_total", "counter", "", (),
+        "Frames that have come in, refused ones included.", "count", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_peers_refused_total", "counter", "", ("reason",),
+        "Connections and Hellos refused, and messages in the name of somebody else's rank.",
+        "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_answers_unsent_total", "counter", "", ("reason",),
+        "Answers whose agent is gone or does not read.", "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_http_refused_total", "counter", "", ("reason",),
+        "HTTP requests turned away: busy, unauthorised, or tls_failed.", "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_runs_evicted_total", "counter", "", (),
+        "Runs that had ended and were let go to make room.", "count", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_collector_errors_total", "counter", "", ("part",),
+        "Errors of the collector's own parts; the other runs were not affected.",
+        "count by part", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_store_writable", "gauge", "", (),
+        "1 while the collector's store can be written to.", "0 or 1", _COLLECTOR, RATIO,
+    ),
+    Measure(
+        "rankscope_store_used_bytes", "gauge", "bytes", (),
+        "What the collector's store holds.", "pages in use * page size", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_history_dropped_total", "counter", "", (),
+        "Lines of history that gave way while the store could not be written to.", "count", _COLLECTOR, NOT_NEGATIVE,
+    ),
+)  # fmt: skip

@@ -1,0 +1,149 @@
+"""The measures of GPUs and of torch's allocator of their memory."""
+
+from typing import Final
+
+from rankscope.measure.exported import DEVICE, DEVICE_DIRECTION, DEVICE_KIND, NOT_NEGATIVE, RANK, RATIO, Measure
+
+_NVML: Final = "agent: NVML, on AMD amdsmi (DeviceSample)"
+_AMD: Final = "agent: amdsmi (DeviceSample)"
+_ALLOCATOR: Final = "agent: torch's caching allocator (AllocatorSample)"
+
+
+DEVICES: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_gpu_utilization_ratio", "gauge", "ratio", DEVICE,
+        "Part of the last moments in which any kernel ran on the GPU.", "NVML utilization.gpu", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_memory_used_bytes", "gauge", "bytes", DEVICE,
+        "GPU memory in use, by all processes.", "NVML memory.used", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_memory_total_bytes", "gauge", "bytes", DEVICE,
+        "GPU memory there is.", "NVML memory.total", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_power_watts", "gauge", "watts", DEVICE,
+        "Power the GPU draws.", "NVML power usage", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_temperature_celsius", "gauge", "celsius", DEVICE,
+        "Temperature of the GPU.", "NVML temperature", _NVML, (-50, 150),
+    ),
+    Measure(
+        "rankscope_gpu_sm_clock_hertz", "gauge", "hertz", DEVICE,
+        "Clock of the GPU's multiprocessors.", "NVML SM clock", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_throttled", "gauge", "", DEVICE,
+        "1 while the GPU's clocks are held down by heat, power or a fault, 0 while they are not.",
+        "1 if NVML gives any such reason", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_power_limit_watts", "gauge", "watts", DEVICE,
+        "Power above which the GPU's clocks are held down.", "NVML enforced power limit", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_memory_clock_hertz", "gauge", "hertz", DEVICE,
+        "Clock of the GPU's memory.", "NVML memory clock", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_xid_errors_total", "counter", "", DEVICE,
+        "Xid errors of the GPU since the agent first saw it.", "count of NVML's Xid events", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_last_xid", "gauge", "", DEVICE,
+        "Number of the GPU's last Xid error, as in NVIDIA's list; absent until there is one.",
+        "data of NVML's last Xid event", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_ecc_errors_total", "counter", "", DEVICE_KIND,
+        "Bit errors found in the GPU's memories since its driver was loaded, by kind: corrected, uncorrected.",
+        "NVML total ECC errors, volatile", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_remapped_rows", "gauge", "", DEVICE_KIND,
+        "Rows of GPU memory replaced for good because of bit errors, by kind: correctable, uncorrectable.",
+        "NVML remapped rows", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_row_remapping_pending", "gauge", "", DEVICE,
+        "1 while a row of GPU memory waits for a reset of the GPU to be replaced.", "NVML remapped rows", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_row_remapping_failed", "gauge", "", DEVICE,
+        "1 if a row of GPU memory could not be replaced; such a GPU is to be exchanged.",
+        "NVML remapped rows", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_sm_active_ratio", "gauge", "ratio", DEVICE,
+        "Part of the GPU's multiprocessors that were busy, mean since the last sample; Hopper and newer.",
+        "NVML GPM SM_UTIL / 100", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_sm_occupancy_ratio", "gauge", "ratio", DEVICE,
+        "Active warps over those the multiprocessors can hold, mean since the last sample; Hopper and newer.",
+        "NVML GPM SM_OCCUPANCY / 100", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_tensor_active_ratio", "gauge", "ratio", DEVICE,
+        "Part of the time in which the tensor cores worked, mean since the last sample; Hopper and newer.",
+        "NVML GPM ANY_TENSOR_UTIL / 100", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_dram_bandwidth_ratio", "gauge", "ratio", DEVICE,
+        "Bandwidth of the GPU's memory in use, over what it can do, mean since the last sample; Hopper and newer.",
+        "NVML GPM DRAM_BW_UTIL / 100", _NVML, RATIO,
+    ),
+    Measure(
+        "rankscope_gpu_nvlink_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
+        "Data sent (tx) and received (rx) over all NVLinks of the GPU, without the protocol's own.",
+        "NVML NVLINK_THROUGHPUT_DATA of all links * 1024", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_xgmi_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
+        "Data sent (tx) and received (rx) over all XGMI links of an AMD GPU.",
+        "amdsmi xgmi_write_data_acc, xgmi_read_data_acc of all links * 1024", _AMD, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_gpu_pcie_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
+        "Bytes sent (tx) and received (rx) over the GPU's PCIe bus.", "NVML PCIE_COUNT", _NVML, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_allocated_bytes", "gauge", "bytes", RANK,
+        "GPU memory that torch has handed out to tensors.", "allocated_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_reserved_bytes", "gauge", "bytes", RANK,
+        "GPU memory that torch has taken from the driver.", "reserved_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_active_bytes", "gauge", "bytes", RANK,
+        "GPU memory that is handed out, or was and waits for another stream to be done with it.",
+        "active_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_inactive_split_bytes", "gauge", "bytes", RANK,
+        "Free GPU memory in blocks that are partly in use, which torch cannot give back: fragmentation.",
+        "inactive_split_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_retries_total", "counter", "", RANK,
+        "Times the driver had no memory left and torch emptied its cache to try again, which stops the GPU.",
+        "num_alloc_retries", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_ooms_total", "counter", "", RANK,
+        "Out-of-memory errors that torch has raised.", "num_ooms", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_device_allocs_total", "counter", "", RANK,
+        "Times torch asked the driver for memory; a steady training does not.",
+        "num_device_alloc", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_torch_memory_device_frees_total", "counter", "", RANK,
+        "Times torch gave memory back to the driver; a steady training does not.",
+        "num_device_free", _ALLOCATOR, NOT_NEGATIVE,
+    ),
+)  # fmt: skip
