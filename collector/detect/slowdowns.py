@@ -35,7 +35,11 @@ EXPLAINED_SHARE: Final = 0.5
 PATIENCE: Final = 8
 """So many times the steps of a verdict are waited for what the ranks' own time was: windows may come that rarely."""
 RISE_SHARE: Final = 0.5
-"""So much of a stage's rise over the others must be a rise of its own: else the others have become faster."""
+"""So much of a stage's rise over the others must be a rise of its own: else the others have become faster. At least
+`slowdown_ratio_min` of its own past in any case."""
+PAST_STEPS_MIN: Final = 24
+"""So many steps of its past has what is held against nothing but its past: a young run has not shown yet how far its
+steps vary (with fewer, one in 5 million healthy rank-steps was called slower than its 20 steps before)."""
 
 
 class _Change(NamedTuple):
@@ -95,7 +99,7 @@ class RunSlowdown:
 
     def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """The run, if its steps have become longer and no other finding explains it."""
-        change = _find_rise(view, view.longest_ns, view.longest_ns, self._thresholds)
+        change = _find_rise(view, view.longest_ns, view.longest_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN)
         if change is None or _is_explained(change.after_ns / change.before_ns, explained):
             return []
         if not _ranks_are_compared(view, change.since_step, self._thresholds.steps_min):
@@ -120,14 +124,16 @@ def _median_self_ns(view: JobView, ranks: Sequence[int]) -> Floats:
     return found
 
 
-def _find_rise(view: JobView, times_ns: Floats, ratios: Floats, thresholds: Thresholds) -> _Change | None:
+def _find_rise(
+    view: JobView, times_ns: Floats, ratios: Floats, thresholds: Thresholds, *, past_steps_min: int = 0
+) -> _Change | None:
     """The last change of level of `ratios`, if it is upwards, one of `times_ns` too, and holds; both of shape (n,)."""
     known = np.flatnonzero(~np.isnan(ratios))
     if len(known) < 2 * thresholds.steps_min:
         return None
     logs = np.log(ratios[known])
     since = find_last_change(logs, thresholds.steps_min)
-    if since < thresholds.steps_min:
+    if since < max(thresholds.steps_min, past_steps_min):
         return None
     noise = measure_noise(logs, since)
     rise = float(np.median(logs[since:]) - np.median(logs[:since]))
@@ -135,9 +141,10 @@ def _find_rise(view: JobView, times_ns: Floats, ratios: Floats, thresholds: Thre
     before_ns, after_ns = float(np.median(times_ns[known[:since]])), float(np.median(times_ns[known[since:]]))
     if np.median(logs[-thresholds.steps_min :]) - np.median(logs[:since]) < math.log(thresholds.slowdown_close_ratio):
         return None  # it is over
+    own_rise_min = max(RISE_SHARE * rise, math.log(thresholds.slowdown_ratio_min))
     is_large = rise >= math.log(thresholds.slowdown_ratio_min) and rise >= thresholds.robust_z_min * error
     lasts = np.mean(logs[since:] > np.median(logs[:since]) + rise / 2) >= thresholds.persistence_ratio
-    if not (is_large and lasts) or math.log(after_ns / before_ns) < RISE_SHARE * rise:
+    if not (is_large and lasts) or math.log(after_ns / before_ns) < own_rise_min:
         return None
     return _Change(int(view.series.steps[known[since]]), before_ns, after_ns, rise / error)
 

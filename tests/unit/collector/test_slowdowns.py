@@ -65,6 +65,14 @@ def test_stage_is_not_slower_because_the_others_are_faster() -> None:
     assert find(STAGE, view(self_ms)) == []
 
 
+def test_stage_that_barely_rises_over_its_own_past_is_not_slower() -> None:
+    self_ms = times()
+    self_ms[60:, 4:8] *= 1.035
+    self_ms[60:, :4] *= 0.97
+    self_ms[60:, 8:] *= 0.97
+    assert find(STAGE, view(self_ms)) == []
+
+
 def test_one_slow_rank_of_a_stage_is_not_the_stage() -> None:
     self_ms = times()
     self_ms[60:, 5] *= 2
@@ -106,6 +114,13 @@ def test_run_that_becomes_slower_is_found() -> None:
         "run_slowdown", (), 60, "unattributed",
     )  # fmt: skip
     assert finding.job_slowdown_ratio == pytest.approx(1.2, rel=0.03)
+
+
+@pytest.mark.parametrize(("past", "is_told"), [(23, False), (24, True)])
+def test_run_is_held_against_its_past_when_it_has_enough_of_it(past: int, is_told: bool) -> None:
+    self_ms = times(past + 60)
+    self_ms[past:] *= 1.25
+    assert bool(find(RUN, everybody(self_ms))) is is_told
 
 
 def test_run_of_one_rank_has_its_own_history() -> None:
