@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv test check test-fast test-integration soak test-gpu coverage format demo score bench clean
+.PHONY: help venv test check test-fast test-integration soak test-gpu coverage format demo score bench dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ bench: $(STAMP) ## what the agent costs; writes tests/benchmarks/results
 	$(BIN)/python -m tests.benchmarks.overhead
 	$(BIN)/python -m tests.benchmarks.start
 	$(BIN)/python -m tests.benchmarks.wire
+
+dist: $(STAMP) ## the wheel and the source distribution of this commit, the same bytes wherever it is made
+	$(BIN)/python deploy/dist.py
 
 clean: ## everything that was made
 	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov

@@ -1,0 +1,103 @@
+"""Build the source distribution and the wheel of a commit so that the same commit gives the same bytes.
+
+    python deploy/dist.py [--out dist] [--commit HEAD]
+
+What is built is the commit, not the working tree. Every time in both files is the commit's (SOURCE_DATE_EPOCH of
+https://reproducible-builds.org/specs/source-date-epoch/), every owner is nobody, modes are 644 and 755, names sorted.
+The wheel is built from the unpacked source distribution, so that one can be checked against the other. The same bytes
+come out with the same setuptools, whose release is printed and stands in the wheel.
+"""
+
+import argparse
+import gzip
+import hashlib
+import importlib.metadata
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MODE, MODE_OF_PROGRAMS = 0o644, 0o755
+COMPRESSION = 9
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build both and print their SHA-256; 1 if that fails."""
+    parser = argparse.ArgumentParser(description="Build the source distribution and the wheel reproducibly.")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="FOLDER", help="where they go [dist]")
+    parser.add_argument("--commit", default="HEAD", help="what is built [HEAD]")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        built = build(options.commit, options.out)
+    except subprocess.CalledProcessError as error:
+        print(f"dist: {' '.join(error.cmd)} failed: {error.stderr.decode(errors='replace').strip()}", file=sys.stderr)
+        return 1
+    print(f"commit {_git('rev-parse', options.commit)}, setuptools {importlib.metadata.version('setuptools')}")
+    for path in built:
+        print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
+    return 0
+
+
+def build(commit: str, out: Path) -> list[Path]:
+    """The source distribution and the wheel of `commit`, written into `out`.
+
+    Raises CalledProcessError if git or the build backend fails; its `stderr` says why.
+    """
+    epoch_s = int(_git("log", "-1", "--format=%ct", commit))
+    with tempfile.TemporaryDirectory(prefix="rankscope-dist-") as temporary:
+        folder = Path(temporary)
+        tree = _unpack_commit(commit, folder / "tree")
+        (made,) = _run_backend("--sdist", tree, folder / "sdist", epoch_s)
+        sdist = out / made.name
+        sdist.write_bytes(_even_out(made, epoch_s))
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder / "unpacked", filter="data")
+        (source,) = (folder / "unpacked").iterdir()
+        (made,) = _run_backend("--wheel", source, folder / "wheel", epoch_s)
+        wheel = out / made.name
+        wheel.write_bytes(made.read_bytes())
+    return [sdist, wheel]
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True)  # noqa: S607 - the user's git
+    return done.stdout.decode().strip()
+
+
+def _unpack_commit(commit: str, folder: Path) -> Path:
+    command = ["git", "-c", "tar.umask=0022", "archive", "--format=tar", commit]
+    packed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def _run_backend(kind: str, tree: Path, out: Path, epoch_s: int) -> list[Path]:
+    """Without isolation, which would fetch whatever setuptools is newest at that hour."""
+    command = [sys.executable, "-m", "build", "--no-isolation", kind, "--outdir", str(out), str(tree)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s), "PYTHONHASHSEED": "0"}
+    # What the backend writes by itself takes its mode from the umask of whoever builds.
+    subprocess.run(command, capture_output=True, check=True, env=environment, umask=0o022)
+    return list(out.iterdir())
+
+
+def _even_out(made: Path, epoch_s: int) -> bytes:
+    """The archive with times, owners, modes and order that do not depend on who packed it, and when."""
+    packed = io.BytesIO()
+    with tarfile.open(made) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
+        for member in sorted(old.getmembers(), key=lambda one: one.name):
+            is_program = member.isdir() or bool(member.mode & 0o100)
+            entry = tarfile.TarInfo(member.name)
+            entry.type, entry.size, entry.mtime = member.type, member.size, epoch_s
+            entry.mode = MODE_OF_PROGRAMS if is_program else MODE
+            new.addfile(entry, old.extractfile(member) if member.isfile() else None)
+    return gzip.compress(packed.getvalue(), COMPRESSION, mtime=epoch_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
