@@ -38,7 +38,7 @@ USAGE_ERROR = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0 good, 1 it failed, 2 it was asked for wrongly."""
-    options = _build_parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         return _carry_out(options)
     except SettingError as error:
@@ -60,7 +60,8 @@ def _carry_out(options: argparse.Namespace) -> int:
     return status
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
     parser = argparse.ArgumentParser(
         prog="rankscope", description="Watch a distributed PyTorch job rank by rank: who is slow, since when, and why."
     )

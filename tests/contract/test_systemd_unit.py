@@ -1,0 +1,49 @@
+"""The systemd unit: systemd itself accepts it, finds it well closed, and the command in it is one that exists."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.cli import build_parser
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "deploy" / "systemd" / "rankscope-collector.service"
+INSTALLED = "/opt/rankscope/bin/rankscope"
+EXPOSURE_MAX = 15
+"""systemd's own measure, in tenths from 0 to 100: below 20 it says that a service is well closed."""
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The unit with a program that is there: systemd refuses one whose program is missing."""
+    there = Path(sys.executable).parent / "rankscope"
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace(INSTALLED, str(there)))
+    return copy
+
+
+@needs_systemd
+def test_systemd_accepts_the_unit(unit: Path) -> None:
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@needs_systemd
+def test_systemd_finds_it_well_closed(unit: Path) -> None:
+    command = ["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_MAX}", unit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_its_command_is_one_that_the_collector_takes() -> None:
+    (command,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
+    program, *arguments = command.replace("${STATE_DIRECTORY}", "/var/lib/rankscope").split()
+    assert program == INSTALLED
+    options = build_parser().parse_args(arguments)
+    assert options.store == "/var/lib/rankscope/incidents.db"
