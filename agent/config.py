@@ -55,6 +55,14 @@ class AgentConfig(Settings):
             length_max=128,
         ),
     )
+    node: str = setting(
+        "",
+        Setting(
+            "Name of the machine in metrics and verdicts. Empty: its host name, which in a container is often the "
+            "container's.",
+            length_max=128,
+        ),
+    )
     report_interval_s: float = setting(
         1.0,
         Setting(

@@ -9,13 +9,14 @@ from rankscope.measure.identity import LABEL_LENGTH_MAX, RankIdentity
 from rankscope.measure.machine import read_machine_id
 
 
-def read_identity(environment: Mapping[str, str], run: str) -> RankIdentity:
+def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> RankIdentity:
     """The identity of this life of this process. A process that no launcher started is rank 0 of 1.
 
     `run` is the configured name; empty means the launcher's (TORCHELASTIC_RUN_ID), and where that is the launcher's
     own default `none`, one made from the machine and the rendezvous port, so that two jobs are told apart.
+    `node` is the configured name of the machine; empty means its host name.
     """
-    node = socket.gethostname()
+    node = node or socket.gethostname()
     return RankIdentity(
         run=(run or _launcher_run(environment, node))[:LABEL_LENGTH_MAX],
         rank=_number(environment, "RANK", 0),

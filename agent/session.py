@@ -62,7 +62,7 @@ class Session:
         self._environment = environment
         self._pid = os.getpid()
         self._clock = SystemClock()
-        self.identity = read_identity(environment, config.run)
+        self.identity = read_identity(environment, config.run, config.node)
         self._guard = Guard(config.error_budget, self._on_part_off)
         self._throughput = ThroughputMeter(config.warmup_steps)
         self._steps: Ring[StepRecord] = Ring(config.ring_steps_max)

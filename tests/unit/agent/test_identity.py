@@ -33,6 +33,10 @@ def test_a_process_that_nobody_launched_is_rank_0_of_1() -> None:
     assert identity.run == f"{socket.gethostname()}:{os.getpid()}"
 
 
+def test_a_configured_name_of_the_machine_wins() -> None:
+    assert read_identity(TORCHRUN, run="", node="gpu-17").node == "gpu-17"
+
+
 @pytest.mark.parametrize(
     ("run", "left_out", "expected"),
     [
