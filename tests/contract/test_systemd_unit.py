@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.cli import build_parser
+from tests.programs import find_program
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "rankscope-collector.service"
@@ -30,13 +31,15 @@ def unit(tmp_path: Path) -> Path:
 
 @needs_systemd
 def test_systemd_accepts_the_unit(unit: Path) -> None:
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    command = [find_program("systemd-analyze"), "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 @needs_systemd
 def test_systemd_finds_it_well_closed(unit: Path) -> None:
-    command = ["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_MAX}", unit]
+    judged = ["--offline=true", f"--threshold={EXPOSURE_MAX}", str(unit)]
+    command = [find_program("systemd-analyze"), "security", *judged]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

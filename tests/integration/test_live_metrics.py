@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from tests.integration.serving import (
     wait_for,
 )
 from tests.integration.torchrun import started, torchrun
+from tests.programs import find_program
 
 RUN = "live/metrics 1"
 SLOW_RANK = 1
@@ -115,13 +115,6 @@ def prometheus(served: Served, folder: Path) -> Iterator[Prometheus]:
         yield running
     finally:
         running.end()
-
-
-def find_program(name: str) -> str:
-    """Where a program of the Debian package prometheus is."""
-    path = shutil.which(name)
-    assert path is not None, f"{name} is missing: install the Debian package prometheus"
-    return path
 
 
 @pytest.fixture(scope="module")
