@@ -1,7 +1,5 @@
 """Where a rank's collector is, and with which keys it is spoken to."""
 
-from typing import Any
-
 import msgspec
 
 from rankscope.agent.config import AgentConfig
@@ -45,14 +43,3 @@ def read_address(config: AgentConfig) -> CollectorAddress | None:
         return CollectorAddress(config.collector)
     collector = read_public_key(config.collector_key_file, "collector_key_file")
     return CollectorAddress(config.collector, ClientKeys(collector, read_key_pair(config.key_file, "key_file")))
-
-
-def set_keys(dealer: Any, keys: ClientKeys | None) -> None:
-    """Make a ZeroMQ socket that is not connected yet speak with these keys. Raises zmq.ZMQError for what is no key."""
-    if keys is None:
-        return
-    import zmq  # noqa: PLC0415 - a sidecar seldom needs it
-
-    dealer.setsockopt(zmq.CURVE_SERVERKEY, keys.collector.encode())
-    dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
-    dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())

@@ -25,9 +25,6 @@ from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.report.builder import Interval, ReportBuilder
-from rankscope.agent.report.delivery import Delivery
-from rankscope.agent.report.reconnect import draw_first_delay_ns
-from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill import Spill
 from rankscope.agent.report.timed_collectives import TimedCollectives
@@ -46,6 +43,9 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Message
 from rankscope.measure.records import GroupInfo, Losses, StepRecord
 from rankscope.measure.units import s_to_ns
+from rankscope.uplink.delivery import Delivery
+from rankscope.uplink.reconnect import draw_first_delay_ns
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 PART = "agent_thread"
 GROUPS = "groups"

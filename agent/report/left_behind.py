@@ -10,13 +10,13 @@ import os
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from rankscope.agent.report.resend_buffer import HeldFrame
 from rankscope.agent.report.spill_folder import SpillFile, find_files, remove_life, take_lock
 from rankscope.agent.report.spill_format import HELLO, RELEASED, REPORT, Record, decode_records
 from rankscope.measure.codec import decode
 from rankscope.measure.errors import DecodeError
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Hello
+from rankscope.uplink.resend_buffer import HeldFrame
 
 BYTES_READ_MAX: Final = 256 * 1024 * 1024
 """Of one life at most so much is read, the newest files first: it is delivered from memory."""

@@ -9,13 +9,13 @@ from typing import Final
 
 import msgspec
 
-from rankscope.agent.report.delivery import Delivery, DeliveryState
 from rankscope.agent.report.left_behind import BYTES_READ_MAX, Address, LeftLife
-from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
 from rankscope.measure.clock import Clock
 from rankscope.measure.messages import Hello
 from rankscope.measure.units import NS_PER_MS
+from rankscope.uplink.delivery import Delivery, DeliveryState
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 TURN_NS: Final = 200 * NS_PER_MS
 """How often a delivery looks whether it is to stop."""

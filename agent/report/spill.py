@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from rankscope.agent.report.resend_buffer import HeldFrame
 from rankscope.agent.report.spill_folder import (
     PRIVATE_FILE,
     file_path,
@@ -33,6 +32,7 @@ from rankscope.agent.report.spill_format import (
     encode_record,
 )
 from rankscope.measure.errors import UnavailableError
+from rankscope.uplink.resend_buffer import HeldFrame
 
 FILES: Final = 8
 """Files that a full spill consists of: so much of it, an eighth, goes at once when the oldest reports must."""

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.agent.collector_address import set_keys
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, RankEnded, RankUnresponsive
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
+from rankscope.uplink.curve_client import set_keys
 
 Notice = RankEnded | RankUnresponsive
 

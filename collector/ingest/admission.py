@@ -12,7 +12,7 @@ message that is passed over while the agent holds it is acknowledged with the ne
 that breaks twice at the same place shows just that, and a report that was held was gone.) So a jump raises the question
 and only a Hello answers it: its `first_sequence` is the oldest message the agent can still send, and whatever before it
 has not arrived is missing, which is a fact and is counted. Should the question be lost, the agent says Hello by itself
-after a silence (agent/report/delivery.py).
+after a silence (uplink/delivery.py).
 
 For each life of a rank, at any time: `admitted + missing = last_sequence - first_sequence + 1`.
 

@@ -47,7 +47,7 @@ def read_commit() -> str:
     commit = _ask_git("rev-parse", "--short=12", "HEAD")
     if not commit:
         return "unknown"
-    changed = _ask_git("status", "--porcelain", "--", "agent", "collector", "measure", "tests/benchmarks")
+    changed = _ask_git("status", "--porcelain", "--", "agent", "collector", "measure", "uplink", "tests/benchmarks")
     return f"{commit} with local changes" if changed else commit
 
 

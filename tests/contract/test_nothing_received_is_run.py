@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("agent", "collector", "measure")
+PACKAGES = ("agent", "collector", "measure", "uplink")
 
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "code", "codeop"}
 """Modules whose reading runs what it reads, or which run text."""

@@ -14,7 +14,7 @@ import pytest
 from rankscope.measure import __version__
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("agent", "collector", "measure")
+PACKAGES = ("agent", "collector", "measure", "uplink")
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 
@@ -56,7 +56,7 @@ def find_shipped() -> set[str]:
     }
 
 
-def test_the_wheel_holds_every_file_of_the_three_packages_and_no_other(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_every_file_of_the_four_packages_and_no_other(wheel: zipfile.ZipFile) -> None:
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == find_shipped()
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.report.builder import Interval, ReportBuilder
-from rankscope.agent.report.delivery import Delivery
-from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill import Spill
 from rankscope.measure.clock import SystemClock
@@ -24,6 +22,8 @@ from rankscope.measure.machine import read_machine_id
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import Losses, StepRecord
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
+from rankscope.uplink.delivery import Delivery
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 INTERVAL_NS = 25 * NS_PER_MS
 STEPS_PER_REPORT = 3

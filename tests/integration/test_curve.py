@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.delivery import Delivery
-from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
 from rankscope.collector.ingest.allowed_keys import AllowedKeys
 from rankscope.collector.ingest.curve import CurveServer
@@ -22,6 +20,8 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.key_files import ClientKeys, KeyPair, read_key_pair, read_public_key
 from rankscope.measure.messages import Hello, Report, Welcome
 from rankscope.measure.units import s_to_ns
+from rankscope.uplink.delivery import Delivery
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 DEADLINE_S = 30.0
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from rankscope.agent.report.delivery import Delivery, DeliverySettings, Refusal
-from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.agent.report.sender import Sender
 from rankscope.measure import messages
 from rankscope.measure.clock import SystemClock
@@ -19,6 +17,8 @@ from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import SettingError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.units import HostNs, s_to_ns
+from rankscope.uplink.delivery import Delivery, DeliverySettings, Refusal
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 BOOT_ID = "boot-00000001"
 DEADLINE_S = 30.0

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 import zmq
 
-from rankscope.agent.collector_address import set_keys
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, Hello, Message, Report, Welcome
+from rankscope.uplink.curve_client import set_keys
 from tests.integration.serving import Served
 
 ANSWER_MS_MAX = 30_000

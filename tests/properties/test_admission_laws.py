@@ -8,11 +8,11 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.agent.report.delivery import Delivery, DeliverySettings, Send, SendFrame, SendHello
-from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Welcome
+from rankscope.uplink.delivery import Delivery, DeliverySettings, Send, SendFrame, SendHello
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 PEER = b"boot-one"
 BOOT = PEER.decode()

@@ -10,9 +10,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.agent.report.delivery import Delivery, DeliverySettings, DeliveryState, Send, SendFrame
-from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.measure.messages import Ack, HelloWanted, Message, Welcome
+from rankscope.uplink.delivery import Delivery, DeliverySettings, DeliveryState, Send, SendFrame
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 NS_PER_MS = 1_000_000
 ROUNDS_MAX = 200

@@ -5,8 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.agent.report.delivery import Delivery, DeliverySettings, SendFrame
-from rankscope.agent.report.resend_buffer import HeldFrame, ResendBuffer
+from rankscope.uplink.delivery import Delivery, DeliverySettings, SendFrame
+from rankscope.uplink.resend_buffer import HeldFrame, ResendBuffer
 
 STEPS = 3
 """Step records in each frame."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rankscope.agent.report.delivery import Delivery, Send, SendHello
-from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import Ack, ClockPing, ClockPong, Hello, HelloWanted, Message, Welcome
 from rankscope.measure.units import NS_PER_MS
+from rankscope.uplink.delivery import Delivery, Send, SendHello
+from rankscope.uplink.resend_buffer import ResendBuffer
 from tests.simulation.collector_end import CollectorEnd
 
 UP, DOWN = "up", "down"

@@ -4,11 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rankscope.agent.report.resend_buffer import HeldFrame
 from rankscope.agent.report.spill import Spill
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import Hello
+from rankscope.uplink.resend_buffer import HeldFrame
 
 BOOT_ID = "boot-of-0"
 RUN = "bert"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.agent.report.resend_buffer import ResendBuffer
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 
 def filled(count: int, frames_max: int = 100, bytes_max: int = 1_000_000) -> ResendBuffer:

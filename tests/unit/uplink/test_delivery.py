@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from rankscope.agent.report.delivery import (
+from rankscope.measure.errors import SettingError
+from rankscope.uplink.delivery import (
     Delivery,
     DeliverySettings,
     DeliveryState,
@@ -13,8 +14,7 @@ from rankscope.agent.report.delivery import (
     SendFrame,
     SendHello,
 )
-from rankscope.agent.report.resend_buffer import ResendBuffer
-from rankscope.measure.errors import SettingError
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 
 class LongestPause(random.Random):

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import pytest
 
-from rankscope.agent.report.delivery import Delivery
-from rankscope.agent.report.reconnect import (
+from rankscope.uplink.delivery import Delivery
+from rankscope.uplink.reconnect import (
     CONNECTS_PER_S,
     FIRST_MS,
     LONGEST_MS,
@@ -20,7 +20,7 @@ from rankscope.agent.report.reconnect import (
     draw_first_delay_ns,
     draw_pauses,
 )
-from rankscope.agent.report.resend_buffer import ResendBuffer
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 RANKS = 1_000
 BIN_MS = 100

@@ -7,7 +7,7 @@ usual. So each rank draws its own two numbers.
 
     collector back after        3 s     10 s     60 s       1,000 ranks: the most that connect within 100 ms
     same numbers for all        559      510      310
-    own numbers                  54       38       32       (the model of tests/unit/agent/test_reconnect.py)
+    own numbers                  54       38       32       (the model of tests/unit/uplink/test_reconnect.py)
 
 After a start all ranks come at once too, and there is nothing yet that has spread them. The first attempt waits for a
 moment by chance, up to one second for every CONNECTS_PER_S ranks of the run: 4 ms in a run of 8, 8 s in one of 16,384.

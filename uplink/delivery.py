@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from rankscope.agent.report.resend_buffer import ResendBuffer
 from rankscope.measure.errors import SettingError
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
+from rankscope.uplink.resend_buffer import ResendBuffer
 
 HELLO_GAP_NS_MIN: Final = 200 * NS_PER_MS
 """Two Hellos are at least this far apart, however often the collector asks: after its restart it asks once for each

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from rankscope.agent.report.delivery import Refusal
 from rankscope.measure.key_files import ClientKeys
+from rankscope.uplink.delivery import Refusal
 
 KEYS_WANTED: Final = "keys_wanted"
 KEYS_UNWANTED: Final = "keys_unwanted"

@@ -1,0 +1,133 @@
+"""A ZeroMQ DEALER to one collector, made anew when ZeroMQ has given it up. No thread: whoever owns it polls it.
+
+The socket is never a place to keep things: with IMMEDIATE it takes messages only while there is a connection, and what
+it does not take stays with the owner. While no collector is there, ZeroMQ tries to connect every few seconds on its own
+thread.
+"""
+
+import random
+from typing import Final
+
+import zmq
+
+from rankscope.measure.clock import Clock
+from rankscope.measure.key_files import ClientKeys
+from rankscope.measure.units import NS_PER_S
+from rankscope.uplink.curve_client import set_keys
+from rankscope.uplink.delivery import Refusal
+from rankscope.uplink.handshake import HandshakeWatch
+from rankscope.uplink.reconnect import draw_pauses
+
+FRAME_IN_BYTES_MAX: Final = 64 * 1024
+"""Largest frame taken from a collector; its largest honest one for a rank, a Refused with two texts of 1,024
+characters, is under 9 KiB."""
+
+REDIAL_NS: Final = 30 * NS_PER_S
+"""After so long a connection is tried anew that ZeroMQ has given up: keys are changed by people."""
+
+_OPTIONS: Final = {
+    zmq.IMMEDIATE: 1,
+    zmq.LINGER: 0,
+    # Messages in the socket are lost with the connection and sent again after a silence: few, but enough to keep a
+    # connection busy while a backlog is sent.
+    zmq.SNDHWM: 16,
+    zmq.RCVHWM: 64,
+    # Otherwise an address that swallows packets is given about two minutes before it is tried again.
+    zmq.CONNECT_TIMEOUT: 5_000,
+    # Only this side beats: a collector with 16,384 heartbeat timers spends its time walking them.
+    zmq.HEARTBEAT_IVL: 10_000,
+    zmq.HEARTBEAT_TIMEOUT: 30_000,
+}  # fmt: skip
+
+
+class Connection:
+    """Connects `poller`'s owner to `endpoint`, encrypted when there are keys, as the peer `name`.
+
+    `socket` and `handshakes.socket` are registered with the poller for reading; both change with each redial. Raises
+    zmq.ZMQError for an endpoint that ZeroMQ cannot read.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        poller: zmq.Poller,
+        clock: Clock,
+        endpoint: str,
+        *,
+        keys: ClientKeys | None,
+        name: str,
+        frame_in_bytes_max: int = FRAME_IN_BYTES_MAX,
+        redial_ns: int = REDIAL_NS,
+    ) -> None:
+        self._context = context
+        self._poller = poller
+        self._clock = clock
+        self._endpoint = endpoint
+        self._keys = keys
+        self._name = name
+        self._frame_in_bytes_max = frame_in_bytes_max
+        self._redial_after_ns = redial_ns
+        self.redial_due_ns: int | None = None
+        """When `redial_when_due` has something to do; None: nothing for now."""
+        self.refusal: Refusal | None = None
+        """Why there is no connection, once that is known; whoever is welcomed clears it."""
+        self._dial()
+
+    def redial_when_due(self) -> None:
+        """Connect anew, some time after ZeroMQ has given up."""
+        if self.redial_due_ns is None or self._clock.monotonic_ns() < self.redial_due_ns:
+            return
+        self.redial_due_ns = None
+        self._hang_up()
+        self._dial()
+
+    def take_failure(self) -> None:
+        """A handshake failed; to be called when `handshakes.socket` is readable."""
+        failure = self.handshakes.read()
+        self.refusal = failure.refusal or self.refusal
+        if failure.gave_up:
+            self.redial_due_ns = self._clock.monotonic_ns() + self._redial_after_ns
+
+    def try_send(self, frame: bytes) -> bool:
+        """Whether the socket took it: not while there is no connection, or SNDHWM messages are waiting."""
+        try:
+            self.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> bytes | None:
+        """The next frame from the collector; None when there is none for now."""
+        try:
+            return self.socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        """Drop the connection, and whatever the socket holds."""
+        self._hang_up()
+
+    def _dial(self) -> None:
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, self._name.encode())
+        pauses = draw_pauses(random.Random(self._name))  # noqa: S311 - spreads connects, no secret
+        own = {
+            zmq.RECONNECT_IVL: pauses.first_ms,
+            zmq.RECONNECT_IVL_MAX: pauses.longest_ms,
+            zmq.MAXMSGSIZE: self._frame_in_bytes_max,
+        }
+        for option, value in (_OPTIONS | own).items():
+            dealer.setsockopt(option, value)
+        set_keys(dealer, self._keys)
+        self.handshakes = HandshakeWatch(self._context, dealer, self._endpoint, self._keys)
+        dealer.connect(self._endpoint)
+        self._poller.register(self.handshakes.socket, zmq.POLLIN)
+        self._poller.register(dealer, zmq.POLLIN)
+        self.socket = dealer
+
+    def _hang_up(self) -> None:
+        for registered in (self.socket, self.handshakes.socket):
+            if registered in self._poller:
+                self._poller.unregister(registered)
+        self.handshakes.close()
+        self.socket.close(linger=0)
