@@ -2,12 +2,16 @@
 
 from typing import Final
 
-from rankscope.measure.exported import NOT_NEGATIVE, RATIO, Measure
+from rankscope.measure.exported import NOT_NEGATIVE, ONE, RATIO, Measure
 
 _COLLECTOR: Final = "collector: about itself (CollectorCounts)"
 
 
 COLLECTOR: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_collector_info", "info", "", ("version",),
+        "The collector that this page is of.", "always 1", "collector: its package", ONE,
+    ),
     Measure(
         "rankscope_frames_refused_total", "counter", "", ("reason",),
         "Frames the collector could not take for a message.", "count by reason", _COLLECTOR, NOT_NEGATIVE,

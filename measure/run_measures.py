@@ -2,13 +2,46 @@
 
 from typing import Final
 
-from rankscope.measure.exported import CAUSE, NOT_NEGATIVE, ONE, RANK, RATIO, RUN, Measure
+from rankscope.measure.exported import CAUSE, FINDING, NOT_NEGATIVE, ONE, RANK, RATIO, RUN, Measure
 
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 _GOODPUT: Final = "collector: the run's account of time (GoodputSnapshot)"
+_LIVES: Final = "collector: arrival of reports; sidecar: RankEnded"
 
 
 RUNS: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_ranks", "gauge", "", ("run", "state"),
+        "Ranks of the run by state: reporting, silent, failed, ended, awaited (after a restart of the collector), or "
+        "unheard; they add up to its world size.",
+        "count by state", _LIVES, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_rank_missing", "gauge", "", ("run", "rank", "node", "reason"),
+        "1 while the rank is silent, failed or unheard and others of its run report; of each run the first 64 such "
+        "ranks, rankscope_ranks counts all of them.",
+        "1 per missing rank", _LIVES, ONE,
+    ),
+    Measure(
+        "rankscope_node_missing", "gauge", "", ("run", "node"),
+        "1 while every rank of a node of several ranks is silent or failed and others of its run report.",
+        "1 per missing node", _LIVES, ONE,
+    ),
+    Measure(
+        "rankscope_agents", "gauge", "", ("run", "version"),
+        "Ranks that report, by the version of their agent.", "count by version", "agent: Hello", NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_finding_open", "gauge", "", FINDING,
+        "1 while detection holds the finding for true. The scope says what it is about: a rank, node, group or the "
+        "run; rank and node are those of the rank that leads.",
+        "1 per open finding", _DETECTION, ONE,
+    ),
+    Measure(
+        "rankscope_finding_slowdown_ratio", "gauge", "ratio", FINDING,
+        "Time of what the open finding is about over what it is compared with; 1 is equal, above is slower.",
+        "self / self of the twins; for other kinds docs/detection.md", _DETECTION, NOT_NEGATIVE,
+    ),
     Measure(
         "rankscope_straggler", "gauge", "", CAUSE,
         "1 while detection holds the rank for a straggler of this cause; absent otherwise.",

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from rankscope.collector.detect import ratios
 from rankscope.collector.detect.finding import STRAGGLER
+from rankscope.collector.publish import run_values
 from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
@@ -351,6 +352,12 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_collective_wait_seconds_total": _per_collective(lambda kind: _seconds(kind.wait_ns)),
     "rankscope_collective_transfer_seconds_total": _per_collective(lambda kind: _seconds(kind.transfer_ns)),
     "rankscope_collective_bus_bandwidth_bytes_per_second": _per_collective(lambda kind: kind.bus_bandwidth_bytes_per_s),
+    "rankscope_ranks": run_values.count_states,
+    "rankscope_rank_missing": run_values.find_missing_ranks,
+    "rankscope_node_missing": run_values.find_missing_nodes,
+    "rankscope_agents": run_values.count_agents,
+    "rankscope_finding_open": run_values.find_open,
+    "rankscope_finding_slowdown_ratio": run_values.find_slowdowns,
     "rankscope_straggler": _per_cause(_stragglers),
     "rankscope_rank_slowdown_ratio": _per_rank(lambda rank: rank.slowdown_ratio),
     "rankscope_run_slowdown_ratio": _run_slowdown,
@@ -408,6 +415,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_steps_published_elsewhere_total": _of_account(lambda steps: steps.published_elsewhere),
     "rankscope_steps_buffered": _of_account(lambda steps: steps.buffered),
     "rankscope_steps_lost_total": _steps_lost,
+    "rankscope_collector_info": lambda snapshot: [((snapshot.version,), 1)],
     "rankscope_frames_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.frames_refused),
     "rankscope_frames_received_total": _of_collector(lambda snapshot: snapshot.counts.frames_received),
     "rankscope_peers_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.peers_refused),

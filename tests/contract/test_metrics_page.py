@@ -47,9 +47,9 @@ from rankscope.measure.records import (
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 LABELS = {
     "run", "rank", "node", "gpu", "group", "op", "phase", "cause", "reason", "part",
-    "direction", "kind",
+    "direction", "kind", "scope", "subject", "state",
     "world_size", "restart_count", "local_rank", "gpu_model", "pid", "agent_version", "torch_version",
-    "exit_code", "signal",
+    "exit_code", "signal", "version",
 }  # fmt: skip
 """Every label there may be; the last two lines are of the info measures only."""
 
@@ -62,7 +62,7 @@ def full_rank(rank: int) -> RankSnapshot:
     times = rank + 1
     return RankSnapshot(
         identity=RankIdentity(
-            run="bert", rank=rank, local_rank=rank, world_size=4, node="node-a", restart_count=1,
+            run="bert", rank=rank, local_rank=rank, world_size=5, node="node-a", restart_count=1,
             boot_id=f"boot-of-{rank}", pid=4000 + rank,
         ),
         up=True,
@@ -168,7 +168,7 @@ def device_of(rank: int) -> DeviceSample:
 def unmeasured_rank() -> RankSnapshot:
     """A rank that has said Hello and nothing else."""
     identity = RankIdentity(
-        run="bert", rank=2, local_rank=0, world_size=4, node="node-b", restart_count=1, boot_id="boot-of-2", pid=4002
+        run="bert", rank=2, local_rank=0, world_size=5, node="node-b", restart_count=1, boot_id="boot-of-2", pid=4002
     )  # fmt: skip
     return RankSnapshot(identity=identity, up=True, torch_version="2.8.0", agent_version="0.1.0")
 
@@ -176,12 +176,20 @@ def unmeasured_rank() -> RankSnapshot:
 def crashed_rank() -> RankSnapshot:
     """A rank whose sidecar saw it die of SIGSEGV."""
     identity = RankIdentity(
-        run="bert", rank=3, local_rank=1, world_size=4, node="node-b", restart_count=1, boot_id="boot-of-3", pid=4003
+        run="bert", rank=3, local_rank=0, world_size=5, node="node-c", restart_count=1, boot_id="boot-of-3", pid=4003
     )  # fmt: skip
     seen = RankEnded(sequence=1, identity=identity, host_ns=1, wall_ns=1, reason="crashed", signal=11)
     return RankSnapshot(
         identity=identity, up=False, ended="crashed", end=seen, torch_version="2.8.0", agent_version="0.1.0"
     )
+
+
+def silent_rank() -> RankSnapshot:
+    """The other rank of that node, of which nothing is heard any more."""
+    identity = RankIdentity(
+        run="bert", rank=4, local_rank=1, world_size=5, node="node-c", restart_count=1, boot_id="boot-of-4", pid=4004
+    )  # fmt: skip
+    return RankSnapshot(identity=identity, up=False, ended="silent", torch_version="2.8.0", agent_version="0.1.0")
 
 
 def full_snapshot() -> Snapshot:
@@ -196,9 +204,9 @@ def full_snapshot() -> Snapshot:
     )
     run = RunSnapshot(
         run="bert",
-        world_size=4,
+        world_size=5,
         restart_count=1,
-        ranks=(full_rank(0), full_rank(1), unmeasured_rank(), crashed_rank()),
+        ranks=(full_rank(0), full_rank(1), unmeasured_rank(), crashed_rank(), silent_rank()),
         open_findings=(finding,),
         findings=(finding,),
         lost=(LostSeconds(0, "gpu_thermal_throttle", 12.5), LostSeconds(0, "unattributed", 0.5)),

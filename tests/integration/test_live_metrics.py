@@ -44,6 +44,7 @@ SCRAPES, RANGE_S = 20, 10
 WHEN_SOMETHING_WENT_WRONG = {
     "rankscope_agent_errors_total", "rankscope_collector_errors_total", "rankscope_frames_refused_total",
     "rankscope_peers_refused_total", "rankscope_answers_unsent_total", "rankscope_http_refused_total",
+    "rankscope_rank_missing", "rankscope_node_missing",
 }  # fmt: skip
 OF_A_RANK_WITH_A_GPU = (
     "rankscope_device_step", "rankscope_device_phase", "rankscope_device_timings", "rankscope_torch_memory",
@@ -51,7 +52,7 @@ OF_A_RANK_WITH_A_GPU = (
 ONLY_AFTER_THE_END = {"rankscope_rank_end_info"}
 OF_A_JOB_WITH_TOKENS = {"rankscope_tokens_total"}
 AFTER_THE_END = {
-    "rankscope_run_info", "rankscope_rank_info", "rankscope_rank_up", "rankscope_report_gaps_total",
+    "rankscope_run_info", "rankscope_ranks", "rankscope_rank_info", "rankscope_rank_up", "rankscope_report_gaps_total",
     "rankscope_steps_made_total", "rankscope_steps_published_total", "rankscope_steps_published_elsewhere_total",
     "rankscope_steps_buffered", "rankscope_steps_lost_total",
 }  # fmt: skip
