@@ -362,6 +362,7 @@ class Service:
             wall_s=ns_to_s(self._clock.wall_ns()),
             version=__version__,
             runs=tuple(job.snapshot(now_ns) for _, job in sorted(self._jobs.items())),
+            steps={name: job.step_picture for name, job in self._jobs.items() if job.step_picture is not None},
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,
                 frames_refused=dict(self._receiver.refused),

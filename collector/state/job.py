@@ -40,6 +40,7 @@ from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, S
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.state.standings import build_standings
 from rankscope.collector.state.step_history import PATIENCE_STEPS, StepAggregate, aggregate_steps
+from rankscope.collector.state.step_picture import StepPicture
 from rankscope.collector.state.verdicts import Verdicts
 from rankscope.collector.state.window import Signature, StepWindow
 from rankscope.measure.identity import RankIdentity
@@ -96,6 +97,8 @@ class JobState:
         self._begun_job_ns: int | None = None
         self._lost_rank_s = 0.0
         self.last_change_job_ns = 0
+        self.step_picture: StepPicture | None = None
+        """The steps that the last look was at; None before any."""
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -275,6 +278,7 @@ class JobState:
         for steps, lost_ns in self._verdicts.charged:
             self._goodput.lose(steps.tolist(), lost_ns.tolist())
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
+        self.step_picture = StepPicture.of(self._attempts, view)
         return effects
 
     # -- what is kept -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.state.account import StepCounts
+from rankscope.collector.state.step_picture import StepPicture
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.records import (
@@ -135,9 +136,10 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the collector knows at one moment."""
+    """Everything the collector knows at one moment. `steps`: the last steps of each run that has been looked at."""
 
     wall_s: float
     version: str
     runs: tuple[RunSnapshot, ...] = ()
     counts: CollectorCounts = CollectorCounts()
+    steps: Mapping[str, StepPicture] = {}
