@@ -34,7 +34,7 @@ def read_curve(config: CollectorConfig, clock: Clock) -> CurveServer | None:
         )
     if config.key_file:
         keys = AllowedKeys(config.allowed_keys, clock)
-        return CurveServer(read_key_pair(config.key_file, "key_file"), keys.holds)
+        return CurveServer(read_key_pair(config.key_file, "key_file"), keys.holds, keys.may_relay)
     if is_loopback(config.listen):
         return None
     if not config.insecure:

@@ -17,18 +17,30 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"make keys for this client, a user or a team; may be repeated [{DEFAULT_CLIENT}]",
     )
+    parser.add_argument(
+        "--relay",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="make keys for this relay, which may speak for many ranks; may be repeated",
+    )
     parser.add_argument("--force", action="store_true", help="replace keys that are there")
 
 
 def show_keys(options: argparse.Namespace) -> int:
     """Make the keys, and say who needs which."""
     folder: Path = options.folder
-    for path in make_keys(folder, options.client, force=options.force):
+    for path in make_keys(folder, options.client, relays=options.relay, force=options.force):
         print(f"wrote {path}")
-    client = (options.client or [DEFAULT_CLIENT])[0]
-    print(
-        f"collector:  rankscope serve --key-file {folder}/{COLLECTOR}.key --allowed-keys {folder}/{ALLOWED}\n"
-        f"agents:     RANKSCOPE_KEY_FILE={folder}/{client}.key "
-        f"RANKSCOPE_COLLECTOR_KEY_FILE={folder}/{COLLECTOR}.pub"
-    )
+    print(f"collector:  rankscope serve --key-file {folder}/{COLLECTOR}.key --allowed-keys {folder}/{ALLOWED}")
+    for relay in options.relay:
+        print(
+            f"relay:      rankscope relay --key-file {folder}/{relay}.key --collector-key-file {folder}/{COLLECTOR}.pub"
+        )
+    if options.client or not options.relay:
+        client = (options.client or [DEFAULT_CLIENT])[0]
+        print(
+            f"agents:     RANKSCOPE_KEY_FILE={folder}/{client}.key "
+            f"RANKSCOPE_COLLECTOR_KEY_FILE={folder}/{COLLECTOR}.pub"
+        )
     return 0

@@ -23,6 +23,8 @@ from rankscope.measure.key_files import PRIVATE_FILE, ClientKeys, KeyPair, forma
 COLLECTOR: Final = "collector"
 DEFAULT_CLIENT: Final = "agent"
 ALLOWED: Final = "allowed"
+RELAYS: Final = "relays"
+"""The folder in ALLOWED with the keys of those who may speak for many ranks."""
 PRIVATE_FOLDER: Final = 0o700
 PUBLIC_FILE: Final = 0o644
 
@@ -58,27 +60,29 @@ class RunKeys(NamedTuple):
         return ClientKeys(self.collector.public, self.ranks)
 
 
-def make_keys(folder: Path, clients: Sequence[str], *, force: bool) -> list[Path]:
-    """Make the keys of these clients, and the collector's where it has none; with none named the client `agent` and,
-    when forced, the collector's anew. Returns the files that were written.
+def make_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str] = (), force: bool) -> list[Path]:
+    """Make the keys of these clients and relays, and the collector's where it has none; with none named the client
+    `agent` and, when forced, the collector's anew. Returns the files that were written.
 
     Raises SettingError for a name that cannot be one, or a file that is there and would be overwritten without
     `force`; then nothing has been written. Raises UnavailableError when the folder cannot be written to.
     """
-    for name in clients:
-        if _NAME.fullmatch(name) is None or name == COLLECTOR:
+    for option, name in [*(("--client", name) for name in clients), *(("--relay", name) for name in relays)]:
+        if _NAME.fullmatch(name) is None or name == COLLECTOR or (option == "--client" and name in relays):
             raise SettingError(
-                f"--client is {name!r}; it must be letters, digits, - and _, 64 at most, and not {COLLECTOR!r}"
+                f"{option} is {name!r}; it must be letters, digits, - and _, 64 at most, not {COLLECTOR!r}, and not "
+                "the name of a client and of a relay"
             )
-    secrets = {name: folder / f"{name}.key" for name in (clients or [DEFAULT_CLIENT])}
-    if not (folder / f"{COLLECTOR}.key").exists() or not clients:
+    named = [*clients, *relays]
+    secrets = {name: folder / f"{name}.key" for name in (named or [DEFAULT_CLIENT])}
+    if not (folder / f"{COLLECTOR}.key").exists() or not named:
         secrets[COLLECTOR] = folder / f"{COLLECTOR}.key"
-    publics = {name: _find_public(folder, name) for name in secrets}
+    publics = {name: _find_public(folder, name, is_relay=name in relays) for name in secrets}
     present = [path for path in (*secrets.values(), *publics.values()) if path.exists()]
     if present and not force:
         raise SettingError(f"{present[0]} is there already; --force replaces it, --client NAME adds another client")
     try:
-        (folder / ALLOWED).mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+        (folder / ALLOWED / RELAYS if relays else folder / ALLOWED).mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         folder.chmod(PRIVATE_FOLDER)
         for name, path in secrets.items():
             pair = make_key_pair()
@@ -89,8 +93,10 @@ def make_keys(folder: Path, clients: Sequence[str], *, force: bool) -> list[Path
     return sorted([*secrets.values(), *publics.values()])
 
 
-def _find_public(folder: Path, name: str) -> Path:
-    return folder / f"{name}.pub" if name == COLLECTOR else folder / ALLOWED / f"{name}.pub"
+def _find_public(folder: Path, name: str, *, is_relay: bool) -> Path:
+    if name == COLLECTOR:
+        return folder / f"{name}.pub"
+    return (folder / ALLOWED / RELAYS if is_relay else folder / ALLOWED) / f"{name}.pub"
 
 
 def _write(path: Path, text: str, mode: int) -> None:

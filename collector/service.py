@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rankscope.collector.access import read_curve, read_http
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.clock_alignment import latest_arrival_ns
 from rankscope.collector.history.recorder import Recorder
 from rankscope.collector.history.store import KeptRun
 from rankscope.collector.incidents.journal import Journal
@@ -20,6 +21,7 @@ from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
+from rankscope.collector.ingest.relays import Relays
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
@@ -75,11 +77,14 @@ class Service:
         self._config = config
         self._clock = clock
         http = read_http(config)
+        curve = curve or read_curve(config, clock)
+        self._relays = Relays() if curve is None else curve.make_relays()
         self._receiver = Receiver(
             config.listen,
             receive_hwm=config.receive_hwm,
             message_bytes_max=config.message_bytes_max,
-            curve=curve or read_curve(config, clock),
+            curve=curve,
+            relays=self._relays,
         )
         self._refusals = RefusalLog(clock)
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
@@ -216,14 +221,14 @@ class Service:
         self._to_acknowledge.clear()
 
     def _admit(self, received: Received) -> None:
-        peer, message, key = received
+        peer, message, key = received.peer, received.message, received.key
         match message:
             case Hello():
                 self._admit_hello(peer, message, key)
             case Report() | Goodbye():
                 self._admit_numbered(peer, message, key)
             case ClockPong():
-                self._take_clock(peer, message, key)
+                self._take_clock(received, message)
             case RankEnded() | RankUnresponsive():
                 self._take_notice(peer, message, key)
             case _:
@@ -259,11 +264,11 @@ class Service:
         if not isinstance(verdict, UnknownPeer):
             self._to_acknowledge[peer] = verdict.through
 
-    def _take_clock(self, peer: bytes, pong: ClockPong, key: str) -> None:
-        identity = self._admission.identity(peer, key)
+    def _take_clock(self, received: Received, pong: ClockPong) -> None:
+        identity = self._admission.identity(received.peer, received.key)
         if identity is not None:
-            now_ns = self._clock.monotonic_ns()
-            self._handle(identity, ClockSampled(identity.boot_id, pong.job_ns, pong.host_ns, now_ns))
+            arrived_ns = latest_arrival_ns(self._clock.monotonic_ns(), received.age_ns)
+            self._handle(identity, ClockSampled(identity.boot_id, pong.job_ns, pong.host_ns, arrived_ns))
 
     def _take_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive, key: str) -> None:
         """A sidecar speaks for a rank. It is no rank itself: it has no Hello, and its notices need no order."""
@@ -336,7 +341,9 @@ class Service:
     def _carry_out(self, effect: JobEffect) -> None:
         match effect:
             case AskClock(boot_id):
-                self._receiver.send(boot_id.encode(), ClockPing(job_ns=self._clock.monotonic_ns()))
+                peer = self._admission.peer_of(boot_id)
+                if peer is not None:
+                    self._receiver.send(peer, ClockPing(job_ns=self._clock.monotonic_ns()))
             case OpenFinding(run, finding):
                 LOG.warning("run %r: %s", run, finding.sentence)
                 self._journal.open(run, finding, self._wall_s())
@@ -358,6 +365,7 @@ class Service:
     def _take_snapshot(self) -> Snapshot:
         now_ns = self._clock.monotonic_ns()
         store = None if self._recorder is None else self._recorder.counts
+        relays = self._relays.totals
         return Snapshot(
             wall_s=ns_to_s(self._clock.wall_ns()),
             version=__version__,
@@ -366,8 +374,16 @@ class Service:
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,
                 frames_refused=dict(self._receiver.refused),
-                peers_refused={**self._receiver.connections_refused, **self._admission.refused},
+                peers_refused={
+                    **self._receiver.connections_refused,
+                    **self._admission.refused,
+                    **self._relays.refused,
+                },
                 answers_unsent=dict(self._receiver.unsent),
+                relays=relays.relays,
+                relay_batches=relays.batches,
+                relay_dropped=relays.dropped,
+                relay_refused=relays.refused,
                 http_refused=self._read_http_refused(),
                 runs_evicted=self._runs_evicted,
                 contained_errors=dict(self._contained),

@@ -30,6 +30,24 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         "Answers whose agent is gone or does not read.", "count by reason", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
+        "rankscope_relays", "gauge", "", (),
+        "Relays that have said Hello and can be reached.", "count", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_relay_batches_total", "counter", "", (),
+        "Batches of frames taken in from relays.", "count", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_relay_frames_dropped_total", "counter", "", ("reason",),
+        "Frames that relays did not pass on, by their own count; the ranks hold them and send them again.",
+        "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
+        "rankscope_relay_refused_total", "counter", "", ("reason",),
+        "Frames and connections of ranks that relays refused, by their own count.",
+        "count by reason", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
         "rankscope_http_refused_total", "counter", "", ("reason",),
         "HTTP requests turned away: busy, unauthorised, or tls_failed.", "count by reason", _COLLECTOR, NOT_NEGATIVE,
     ),

@@ -13,6 +13,12 @@
       | -- RankEnded, RankUnresponsive ------>  |   about a rank that cannot speak for itself: each notice has its own
       | <----------------- Ack(through=n) ----  |   number and is sent again until it is acknowledged or given up
 
+    relay of a node                         collector
+      | -- RelayHello(name) ----------------->  |   on start, and whenever the collector asks for it
+      | <---------------- Welcome or Refused -  |
+      | -- Relayed(frames of its ranks) ----->  |   whole frames as the ranks sent them, with who sent each
+      | <-------- Relayed(answers to them) ---  |   whole frames too, with whom each is for
+
 Within a protocol number fields are only added, at the end and with a default. Kinds are never used again.
 """
 
@@ -21,7 +27,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rankscope.measure.identity import Count, RankIdentity
+from rankscope.measure.identity import Count, Label, RankIdentity
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -203,6 +209,54 @@ class RankUnresponsive(Message, frozen=True):
     absent: Mapping[str, str] = {}
 
 
+RELAYED_MAX = 1024
+"""Frames in one batch of a relay, as in one batch of answers to it. A node has some ten ranks."""
+
+PEER_BYTES_MAX = 255
+"""ZeroMQ's longest routing id."""
+
+
+class RelayHello(Message, frozen=True):
+    """A relay introduces itself. `name` is for people: its node. `boot_id` is another one in each life of it."""
+
+    KIND: ClassVar[int] = 12
+    name: Label
+    boot_id: Label
+    version: Text = ""
+
+
+class RelayedFrame(msgspec.Struct, frozen=True, array_like=True):
+    """One whole frame on its way through a relay. `peer` is the routing id of the rank that sent it, or that it is for.
+
+    `age_ns` is how long the relay has had it, by the relay's clock, when the batch was made. `key` is the client key
+    with which the rank has connected to the relay, empty where that wire has no keys.
+    """
+
+    peer: Annotated[bytes, msgspec.Meta(min_length=1, max_length=PEER_BYTES_MAX)]
+    frame: bytes
+    age_ns: Count = 0
+    key: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
+class RelayCounts(msgspec.Struct, frozen=True, array_like=True):
+    """What a relay says of itself, since it has started: frames (and connections) that it refused, and frames that it
+    dropped, by reason. What is dropped is no loss: its rank holds it until the collector has it.
+    """
+
+    refused: Mapping[str, Count] = {}
+    dropped: Mapping[str, Count] = {}
+
+
+class Relayed(Message, frozen=True):
+    """Frames of the ranks of a node, or answers to them, in the order in which they came. `counts` only when they have
+    changed. A frame in here is taken as if it had come alone; none is a Relayed itself.
+    """
+
+    KIND: ClassVar[int] = 13
+    frames: Annotated[tuple[RelayedFrame, ...], msgspec.Meta(max_length=RELAYED_MAX)]
+    counts: RelayCounts | None = None
+
+
 END_REASONS = (
     "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
     "collective_timeout",
@@ -216,4 +270,5 @@ can see whether the process lives) and `replaced` (an elastic restart took its p
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,
+    RelayHello, Relayed,
 )  # fmt: skip

@@ -33,6 +33,9 @@ SHOWN_LENGTH_MAX = 80
 """Longest piece of a user's value that an error repeats."""
 
 PORT_MAX = 65535
+IPC = "ipc://"
+IPC_PATH_BYTES_MAX = 107
+"""What Linux has room for in the address of a Unix socket, with the zero behind it 108."""
 EXACT_FLOAT_MAX = 2**53
 """Beyond, a whole number as a float may be another number."""
 
@@ -199,6 +202,24 @@ def find_address_problem(address: str, *, scheme: str = "", listening: bool = Fa
         return None
     if _PORT.fullmatch(port) is None or int(port) > PORT_MAX:
         return f"its port must be a number from 1 to {PORT_MAX}" + (", or 0 for any free one" if listening else "")
+    return None
+
+
+def find_endpoint_problem(endpoint: str, *, listening: bool = False) -> str | None:
+    """What an endpoint of the wire must be, or None when it is one: tcp://HOST:PORT, or ipc:///PATH on one machine.
+
+    >>> find_endpoint_problem("ipc:///run/rankscope/relay")
+    >>> find_endpoint_problem("ipc://relay")
+    'its path must be absolute and have at most 107 bytes, for example ipc:///run/rankscope/relay'
+    """
+    if not endpoint.startswith(IPC):
+        return find_address_problem(endpoint, scheme="tcp://", listening=listening)
+    path = endpoint.removeprefix(IPC)
+    if not path.startswith("/") or len(path.encode()) > IPC_PATH_BYTES_MAX:
+        return (
+            f"its path must be absolute and have at most {IPC_PATH_BYTES_MAX} bytes, for example "
+            f"{IPC}/run/rankscope/relay"
+        )
     return None
 
 

@@ -32,6 +32,16 @@ class Alignment(NamedTuple):
     error_ns: int
 
 
+def latest_arrival_ns(now_job_ns: int, age_ns: int) -> int:
+    """The latest moment, on our clock, at which an answer can have come to a relay that had it for `age_ns` by its own
+    clock when it sent it on, and whose batch came to us now. Our clock may have gone slower than the relay's meanwhile.
+
+    >>> latest_arrival_ns(now_job_ns=10_000_000_000, age_ns=1_000_000_000)
+    9000100001
+    """
+    return now_job_ns - age_ns + age_ns * DRIFT_PER_S_NS // NS_PER_S + 1 if age_ns else now_job_ns
+
+
 class ClockAlignment:
     """The alignment of one rank."""
 

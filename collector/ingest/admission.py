@@ -101,7 +101,8 @@ class Admission:
     than `ranks_max` ranks; a further one is refused, and nobody who is known has to go for it, except that a restarted
     rank takes the place of its own earlier life. The owner forgets what has ended.
 
-    `key` is everywhere the client key of the connection, empty where there is none.
+    `key` is everywhere the client key of the connection, empty where there is none; of a rank behind a relay it is what
+    relays.py says.
     """
 
     def __init__(self, runs_max: int, ranks_max: int) -> None:
@@ -170,6 +171,11 @@ class Admission:
             self._count_refused(REFUSED_IDENTITY_TAKEN)
             return False
         return True
+
+    def peer_of(self, boot_id: str) -> bytes | None:
+        """The peer that speaks for a life now; None for a life that is not known, or that nobody speaks for yet."""
+        life = self._lives.get(boot_id)
+        return None if life is None or life.peer == UNCLAIMED else life.peer
 
     def counts(self, boot_id: str) -> LifeCounts | None:
         """What has come in of a life; None when it is not known."""

@@ -1,9 +1,13 @@
-"""Who may send reports: the public keys in a folder, read anew while the collector runs."""
+"""Who may send reports: the public keys in a folder, read anew while the collector runs.
+
+Those in its folder `relays` belong to relays, which may send what many ranks have given them. Nobody else may.
+"""
 
 import logging
 from pathlib import Path
 from typing import Final
 
+from rankscope.collector.keys import RELAYS
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import read_public_key
@@ -19,7 +23,8 @@ KEYS_MAX: Final = 10_000
 
 
 class AllowedKeys:
-    """The public keys in the files `*.pub` of a folder. Raises SettingError when there is none that can be read.
+    """The public keys in the files `*.pub` of a folder, and of its folder of relays where there is one. Raises
+    SettingError when there is none that can be read.
 
     A folder that cannot be read later changes nothing: the keys of before stay, and the log says why.
     """
@@ -27,36 +32,54 @@ class AllowedKeys:
     def __init__(self, folder: str, clock: Clock) -> None:
         self._folder = Path(folder)
         self._clock = clock
-        self._keys = self._read()
+        self._relays: frozenset[str] = frozenset()
+        self._keys: frozenset[str] = frozenset()
+        self._read()
         self._read_ns = clock.monotonic_ns()
         self._problem = ""
 
     def holds(self, key: str) -> bool:
         """Whether a client with this key may connect."""
+        self._refresh_when_due()
+        return key in self._keys or key in self._relays
+
+    def may_relay(self, key: str) -> bool:
+        """Whether a client with this key may send what others have given it."""
+        self._refresh_when_due()
+        return key in self._relays
+
+    def _refresh_when_due(self) -> None:
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._read_ns >= READ_AGAIN_NS:
             self._read_ns = now_ns
             self._refresh()
-        return key in self._keys
 
     def _refresh(self) -> None:
         problem = ""
         try:
-            self._keys = self._read()
+            self._read()
         except SettingError as error:
             problem = str(error)
         if problem and problem != self._problem:
             LOG.error("%s The keys of before stay allowed.", problem)
         self._problem = problem
 
-    def _read(self) -> frozenset[str]:
+    def _read(self) -> None:
+        paths = self._find_files(self._folder)
+        relays = self._folder / RELAYS
+        relay_paths = self._find_files(relays) if relays.is_dir() else []
+        if not 0 < len(paths) + len(relay_paths) <= KEYS_MAX:
+            raise SettingError(
+                f"{SETTING} is {str(self._folder)!r}, in which {len(paths) + len(relay_paths)} files end in .pub; it "
+                f"must be from 1 to {KEYS_MAX}. `rankscope keys` makes such a folder."
+            )
+        keys, relay_keys = (
+            frozenset(read_public_key(str(path), SETTING) for path in found) for found in (paths, relay_paths)
+        )
+        self._keys, self._relays = keys, relay_keys
+
+    def _find_files(self, folder: Path) -> list[Path]:
         try:
-            paths = sorted(path for path in self._folder.iterdir() if path.suffix == ".pub" and path.name[0] != ".")
+            return sorted(path for path in folder.iterdir() if path.suffix == ".pub" and path.name[0] != ".")
         except OSError as error:
             raise SettingError(f"{SETTING} is {str(self._folder)!r}, which cannot be read: {error}.") from error
-        if not 0 < len(paths) <= KEYS_MAX:
-            raise SettingError(
-                f"{SETTING} is {str(self._folder)!r}, in which {len(paths)} files end in .pub; it must be from 1 to "
-                f"{KEYS_MAX}. `rankscope keys` makes such a folder."
-            )
-        return frozenset(read_public_key(str(path), SETTING) for path in paths)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import zmq
 from zmq.utils import z85
 
+from rankscope.collector.ingest.relays import Relays
 from rankscope.measure.key_files import KeyPair
 
 ZAP_DOMAIN: Final = b"rankscope"
@@ -35,11 +36,23 @@ _FAILURES: Final = (
 )
 
 
+def is_nobody(_key: str) -> bool:
+    """Whether a key is a relay's, where there are no relays."""
+    return False
+
+
 class CurveServer(NamedTuple):
-    """The collector's own pair of keys, and whether a client's public key may connect."""
+    """The collector's own pair of keys, whether a client's public key may connect, and whether it is a relay's, which
+    may speak for many ranks.
+    """
 
     pair: KeyPair
     is_allowed: Callable[[str], bool]
+    may_relay: Callable[[str], bool] = is_nobody
+
+    def make_relays(self) -> Relays:
+        """The relays that these keys let in."""
+        return Relays(has_keys=True, may_relay=self.may_relay, is_allowed=self.is_allowed)
 
 
 class ZapHandler:

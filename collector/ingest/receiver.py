@@ -5,22 +5,25 @@ let in. What cannot be sent is counted too: an agent that lacks an answer asks a
 
 With keys (curve.py) everything is encrypted, only clients whose key is allowed get in, and each message comes with the
 key of its sender.
+
+Frames that come through a relay (relays.py) are unpacked here, and answers to them packed: whoever takes the messages
+sees one peer for each rank. Answers to them go out with the next `poll`, together.
 """
 
 import errno
 import os
 import resource
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 import zmq
 
 from rankscope.collector.ingest.curve import ZAP_DOMAIN, CurveServer, FailedHandshakes, ZapHandler
+from rankscope.collector.ingest.relays import Relays, split_address
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
 from rankscope.measure.errors import DecodeError, DecodeReason, SettingError, UnavailableError
-from rankscope.measure.messages import Message, Refused
-from rankscope.measure.settings import find_address_problem
-
-SCHEME: Final = "tcp://"
+from rankscope.measure.messages import HelloWanted, Message, Refused, Relayed, RelayHello
+from rankscope.measure.settings import find_endpoint_problem
 
 SEND_HWM: Final = 64
 """Answers kept for a peer that does not read them. Acknowledgements are cumulative: losing some does no harm."""
@@ -51,6 +54,8 @@ _CURES: Final = {
 
 _SEND_FAILURES: Final = {errno.EHOSTUNREACH: "unroutable", errno.EAGAIN: "full"}
 
+FORGED_ADDRESS: Final = "forged_address"
+
 _PROTOCOL_REASONS: Final = frozenset({DecodeReason.PROTOCOL_TOO_OLD, DecodeReason.PROTOCOL_TOO_NEW})
 
 
@@ -66,19 +71,25 @@ def raise_open_files_limit() -> int:
 
 
 class Received(NamedTuple):
-    """A message, its sender's routing id, and the client key of its connection, empty where there are no keys."""
+    """A message, its sender's routing id (behind a relay: its address there), and the client key of its connection,
+    empty where there are no keys. `frame` is the message as it came, `age_ns` how long a relay has had it.
+    """
 
     peer: bytes
     message: Message
     key: str = ""
+    frame: bytes = b""
+    age_ns: int = 0
 
 
 class Receiver:
-    """Listens at `endpoint`, `tcp://HOST:PORT`; the port 0 or `*` takes a free one, the host `*` every address.
+    """Listens at `endpoint`, `tcp://HOST:PORT` or `ipc:///PATH`; the port 0 or `*` takes a free one, the host `*` every
+    address.
 
     `receive_hwm` messages are read ahead for each peer; an unread one pins about 9 KB. A frame above
     `message_bytes_max` is refused; the sender of one twice as large is disconnected before it is read. `curve` has the
-    keys; None takes everybody in, unencrypted.
+    keys; None takes everybody in, unencrypted. `relays` are those it may have; None: a relay is a peer like others.
+    With a `poller` the caller polls, and hands what is ready to `take`.
     Raises SettingError for an endpoint that is no address, UnavailableError when it cannot be listened at.
     """
 
@@ -91,15 +102,17 @@ class Receiver:
         backlog: int = BACKLOG,
         curve: CurveServer | None = None,
         handshake_ms: int = HANDSHAKE_MS,
+        relays: Relays | None = None,
+        poller: zmq.Poller | None = None,
     ) -> None:
-        problem = find_address_problem(endpoint, scheme=SCHEME, listening=True)
+        problem = find_endpoint_problem(endpoint, listening=True)
         if problem is not None:
             raise SettingError(f"the collector's endpoint is {endpoint!r}; {problem}.")
         self._message_bytes_max = message_bytes_max
         self.frames_received = 0
         """Frames that have come in, refused ones included."""
         self.refused: dict[str, int] = {}
-        """Frames that are no message, by DecodeReason."""
+        """Frames that are no message, by DecodeReason, and those of a FORGED_ADDRESS."""
         self.unsent: dict[str, int] = {}
         """Messages that could not be sent, by reason: the peer is gone (`unroutable`) or does not read (`full`)."""
         self.open_files_max = raise_open_files_limit()
@@ -124,7 +137,8 @@ class Receiver:
         }
         for option, value in options.items():
             self._router.setsockopt(option, value)
-        self._poller = zmq.Poller()
+        self._relays = relays
+        self._poller = poller or zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._zap = None if curve is None else self._demand_keys(curve)
         self._failed = FailedHandshakes(self._context, self._router, has_keys=curve is not None)
@@ -146,8 +160,12 @@ class Receiver:
 
         Waits at most `timeout_ms` for the first frame or for somebody who wants to connect, and for no second one.
         """
+        self._send_answers()
+        return self.take(dict(self._poller.poll(timeout_ms)), batch_max)
+
+    def take(self, ready: Mapping[object, int], batch_max: int) -> list[Received]:
+        """As `poll`, when somebody else has polled. A relay's batch is taken as a whole."""
         received: list[Received] = []
-        ready = dict(self._poller.poll(timeout_ms))
         if self._zap is not None and self._zap.socket in ready:
             self._zap.answer()
         if self._failed.socket in ready:
@@ -160,17 +178,31 @@ class Receiver:
             except zmq.Again:
                 break
             self.frames_received += 1
-            message = self._decode(peer, frames)
-            if message is not None:
-                received.append(Received(peer, message, key))
+            message = None if self._is_forged(peer) else self._decode(peer, frames)
+            if self._relays is not None and isinstance(message, (RelayHello, Relayed)):
+                received.extend(self._take_relayed(self._relays, peer, message, key))
+            elif message is not None:
+                received.append(Received(peer, message, key, frames[0]))
+            if len(received) >= batch_max:
+                break
         return received
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message to a peer that has sent one; counted when it cannot be."""
+        way = None if self._relays is None else split_address(peer)
+        if self._relays is not None and way is not None:
+            self._relays.answer(*way, message)
+        else:
+            self.send_frame(peer, encode(message))
+
+    def send_frame(self, peer: bytes, frame: bytes) -> bool:
+        """Send a whole frame to a peer with a connection of its own; whether that went, counted when not."""
         try:
-            self._router.send_multipart([peer, encode(message)], zmq.NOBLOCK)
+            self._router.send_multipart([peer, frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             _count(self.unsent, _SEND_FAILURES.get(error.errno or 0, "other"))
+            return False
+        return True
 
     def close(self) -> None:
         """Stop listening and drop what has not been read or sent. A second call does nothing."""
@@ -180,6 +212,38 @@ class Receiver:
             if self._zap is not None:
                 self._zap.socket.close(linger=0)
         self._context.term()
+
+    def _is_forged(self, peer: bytes) -> bool:
+        """Whether a peer has given itself the address of a rank behind a relay. ZeroMQ lets nobody do so, but who
+        speaks its protocol by other means could, and what is answered to him would go to that rank.
+        """
+        forged = split_address(peer) is not None
+        if forged:
+            _count(self.refused, FORGED_ADDRESS)
+        return forged
+
+    def _take_relayed(
+        self, relays: Relays, relay: bytes, message: RelayHello | Relayed, key: str
+    ) -> Iterator[Received]:
+        if isinstance(message, RelayHello):
+            self.send_frame(relay, encode(relays.hello(relay, message, key)))
+            return
+        found = relays.unpack(relay, message, key)
+        if found is None:
+            self.send_frame(relay, encode(HelloWanted()))
+            return
+        for peer, frame, rank_key, age_ns in found:
+            self.frames_received += 1
+            inner = self._decode(peer, [frame])
+            if isinstance(inner, (RelayHello, Relayed)):
+                _count(self.refused, DecodeReason.BAD_BODY.value)  # no relay stands behind another one
+            elif inner is not None:
+                yield Received(peer, inner, rank_key, frame, age_ns)
+
+    def _send_answers(self) -> None:
+        for relay, answers in () if self._relays is None else self._relays.take_answers():
+            if not self.send_frame(relay, encode(answers)) and self._relays is not None:
+                self._relays.forget(relay)
 
     def _demand_keys(self, curve: CurveServer) -> ZapHandler:
         handler = ZapHandler(self._context, curve.is_allowed)

@@ -119,14 +119,19 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The collector about itself, counted up since it started. The last three are about its store, None without one:
-    whether it can be written to, what it holds, and the lines of history that gave way while it could not be.
+    """The collector about itself, counted up since it started, and what relays have said of themselves. The last three
+    are about its store, None without one: whether it can be written to, what it holds, and the lines of history that
+    gave way while it could not be.
     """
 
     frames_received: int = 0
     frames_refused: Mapping[str, int] = {}
     peers_refused: Mapping[str, int] = {}
     answers_unsent: Mapping[str, int] = {}
+    relays: int = 0
+    relay_batches: int = 0
+    relay_dropped: Mapping[str, int] = {}
+    relay_refused: Mapping[str, int] = {}
     http_refused: Mapping[str, int] = {}
     runs_evicted: int = 0
     contained_errors: Mapping[str, int] = {}

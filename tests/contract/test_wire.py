@@ -27,6 +27,10 @@ from rankscope.measure.messages import (
     RankEnded,
     RankUnresponsive,
     Refused,
+    RelayCounts,
+    Relayed,
+    RelayedFrame,
+    RelayHello,
     Report,
     Welcome,
 )
@@ -177,6 +181,11 @@ STATED: dict[str, Message] = {
         threads_left_out=5, progress=(PROGRESS,), pending=(PENDING,), waits={"TCPStore__wait": 1},
         absent={"pending": "timed out"},
     ),
+    "relay_hello": RelayHello(name="n1", boot_id="0123456789abcdef", version="0.1.0"),
+    "relayed": Relayed(
+        frames=(RelayedFrame(peer=b"0123456789abcdef", frame=encode(Ack(through=5)), age_ns=900, key="k" * 40),),
+        counts=RelayCounts(refused={"bad_magic": 1}, dropped={"no_collector": 2}),
+    ),
 }  # fmt: skip
 
 Place = tuple[str | int, ...]
@@ -193,6 +202,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("stall", "stacks", 0, "frames", 0)),
     ("report", ("stall", "pending", 0)),
     ("rank_unresponsive", ("threads", 0)),
+    ("relayed", ("frames", 0)),
+    ("relayed", ("counts",)),
 ]
 
 each_kind = pytest.mark.parametrize("name", STATED)
@@ -265,6 +276,8 @@ def test_the_kinds_keep_their_bytes() -> None:
         "goodbye": "52534350 000109",
         "rank_ended": "52534350 00010a",
         "rank_unresponsive": "52534350 00010b",
+        "relay_hello": "52534350 00010c",
+        "relayed": "52534350 00010d",
     }
 
 

@@ -59,6 +59,7 @@ BUILDERS: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
     inspect.IntType: integers,
     inspect.FloatType: lambda _: st.floats(allow_nan=False),  # NaN differs from itself
     inspect.StrType: lambda kind: st.text(min_size=kind.min_length or 0, max_size=12),
+    inspect.BytesType: lambda kind: st.binary(min_size=kind.min_length or 0, max_size=12),
     inspect.BoolType: lambda _: st.booleans(),
     inspect.VarTupleType: lambda kind: st.lists(values_of(kind.item_type), max_size=3).map(tuple),
     inspect.TupleType: lambda kind: st.tuples(*map(values_of, kind.item_types)),

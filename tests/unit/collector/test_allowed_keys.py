@@ -95,3 +95,18 @@ def test_a_reason_is_logged_once_a_minute_however_often_it_happens(
         "refused (no_keys): an agent without keys; give it key_file and collector_key_file; 7 so far",
         "refused (no_keys): an agent without keys; give it key_file and collector_key_file; 9 so far",
     ]
+
+
+def test_only_a_key_in_the_folder_of_relays_may_speak_for_others(tmp_path: Path, clock: Clock) -> None:
+    write(tmp_path, "agent.pub", A)
+    (tmp_path / "relays").mkdir()
+    write(tmp_path / "relays", "node.pub", B)
+    allowed = AllowedKeys(str(tmp_path), clock)
+    assert (allowed.holds(A), allowed.holds(B), allowed.holds("")) == (True, True, False)
+    assert (allowed.may_relay(A), allowed.may_relay(B), allowed.may_relay("")) == (False, True, False)
+
+
+def test_a_folder_with_keys_of_relays_only_is_enough(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "relays").mkdir()
+    write(tmp_path / "relays", "node.pub", B)
+    assert AllowedKeys(str(tmp_path), clock).holds(B)

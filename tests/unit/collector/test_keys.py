@@ -90,3 +90,17 @@ def test_the_command_says_who_needs_which(tmp_path: Path, capsys: pytest.Capture
         f"agents:     RANKSCOPE_KEY_FILE={tmp_path}/bob.key RANKSCOPE_COLLECTOR_KEY_FILE={tmp_path}/collector.pub",
     ]
     assert main(["keys", str(tmp_path), "--client", "bob"]) == 2
+
+
+def test_a_relay_s_public_key_lies_where_the_collector_looks_for_those_who_speak_for_many(tmp_path: Path) -> None:
+    make_keys(tmp_path, [], force=False)
+    written = make_keys(tmp_path, ["team"], relays=["node"], force=False)
+    assert [str(path.relative_to(tmp_path)) for path in written] == [
+        "allowed/relays/node.pub", "allowed/team.pub", "node.key", "team.key",
+    ]  # fmt: skip
+
+
+def test_nobody_is_a_client_and_a_relay(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="--client is 'node'; it must be .* not the name of a client and of a relay"):
+        make_keys(tmp_path, ["node"], relays=["node"], force=False)
+    assert list(tmp_path.iterdir()) == []
