@@ -1,0 +1,189 @@
+"""What the API says of the ranks of a run: those that are worst, and one of them beside its twins. Pure."""
+
+from collections.abc import Mapping, Sequence
+from heapq import nsmallest
+from statistics import median
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.detect import ratios
+from rankscope.collector.detect.series import Floats
+from rankscope.collector.detect.twins import Comparison
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.state.step_picture import StepPicture
+
+BY_RANK: Final = "rank"
+BY_SLOWDOWN: Final = "slowdown"
+ORDERS: Final = (BY_RANK, BY_SLOWDOWN)
+
+RATIOS: Final = {
+    "compute": ratios.compute_ratio,
+    "communication": ratios.communication_ratio,
+    "overlap": ratios.overlap_ratio,
+    "exposed_communication": ratios.exposed_communication_ratio,
+    "idle": ratios.idle_ratio,
+}
+
+
+class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank in a list of ranks, as in RankSnapshot."""
+
+    rank: int
+    local_rank: int
+    node: str
+    up: bool
+    ended: str | None
+    stalled: bool | None
+    last_step: int | None
+    step_ns_median: float | None
+    self_ns_median: float | None
+    slowdown_ratio: float | None
+    wait_caused_ns_median: float | None
+
+
+class RankList(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of a run's `ranks_known` ranks, in the order that was asked for."""
+
+    run: str
+    ranks_known: int
+    ranks: tuple[ListedRank, ...]
+
+
+class TwinMedians(msgspec.Struct, frozen=True, kw_only=True):
+    """Those a rank is compared with: `count` of them, of which `ranks` (128 at most, evenly spread) are asked.
+    `are_twins` is False when all ranks stand in for too few that do the same work. The others are medians over those
+    asked of what RankSnapshot says of each; `ratios` are of the last profiled windows. None: not known of any.
+    """
+
+    are_twins: bool
+    count: int
+    ranks: tuple[int, ...]
+    step_ns_median: float | None
+    self_ns_median: float | None
+    wait_caused_ns_median: float | None
+    phases_ns_median: Mapping[str, float]
+    ratios: Mapping[str, float]
+
+
+class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The last steps of one rank and of those it is compared with. Every list has the length of `steps`; null: not
+    known. Of the twins' own time the median, the least and the most of all of them.
+    """
+
+    attempt: int
+    steps: tuple[int, ...]
+    step_ns: tuple[float | None, ...]
+    self_ns: tuple[float | None, ...]
+    slowdown_ratio: tuple[float | None, ...]
+    twins_self_ns_median: tuple[float | None, ...]
+    twins_self_ns_min: tuple[float | None, ...]
+    twins_self_ns_max: tuple[float | None, ...]
+
+
+class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank beside its twins. `ratios` are of its last profiled windows, by name; `twins` and `recent` are None
+    before detection has looked at it.
+    """
+
+    run: str
+    rank: RankSnapshot
+    ratios: Mapping[str, float]
+    twins: TwinMedians | None = None
+    recent: RankSteps | None = None
+
+
+def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int) -> RankList:
+    """So many ranks from that place on. `slowdown`: the slowest first, those of which it is not known last."""
+    ranks: Sequence[RankSnapshot] = run.ranks
+    if order == BY_SLOWDOWN:
+        ranks = nsmallest(offset + limit, ranks, key=lambda rank: (-(rank.slowdown_ratio or 0.0), rank.identity.rank))
+    lines = tuple(_to_line(rank) for rank in ranks[offset : offset + limit])
+    return RankList(run=run.run, ranks_known=len(run.ranks), ranks=lines)
+
+
+def show_rank(run: RunSnapshot, number: int, picture: StepPicture | None) -> RankAnswer | None:
+    """One rank; None when it is not known."""
+    found = next((rank for rank in run.ranks if rank.identity.rank == number), None)
+    if found is None:
+        return None
+    answer = RankAnswer(run=run.run, rank=found, ratios=_ratios_of(found))
+    if picture is None or not picture.series.has(number):
+        return answer
+    comparison = picture.twins.of(number)
+    return msgspec.structs.replace(
+        answer, twins=_compare(run, number, comparison), recent=_show_steps(picture, number, comparison)
+    )
+
+
+def _to_line(rank: RankSnapshot) -> ListedRank:
+    return ListedRank(
+        rank=rank.identity.rank,
+        local_rank=rank.identity.local_rank,
+        node=rank.identity.node,
+        up=rank.up,
+        ended=rank.ended,
+        stalled=rank.stalled,
+        last_step=rank.last_step,
+        step_ns_median=rank.step_ns_median,
+        self_ns_median=rank.self_ns_median,
+        slowdown_ratio=rank.slowdown_ratio,
+        wait_caused_ns_median=rank.wait_caused_ns_median,
+    )
+
+
+def _ratios_of(rank: RankSnapshot) -> dict[str, float]:
+    if rank.breakdown is None:
+        return {}
+    found = {name: ratio(rank.breakdown) for name, ratio in RATIOS.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _compare(run: RunSnapshot, number: int, comparison: Comparison) -> TwinMedians:
+    peers = comparison.peers_of(number)
+    asked = set(peers.ranks)
+    twins = [rank for rank in run.ranks if rank.identity.rank in asked]
+    return TwinMedians(
+        are_twins=peers.are_twins,
+        count=peers.size,
+        ranks=peers.ranks,
+        step_ns_median=_median_of([rank.step_ns_median for rank in twins]),
+        self_ns_median=_median_of([rank.self_ns_median for rank in twins]),
+        wait_caused_ns_median=_median_of([rank.wait_caused_ns_median for rank in twins]),
+        phases_ns_median=_medians_by_name([rank.phases_ns_median for rank in twins]),
+        ratios=_medians_by_name([_ratios_of(rank) for rank in twins]),
+    )
+
+
+def _median_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _medians_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for one in found for name in one}
+    return {name: median(one[name] for one in found if name in one) for name in sorted(names)}
+
+
+def _show_steps(picture: StepPicture, number: int, comparison: Comparison) -> RankSteps:
+    series = picture.series
+    column = series.column_of(number)
+    twins = series.self_ns[:, series.columns_of([rank for rank in comparison.against if rank != number])]
+    told = [row[~np.isnan(row)] for row in twins]
+    over_twins = {
+        name: tuple(float(reduce(row)) if len(row) else None for row in told)
+        for name, reduce in (("median", np.median), ("min", np.min), ("max", np.max))
+    }
+    return RankSteps(
+        attempt=picture.attempt,
+        steps=tuple(picture.steps.tolist()),
+        step_ns=_known_or_none(series.step_ns[:, column]),
+        self_ns=_known_or_none(series.self_ns[:, column]),
+        slowdown_ratio=_known_or_none(np.exp(picture.excess[:, column])),
+        **{f"twins_self_ns_{name}": values for name, values in over_twins.items()},
+    )
+
+
+def _known_or_none(values: Floats) -> tuple[float | None, ...]:
+    return tuple(None if np.isnan(value) else value for value in values.tolist())

@@ -1,0 +1,102 @@
+"""What the API says of ranks: which are the slowest, and how one stands beside its twins."""
+
+import pytest
+
+from rankscope.collector.publish.rank_answers import RankAnswer, list_ranks, show_rank
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.measure.records import WindowBreakdown
+from tests.unit.collector.job_stories import MS, Story
+from tests.unit.collector.run_snapshots import rank_of
+
+
+def run_of(*ranks: RankSnapshot) -> RunSnapshot:
+    return RunSnapshot(run="bert", world_size=len(ranks), restart_count=0, ranks=ranks)
+
+
+def window_of(compute_ns: int) -> WindowBreakdown:
+    """A window of 100 ns without communication."""
+    return WindowBreakdown(
+        first_step=0, step_count=1, window_ns=100, compute_ns=compute_ns, communication_ns=0, overlap_ns=0,
+        exposed_communication_ns=0, copy_ns=0, idle_ns=100 - compute_ns,
+    )  # fmt: skip
+
+
+def answer_of(story: Story, rank: int) -> RankAnswer:
+    """What is said of a rank that is known."""
+    found = show_rank(story.snapshot(), rank, story.job.step_picture)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("order", "offset", "limit", "expected"),
+    [
+        ("rank", 0, 100, [0, 1, 2, 3, 4]),
+        ("rank", 1, 2, [1, 2]),
+        ("slowdown", 0, 100, [3, 1, 2, 0, 4]),
+        ("slowdown", 0, 1, [3]),
+        ("slowdown", 1, 2, [1, 2]),
+        ("slowdown", 9, 2, []),
+    ],
+)
+def test_ranks_come_in_the_order_that_is_asked_for(order: str, offset: int, limit: int, expected: list[int]) -> None:
+    slowdowns = (1.0, 1.5, 1.5, 3.0, None)
+    run = run_of(*(rank_of(rank, slowdown_ratio=slowdown) for rank, slowdown in enumerate(slowdowns)))
+    found = list_ranks(run, order, offset, limit)
+    assert [line.rank for line in found.ranks] == expected
+    assert found.ranks_known == 5
+
+
+def test_rank_in_the_list_says_where_and_how_it_is() -> None:
+    line = list_ranks(run_of(rank_of(0, up=False, ended="crashed", last_step=7)), "rank", 0, 1).ranks[0]
+    assert (line.node, line.up, line.ended, line.last_step, line.slowdown_ratio) == ("n0", False, "crashed", 7, None)
+
+
+def test_rank_is_compared_with_the_medians_of_those_that_do_the_same_work() -> None:
+    # 10 ms in each of three phases, rank 2 with 40 ms of data: 5 ms of transfer make 65 ms of own time against 35.
+    story = Story(4).join().train(20, data={2: 40.0})
+    answer = answer_of(story, 2)
+    assert answer.twins is not None
+    assert (answer.twins.are_twins, answer.twins.count, answer.twins.ranks) == (True, 3, (0, 1, 3))
+    assert (answer.rank.self_ns_median, answer.twins.self_ns_median) == (65 * MS, 35 * MS)
+    assert (answer.rank.phases_ns_median["data"], answer.twins.phases_ns_median["data"]) == (40 * MS, 10 * MS)
+
+
+def test_steps_of_a_rank_stand_between_the_least_and_the_most_of_its_twins() -> None:
+    story = Story(4).join().train(20, data={1: 20.0, 2: 40.0})
+    recent = answer_of(story, 2).recent
+    assert recent is not None
+    assert recent.steps == tuple(range(3, 20))
+    assert set(recent.self_ns) == {65.0 * MS}
+    assert set(recent.twins_self_ns_median) == set(recent.twins_self_ns_min) == {35.0 * MS}
+    assert set(recent.twins_self_ns_max) == {45.0 * MS}
+    assert recent.slowdown_ratio[0] == pytest.approx(65 / 35)
+
+
+def test_ratios_are_medians_over_the_twins_that_have_windows() -> None:
+    story = Story(4).join().train(20)
+    for rank, compute_ns in ((0, 90), (1, 60), (3, 80)):
+        story.report(rank, [], [], (window_of(compute_ns),))
+    twins = answer_of(story.tick(), 2).twins
+    assert twins is not None
+    assert twins.ratios == {"communication": 0.0, "compute": 0.8, "exposed_communication": 0.0, "idle": 0.2}
+    assert answer_of(story, 2).ratios == {}
+    assert answer_of(story, 0).ratios["compute"] == 0.9
+
+
+def test_rank_that_nobody_has_looked_at_has_no_twins() -> None:
+    answer = show_rank(run_of(rank_of(0)), 0, None)
+    assert answer is not None
+    assert (answer.twins, answer.recent) == (None, None)
+
+
+def test_rank_that_is_alone_has_twins_of_which_nothing_is_known() -> None:
+    answer = answer_of(Story(1).join().train(8), 0)
+    assert answer.twins is not None
+    assert (answer.twins.count, answer.twins.self_ns_median) == (0, None)
+    assert answer.recent is not None
+    assert set(answer.recent.twins_self_ns_median) == {None}
+
+
+def test_rank_that_is_not_there_is_not_found() -> None:
+    assert show_rank(run_of(rank_of(0)), 1, None) is None
