@@ -1,0 +1,257 @@
+"""What a job of many ranks costs its collector: `python -m tests.benchmarks.load --ranks 64 1024 4096 16384 --seconds 60`
+
+Every rank has a connection of its own over loopback TCP, encrypted (CURVE), and makes a report a second with the agent's
+own encoder and delivery code (load_ranks.py). The collector is `rankscope serve` with a store, as an operator starts
+it. Ranks and collector share the machine: CPU time is the kernel's account of the collector's process, so it holds
+whatever else runs; latencies are what they are there.
+
+`--storm` measures two storms of connects instead: all ranks within STORM_S of each other, and again after the collector
+was killed and started anew.
+"""
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rankscope.agent.report.reconnect import CONNECTS_PER_S
+from rankscope.measure.units import NS_PER_S, s_to_ns
+from tests.benchmarks.load_collector import LoadCollector, Usage
+from tests.benchmarks.load_probe import Looks, Probe, read_body
+from tests.benchmarks.load_ranks import RANKS_PER_PROCESS, Progress, Task, run_ranks
+from tests.benchmarks.load_reports import RUN, SLOW_RANK
+from tests.benchmarks.load_results import Load, Storm, render
+from tests.benchmarks.machine import RESULTS, describe_run
+
+SIZES: Final = (64, 1_024, 4_096, 16_384)
+SECONDS: Final = 45.0
+BEGIN_S: Final = 3.0
+"""Until then every process has made its sockets."""
+BEGIN_S_PER_RANK: Final = 1 / 1_500
+STORM_S: Final = 3.0
+SETTLE_S_MAX: Final = 180.0
+DRAIN_S_MAX: Final = 120.0
+LOOK_S: Final = 0.25
+TELL_S_MAX: Final = 30.0
+"""How long a picture may be older than the acknowledgement of what should be in it."""
+PROBES: Final = 2
+HELD_PER_RANK_MAX: Final = 4
+"""Reports that a rank holds while all is well: acknowledgements come for several at a time."""
+
+
+class _RankCounts(msgspec.Struct):
+    reports_admitted: int
+    reports_duplicate: int
+    report_gaps: int
+
+
+class _Finding(msgspec.Struct):
+    kind: str
+    ranks: tuple[int, ...]
+
+
+class _RunCounts(msgspec.Struct):
+    """What is read of a run's picture."""
+
+    ranks: tuple[_RankCounts, ...]
+    findings: tuple[_Finding, ...]
+
+
+class Ranks:
+    """All ranks of the job, in processes of RANKS_PER_PROCESS. Made by `running`."""
+
+    def __init__(self, count: int, collector: LoadCollector, connect_s: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        begin_ns = time.monotonic_ns() + s_to_ns(BEGIN_S + count * BEGIN_S_PER_RANK)
+        self.begin_s = begin_ns / NS_PER_S
+        self._controls: list[Connection] = []
+        self.processes: list[SpawnProcess] = []
+        for first in range(0, count, RANKS_PER_PROCESS):
+            own = range(first, min(first + RANKS_PER_PROCESS, count))
+            task = Task(own, count, collector.endpoint, collector.keys, s_to_ns(connect_s), begin_ns)
+            mine, theirs = context.Pipe()
+            self._controls.append(mine)
+            self.processes.append(context.Process(target=run_ranks, args=(task, theirs), daemon=True))
+        self._last: list[Progress | None] = [None] * len(self.processes)
+
+    def look(self) -> Progress | None:
+        """Where all of them stand together; None before each has told."""
+        for place, control in enumerate(self._controls):
+            # After its last word a process ends, and its pipe with it.
+            while not self._is_done(place) and control.poll():
+                self._last[place] = control.recv()
+        known = [one for one in self._last if one is not None]
+        if len(known) < len(self._last):
+            return None
+        sums = [sum(getattr(one, name) for one in known) for name in Progress._fields[:7]]
+        return Progress(
+            *sums,
+            behind_ns=max(one.behind_ns for one in known),
+            cpu_ns=sum(one.cpu_ns for one in known),
+            is_done=all(one.is_done for one in known),
+        )
+
+    def _is_done(self, place: int) -> bool:
+        last = self._last[place]
+        return last is not None and last.is_done
+
+    def wait_for(self, is_so: Callable[[Progress], bool], seconds_max: float, what: str) -> Progress:
+        """Where they stand once it is so. Raises TimeoutError with where they stood last."""
+        end_s = time.monotonic() + seconds_max
+        while (found := self.look()) is None or not is_so(found):
+            if time.monotonic() > end_s or not all(process.is_alive() for process in self.processes):
+                raise TimeoutError(f"{what}: not within {seconds_max:.0f} s, at last {found}")
+            time.sleep(LOOK_S)
+        return found
+
+    def stop(self) -> Progress:
+        """No more reports; where they stand once everything is delivered."""
+        for control in self._controls:
+            control.send("stop")
+        return self.wait_for(lambda found: found.is_done, DRAIN_S_MAX, "everything is delivered")
+
+
+@contextmanager
+def running(count: int, collector: LoadCollector, connect_s: float) -> Iterator[Ranks]:
+    """Ranks that begin to connect soon and report from then on; they do not outlive the block."""
+    ranks = Ranks(count, collector, connect_s)
+    for process in ranks.processes:
+        process.start()
+    try:
+        yield ranks
+    finally:
+        for process in ranks.processes:
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def collecting(count: int) -> Iterator[LoadCollector]:
+    """A collector with room for the ranks and the probe, its keys and its store in a folder that goes with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        collector = LoadCollector(Path(folder), count + PROBES)
+        try:
+            yield collector
+        finally:
+            collector.close()
+
+
+def measure_load(count: int, seconds: float, *, scrapes: bool = True) -> Load:
+    """A job of so many ranks for so long, after it has settled."""
+    with collecting(count) as collector, running(count, collector, count / CONNECTS_PER_S) as ranks:
+        ranks.wait_for(lambda found: is_settled(found), SETTLE_S_MAX, "all ranks are connected")
+        probe = Probe(collector.endpoint, collector.url, collector.keys, scrapes=scrapes)
+        probe.start()
+        before, began_s = collector.read_usage(), time.monotonic()
+        made = _expect(ranks.look()).made
+        time.sleep(seconds)
+        after, took_s = collector.read_usage(), time.monotonic() - began_s
+        made = _expect(ranks.look()).made - made
+        looks = probe.end()
+        last = ranks.stop()
+        return build_load(count, took_s, made, (before, after), looks, last, read_counts(collector, last.made))
+
+
+def measure_storm(count: int) -> Storm:
+    """All ranks connect within STORM_S; then the collector is killed and started anew."""
+    with collecting(count) as collector, running(count, collector, STORM_S) as ranks:
+        ranks.wait_for(is_settled, SETTLE_S_MAX, "all ranks are connected")
+        first_s = time.monotonic() - ranks.begin_s
+        used = collector.read_usage()
+        collector.kill()
+        killed_s = time.monotonic()
+        collector.start()
+        started_s = time.monotonic()
+        ranks.wait_for(lambda found: found.welcomed < count, SETTLE_S_MAX, "the ranks see that it was killed")
+        ranks.wait_for(is_settled, SETTLE_S_MAX, "all ranks are connected again")
+        again_s = time.monotonic() - started_s
+        usage = collector.read_usage()
+        last = ranks.stop()
+        counts = read_counts(collector, last.made)
+        resident = max(used.resident_bytes_max, usage.resident_bytes_max)
+        return Storm(
+            ranks=count, settled_s=first_s, again_s=again_s, start_s=started_s - killed_s,
+            cpu_s=used.whole_cpu_s, cpu_again_s=usage.whole_cpu_s, resident_bytes=resident, made=last.made,
+            dropped=last.reports_dropped, gaps=sum(rank.report_gaps for rank in counts.ranks),
+        )  # fmt: skip
+
+
+def is_settled(found: Progress) -> bool:
+    """Whether every rank is welcome and holds no backlog."""
+    return found.welcomed == found.ranks and found.made >= found.ranks and found.held <= HELD_PER_RANK_MAX * found.ranks
+
+
+def build_load(
+    count: int, seconds: float, made: int, usage: tuple[Usage, Usage], looks: Looks, last: Progress, counts: _RunCounts
+) -> Load:
+    """The figures of one size. `made` are the reports of the measured seconds, `last` and `counts` are of the end."""
+    before, after = usage
+    cpu = {name: (used - before.cpu_s.get(name, 0.0)) / seconds for name, used in after.cpu_s.items()}
+    return Load(
+        ranks=count,
+        seconds=seconds,
+        reports_per_s=made / seconds,
+        made=last.made,
+        acknowledged=last.made - last.held - last.reports_dropped,
+        admitted=sum(rank.reports_admitted for rank in counts.ranks),
+        duplicates=sum(rank.reports_duplicate for rank in counts.ranks),
+        gaps=sum(rank.report_gaps for rank in counts.ranks),
+        found_slow_rank=any(SLOW_RANK in finding.ranks for finding in counts.findings),
+        cores=cpu,
+        resident_bytes=after.resident_bytes_max,
+        visible_s=tuple(ns / NS_PER_S for ns in looks.visible_ns),
+        answered_s=tuple(ns / NS_PER_S for ns in looks.answered_ns),
+        scrapes=tuple(looks.scrapes),
+        makers_behind_s=last.behind_ns / NS_PER_S,
+    )
+
+
+def read_counts(collector: LoadCollector, made: int) -> _RunCounts:
+    """What the collector knows of the run, once it shows all reports that were made, or TELL_S_MAX later."""
+    end_s = time.monotonic() + TELL_S_MAX
+    while True:
+        _, body = read_body(f"{collector.url}/api/v1/runs/{RUN}")
+        counts = msgspec.json.decode(body, type=_RunCounts)
+        if sum(rank.reports_admitted for rank in counts.ranks) >= made or time.monotonic() > end_s:
+            return counts
+        time.sleep(LOOK_S)
+
+
+def _expect(found: Progress | None) -> Progress:
+    if found is None:
+        raise RuntimeError("the ranks have told nothing")
+    return found
+
+
+def main() -> None:
+    """Measure and write the result down."""
+    parser = argparse.ArgumentParser(description="What a job of many ranks costs its collector.")
+    parser.add_argument("--ranks", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"measured time of each size [{SECONDS:g}]")
+    parser.add_argument("--storm", action="store_true", help="measure storms of connects instead")
+    parser.add_argument("--no-scrapes", action="store_true", help="nobody asks for the metrics meanwhile")
+    parser.add_argument("--out", type=Path, default=None, help="the file to write")
+    options = parser.parse_args()
+    arguments = f"--ranks {' '.join(map(str, options.ranks))}"
+    if options.storm:
+        head = describe_run(f"python -m tests.benchmarks.load --storm {arguments}")
+        text = render(head, [], [measure_storm(count) for count in options.ranks])
+    else:
+        head = describe_run(f"python -m tests.benchmarks.load {arguments} --seconds {options.seconds:g}")
+        loads = [measure_load(count, options.seconds, scrapes=not options.no_scrapes) for count in options.ranks]
+        text = render(head, loads, [])
+    out = options.out or RESULTS / ("storm.md" if options.storm else "load.md")
+    out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

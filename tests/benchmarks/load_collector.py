@@ -1,0 +1,116 @@
+"""The collector that a load test measures: a real `rankscope serve` in a process of its own, and what it uses.
+
+CPU time is the kernel's, whole and by thread, so it holds on a machine with other work too. Threads are told apart by
+the names that they give themselves.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rankscope.collector.keys import ALLOWED, COLLECTOR, DEFAULT_CLIENT, make_keys
+from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
+from tests.benchmarks.load_ranks import raise_open_files
+from tests.benchmarks.overhead import clean_environment, end
+
+START_S_MAX: Final = 60.0
+SPARE_FILES: Final = 512
+MIB: Final = 2**20
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Usage(NamedTuple):
+    """CPU seconds since the start by thread, and resident memory in bytes, now and at its highest."""
+
+    cpu_s: Mapping[str, float]
+    resident_bytes: int
+    resident_bytes_max: int
+
+    @property
+    def whole_cpu_s(self) -> float:
+        """Of all threads."""
+        return sum(self.cpu_s.values())
+
+
+class LoadCollector:
+    """Listens at ports that stay the same over `restart`. With keys, a store, and room for `ranks` ranks."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        make_keys(folder / "keys", [], force=False)
+        keys = folder / "keys"
+        self.keys = ClientKeys(
+            read_public_key(str(keys / f"{COLLECTOR}.pub"), "collector_key_file"),
+            read_key_pair(str(keys / f"{DEFAULT_CLIENT}.key"), "key_file"),
+        )
+        self._settings = {
+            "key-file": str(keys / f"{COLLECTOR}.key"),
+            "allowed-keys": str(keys / ALLOWED),
+            "store": str(folder / "store.db"),
+            "ranks-max": str(ranks),
+        }
+        self._listen, self._http_listen = "tcp://127.0.0.1:0", "127.0.0.1:0"
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+        raise_open_files(ranks + SPARE_FILES)
+        self.start()
+
+    def start(self) -> None:
+        """Start it. Raises TimeoutError when it does not say where it listens."""
+        settings = {"listen": self._listen, "http-listen": self._http_listen, **self._settings}
+        command = [sys.executable, "-m", "rankscope.collector", "serve", "--announce"]
+        command += [word for name, value in settings.items() for word in (f"--{name}", value)]
+        self._child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._stderr, stdin=subprocess.DEVNULL, env=clean_environment()
+        )
+        stdout = self._child.stdout
+        line = b""
+        if stdout is not None and select.select([stdout], [], [], START_S_MAX)[0]:
+            line = stdout.readline()
+        if not line:
+            self.close()
+            raise TimeoutError(f"the collector did not say where it listens: {self.read_log()}")
+        announced = json.loads(line)
+        self.endpoint: str = announced["endpoint"]
+        self.url: str = announced["metrics_url"].removesuffix("/metrics")
+        self._listen, self._http_listen = self.endpoint, self.url.removeprefix("http://")
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._child.pid
+
+    def kill(self) -> None:
+        """SIGKILL; it is gone when this returns."""
+        self._child.send_signal(signal.SIGKILL)
+        self._child.wait()
+
+    def read_usage(self) -> Usage:
+        """What it has used up to now."""
+        folder = Path(f"/proc/{self.pid}")
+        cpu_s: dict[str, float] = {}
+        for task in folder.glob("task/*/stat"):
+            # The name, in brackets, may hold anything; user and system time are the 14th and 15th field.
+            head, _, rest = task.read_text().rpartition(")")
+            fields = rest.split()
+            name = head.partition("(")[2]
+            cpu_s[name] = cpu_s.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        now_kib, most_kib = (int(status[name].split()[0]) for name in ("VmRSS", "VmHWM"))
+        return Usage(cpu_s, 1024 * now_kib, 1024 * most_kib)
+
+    def read_log(self) -> str:
+        """The end of what it has said."""
+        size = os.fstat(self._stderr.fileno()).st_size
+        return os.pread(self._stderr.fileno(), 4096, max(0, size - 4096)).decode(errors="replace")
+
+    def close(self) -> None:
+        """End it: asked, then made to."""
+        end(self._child)
+        if self._child.stdout is not None:
+            self._child.stdout.close()

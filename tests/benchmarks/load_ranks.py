@@ -1,0 +1,268 @@
+"""Many ranks in one process, each with a connection, an identity and a resend buffer of its own.
+
+What the ranks say and when they say it again is the agent's own code: ReportBuilder, the codec, ResendBuffer, Delivery
+and HandshakeWatch, on sockets with the sender's options. Only its loop is another one: an agent waits for one socket,
+this process for thousands of them, by epoll.
+
+Each rank makes a report a second, at its own moment of it, whether the collector is there or not.
+"""
+
+import os
+import random
+import resource
+import select
+import signal
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from time import monotonic_ns, process_time_ns
+from typing import Final, NamedTuple
+
+import zmq
+
+from rankscope.agent.collector_address import set_keys
+from rankscope.agent.report.delivery import Delivery, DeliveryState, Send, SendFrame
+from rankscope.agent.report.handshake import HandshakeWatch
+from rankscope.agent.report.reconnect import draw_pauses
+from rankscope.agent.report.resend_buffer import ResendBuffer
+from rankscope.agent.report.sender import _OPTIONS as SENDER_OPTIONS
+from rankscope.measure.codec import decode, encode
+from rankscope.measure.key_files import ClientKeys
+from rankscope.measure.messages import Ack, ClockPing, ClockPong, HelloWanted, Message, Refused, Welcome
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
+from tests.benchmarks.load_reports import PERIOD_NS, RUN, JobReports, build_hello
+
+FILES_PER_RANK: Final = 4
+"""The connection, and a mailbox of each of the three sockets: the rank's own and both ends of its watch."""
+SOCKETS_PER_RANK: Final = 3
+RANKS_PER_PROCESS: Final = 4096
+"""16,384 open files: hard limits of 20,000 are met with."""
+SPARE_FILES: Final = 256
+
+SLICE_NS: Final = 10 * NS_PER_MS
+"""Between two turns of the loop: the ranks that are due then report together."""
+TELL_NS: Final = NS_PER_S // 4
+FRAMES_HELD_MAX: Final = 4096
+BYTES_HELD_MAX: Final = 16 * 2**20
+"""The agent's own defaults, `resend_reports_max` and `resend_bytes_max`."""
+
+
+class Task(NamedTuple):
+    """What one process does: its ranks, where and with which keys, and in how long they begin to connect."""
+
+    own: range
+    world_size: int
+    endpoint: str
+    keys: ClientKeys | None
+    connect_ns: int
+    begin_ns: int
+
+
+class Progress(NamedTuple):
+    """Where the ranks of one process stand. `reports_dropped` fell out of a full buffer: that is loss. `behind_ns`: how
+    late this process is itself.
+    """
+
+    ranks: int
+    welcomed: int
+    made: int
+    held: int
+    reports_dropped: int
+    resends: int
+    refused: int
+    behind_ns: int
+    cpu_ns: int
+    is_done: bool = False
+
+
+class LoadRank:
+    """One rank: what `agent/report/sender.py` does, without its waiting."""
+
+    def __init__(self, task: Task, rank: int, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.rank = rank
+        self._task = task
+        self.boot_id = f"boot-{rank:08}"
+        chance = random.Random(self.boot_id)
+        self.buffer = ResendBuffer(FRAMES_HELD_MAX, BYTES_HELD_MAX)
+        self.delivery = Delivery(self.buffer, chance)
+        self.made = 0
+        dealer = context.socket(zmq.DEALER)
+        pauses = draw_pauses(chance)
+        own = {zmq.RECONNECT_IVL: pauses.first_ms, zmq.RECONNECT_IVL_MAX: pauses.longest_ms}
+        for option, value in (SENDER_OPTIONS | own).items():
+            dealer.setsockopt(option, value)
+        dealer.setsockopt(zmq.IDENTITY, self.boot_id.encode())
+        set_keys(dealer, task.keys)
+        self._watch = HandshakeWatch(context, dealer, task.endpoint, task.keys)
+        self.dealer = dealer
+        self.file: int = dealer.getsockopt(zmq.FD)
+
+    def connect(self) -> None:
+        """Begin to."""
+        self.dealer.connect(self._task.endpoint)
+
+    def report(self, reports: JobReports, now_ns: int) -> None:
+        """Make the next report, and send what is due."""
+        self.made += 1
+        self.buffer.push(self.made, encode(reports.build(self.rank, self.made, now_ns)), 1)
+        self.turn(now_ns)
+
+    def turn(self, now_ns: int) -> None:
+        """Time has passed: take in what has come, and send what is due."""
+        self.receive()
+        self._carry_out(self.delivery.on_tick(now_ns))
+        self.receive()  # sending reads the socket's mailbox, so that its file may not tell of a message any more
+
+    def receive(self) -> None:
+        """Take in all that has come."""
+        while True:
+            try:
+                frame = self.dealer.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._take(decode(frame), monotonic_ns())
+        if self.delivery.blocked and self.dealer.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+            self._carry_out(self.delivery.on_writable(monotonic_ns()))
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self.delivery.close()
+        self._watch.close()
+        self.dealer.close(linger=0)
+
+    def _carry_out(self, sends: Sequence[Send]) -> None:
+        for index, send in enumerate(sends):
+            frame = send.frame if isinstance(send, SendFrame) else self._say_hello(send.first_sequence)
+            if not self._try_send(frame):
+                self.delivery.on_blocked(sends[index:])
+                return
+
+    def _try_send(self, frame: bytes) -> bool:
+        try:
+            self.dealer.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _say_hello(self, first_sequence: int) -> bytes:
+        return encode(
+            build_hello(RUN, self.rank, self._task.world_size, self.boot_id, first_sequence, monotonic_ns())
+        )
+
+    def _take(self, message: Message, now_ns: int) -> None:
+        match message:
+            case Ack(through=through):
+                self._carry_out(self.delivery.on_ack(through, now_ns))
+            case ClockPing(job_ns=job_ns):
+                # When the socket does not take it, the collector asks again.
+                self._try_send(encode(ClockPong(job_ns=job_ns, host_ns=now_ns)))
+            case Welcome(admitted_through=through):
+                self._carry_out(self.delivery.on_welcome(through, now_ns))
+            case HelloWanted():
+                self._carry_out(self.delivery.on_hello_wanted(now_ns))
+            case Refused(reason=reason, detail=detail):
+                self._carry_out(self.delivery.on_refused(reason, detail))
+            case _:
+                raise ValueError(f"a collector does not send {message!r}")
+
+
+class RankProcess:
+    """The ranks of one process, until they are told to stop making reports and everything is delivered."""
+
+    def __init__(self, task: Task, control: Connection) -> None:
+        self._task = task
+        self._control = control
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_PER_RANK * len(task.own) + SPARE_FILES)
+        self._reports = JobReports(task.world_size, task.own)
+        self._ranks = [LoadRank(task, rank, self._context) for rank in task.own]
+        self._by_file = {rank.file: rank for rank in self._ranks}
+        self._epoll = select.epoll(len(self._ranks))
+        self._connected = self._turns = 0
+        self._stops = False
+        self._behind_ns = 0
+        for rank in self._ranks:
+            self._epoll.register(rank.file, select.EPOLLIN | select.EPOLLET)
+
+    def run(self) -> None:
+        """Connect, report and deliver until told to stop, and the process above is gone or has had the last word."""
+        told_ns = slice_ns = self._task.begin_ns
+        parent = os.getppid()
+        while os.getppid() == parent and not (self._stops and self._is_delivered()):
+            slice_ns = max(slice_ns + SLICE_NS, monotonic_ns() - NS_PER_S)
+            self._connect_due(slice_ns)
+            self._take_turns(slice_ns)
+            self._wait_until(slice_ns)
+            if monotonic_ns() - told_ns >= TELL_NS:
+                told_ns = monotonic_ns()
+                self._control.send(self._describe())
+                while self._control.poll():
+                    self._stops = self._control.recv() == "stop"
+        self._control.send(self._describe()._replace(is_done=True))
+        for rank in self._ranks:
+            rank.close()
+        self._context.destroy(linger=0)
+
+    def _connect_due(self, now_ns: int) -> None:
+        share = (now_ns - self._task.begin_ns) / max(1, self._task.connect_ns)
+        due = len(self._ranks) if self._task.connect_ns == 0 else min(len(self._ranks), int(share * len(self._ranks)))
+        for rank in self._ranks[self._connected : due]:
+            rank.connect()
+        self._connected = max(self._connected, due)
+
+    def _take_turns(self, now_ns: int) -> None:
+        """Every rank has its turn once a period, one after the other; none before all have begun to connect. A turn is
+        a report, until there are to be no more: then it is time that passes for what is not delivered yet.
+        """
+        since_ns = now_ns - self._task.begin_ns - self._task.connect_ns
+        due = max(0, since_ns) * len(self._ranks) // PERIOD_NS
+        while self._turns < due:
+            rank = self._ranks[self._turns % len(self._ranks)]
+            self._turns += 1
+            if self._stops:
+                rank.turn(monotonic_ns())
+            else:
+                rank.report(self._reports, monotonic_ns())
+        self._behind_ns = max(self._behind_ns, monotonic_ns() - now_ns - SLICE_NS)
+
+    def _wait_until(self, until_ns: int) -> None:
+        while True:
+            left_ns = until_ns - monotonic_ns()
+            for file, _ in self._epoll.poll(max(0, left_ns) / NS_PER_S, maxevents=1024):
+                self._by_file[file].receive()
+            if left_ns <= 0:
+                return
+
+    def _is_delivered(self) -> bool:
+        return all(rank.delivery.everything_acknowledged for rank in self._ranks)
+
+    def _describe(self) -> Progress:
+        ranks = self._ranks
+        return Progress(
+            ranks=len(ranks),
+            welcomed=sum(rank.delivery.state is DeliveryState.WELCOMED for rank in ranks),
+            made=sum(rank.made for rank in ranks),
+            held=sum(len(rank.buffer) for rank in ranks),
+            reports_dropped=sum(rank.buffer.reports_dropped for rank in ranks),
+            resends=sum(rank.delivery.resends for rank in ranks),
+            refused=sum(rank.delivery.refusal is not None for rank in ranks),
+            behind_ns=self._behind_ns,
+            cpu_ns=process_time_ns(),
+        )
+
+
+def run_ranks(task: Task, control: Connection) -> None:
+    """The main function of a process of ranks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process above says when to stop
+    raise_open_files(len(task.own) * FILES_PER_RANK + SPARE_FILES)
+    RankProcess(task, control).run()
+
+
+def raise_open_files(needed: int) -> None:
+    """Make room for so many open files. Raises OSError, with the cure, where this process may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed <= soft:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, max(needed, hard)))
+    except (ValueError, OSError) as error:
+        raise OSError(f"{needed} open files are needed and {hard} allowed; raise the hard limit: ulimit -Hn") from error

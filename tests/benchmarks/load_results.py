@@ -1,0 +1,140 @@
+"""The figures of a load test, and the tables they make."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tests.benchmarks.load_collector import MIB
+from tests.benchmarks.load_probe import Scrape
+
+
+class Load(NamedTuple):
+    """A job of so many ranks. `made` to `gaps` are of the whole run, the rest of its measured seconds. `cores` is CPU
+    time over time, by thread of the collector.
+    """
+
+    ranks: int
+    seconds: float
+    reports_per_s: float
+    made: int
+    acknowledged: int
+    admitted: int
+    duplicates: int
+    gaps: int
+    found_slow_rank: bool
+    cores: Mapping[str, float]
+    resident_bytes: int
+    visible_s: tuple[float, ...]
+    answered_s: tuple[float, ...]
+    scrapes: tuple[Scrape, ...]
+    makers_behind_s: float
+
+    @property
+    def lost(self) -> int:
+        """Reports that were made and are not in the state of the run."""
+        return self.made - self.admitted
+
+    @property
+    def whole_cores(self) -> float:
+        """Of the whole process."""
+        return sum(self.cores.values())
+
+
+class Storm(NamedTuple):
+    """Two storms of connects; times in s from the first connect and from when the new collector listens, CPU seconds
+    of each collector until then.
+    """
+
+    ranks: int
+    settled_s: float
+    again_s: float
+    start_s: float
+    cpu_s: float
+    cpu_again_s: float
+    resident_bytes: int
+    made: int
+    dropped: int
+    gaps: int
+
+
+def find_quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so large a share of them does not exceed; NaN of none.
+
+    >>> find_quantile([3.0, 1.0, 2.0, 4.0], 0.5)
+    2.0
+    """
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def render(head: str, loads: Sequence[Load], storms: Sequence[Storm]) -> str:
+    """The result file."""
+    title = "# What a job of many ranks costs its collector" if loads else "# Storms of connects"
+    parts = [title, head]
+    if loads:
+        parts += [_EXPLANATION, _render_loads(loads), "CPU by thread, cores:", _render_threads(loads)]
+    if storms:
+        parts += [_STORM_EXPLANATION, _render_storms(storms)]
+    return "\n\n".join(parts) + "\n"
+
+
+_EXPLANATION = """Every rank has an encrypted connection of its own and makes a report a second; the collector has a
+store, looks for slow ranks, and is scraped every 15 s. `cores` is CPU time of the whole collector process over time,
+`us a report` the same over the reports. `visible` is from the making of a report to the page at /metrics that has it,
+`answered` from a Hello to its Welcome, asked 40 times a second: its longest is the longest gap in receiving. Ranks and
+collector share the machine, so times are upper bounds; CPU time and memory are the kernel's account of the collector.
+`lost` are reports that were made and are not in the state of the run at its end. `found`: rank 5, which is 1.3 times as
+slow as the others."""
+
+_STORM_EXPLANATION = """All ranks connect within 3 s, encrypted, and tell their process groups; then the collector is killed (SIGKILL) and
+started anew. Settled: every rank is welcomed and no backlog is left. CPU seconds are the collector's until then."""
+
+
+def _render_loads(loads: Sequence[Load]) -> str:
+    lines = [
+        "| ranks | reports/s | lost | sent twice | cores | us a report | memory | KiB a rank | visible p50 / p99 | "
+        "answered p99 / longest | scrapes: longest | found | makers late |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for load in loads:
+        by_path: dict[str, list[Scrape]] = {}
+        for scrape in load.scrapes:
+            by_path.setdefault(scrape.path, []).append(scrape)
+        scrapes = "; ".join(
+            f"{path} {max(one.seconds for one in found) * 1e3:.0f} ms, {max(one.size_bytes for one in found) / 1e6:.1f} MB"
+            for path, found in by_path.items()
+        )
+        cores = load.whole_cores
+        lines.append(
+            f"| {load.ranks:,} | {load.reports_per_s:,.0f} | {load.lost} | {load.duplicates} | {cores:.3f} | "
+            f"{cores / load.reports_per_s * 1e6:.1f} | {load.resident_bytes / MIB:,.0f} MiB | "
+            f"{load.resident_bytes / 1024 / load.ranks:.1f} | "
+            f"{find_quantile(load.visible_s, 0.5):.2f} / {find_quantile(load.visible_s, 0.99):.2f} s | "
+            f"{find_quantile(load.answered_s, 0.99) * 1e3:.0f} / {max(load.answered_s, default=math.nan) * 1e3:.0f} ms | "
+            f"{scrapes or '-'} | {'yes' if load.found_slow_rank else 'no'} | {load.makers_behind_s:.2f} s |"
+        )
+    return "\n".join(lines)
+
+
+def _render_threads(loads: Sequence[Load]) -> str:
+    names = sorted({name for load in loads for name, cores in load.cores.items() if cores >= 0.001})
+    lines = [f"| ranks | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines += [
+        f"| {load.ranks:,} | {' | '.join(f'{load.cores.get(name, 0.0):.3f}' for name in names)} |" for load in loads
+    ]
+    return "\n".join(lines)
+
+
+def _render_storms(storms: Sequence[Storm]) -> str:
+    lines = [
+        "| ranks | settled after | CPU | killed, listens again after | settled again after | CPU | memory at most | "
+        "reports made | dropped | gaps |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {storm.ranks:,} | {storm.settled_s:.1f} s | {storm.cpu_s:.1f} s | {storm.start_s:.1f} s | "
+        f"{storm.again_s:.1f} s | {storm.cpu_again_s:.1f} s | {storm.resident_bytes / MIB:,.0f} MiB | {storm.made:,} | "
+        f"{storm.dropped} | {storm.gaps} |"
+        for storm in storms
+    ]
+    return "\n".join(lines)
