@@ -21,7 +21,7 @@ RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**24)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
-class RankIdentity(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class RankIdentity(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """One life of one rank of one run.
 
     `restart_count` counts the elastic restarts before this life (TORCHELASTIC_RESTART_COUNT); `pid` is the process id

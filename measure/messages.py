@@ -53,7 +53,7 @@ GROUPS_MAX = 4096
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Anything that travels. `KIND` is its byte in the frame."""
 
     KIND: ClassVar[int] = 0

@@ -20,7 +20,7 @@ ROOTED_OPS = frozenset({"broadcast", "reduce", "gather", "scatter"})
 receivers (seen: 150 ms in DistributedDataParallel's broadcast of buffers, for a rank that was late)."""
 
 
-class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One training step of one rank, by its host clock.
 
     `phases_ns` holds every phase of PHASES (and the user's own), their sum is `duration_ns`. `cpu_ns` is the CPU time
@@ -48,7 +48,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.start_host_ns + self.duration_ns
 
 
-class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One collective operation on one rank.
 
     `group` is `identity.group_label`; `sequence` the number of the operation in its group, None when the backend does
@@ -66,7 +66,7 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: int | None = None
 
 
-class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """How one rank spent a window of whole steps: docs/definitions.md section 1. The parts sum to the window exactly:
 
     (compute - overlap) + overlap + exposed_communication + copy + idle = window
@@ -86,7 +86,7 @@ class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     operator_count: int | None = None
 
 
-class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The rank's process at one moment. Everything but the memory counts up from the start of the process.
 
     `gc_pause_ns`: time spent in Python's garbage collector since the agent started.
@@ -102,7 +102,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     gc_collections: int | None = None
 
 
-class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The GPU of the rank at one moment, from NVML, on AMD from amdsmi. What could not be read is None, and `absent`
     says why by field. NVIDIA's GPUs have no XGMI, whose fields are None there without a reason.
 
@@ -148,7 +148,7 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     xgmi_rx_bytes: int | None = None
 
 
-class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Torch's caching allocator for the rank's GPU at one moment. What is not told is None, `absent` says why by field.
 
     Handed out to tensors (allocated), that and what waits for another stream (active), taken from the driver
@@ -173,7 +173,7 @@ class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     absent: Mapping[str, str] = {}
 
 
-class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A process group that the rank belongs to."""
 
     label: str
@@ -182,7 +182,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     backend: str
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What this life of the rank has measured so far. Carried by every report, so that no counter depends on every
     report having arrived and a collector that starts late knows them at once. `device_` counts the steps that were
     timed on the device, and their time there.
@@ -212,7 +212,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     tokens_step_ns: int = 0
 
 
-class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What this life of the rank has lost so far, by where it was lost, and the errors of the agent's own parts.
 
     `device_timings_skipped`: steps that were to be timed on the device and could not be, by reason; the steps
@@ -230,7 +230,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     steps_buffered: int | None = None
 
 
-class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What the agent itself has cost this rank so far, and what it does without to cost less.
 
     `part_ns` is CPU time by part of the agent, `dropped` says of each part that can be whether it is. A stretch is the
@@ -288,7 +288,7 @@ def _device_row(phases_ns: Mapping[str, int] | None, columns: Sequence[str]) -> 
     return list(row.values())
 
 
-class Collectives(msgspec.Struct, frozen=True, array_like=True):
+class Collectives(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Collective records as a table whose columns `group` and `op` index the two lists of names."""
 
     groups: tuple[str, ...] = ()

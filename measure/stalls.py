@@ -24,7 +24,7 @@ EXCUSED_FACTOR: Final = 10
 """A stall in what may take minutes (a checkpoint, a compilation) is called one when it has lasted so many limits."""
 
 
-class StackFrame(msgspec.Struct, frozen=True, array_like=True):
+class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One Python frame. The file is cut at its front, where it is the same for all."""
 
     file: str
@@ -48,7 +48,7 @@ def describe_frame(frame: StackFrame) -> str:
     return f"{frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
 
 
-class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """One thread's Python frames, innermost first; `frames_left_out` outer ones were more than there may be."""
 
     name: str
@@ -56,7 +56,7 @@ class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     frames_left_out: int = 0
 
 
-class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """How far one process group is on one rank: the sequence of the last collective of each state, None where the
     backend does not tell (gloo: started).
     """
@@ -67,7 +67,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     completed: int | None = None
 
 
-class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A collective that was enqueued and has not completed. `sizes` are the shapes of its inputs, `bytes` what they
     hold together; `timeout_ns` after which the backend gives up.
     """
@@ -94,7 +94,7 @@ def find_deadline(pending: Iterable[PendingCollective], taken_host_ns: int) -> i
     return taken_host_ns + min(left_ns) if left_ns else None
 
 
-class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A rank in which nothing has happened that the hooks see, since `since_host_ns` (to one report interval).
 
     `number` counts the stalls of this life from 1; `last_step` is the last step that ended, None before any; `limit_ns`
@@ -119,7 +119,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.activity in EXCUSED_ACTIVITIES
 
 
-class KernelThread(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class KernelThread(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """One thread as the kernel sees it: its state's letter (R runs, S sleeps, D waits for a device, T is stopped), the
     kernel function and the number of the system call it waits in, its CPU time. None: not to be read.
     """

@@ -25,7 +25,7 @@ MISSING = -(2**63)
 COLUMNS_MAX = 64
 
 
-class Table(msgspec.Struct, frozen=True, array_like=True):
+class Table(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Integers in columns: `names[i]` names the i-th column, `data` holds column after column, little-endian int64."""
 
     names: tuple[str, ...] = ()

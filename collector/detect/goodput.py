@@ -31,7 +31,7 @@ LOST_STEPS_KEPT: Final = 8192
 """Twice as many as a run keeps at the most (`steps_kept`): findings are about these only."""
 
 
-class GoodputSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class GoodputSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The time of a run so far by what it was spent on, in ns. The parts sum to `wall_ns` exactly."""
 
     wall_ns: int = 0

@@ -41,21 +41,21 @@ DETAIL_LENGTH_MAX = 1024
 """Longest text that `messages.Text` lets through; the names of runs and nodes are a stranger's."""
 
 
-class Admitted(msgspec.Struct, frozen=True):
+class Admitted(msgspec.Struct, frozen=True, gc=False):
     """The expected message. It belongs into the state of `identity`, and `through` can be acknowledged then."""
 
     identity: RankIdentity
     through: int
 
 
-class Duplicate(msgspec.Struct, frozen=True):
+class Duplicate(msgspec.Struct, frozen=True, gc=False):
     """This message was admitted before, or given up. `through` is to be acknowledged again."""
 
     identity: RankIdentity
     through: int
 
 
-class Jump(msgspec.Struct, frozen=True):
+class Jump(msgspec.Struct, frozen=True, gc=False):
     """`missing` messages before this one have not arrived, and it is not admitted; everything up to `through` is.
 
     `hello_wanted`: send a HelloWanted now. It is so once for each Hello, however many messages follow the jump.
@@ -67,14 +67,14 @@ class Jump(msgspec.Struct, frozen=True):
     hello_wanted: bool
 
 
-class UnknownPeer(msgspec.Struct, frozen=True):
+class UnknownPeer(msgspec.Struct, frozen=True, gc=False):
     """Nobody has said Hello under this routing id, or the life was forgotten. Send a HelloWanted."""
 
 
 Verdict = Admitted | Duplicate | Jump | UnknownPeer
 
 
-class LifeCounts(msgspec.Struct, frozen=True, kw_only=True):
+class LifeCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What has come in of one life of a rank.
 
     `first_sequence` is the number its first Hello began with, `last_sequence` the last one admitted or given up (one

@@ -15,7 +15,7 @@ import msgspec
 from rankscope.measure.messages import Report
 
 
-class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
+class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How many step records of a life went where, up to the last report admitted.
 
     `made` and `buffered` (made, but in no report yet) are None where the agent does not tell: one older than 0.1.0.

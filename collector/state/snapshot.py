@@ -22,7 +22,7 @@ from rankscope.measure.records import (
 from rankscope.measure.stalls import GroupStatus, Stall
 
 
-class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One kind of collective of one rank, counted up. None: never measured. `matched` of the `count` were found on
     all members of the group, and only those have waiting and transfer.
     """
@@ -38,7 +38,7 @@ class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True):
     bus_bandwidth_bytes_per_s: float | None = None
 
 
-class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One rank in its present life. The medians and ratios are over the last steps that detection looks at.
     `wait_caused_ns_median`: the waiting of all ranks in a step that this one caused.
 
@@ -88,7 +88,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     awaited: bool = False
 
 
-class LostSeconds(msgspec.Struct, frozen=True):
+class LostSeconds(msgspec.Struct, frozen=True, gc=False):
     """What findings of one cause that lead with a rank have cost so far, all ranks together; None: with no rank."""
 
     rank: int | None
@@ -96,7 +96,7 @@ class LostSeconds(msgspec.Struct, frozen=True):
     lost_rank_seconds: float
 
 
-class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One run. `open_findings` are those of this moment, `findings` every one of the run's life, open ones included;
     `abstained` says why detection gives no verdict, None when it looks.
     """
@@ -118,7 +118,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.ranks) and all(rank.awaited for rank in self.ranks)
 
 
-class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
+class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The collector about itself, counted up since it started, and what relays have said of themselves. The last three
     are about its store, None without one: whether it can be written to, what it holds, and the lines of history that
     gave way while it could not be.
@@ -140,7 +140,7 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True):
     history_dropped: int | None = None
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything the collector knows at one moment. `steps`: the last steps of each run that has been looked at."""
 
     wall_s: float
