@@ -1,4 +1,4 @@
-"""`rankscope serve | status | incidents | report | keys | analyze | merge | demo`."""
+"""`rankscope serve | top | status | incidents | report | keys | analyze | merge | demo`."""
 
 import argparse
 import json
@@ -25,8 +25,10 @@ from rankscope.collector.report_command import add_report
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_run
 from rankscope.collector.reports.summary import summarise
+from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.service import Service
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.top_command import add_top
 from rankscope.collector.trace_commands import add_analyze, add_merge
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
@@ -68,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="run a collector for many jobs"))
+    add_top(commands.add_parser("top", help="watch a run's ranks live in the terminal"))
     _add_status(commands.add_parser("status", help="show what a collector knows"))
     add_incidents(commands.add_parser("incidents", help="show what has gone wrong, and what still does"))
     add_keys(commands.add_parser("keys", help="make the keys of the encrypted wire"))
@@ -101,13 +104,26 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-summary", action="store_true", help="with --embedded: no summary at the end")
 
 
+class _PrintableFormatter(logging.Formatter):
+    """A line is one line: what a name from the wire would do to a terminal, or pass off as a line of its own, is
+    spelled out.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        """The line without its traceback, which is ours."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
 def serve(options: argparse.Namespace) -> int:
     """Receive until SIGINT or SIGTERM, or, embedded, until the run is over."""
     keys = [key for key, _, _ in find_settings(CollectorConfig)]
     overrides = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
     config = read_config(os.environ, file_name=options.config, overrides=overrides)
     level = logging.ERROR if options.embedded else logging.INFO
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[to_stderr])
     clock = SystemClock()
     fresh = RunKeys.make() if options.fresh_keys else None
     service = Service(config, clock, None if fresh is None else CurveServer(fresh.collector, fresh.is_allowed))
@@ -138,7 +154,7 @@ def _announce(service: Service, keys: RunKeys | None) -> None:
 def _print_summaries(snapshot: Snapshot) -> None:
     for run in (run for run in snapshot.runs if not run.is_awaited):
         for line in summarise(run).splitlines():
-            print(f"rankscope: {line}", file=sys.stderr)
+            print(f"rankscope: {printable(line)}", file=sys.stderr)
 
 
 # -- status -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from rankscope.collector.detect import ratios
 from rankscope.collector.reports.stalls import describe_stall
+from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import PHASES, WindowBreakdown
 from rankscope.measure.units import NS_PER_MS
@@ -26,7 +27,7 @@ def render_run(run: RunSnapshot) -> str:
         lines.append(f"no verdict yet: {run.abstained}")
     elif not run.open_findings:
         lines.append("no rank is slower than the others")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))  # names of runs, nodes and ends came over the wire
 
 
 def render_rank(rank: RankSnapshot) -> str:

@@ -69,6 +69,12 @@ def test_open_findings_stand_below_the_table() -> None:
     assert render_run(run_of(open_findings=(SLOW,), findings=(SLOW,))).splitlines()[-1] == "! Rank 1 is slow."
 
 
+def test_names_cannot_steer_the_terminal() -> None:
+    finding = Finding(kind="straggler", ranks=(1,), cause="host_cpu", sentence="Rank 1 (\x1b[2Jnode)")
+    table = render_run(msgspec.structs.replace(run_of(open_findings=(finding,)), run="a\x1b]0;b\x07"))
+    assert all(sign.isprintable() for line in table.splitlines() for sign in line)
+
+
 def test_finding_that_is_over_is_not_shown_as_open() -> None:
     assert render_run(run_of(findings=(SLOW,))).splitlines()[-1] == "no rank is slower than the others"
 
