@@ -1,0 +1,236 @@
+"""A picture as lines of a terminal, through rich. Colours only repeat what letters say."""
+
+import io
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.top.board import ORDERS, Board
+from rankscope.collector.top.picture import Picture, RankLine
+from rankscope.measure.records import PHASES
+from rankscope.measure.units import NS_PER_MS
+
+WIDTH_MIN: Final = 80
+FIXED_WIDTH: Final = 46
+"""Of a row without its two bars and the node's name: five cells and the gaps."""
+NODE_WIDTH: Final = (10, 24)
+FINDING_LINES_MAX: Final = 3
+"""Of each finding; the whole sentence stands in `rankscope status`."""
+FINDINGS_SHOWN_MAX: Final = 3
+SLOW_RATIO, VERY_SLOW_RATIO = 1.05, 1.25
+"""From here on yellow, and red. The first is the collector's own threshold for a straggler."""
+
+PHASE_SIGNS: Final = {"data": ("d", "yellow"), "forward": ("f", "green"), "backward": ("b", "blue"),
+                      "optimizer": ("o", "magenta"), "other": ("-", "bright_black")}  # fmt: skip
+OWN_PHASE: Final = ("u", "cyan")
+"""A phase of the user's own."""
+DEVICE_SIGNS: Final = (("compute", "#", "green"), ("exposed_communication", "~", "red"), ("idle", ".", "bright_black"))
+REST_SIGN: Final = (" ", "default")
+"""Copies, which overlap with nothing else."""
+STATE_STYLES: Final = {"up": "green", "stalled": "bold red", "silent": "red"}
+HELP: Final = (
+    ("s t o w", "sort by slowdown, step time, own time, waiting caused"),
+    ("d e i r", "sort by data, exposed communication, idle device, rank"),
+    ("", "the same key again turns the order round"),
+    ("/", "filter: 12 or 8-15 are ranks, other text a part of a node's name or of a state"),
+    ("esc", "no filter"),
+    ("f, space", "freeze the picture, let it go on"),
+    ("n p", "next run, run before"),
+    ("arrows, pages, home, end", "scroll"),
+    ("q", "quit"),
+    ("", "phases: d data, f forward, b backward, o optimizer, u your own, - other; the longest step fills the bar"),
+    ("", "device: # computes, ~ only communicates, . idle; the rest copies"),
+)
+
+
+def draw(board: Board, latest: Picture, width: int, height: int) -> tuple[RenderableType, Board]:
+    """The screen, and the board with as many rows as fitted, which scrolling needs."""
+    picture = board.choose_shown(latest)
+    width = max(width, WIDTH_MIN)
+    head: list[RenderableType] = [_draw_title(board, latest, picture), *_draw_findings(picture, width)]
+    foot = _draw_foot(board)
+    used = len(head) + _count_lines(head) + 3
+    board = board._replace(rows=max(1, height - used))
+    if board.shows_help:
+        return Group(*head, Rule(style="bright_black"), _draw_help(), foot), board
+    ranks = board.arrange(picture.ranks)
+    board = board._replace(top=min(board.top, max(0, len(ranks) - board.rows)))
+    table = _draw_ranks(board, picture, ranks[board.top : board.top + board.rows], width)
+    filler = [Text()] * (board.rows - min(board.rows, len(ranks)))
+    return Group(*head, table, *filler, Rule(style="bright_black"), foot), board
+
+
+def _count_lines(parts: Sequence[RenderableType]) -> int:
+    """How many lines more than one each they take."""
+    return sum(part.plain.count("\n") for part in parts if isinstance(part, Text))
+
+
+def _draw_title(board: Board, latest: Picture, picture: Picture) -> Text:
+    title = Text("rankscope ", style="bold", no_wrap=True, overflow="ellipsis")
+    if latest.problem:
+        title.append(printable(latest.problem), style="bold red")
+        return title
+    run = picture.run
+    if run is None:
+        return title.append("no run has reported to this collector", style="default")
+    up = sum(rank.state == "up" for rank in picture.ranks)
+    title.append(printable(run.run), style="bold cyan")
+    title.append(f"  {up} of {run.world_size} up", style="default" if up == run.world_size else "red")
+    steps = [rank.last_step for rank in picture.ranks if rank.last_step is not None]
+    title.append(f"  step {max(steps)}" if steps else "", style="default")
+    if run.goodput.goodput_ratio is not None:
+        title.append(f"  goodput {100 * run.goodput.goodput_ratio:.0f} %", style="default")
+    if run.run_slowdown_ratio is not None:
+        title.append(f"  slowdown {run.run_slowdown_ratio:.2f}x", style=_style_of(run.run_slowdown_ratio))
+    if len(picture.runs) > 1:
+        title.append(f"  (run {picture.runs.index(run.run) + 1} of {len(picture.runs)})", style="bright_black")
+    title.append(time.strftime("  %H:%M:%S", time.localtime(picture.wall_s)), style="bright_black")
+    if board.frozen is not None:
+        title.append("  FROZEN", style="bold yellow")
+    return title
+
+
+def _draw_findings(picture: Picture, width: int) -> list[Text]:
+    run = picture.run
+    if run is None:
+        return []
+    if not run.open_findings:
+        quiet = "no rank is slower than the others" if run.abstained is None else f"no verdict yet: {run.abstained}"
+        return [_cut(Text(printable(quiet), style="bright_black"), width)]
+    shown = [_draw_finding(finding, width) for finding in run.open_findings[:FINDINGS_SHOWN_MAX]]
+    more = len(run.open_findings) - len(shown)
+    return shown + ([Text(f"and {more} more findings", style="bright_black")] if more > 0 else [])
+
+
+def _draw_finding(finding: Finding, width: int) -> Text:
+    style = "bold red" if finding.severity == "critical" else "bold yellow"
+    return _cut(Text.assemble(("! ", style), printable(finding.sentence)), width)
+
+
+def _cut(text: Text, width: int) -> Text:
+    """Wrapped at words, at most FINDING_LINES_MAX lines; what is left out is said by an ellipsis."""
+    console_width = max(width - 1, 1)
+    lines = text.wrap(_measuring_console(), console_width)
+    if len(lines) > FINDING_LINES_MAX:
+        kept = lines[:FINDING_LINES_MAX]
+        kept[-1].truncate(console_width - 1)
+        kept[-1].rstrip()
+        kept[-1].append("…")
+        return Text("\n").join(kept)
+    return Text("\n").join(lines)
+
+
+@cache
+def _measuring_console() -> Console:
+    """What knows how wide signs are; it writes nowhere."""
+    return Console(file=io.StringIO())
+
+
+def _draw_ranks(board: Board, picture: Picture, ranks: Sequence[RankLine], width: int) -> Table:
+    room = width - FIXED_WIDTH
+    longest = max((len(printable(rank.node)) for rank in ranks), default=0)
+    node_width = min(max(longest, NODE_WIDTH[0]), NODE_WIDTH[1], NODE_WIDTH[0] + max(0, room - 34))
+    bars = room - node_width
+    phase_width, device_width = bars - bars // 2, bars // 2
+    slowest_ns = max((rank.step_ns_median or 0.0 for rank in picture.ranks), default=0.0)
+    by, arrow = ORDERS[board.order][0], "^" if board.is_reversed else "v"
+    table = Table(box=None, padding=(0, 1, 0, 0), width=width, header_style="reverse", show_edge=False)
+    heads = {"rank": "rank", "step time": "step ms", "own time": "own ms", "slowdown": "slow", "data": "phases"}
+    for name, span, justify in (
+        ("rank", 6, "right"), ("node", node_width, "left"), ("step ms", 8, "right"), ("own ms", 8, "right"),
+        ("slow", 6, "right"), ("phases", phase_width, "left"), ("device", device_width, "left"), ("state", 9, "left"),
+    ):  # fmt: skip
+        mark = arrow if heads.get(by) == name else ""
+        table.add_column(f"{name}{mark}", width=span, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    for rank in ranks:
+        table.add_row(
+            str(rank.rank),
+            Text(printable(rank.node)),
+            _ms(rank.step_ns_median),
+            _ms(rank.self_ns_median),
+            _draw_slowdown(rank.slowdown_ratio),
+            draw_phases(rank.phases_ns_median, slowest_ns, phase_width),
+            draw_device(rank.ratios, device_width),
+            Text(printable(rank.state), style=STATE_STYLES.get(rank.state, "bright_black")),
+        )
+    return table
+
+
+def draw_phases(phases_ns: Mapping[str, float], full_ns: float, width: int) -> Text:
+    """The phases of a step as a bar, of which `full_ns` would fill the width.
+
+    >>> draw_phases({"data": 10.0, "forward": 20.0, "backward": 20.0, "mine": 10.0}, 120.0, 24).plain
+    'ddffffbbbbuu'
+    """
+    if full_ns <= 0:
+        return Text()
+    names = [*(name for name in PHASES if name in phases_ns), *(name for name in phases_ns if name not in PHASES)]
+    parts = [(phases_ns[name], *PHASE_SIGNS.get(name, OWN_PHASE)) for name in names]
+    return _draw_bar(parts, full_ns, width)
+
+
+def draw_device(ratios: Mapping[str, float], width: int) -> Text:
+    """Where the device's time went, as a bar; empty where no window has told.
+
+    >>> draw_device({"compute": 0.5, "exposed_communication": 0.25, "idle": 0.25}, 8).plain
+    '####~~..'
+    """
+    parts = [(ratios[name], sign, style) for name, sign, style in DEVICE_SIGNS if name in ratios]
+    rest = 1.0 - sum(share for share, _, _ in parts)
+    return _draw_bar([*parts, (max(rest, 0.0), *REST_SIGN)], 1.0, width) if parts else Text()
+
+
+def _draw_bar(parts: Sequence[tuple[float, str, str]], full: float, width: int) -> Text:
+    """Each part ends where the sum so far does, rounded: the bar as a whole is right, whatever its parts lose."""
+    bar, drawn, total = Text(), 0, 0.0
+    for amount, sign, style in parts:
+        total += amount
+        end = min(width, round(width * total / full))
+        bar.append(sign * (end - drawn), style=style)
+        drawn = max(drawn, end)
+    return bar
+
+
+def _draw_slowdown(ratio: float | None) -> Text:
+    return Text("-") if ratio is None else Text(f"{ratio:.2f}x", style=_style_of(ratio))
+
+
+def _style_of(ratio: float) -> str:
+    if ratio >= VERY_SLOW_RATIO:
+        return "bold red"
+    return "yellow" if ratio >= SLOW_RATIO else "default"
+
+
+def _ms(nanoseconds: float | None) -> str:
+    return "-" if nanoseconds is None else f"{nanoseconds / NS_PER_MS:.1f}"
+
+
+def _draw_help() -> Table:
+    table = Table.grid(padding=(0, 2))
+    for keys, meaning in HELP:
+        table.add_row(Text(keys, style="bold"), meaning)
+    return table
+
+
+def _draw_foot(board: Board) -> Text:
+    if board.is_typing:
+        return Text.assemble(
+            ("filter: ", "bold"), board.filter, ("_", "blink"), ("   enter keeps it, esc leaves it", "bright_black")
+        )
+    order = ORDERS[board.order][0]
+    chosen = f"by {order}{', turned round' if board.is_reversed else ''}"
+    kept = f", filter {printable(board.filter)!r}" if board.filter else ""
+    return Text(
+        f"{chosen}{kept}   s t o w d e i r sort  / filter  f freeze  n run  ? help  q quit",
+        style="bright_black",
+        no_wrap=True,
+        overflow="ellipsis",
+    )

@@ -1,0 +1,183 @@
+"""`rankscope top` at a real pseudo-terminal, of which a terminal emulator says what a person would see."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+
+import pyte
+import pytest
+
+from tests.integration.light_ranks import crew_of
+from tests.integration.serving import DEADLINE_S, END_S_MAX, Served, serving
+from tests.integration.wire_ranks import telling
+from tests.unit.collector.job_stories import Story
+
+COLUMNS, LINES = 80, 24
+READ_BYTES = 65_536
+LOOK_S = 0.1
+
+
+class Terminal:
+    """A pseudo-terminal of 80 x 24 with `rankscope top` in it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._screen = pyte.Screen(COLUMNS, LINES)
+        self._stream = pyte.ByteStream(self._screen)
+        self._ours, theirs = pty.openpty()
+        self.resize(COLUMNS, LINES)
+        self.attributes = termios.tcgetattr(theirs)
+        self._theirs = theirs
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "rankscope.collector", "top", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
+            start_new_session=True,
+        )
+
+    def resize(self, columns: int, lines: int) -> None:
+        """As the window's corner is dragged."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self._screen.resize(lines, columns)
+
+    def press(self, keys: str) -> None:
+        """As somebody types."""
+        os.write(self._ours, keys.encode())
+
+    def wait_until(self, holds: Callable[[list[str]], bool]) -> list[str]:
+        """The lines of the screen once it is so. Fails after the deadline with what it shows."""
+        end_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end_s:
+            readable, _, _ = select.select([self._ours], [], [], LOOK_S)
+            if readable:
+                self._stream.feed(os.read(self._ours, READ_BYTES))
+            if holds(self.lines):
+                return self.lines
+        raise AssertionError("the screen shows:\n" + "\n".join(self.lines))
+
+    @property
+    def lines(self) -> list[str]:
+        """What it shows, line by line."""
+        return [text.rstrip() for text in self._screen.display]
+
+    @property
+    def is_as_before(self) -> bool:
+        """Whether the terminal takes whole lines and shows what is typed, as it did."""
+        return termios.tcgetattr(self._theirs) == self.attributes
+
+    def close(self) -> None:
+        """Make sure that nothing is left."""
+        if self.child.poll() is None:
+            self.child.kill()
+        self.child.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+@contextlib.contextmanager
+def top(*arguments: str) -> Iterator[Terminal]:
+    terminal = Terminal(*arguments)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Served]:
+    """A collector that eight ranks of the run `story` have reported to, rank 5 of them slow, and one of another run."""
+    with (
+        serving("--rank-silent-s", "600") as served,
+        crew_of("other", 1, served.endpoint),
+        telling(Story(8), served.endpoint) as story,
+    ):
+        story.train(40).train(60, forward={5: 30.0})
+        served.wait_for_run("story", lambda run: any(finding.rank == 5 for finding in run.open_findings))
+        served.wait_for_run("other", lambda run: bool(run.ranks))
+        yield served
+
+
+def rows_of(lines: list[str]) -> list[str]:
+    """The first cell of every rank's line."""
+    return [cells[0] for line in lines if (cells := line.split()) and cells[0].isdecimal() and "ms" not in line]
+
+
+def test_slow_rank_stands_on_top_with_the_finding_above_it(watched: Served) -> None:
+    with top("--url", watched.url, "--interval", "0.2", "--run", "story") as terminal:
+        lines = terminal.wait_until(lambda lines: rows_of(lines)[:1] == ["5"])
+        assert lines[0].startswith("rankscope story  8 of 8 up")
+        assert any(line.startswith("! Rank 5") for line in lines)
+        assert "q quit" in lines[-1]
+
+
+def test_keys_sort_filter_freeze_and_turn_to_another_run(watched: Served) -> None:
+    with top("--url", watched.url, "--interval", "0.2", "--run", "story") as terminal:
+        terminal.wait_until(lambda lines: len(rows_of(lines)) == 8)
+        terminal.press("r")
+        terminal.wait_until(lambda lines: rows_of(lines) == [str(rank) for rank in range(8)])
+        terminal.press("/2-3\r")
+        terminal.wait_until(lambda lines: rows_of(lines) == ["2", "3"])
+        terminal.press("\x1b")
+        terminal.wait_until(lambda lines: len(rows_of(lines)) == 8)
+        terminal.press("f")
+        frozen = terminal.wait_until(lambda lines: "FROZEN" in lines[0])
+        terminal.press("f")
+        terminal.wait_until(lambda lines: "FROZEN" not in lines[0] and lines[0] != frozen[0])
+        terminal.press("n")
+        terminal.wait_until(lambda lines: lines[0].startswith("rankscope other"))
+
+
+def test_another_size_of_the_window_is_filled(watched: Served) -> None:
+    with top("--url", watched.url, "--interval", "0.2", "--run", "story") as terminal:
+        terminal.wait_until(lambda lines: len(rows_of(lines)) == 8)
+        terminal.resize(130, 40)
+        terminal.wait_until(lambda lines: len(lines) == 40 and "q quit" in lines[-1])
+
+
+@pytest.mark.parametrize("end", ["q", "\x03"])
+def test_terminal_is_as_it_was_after_the_end(watched: Served, end: str) -> None:
+    with top("--url", watched.url) as terminal:
+        terminal.wait_until(lambda lines: "q quit" in lines[-1])
+        assert not terminal.is_as_before
+        terminal.press(end)
+        assert terminal.child.wait(END_S_MAX) == (0 if end == "q" else 128 + signal.SIGINT)
+        assert terminal.is_as_before
+
+
+def test_collector_that_goes_is_said_and_top_goes_on() -> None:
+    with serving() as served, telling(Story(2), served.endpoint) as story:
+        story.train(4)
+        served.wait_for_run("story", lambda run: len(run.ranks) == 2)
+        with top("--url", served.url, "--interval", "0.2") as terminal:
+            terminal.wait_until(lambda lines: lines[0].startswith("rankscope story"))
+            served.kill()
+            terminal.wait_until(lambda lines: "no collector answers" in lines[0])
+            assert terminal.child.poll() is None
+
+
+def test_without_a_terminal_it_says_what_to_do(watched: Served) -> None:
+    command = [sys.executable, "-m", "rankscope.collector", "top", "--url", watched.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert "--once" in done.stderr
+    once = subprocess.run([*command, "--once", "--run", "story"], capture_output=True, text=True, check=False)
+    assert once.returncode == 0
+    assert len(rows_of(once.stdout.splitlines())) == 8
+    assert "\x1b" not in once.stdout
+
+
+def test_nobody_who_answers_is_an_error(watched: Served) -> None:
+    command = [sys.executable, "-m", "rankscope.collector", "top", "--once", "--url", "http://127.0.0.1:9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no collector answers" in done.stderr

@@ -1,0 +1,120 @@
+"""What each key of `rankscope top` does to what is seen."""
+
+import pytest
+
+from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.top.board import Board, press
+from rankscope.collector.top.picture import Picture, RankLine
+
+RANKS = (
+    RankLine(rank=0, node="gpu-a", slowdown_ratio=1.0, step_ns_median=90.0, phases_ns_median={"data": 5.0}),
+    RankLine(rank=1, node="gpu-a", slowdown_ratio=1.4, step_ns_median=70.0, ratios={"idle": 0.5}),
+    RankLine(rank=2, node="gpu-b", slowdown_ratio=None, step_ns_median=None),
+    RankLine(rank=3, node="gpu-b", slowdown_ratio=1.4, step_ns_median=80.0, ended="killed", wait_caused_ns_median=3.0),
+)
+
+
+def picture(run: str = "a", runs: tuple[str, ...] = ("a", "b", "c"), ranks: tuple[RankLine, ...] = RANKS) -> Picture:
+    return Picture(
+        wall_s=0.0, runs=runs, run=RunSnapshot(run=run, world_size=4, restart_count=0, ranks=()), ranks=ranks
+    )
+
+
+def after(keys: list[str], board: Board | None = None, latest: Picture | None = None) -> Board:
+    board = board or Board()
+    for key in keys:
+        board = press(board, key, latest or picture())
+    return board
+
+
+def order_of(board: Board) -> list[int]:
+    return [rank.rank for rank in board.arrange(RANKS)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ([], [1, 3, 0, 2]),
+        (["s"], [0, 1, 3, 2]),
+        (["s", "s"], [1, 3, 0, 2]),
+        (["t"], [0, 3, 1, 2]),
+        (["w"], [3, 0, 1, 2]),
+        (["d"], [0, 1, 2, 3]),
+        (["i"], [1, 0, 2, 3]),
+        (["r"], [0, 1, 2, 3]),
+        (["r", "r"], [3, 2, 1, 0]),
+    ],
+)
+def test_keys_sort_with_the_unknown_last_and_turn_round_when_pressed_again(
+    keys: list[str], expected: list[int]
+) -> None:
+    assert order_of(after(keys)) == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("1", [1]), ("1-2", [1, 2]), ("gpu-B", [3, 2]), ("kill", [3]), ("zz", []), ("", [1, 3, 0, 2])],
+)
+def test_filter_is_typed_after_a_slash_and_kept_with_enter(typed: str, expected: list[int]) -> None:
+    board = after(["/", *typed, "enter"])
+    assert (order_of(board), board.is_typing) == (expected, False)
+
+
+def test_while_a_filter_is_typed_keys_are_letters() -> None:
+    board = after(["/", "q", "s", "x", "backspace", "left"])
+    assert (board.filter, board.order, board.is_over) == ("qs", "s", False)
+    assert after(["escape"], board)._replace(rows=10) == Board()
+
+
+def test_filter_has_a_longest_length() -> None:
+    assert len(after(["/", *("x" * 100)]).filter) == 64
+
+
+def test_escape_takes_the_filter_away() -> None:
+    assert after(["/", "1", "enter", "escape"]).filter == ""
+
+
+def test_frozen_picture_stays_until_it_is_let_go() -> None:
+    first, second = picture(), picture(ranks=())
+    board = after(["f"], latest=first)
+    assert board.choose_shown(second) is first
+    assert after(["f"], board, second).choose_shown(second) is second
+
+
+def test_n_and_p_go_through_the_runs_and_round() -> None:
+    assert after(["n"]).run == "b"
+    assert after(["p"]).run == "c"
+    assert after(["n"], latest=picture(run="gone")).run == "b"
+    assert after(["n"], latest=Picture(wall_s=0.0)).run == ""
+
+
+def test_another_run_is_not_frozen() -> None:
+    assert after(["f", "n"]).frozen is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "top"),
+    [
+        (["down"], 1),
+        (["down", "up", "up"], 0),
+        (["page down"], 2),
+        (["end"], 2),
+        (["end", "home"], 0),
+        (["end", "page up"], 0),
+    ],
+)
+def test_scrolling_stays_on_the_ranks_there_are(keys: list[str], top: int) -> None:
+    assert after(keys, Board(rows=2)).top == top
+
+
+def test_any_key_leaves_the_help_and_does_nothing_else() -> None:
+    assert after(["?"]).shows_help
+    assert after(["?", "q"]) == Board()
+
+
+def test_q_ends() -> None:
+    assert after(["q"]).is_over
+
+
+def test_key_that_means_nothing_changes_nothing() -> None:
+    assert after(["Z"]) == Board()
