@@ -5,6 +5,7 @@ import msgspec
 from rankscope.agent.config import AgentConfig
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import ClientKeys, is_key, read_key_pair, read_public_key
+from rankscope.measure.shards import choose_collector, parse_collectors
 
 
 class CollectorAddress(msgspec.Struct, frozen=True):
@@ -27,9 +28,9 @@ class CollectorAddress(msgspec.Struct, frozen=True):
         return address
 
 
-def read_address(config: AgentConfig) -> CollectorAddress | None:
-    """The collector that the settings name; None: rank 0 starts one. Raises SettingError for keys that cannot be used,
-    or one without the other.
+def read_address(config: AgentConfig, run: str) -> CollectorAddress | None:
+    """The collector that the settings name, of several the one that the run belongs to; None: rank 0 starts one. Raises
+    SettingError for keys that cannot be used, or one without the other.
     """
     if bool(config.key_file) != bool(config.collector_key_file):
         given, lacking = ("key_file", "collector_key_file") if config.key_file else ("collector_key_file", "key_file")
@@ -37,9 +38,11 @@ def read_address(config: AgentConfig) -> CollectorAddress | None:
             f"{given} is {getattr(config, given)!r} ({config.source(given)}) and {lacking} is empty: the encrypted "
             "wire needs both. `rankscope keys` makes them where the collector is set up."
         )
-    if not config.collector:
+    endpoints = parse_collectors(config.collector)
+    if not endpoints:
         return None
+    endpoint = choose_collector(run, endpoints)
     if not config.key_file:
-        return CollectorAddress(config.collector)
+        return CollectorAddress(endpoint)
     collector = read_public_key(config.collector_key_file, "collector_key_file")
-    return CollectorAddress(config.collector, ClientKeys(collector, read_key_pair(config.key_file, "key_file")))
+    return CollectorAddress(endpoint, ClientKeys(collector, read_key_pair(config.key_file, "key_file")))

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rankscope.measure.errors import SettingError
-from rankscope.measure.settings import Setting, Settings, Value, find_address_problem, read, setting
+from rankscope.measure.settings import Setting, Settings, Value, find_endpoint_problem, read, setting
+from rankscope.measure.shards import parse_collectors
 
 _DAY_S = 86_400
 _MIB = 1024 * 1024
 
 
-def _find_collector_problem(address: str) -> str | None:
-    return find_address_problem(address, scheme="tcp://") if address else None
+def _find_collector_problem(text: str) -> str | None:
+    return next((problem for problem in map(find_endpoint_problem, parse_collectors(text)) if problem), None)
 
 
 def _find_folder_problem(folder: str) -> str | None:
@@ -28,13 +29,20 @@ class AgentConfig(Settings):
     TITLE: ClassVar[str] = "rankscope agent: the part that rides inside each training process."
     PREFIX: ClassVar[str] = "RANKSCOPE_"
     FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_CONFIG"
-    FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = ("RANKSCOPE_CONFIG", "RANKSCOPE_PID", "RANKSCOPE_SERVE_*")
+    FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = (
+        "RANKSCOPE_CONFIG",
+        "RANKSCOPE_PID",
+        "RANKSCOPE_RELAY_*",
+        "RANKSCOPE_SERVE_*",
+    )
 
     enabled: bool = setting(True, Setting("Whether the process is measured at all."))
     collector: str = setting(
         "",
         Setting(
-            "Address of the collector, tcp://HOST:PORT. Empty: rank 0 starts a collector of its own for this run.",
+            "Address of the collector, tcp://HOST:PORT, or of this node's relay, which may be ipc:///PATH too. Several "
+            "with commas between them: the name of the run chooses, and everybody must have the same ones. Empty: rank "
+            "0 starts a collector of its own for this run.",
             find_problem=_find_collector_problem,
         ),
     )

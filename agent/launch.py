@@ -45,7 +45,7 @@ def main() -> None:
     script, is_module, arguments = _parse(sys.argv[1:])
     try:
         # What is wrong with the configuration is the user's to mend, before hours of training.
-        read_address(read_launch_config(os.environ, _given))
+        read_address(read_launch_config(os.environ, _given), run="")
     except SettingError as error:
         say(str(error))
         raise SystemExit(2) from None

@@ -276,7 +276,7 @@ class Session:
 
     def _connect(self) -> None:
         try:
-            address = read_address(self._config) or self._find_embedded()
+            address = read_address(self._config, self.identity.run) or self._find_embedded()
             if address is not None:
                 self._reporter.connect(address)
         except RankscopeError as error:

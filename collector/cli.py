@@ -1,4 +1,4 @@
-"""`rankscope serve | top | status | incidents | report | keys | analyze | merge | demo`."""
+"""`rankscope serve | relay | top | status | incidents | report | keys | analyze | merge | demo`."""
 
 import argparse
 import json
@@ -21,6 +21,7 @@ from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.inquiry import add_url, ask, check_url, read_credentials
 from rankscope.collector.key_commands import add_keys
 from rankscope.collector.keys import RunKeys
+from rankscope.collector.relay_command import add_relay
 from rankscope.collector.report_command import add_report
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_run
@@ -70,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="run a collector for many jobs"))
+    add_relay(commands.add_parser("relay", help="carry the reports of a node's ranks over one connection"))
     add_top(commands.add_parser("top", help="watch a run's ranks live in the terminal"))
     _add_status(commands.add_parser("status", help="show what a collector knows"))
     add_incidents(commands.add_parser("incidents", help="show what has gone wrong, and what still does"))

@@ -103,6 +103,10 @@ class Connection:
         except zmq.Again:
             return None
 
+    def register(self, events: int) -> None:
+        """What the poller is to wait for on the socket, besides failed handshakes."""
+        self._poller.register(self.socket, events)
+
     def close(self) -> None:
         """Drop the connection, and whatever the socket holds."""
         self._hang_up()

@@ -40,14 +40,25 @@ NO_COLLECTOR: Final = "no_collector"
 PEER_QUOTA: Final = "peer_quota"
 FULL: Final = "full"
 NO_HELLO: Final = "no_hello"
+ANSWER_UNSENT: Final = "answer_unsent"
 UNEXPECTED: Final = "unexpected"
 OTHER: Final = "other"
 """Why a relay drops a frame: its collector is not there, one rank or all of them together have sent more than it keeps,
-or it does not know to which collector it belongs. It refuses a message that no rank sends as `unexpected`. Whatever a
+or it does not know to which collector it belongs; and an
+answer, when its rank is gone or does not read. It refuses a message that no rank sends as `unexpected`. Whatever a
 later release of it says is `other` here: a peer may not make up labels."""
 
 _KNOWN_REASONS: Final = frozenset(
-    {NO_COLLECTOR, PEER_QUOTA, FULL, NO_HELLO, UNEXPECTED, *(reason.value for reason in DecodeReason)}
+    {
+        NO_COLLECTOR,
+        PEER_QUOTA,
+        FULL,
+        NO_HELLO,
+        ANSWER_UNSENT,
+        UNEXPECTED,
+        "forged_address",
+        *(reason.value for reason in DecodeReason),
+    }
     | {"no_keys", "unexpected_keys", "key_not_allowed", "wrong_collector_key", "broken_handshake"}  # curve.py
 )
 

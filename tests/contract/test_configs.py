@@ -10,10 +10,15 @@ import pytest
 
 from rankscope.agent.config import AgentConfig
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.relay.config import RelayConfig
 from rankscope.measure.settings import Settings, document, find_settings, read
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-FILES: list[tuple[str, type[Settings]]] = [("agent.toml", AgentConfig), ("collector.toml", CollectorConfig)]
+FILES: list[tuple[str, type[Settings]]] = [
+    ("agent.toml", AgentConfig),
+    ("collector.toml", CollectorConfig),
+    ("relay.toml", RelayConfig),
+]
 
 each_file = pytest.mark.parametrize(("name", "config_class"), FILES)
 

@@ -8,6 +8,7 @@ from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import AgentConfig
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import KEY_LENGTH, ClientKeys, KeyPair, format_key_file
+from rankscope.measure.shards import choose_collector
 
 ENDPOINT = "tcp://collector:18490"
 KEYS = ClientKeys("c" * KEY_LENGTH, KeyPair("p" * KEY_LENGTH, "s" * KEY_LENGTH))
@@ -49,18 +50,37 @@ def test_an_address_does_not_show_its_secret() -> None:
 
 def test_the_settings_give_the_address_with_the_keys_of_the_files(tmp_path: Path) -> None:
     config = AgentConfig(collector=ENDPOINT, **write_keys(tmp_path))  # type: ignore[arg-type]
-    assert read_address(config) == CollectorAddress(ENDPOINT, KEYS)
+    assert read_address(config, "bert") == CollectorAddress(ENDPOINT, KEYS)
 
 
 def test_without_keys_the_address_is_the_endpoint_alone() -> None:
-    assert read_address(AgentConfig(collector=ENDPOINT)) == CollectorAddress(ENDPOINT)
+    assert read_address(AgentConfig(collector=ENDPOINT), "bert") == CollectorAddress(ENDPOINT)
 
 
 def test_without_a_collector_rank_0_starts_one_whatever_the_keys(tmp_path: Path) -> None:
-    assert read_address(AgentConfig(**write_keys(tmp_path))) is None  # type: ignore[arg-type]
+    assert read_address(AgentConfig(**write_keys(tmp_path)), "bert") is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("given", "lacking"), [("key_file", "collector_key_file"), ("collector_key_file", "key_file")])
 def test_half_of_the_keys_is_told(given: str, lacking: str) -> None:
     with pytest.raises(SettingError, match=f"{given} is 'x' .* and {lacking} is empty: the encrypted wire needs both"):
-        read_address(AgentConfig(collector=ENDPOINT, **{given: "x"}))  # type: ignore[arg-type]
+        read_address(AgentConfig(collector=ENDPOINT, **{given: "x"}), "bert")  # type: ignore[arg-type]
+
+
+def test_of_several_collectors_the_run_s_name_chooses_one_whatever_their_order() -> None:
+    endpoints = [f"tcp://c{number}:18490" for number in range(8)]
+    listed, reversed_ = ", ".join(endpoints), ",".join(reversed(endpoints))
+    chosen = {run: read_address(AgentConfig(collector=listed), run) for run in ("bert", "gpt", "t5")}
+    assert chosen == {run: read_address(AgentConfig(collector=reversed_), run) for run in chosen}
+    assert chosen["bert"] == CollectorAddress(choose_collector("bert", endpoints))
+
+
+def test_one_of_several_that_is_no_address_is_named() -> None:
+    with pytest.raises(SettingError, match="it must be tcp://HOST:PORT"):
+        AgentConfig(collector="tcp://a:1,b:1")
+
+
+def test_a_relay_of_this_machine_may_be_a_unix_socket() -> None:
+    assert read_address(AgentConfig(collector="ipc:///run/relay"), "bert") == CollectorAddress("ipc:///run/relay")
+    with pytest.raises(SettingError, match="its path must be absolute"):
+        AgentConfig(collector="ipc://relay")

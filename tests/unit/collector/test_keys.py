@@ -101,6 +101,8 @@ def test_a_relay_s_public_key_lies_where_the_collector_looks_for_those_who_speak
 
 
 def test_nobody_is_a_client_and_a_relay(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="--client is 'node'; it must be .* not the name of a client and of a relay"):
+    with pytest.raises(
+        SettingError, match=r"--client is 'node'; it must be .* not the name of a client and of a relay"
+    ):
         make_keys(tmp_path, ["node"], relays=["node"], force=False)
     assert list(tmp_path.iterdir()) == []

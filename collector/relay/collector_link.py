@@ -1,0 +1,193 @@
+"""The one connection of a relay to one collector.
+
+To be taken in, a relay keeps to the rules of a rank (rankscope.uplink.delivery): a Hello, again after growing pauses
+until it is welcomed, and anew when the collector asks for one. Nothing it sends afterwards has a number. The numbers
+are the ranks': each holds what it has sent until the collector has it, and that goes for a second set of them too,
+which would only repair the same losses twice.
+
+So what cannot go is not kept for long. While the collector is not there, frames are dropped and counted; once it is
+there again, the ranks are asked for a Hello, its Welcome tells each where the collector stands, and it goes on from
+there.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import zmq
+
+from rankscope.collector.ingest.relays import NO_COLLECTOR, RELAY_NOT_ALLOWED
+from rankscope.collector.relay.node_batch import NodeBatch
+from rankscope.measure.clock import Clock
+from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
+from rankscope.measure.errors import DecodeError
+from rankscope.measure.messages import HelloWanted, Refused, RelayCounts, Relayed, RelayedFrame, RelayHello, Welcome
+from rankscope.measure.units import NS_PER_S
+from rankscope.uplink.connection import Connection
+from rankscope.uplink.delivery import Delivery, DeliverySettings, DeliveryState, Send
+from rankscope.uplink.resend_buffer import ResendBuffer
+
+LOG = logging.getLogger("rankscope.relay")
+
+BLOCKED_NS_MAX: Final = 2 * NS_PER_S
+"""A collector that has taken nothing for so long is taken for gone: by then the ranks ask for it too (`resend_after_ns`
+of delivery.py), and what waits is old."""
+
+RECEIVES_PER_TURN_MAX: Final = 64
+"""Batches of answers taken in before what is due is sent again."""
+
+MESSAGE_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
+"""Largest batch of answers that a relay takes: 1,024 of 9 KiB, the largest that a rank gets, are 9 MiB."""
+
+_SETTINGS: Final = DeliverySettings(reasons_retried=frozenset({"full", RELAY_NOT_ALLOWED}))
+"""A key that is not marked as a relay's may be so later: keys are changed by people."""
+
+
+class CollectorLink:
+    """Carries `batch` to the collector of `connection`, and answers back. `read_counts` is what the relay says of
+    itself, with a batch whenever it has changed.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        batch: NodeBatch,
+        hello: RelayHello,
+        clock: Clock,
+        *,
+        endpoint: str,
+        read_counts: Callable[[], RelayCounts],
+    ) -> None:
+        self._connection = connection
+        self._batch = batch
+        self._hello = hello
+        self._clock = clock
+        self._read_counts = read_counts
+        self._counts_said: RelayCounts | None = None
+        self.endpoint = endpoint
+        chance = random.Random(hello.boot_id)  # noqa: S311 - spreads Hellos, no secret
+        self._delivery = Delivery(ResendBuffer(1, 1), chance, _SETTINGS)
+        self._blocked_ns: int | None = None
+        self._told = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the collector has taken the relay in."""
+        return self._delivery.state is DeliveryState.WELCOMED
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Frames that were not passed on, by reason."""
+        return self._batch.dropped
+
+    def add(self, peer: bytes, frame: bytes, key: str, *, urgent: bool) -> None:
+        """A rank has sent a frame for this collector."""
+        self._batch.add(peer, frame, key, self._clock.monotonic_ns(), urgent=urgent)
+        if not self.is_open:
+            self._batch.drop(NO_COLLECTOR)
+
+    def send_due(self) -> None:
+        """Send what is due, as far as the socket takes it."""
+        self._connection.redial_when_due()
+        self._carry_out(self._delivery.on_tick(self._clock.monotonic_ns()))
+        self._tell_refusal()
+        if self._blocked_ns is not None and self._clock.monotonic_ns() - self._blocked_ns >= BLOCKED_NS_MAX:
+            self._give_up()
+        while self.is_open and not self._delivery.blocked and self._is_due():
+            self._send_batch()
+
+    def prepare_wait(self) -> int | None:
+        """Have the poller wait for what matters; when `send_due` has something to do if nothing else happens."""
+        events = zmq.POLLIN | zmq.POLLOUT if self._delivery.blocked else zmq.POLLIN
+        self._connection.register(events)
+        gives_up_ns = None if self._blocked_ns is None else self._blocked_ns + BLOCKED_NS_MAX
+        batch_ns = None if self._delivery.blocked else self._batch.due_ns
+        times_ns = (self._delivery.next_wake_ns, self._connection.redial_due_ns, gives_up_ns, batch_ns)
+        return min((at_ns for at_ns in times_ns if at_ns is not None), default=None)
+
+    def receive(self, ready: Mapping[object, int]) -> tuple[list[RelayedFrame], bool]:
+        """The answers that have come, and whether the collector has just taken the relay in, again or for the first
+        time: the ranks are to say Hello then.
+        """
+        if self._connection.handshakes.socket in ready:
+            self._connection.take_failure()
+        events = ready.get(self._connection.socket, 0)
+        answers: list[RelayedFrame] = []
+        was_open = self.is_open
+        if events & zmq.POLLIN:
+            self._read(answers)
+        if events & zmq.POLLOUT:
+            self._blocked_ns = None
+            self._carry_out(self._delivery.on_writable(self._clock.monotonic_ns()))
+        return answers, self.is_open and not was_open
+
+    def close(self) -> None:
+        """Drop the connection and what has not been sent."""
+        self._delivery.close()
+        self._connection.close()
+
+    def _is_due(self) -> bool:
+        return self._batch.due_ns is not None and self._batch.due_ns <= self._clock.monotonic_ns()
+
+    def _send_batch(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        frames = self._batch.build(now_ns)
+        counts = self._read_counts()
+        changed = None if counts == self._counts_said else counts
+        if self._connection.try_send(encode(Relayed(frames=frames, counts=changed))):
+            self._batch.sent(len(frames), now_ns)
+            self._counts_said = counts
+            return
+        self._block(())
+
+    def _carry_out(self, sends: list[Send]) -> None:
+        for index in range(len(sends)):
+            if not self._connection.try_send(encode(self._hello)):  # nothing else has been given to delivery
+                self._block(sends[index:])
+                return
+
+    def _block(self, unsent: list[Send] | tuple[()]) -> None:
+        self._delivery.on_blocked(unsent)
+        if self._blocked_ns is None:
+            self._blocked_ns = self._clock.monotonic_ns()
+
+    def _give_up(self) -> None:
+        self._blocked_ns = None
+        if self.is_open:
+            LOG.warning("the collector at %s takes nothing any more; its ranks hold what they have", self.endpoint)
+            self._delivery.on_hello_wanted(self._clock.monotonic_ns())
+        self._batch.drop(NO_COLLECTOR)
+
+    def _read(self, answers: list[RelayedFrame]) -> None:
+        for _ in range(RECEIVES_PER_TURN_MAX):
+            frame = self._connection.receive()
+            if frame is None:
+                return
+            try:
+                message = decode(frame)
+            except DecodeError:
+                continue  # a later collector's; what matters of it is asked for again
+            match message:
+                case Relayed(frames=frames):
+                    answers += frames
+                case Welcome():
+                    self._take_welcome()
+                case HelloWanted():
+                    self._carry_out(self._delivery.on_hello_wanted(self._clock.monotonic_ns()))
+                case Refused(reason=reason, detail=detail):
+                    self._delivery.on_refused(reason, detail)
+
+    def _take_welcome(self) -> None:
+        if not self.is_open:
+            LOG.info("the collector at %s takes the frames of this node", self.endpoint)
+        self._connection.refusal = None
+        self._counts_said = None
+        self._told = ""
+        self._carry_out(self._delivery.on_welcome(0, self._clock.monotonic_ns()))
+
+    def _tell_refusal(self) -> None:
+        refusal = self._delivery.refusal or self._connection.refusal
+        if refusal is not None and refusal.reason != self._told:
+            self._told = refusal.reason
+            LOG.error("the collector at %s refuses this relay (%s): %s", self.endpoint, refusal.reason, refusal.detail)

@@ -1,0 +1,121 @@
+"""The relay's settings: configs/relay.toml is written from this file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from rankscope.measure.errors import SettingError
+from rankscope.measure.settings import Setting, Settings, Value, find_endpoint_problem, read, setting
+from rankscope.measure.shards import parse_collectors
+
+_MIB = 1024 * 1024
+
+
+def _find_listen_problem(endpoint: str) -> str | None:
+    return find_endpoint_problem(endpoint, listening=True)
+
+
+def _find_collector_problem(text: str) -> str | None:
+    endpoints = parse_collectors(text)
+    if not endpoints:
+        return "it must name a collector, for example tcp://10.0.0.1:18490"
+    return next((problem for problem in map(find_endpoint_problem, endpoints) if problem is not None), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayConfig(Settings):
+    """Everything that can be set for a relay. `_s` are seconds, `_bytes` bytes."""
+
+    TITLE: ClassVar[str] = "rankscope relay: the program that carries the reports of a node's ranks to their collector."
+    PREFIX: ClassVar[str] = "RANKSCOPE_RELAY_"
+    FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_RELAY_CONFIG"
+    FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = ("RANKSCOPE_RELAY_CONFIG",)
+
+    listen: str = setting(
+        "tcp://127.0.0.1:18492",
+        Setting(
+            "Address the ranks connect to, tcp://HOST:PORT or, for ranks of this machine, ipc:///PATH: whoever may "
+            "enter the folder of PATH may connect. The default is reached from this machine only.",
+            find_problem=_find_listen_problem,
+        ),
+    )
+    collector: str = setting(
+        "tcp://127.0.0.1:18490",
+        Setting(
+            "Address of the collector, tcp://HOST:PORT. Several with commas between them: the name of a run chooses, "
+            "and everybody must have the same ones.",
+            find_problem=_find_collector_problem,
+        ),
+    )
+    key_file: str = setting(
+        "",
+        Setting(
+            "File with the relay's pair of keys (`rankscope keys --relay`), for a collector that lets in nobody "
+            "without keys. Ranks know the relay by the same pair where allowed_keys is set."
+        ),
+    )
+    collector_key_file: str = setting(
+        "", Setting("File with the public key of that collector; several collectors have the same one.")
+    )
+    allowed_keys: str = setting(
+        "",
+        Setting(
+            "Folder with the public keys of those whose ranks may connect, files that end in .pub. Empty: ranks "
+            "connect without keys, and count as having the relay's."
+        ),
+    )
+    insecure: bool = setting(
+        False,
+        Setting("Whether ranks of other machines may connect without keys. Without this such a listen is refused."),
+    )
+    name: str = setting(
+        "", Setting("Name of the relay in the collector's log. Empty: the name of the machine.", length_max=128)
+    )
+    batch_interval_s: float = setting(
+        1.0,
+        Setting(
+            "Shortest time between two batches while reports flow. What begins and ends goes at once.",
+            unit="seconds",
+            smallest=0.01,
+            largest=1.0,
+            above="A rank that has no acknowledgement for 2 s asks where its collector is.",
+        ),
+    )
+    buffer_bytes_max: int = setting(
+        32 * _MIB,
+        Setting(
+            "Most bytes of frames that wait for one collector. Beyond, frames are dropped and counted; their ranks "
+            "hold them and send them again.",
+            unit="bytes",
+            smallest=_MIB,
+            largest=1024 * _MIB,
+        ),
+    )
+
+
+def read_config(
+    environment: Mapping[str, str], *, file_name: str = "", overrides: Mapping[str, Value] | None = None
+) -> RelayConfig:
+    """The relay's configuration from a file, the environment and the caller's overrides.
+
+    `file_name` is the argument of --config; when empty, RANKSCOPE_RELAY_CONFIG may name the file. Raises SettingError
+    when the file cannot be read, a value cannot be used or a name is no setting.
+    """
+    named_by = "--config" if file_name else RelayConfig.FILE_VARIABLE
+    file_name = file_name or environment.get(RelayConfig.FILE_VARIABLE, "")
+    return read(
+        RelayConfig,
+        file_text=_read_file(file_name, named_by) if file_name else None,
+        file_name=file_name,
+        environment=environment,
+        overrides=overrides,
+    )
+
+
+def _read_file(name: str, named_by: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        text = f"{named_by} is {name!r}, which cannot be read: {error}. Name a readable file or leave {named_by} out."
+        raise SettingError(text) from error

@@ -1,0 +1,167 @@
+"""ASSEMBLY and loop of a relay: frames of ranks -> the batch for their collector; answers -> the ranks.
+
+One thread does all of it. A frame is decoded to see that it is one, and passed on as it came: what a later release has
+put into it stays in it.
+"""
+
+import hashlib
+import logging
+import secrets
+import socket
+import threading
+from typing import Final
+
+import zmq
+
+from rankscope.collector.ingest.receiver import Received, Receiver
+from rankscope.collector.ingest.relays import ANSWER_UNSENT, NO_HELLO, UNEXPECTED
+from rankscope.collector.relay.access import read_keys
+from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, CollectorLink
+from rankscope.collector.relay.config import RelayConfig
+from rankscope.collector.relay.node_batch import NodeBatch
+from rankscope.collector.relay.passengers import Passengers, is_of_a_rank, is_urgent
+from rankscope.measure import __version__
+from rankscope.measure.clock import Clock
+from rankscope.measure.codec import encode
+from rankscope.measure.errors import SettingError
+from rankscope.measure.key_files import ClientKeys
+from rankscope.measure.machine import read_machine_id
+from rankscope.measure.messages import ClockPong, HelloWanted, RelayCounts, RelayedFrame, RelayHello
+from rankscope.measure.shards import parse_collectors
+from rankscope.measure.units import NS_PER_MS, s_to_ns
+from rankscope.uplink.connection import Connection
+
+LOG = logging.getLogger("rankscope.relay")
+
+RECEIVES_PER_TURN_MAX: Final = 512
+"""Messages of ranks taken in before what is due is sent."""
+
+WAIT_NS_MAX: Final = 500 * NS_PER_MS
+"""Longest single wait: `stop` has no other way to be noticed."""
+
+_HELLO_WANTED: Final = encode(HelloWanted())
+
+
+class Relay:
+    """The relay of a node. `run` works until `stop` is called, from a signal handler or another thread."""
+
+    def __init__(self, config: RelayConfig, clock: Clock) -> None:
+        """Listen for ranks, and begin to connect. Raises UnavailableError for an address that cannot be had,
+        SettingError for keys that cannot be used or are lacking.
+        """
+        self._clock = clock
+        self._config = config
+        keys = read_keys(config, clock)
+        self._stopping = threading.Event()
+        self._poller = zmq.Poller()
+        self._receiver = Receiver(config.listen, curve=keys.ranks, poller=self._poller)
+        self._has_rank_keys = keys.ranks is not None
+        endpoints = parse_collectors(config.collector)
+        self._passengers = Passengers(endpoints)
+        self._dropped: dict[str, int] = {}
+        self._refused: dict[str, int] = {}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        name = config.name or socket.gethostname()[:128]
+        self._hello = RelayHello(name=name, boot_id=secrets.token_hex(8), version=__version__)
+        self._links: dict[str, CollectorLink] = {}
+        try:
+            for endpoint in endpoints:
+                self._links[endpoint] = self._make_link(endpoint, keys.collector)
+        except Exception:
+            self.close()
+            raise
+
+    @property
+    def endpoint(self) -> str:
+        """Where ranks connect, with the real port."""
+        return self._receiver.endpoint
+
+    @property
+    def counts(self) -> RelayCounts:
+        """What it has refused and dropped so far."""
+        dropped = dict(self._dropped)
+        for link in self._links.values():
+            for reason, count in link.dropped.items():
+                dropped[reason] = dropped.get(reason, 0) + count
+        unsent = sum(self._receiver.unsent.values())
+        if unsent:
+            dropped[ANSWER_UNSENT] = unsent
+        refused = {**self._receiver.refused, **self._receiver.connections_refused, **self._refused}
+        return RelayCounts(refused=refused, dropped=dropped)
+
+    def stop(self) -> None:
+        """Make `run` return soon."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Carry until stopped."""
+        try:
+            while not self._stopping.is_set():
+                self.take_turn(self._clock.monotonic_ns() + WAIT_NS_MAX)
+        finally:
+            self.close()
+
+    def take_turn(self, until_ns: int) -> None:
+        """Send what is due, wait for what comes next, at most until then, and take it in."""
+        for link in self._links.values():
+            link.send_due()
+        times_ns = [until_ns, *(link.prepare_wait() for link in self._links.values())]
+        wake_ns = min(at_ns for at_ns in times_ns if at_ns is not None)
+        remaining_ns = max(0, wake_ns - self._clock.monotonic_ns())
+        # Upwards: rounded down, the last millisecond would be spent in a busy loop.
+        ready = dict(self._poller.poll(-(-remaining_ns // NS_PER_MS)))
+        for received in self._receiver.take(ready, RECEIVES_PER_TURN_MAX):
+            self._pass_on(received)
+        for link in self._links.values():
+            answers, has_opened = link.receive(ready)
+            self._pass_back(link, answers, has_opened=has_opened)
+
+    def close(self) -> None:
+        """Drop every connection. Nothing is lost by it: the ranks hold what their collector does not have."""
+        for link in self._links.values():
+            link.close()
+        self._receiver.close()
+        self._context.destroy(linger=0)
+
+    def _make_link(self, endpoint: str, keys: ClientKeys | None) -> CollectorLink:
+        try:
+            connection = Connection(
+                self._context, self._poller, self._clock, endpoint,
+                keys=keys, name=self._find_routing_id(), frame_in_bytes_max=MESSAGE_BYTES_MAX,
+            )  # fmt: skip
+        except zmq.ZMQError as error:
+            text = f"collector is {endpoint!r}: {error.strerror}. Write it as tcp://HOST:PORT."
+            raise SettingError(text) from error
+        batch = NodeBatch(interval_ns=s_to_ns(self._config.batch_interval_s), bytes_max=self._config.buffer_bytes_max)
+        return CollectorLink(
+            connection, batch, self._hello, self._clock, endpoint=endpoint, read_counts=lambda: self.counts
+        )
+
+    def _find_routing_id(self) -> str:
+        """The same in each life of this relay: where there are no keys, a rank belongs to the way its Hello came."""
+        machine = read_machine_id().partition("/")[0]
+        told = f"{machine}\0{self._hello.name}\0{self._config.listen}"
+        return f"relay-{hashlib.blake2b(told.encode(), digest_size=8).hexdigest()}"
+
+    def _pass_on(self, received: Received) -> None:
+        peer, message = received.peer, received.message
+        if not is_of_a_rank(message):
+            self._refused[UNEXPECTED] = self._refused.get(UNEXPECTED, 0) + 1
+            return
+        endpoint = self._passengers.find_endpoint(peer, message)
+        if endpoint is not None:
+            key = received.key if self._has_rank_keys else ""
+            self._links[endpoint].add(peer, received.frame, key, urgent=is_urgent(message))
+            return
+        self._dropped[NO_HELLO] = self._dropped.get(NO_HELLO, 0) + 1
+        if not isinstance(message, ClockPong):
+            self._receiver.send_frame(peer, _HELLO_WANTED)
+
+    def _pass_back(self, link: CollectorLink, answers: list[RelayedFrame], *, has_opened: bool) -> None:
+        for answer in answers:
+            if not self._receiver.send_frame(answer.peer, answer.frame):
+                self._passengers.forget(answer.peer)
+        if has_opened:
+            for peer in self._passengers.of(link.endpoint):
+                if not self._receiver.send_frame(peer, _HELLO_WANTED):
+                    self._passengers.forget(peer)
