@@ -1,0 +1,191 @@
+"""Ranks behind a real relay and a real collector: they are on the page as if they had come alone, and when the relay or
+the collector is killed nothing is lost.
+"""
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankscope.measure.shards import choose_collector
+from tests.integration.faults import check_identity, sized, wait_for_accounts
+from tests.integration.light_ranks import Crew, crew_of
+from tests.integration.relaying import relaying
+from tests.integration.serving import Served, find_fixed_port, find_rank, have_ended, serving, wait_for
+from tests.integration.torchrun import AGENT, OFTEN, run, torchrun
+from tests.integration.wire_peer import read_counts
+
+RANKS = 4
+RUN = "relayed"
+
+
+def wait_for_reports(crew: Crew, count: int) -> None:
+    """Wait until every rank has made so many more."""
+    target = crew.fewest_reports() + count
+    wait_for(
+        lambda: True if crew.fewest_reports() >= target else None,
+        lambda: f"the ranks have made {crew.fewest_reports()} reports",
+    )
+
+
+def wait_for_acknowledgements(crew: Crew, count: int) -> None:
+    """Wait until of every rank so many more are acknowledged."""
+    target = crew.fewest_acknowledged() + count
+    wait_for(
+        lambda: True if crew.fewest_acknowledged() >= target else None,
+        lambda: f"of some rank only {crew.fewest_acknowledged()} of {target} are acknowledged",
+    )
+
+
+def made_by(crew: Crew) -> dict[int, int]:
+    return {rank.identity.rank: rank.made for rank in crew.ranks}
+
+
+def end_without_loss(served: Served, crew: Crew) -> None:
+    """The crew ends, and the page accounts for all that it has made, of which nothing was lost on the way."""
+    assert crew.stop()
+    accounts = wait_for_accounts(served, RUN, made_by(crew))
+    assert {rank: account.overwritten for rank, account in accounts.items()} == {
+        rank.identity.rank: rank.overwritten for rank in crew.ranks
+    }
+    assert [(account.dropped, account.gaps) for account in accounts.values()] == [(0, 0)] * RANKS
+
+
+def read_number(served: Served, name: str) -> float:
+    """A sample without labels."""
+    (line,) = [line for line in served.read_metrics().splitlines() if line.startswith(f"{name} ")]
+    return float(line.rpartition(" ")[2])
+
+
+def test_ranks_behind_a_relay_are_seen_as_if_they_had_come_alone_in_far_fewer_batches() -> None:
+    with serving() as served, relaying(served.endpoint) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
+        # 40 reports a second of each of 4 ranks, in 10 batches a second: 16 in each.
+        wait_for_acknowledgements(crew, 60)
+        seen = served.wait_for_run(RUN, lambda run: all(rank.clock_error_ns is not None for rank in run.ranks))
+        assert [(rank.identity.rank, rank.up) for rank in seen.ranks] == [(rank, True) for rank in range(RANKS)]
+        assert read_number(served, "rankscope_relays") == 1
+        batches, frames = (
+            read_number(served, f"rankscope_{name}_total") for name in ("relay_batches", "frames_received")
+        )
+        assert frames >= 60 * RANKS
+        assert batches < frames / 4
+        end_without_loss(served, crew)
+        assert all(rank.ended == "finished" for rank in served.wait_for_run(RUN, have_ended).ranks)
+
+
+def test_the_clock_of_a_rank_is_known_to_within_the_error_that_is_told_though_its_answers_wait() -> None:
+    """All clocks are this machine's: the offset is 0, so a bound that is right holds 0. Half the pause between batches
+    would be 50 ms: a bound below that shows that the waiting is taken off.
+    """
+    with serving() as served, relaying(served.endpoint) as relay, crew_of(RUN, RANKS, relay.endpoint):
+        seen = served.wait_for_run(
+            RUN, lambda run: all((rank.clock_error_ns or 10**9) < 40_000_000 for rank in run.ranks)
+        )
+        assert len(seen.ranks) == RANKS
+
+
+def test_a_relay_that_is_killed_again_and_again_loses_nothing() -> None:
+    listen = f"tcp://127.0.0.1:{find_fixed_port()}"
+    with serving() as served, crew_of(RUN, RANKS, listen) as crew:
+        for _ in range(sized(3, 20)):
+            with relaying(served.endpoint, listen=listen) as relay:
+                wait_for_acknowledgements(crew, 5)
+                relay.end(signal.SIGKILL)
+            wait_for_reports(crew, 5)
+            check_identity(served, RUN)
+        with relaying(served.endpoint, listen=listen):
+            wait_for_acknowledgements(crew, 5)
+            end_without_loss(served, crew)
+
+
+def test_a_collector_that_is_killed_behind_a_relay_lacks_nothing_when_it_is_back() -> None:
+    address = f"tcp://127.0.0.1:{find_fixed_port()}"
+    with relaying(address) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
+        for _ in range(sized(2, 20)):
+            with serving(listen=address) as served:
+                wait_for_accounts(served, RUN, made_by(crew))
+                wait_for_acknowledgements(crew, 1)
+                served.kill()
+            wait_for_reports(crew, 10)
+        with serving(listen=address) as served:
+            wait_for_acknowledgements(crew, 10)
+            end_without_loss(served, crew)
+
+
+def test_a_relay_in_front_of_a_collector_that_stands_still_stays_small_and_catches_up() -> None:
+    with serving() as served, relaying(served.endpoint) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
+        wait_for_acknowledgements(crew, 10)
+        process = psutil.Process(relay.pid)
+        before = process.memory_info().rss
+        served.send(signal.SIGSTOP)
+        wait_for_reports(crew, sized(160, 1200))  # at 40 a second: 4 s, twice what it takes to be called gone
+        served.send(signal.SIGCONT)
+        wait_for_acknowledgements(crew, 160)
+        assert process.memory_info().rss - before < 32 << 20
+        end_without_loss(served, crew)
+
+
+def test_a_relay_and_its_collector_killed_together_lose_nothing() -> None:
+    address, listen = (f"tcp://127.0.0.1:{find_fixed_port()}" for _ in range(2))
+    with crew_of(RUN, RANKS, listen) as crew:
+        with serving(listen=address) as served, relaying(address, listen=listen) as relay:
+            wait_for_acknowledgements(crew, 5)
+            served.kill()
+            relay.end(signal.SIGKILL)
+        wait_for_reports(crew, 20)
+        with serving(listen=address) as served, relaying(address, listen=listen):
+            wait_for_acknowledgements(crew, 20)
+            end_without_loss(served, crew)
+
+
+def test_one_relay_carries_runs_of_several_collectors_each_to_its_own() -> None:
+    with serving() as first, serving() as second:
+        endpoints = [first.endpoint, second.endpoint]
+        by_endpoint = {choose_collector(name, endpoints): name for name in map(str, range(64))}
+        with (
+            relaying(",".join(endpoints)) as relay,
+            crew_of(by_endpoint[first.endpoint], 1, relay.endpoint) as one,
+            crew_of(by_endpoint[second.endpoint], 1, relay.endpoint) as two,
+        ):
+            wait_for_acknowledgements(one, 10)
+            wait_for_acknowledgements(two, 10)
+            assert first.read_run_names() == [by_endpoint[first.endpoint]]
+            assert second.read_run_names() == [by_endpoint[second.endpoint]]
+
+
+def test_a_training_reports_through_a_unix_socket_and_its_sidecar_tells_how_it_ended(tmp_path: Path) -> None:
+    listen = f"ipc://{tmp_path}/relay"
+    with serving() as served, relaying(served.endpoint, listen=listen) as relay:
+        settings = {**OFTEN, "RANKSCOPE_RUN": RUN, "RANKSCOPE_COLLECTOR": relay.endpoint}
+        script = ("paced.py", "--steps", "20", "--end", "exit", "--end-rank", "1")
+        ended = run(torchrun(2, *AGENT, *script), settings)
+        assert ended.exit_code != 0
+        assert ended.left == ()
+        seen = served.wait_for_run(RUN, lambda picture: find_rank(picture, 1).ended == "failed" and have_ended(picture))
+        end = find_rank(seen, 1).end
+        assert end is not None  # os._exit: only the sidecar can know
+        assert end.exit_code == 7
+        check_identity(served, RUN)
+
+
+def test_what_a_relay_does_not_pass_on_is_on_the_collector_s_page_and_is_no_loss() -> None:
+    """A relay that was started before its collector drops what comes meanwhile: the ranks hold it."""
+    address = f"tcp://127.0.0.1:{find_fixed_port()}"
+    with relaying(address) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
+        wait_for_reports(crew, 20)
+        with serving(listen=address) as served:
+            wait_for_acknowledgements(crew, 20)
+            dropped = wait_for(
+                lambda: read_counts(served, "rankscope_relay_frames_dropped_total").get("no_collector"),
+                served.read_metrics,
+            )
+            assert dropped >= RANKS  # each Hello at least
+            end_without_loss(served, crew)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_relay_ends_when_it_is_told_to(number: signal.Signals) -> None:
+    with relaying("tcp://127.0.0.1:1") as relay:
+        assert relay.end(number) == 0
+        assert "ranks connect to" in relay.read_stderr()

@@ -1,0 +1,102 @@
+"""Which collector the frames of a rank behind a relay go to."""
+
+import pytest
+
+from rankscope.collector.relay.passengers import Passengers, is_of_a_rank, is_urgent
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import (
+    Ack,
+    ClockPing,
+    ClockPong,
+    Goodbye,
+    Hello,
+    HelloWanted,
+    Message,
+    RankEnded,
+    RankUnresponsive,
+    Refused,
+    Relayed,
+    RelayHello,
+    Report,
+    Welcome,
+)
+from rankscope.measure.shards import choose_collector
+
+ENDPOINTS = ["tcp://a:1", "tcp://b:1"]
+RUNS = {choose_collector(run, ENDPOINTS): run for run in map(str, range(100))}
+"""A run of each collector."""
+IDENTITY = RankIdentity(
+    run=RUNS["tcp://a:1"], rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-one", pid=1
+)
+HELLO = Hello(identity=IDENTITY, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=0)
+ENDED = RankEnded(sequence=1, identity=IDENTITY, host_ns=0, wall_ns=0, reason="killed")
+SILENT = RankUnresponsive(sequence=1, identity=IDENTITY, host_ns=0, since_host_ns=0)
+REPORT = Report(sequence=1, host_ns=0)
+PONG = ClockPong(job_ns=0, host_ns=0)
+GOODBYE = Goodbye(sequence=2, reason="finished")
+
+
+def hello_of(run: str) -> Hello:
+    identity = RankIdentity(
+        run=run, rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-two", pid=1
+    )
+    return Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=0)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_what_a_rank_sends_goes_where_its_run_belongs(endpoint: str) -> None:
+    passengers = Passengers(ENDPOINTS)
+    assert passengers.find_endpoint(b"rank", hello_of(RUNS[endpoint])) == endpoint
+    assert [passengers.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [endpoint] * 3
+
+
+def test_a_rank_that_has_not_said_hello_has_no_way() -> None:
+    passengers = Passengers(ENDPOINTS)
+    assert [passengers.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [None] * 3
+
+
+def test_a_sidecar_s_notice_goes_where_its_run_belongs_without_a_hello() -> None:
+    passengers = Passengers(ENDPOINTS)
+    assert passengers.find_endpoint(b"sidecar", ENDED) == "tcp://a:1"
+    assert passengers.find_endpoint(b"sidecar", SILENT) == "tcp://a:1"
+    assert len(passengers) == 0
+
+
+def test_of_too_many_the_one_that_said_hello_first_is_forgotten() -> None:
+    passengers = Passengers(ENDPOINTS, passengers_max=2)
+    for peer in (b"one", b"two", b"one", b"three"):
+        passengers.find_endpoint(peer, HELLO)
+    assert {peer: passengers.find_endpoint(peer, REPORT) for peer in (b"one", b"two", b"three")} == {
+        b"one": "tcp://a:1", b"two": None, b"three": "tcp://a:1",
+    }  # fmt: skip
+
+
+def test_those_of_one_collector_are_asked_when_it_is_back() -> None:
+    passengers = Passengers(ENDPOINTS)
+    passengers.find_endpoint(b"one", hello_of(RUNS["tcp://a:1"]))
+    passengers.find_endpoint(b"two", hello_of(RUNS["tcp://b:1"]))
+    passengers.find_endpoint(b"three", hello_of(RUNS["tcp://a:1"]))
+    assert passengers.of("tcp://a:1") == [b"one", b"three"]
+    passengers.forget(b"one")
+    assert passengers.of("tcp://a:1") == [b"three"]
+
+
+@pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, ENDED, SILENT])
+def test_what_ranks_and_sidecars_send_is_passed_on(message: Message) -> None:
+    assert is_of_a_rank(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ack(through=1), Welcome(admitted_through=1), HelloWanted(), Refused(reason="full", detail=""),
+        ClockPing(job_ns=0), RelayHello(name="n", boot_id="b"), Relayed(frames=()),
+    ],
+)  # fmt: skip
+def test_what_only_collectors_and_relays_send_is_not_passed_on(message: Message) -> None:
+    assert not is_of_a_rank(message)
+
+
+def test_beginnings_and_ends_are_urgent_and_what_flows_is_not() -> None:
+    assert [is_urgent(message) for message in (HELLO, GOODBYE, ENDED, SILENT)] == [True] * 4
+    assert [is_urgent(message) for message in (REPORT, PONG)] == [False] * 2
