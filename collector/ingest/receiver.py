@@ -38,11 +38,13 @@ once the last ones take more than 10 s."""
 
 _KEEP_ALIVE: Final = {
     # A peer whose machine is gone leaves a connection that looks open. The kernel asks after a minute of silence and
-    # closes it after two; it costs nobody a timer of ZeroMQ's.
+    # closes it after two, also when something that was sent there is not confirmed: by itself it would send that again
+    # for a quarter of an hour. It costs nobody a timer of ZeroMQ's.
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 60,
     zmq.TCP_KEEPALIVE_INTVL: 15,
     zmq.TCP_KEEPALIVE_CNT: 4,
+    zmq.TCP_MAXRT: 120_000,
 }
 
 _CURES: Final = {

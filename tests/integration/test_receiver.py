@@ -1,11 +1,13 @@
 """The receiver, with real ZeroMQ peers on this machine."""
 
+import os
 import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+import psutil
 import pytest
 import zmq
 
@@ -220,6 +222,18 @@ def test_an_endpoint_that_is_no_address_is_the_user_s_mistake() -> None:
     # ZeroMQ would take the port modulo 65,536.
     with pytest.raises(SettingError, match=r"the collector's endpoint is 'tcp://\*:99999'; its port must be"):
         Receiver("tcp://*:99999")
+
+
+def test_the_kernel_is_told_to_close_connections_of_machines_that_are_gone(receiver: Receiver, dealer: Dealer) -> None:
+    """Otherwise one to which something was sent last stays for a quarter of an hour."""
+    dealer.send(encode(PONG))
+    assert receiver.poll(DEADLINE_MS, 1)
+    port = int(receiver.endpoint.rpartition(":")[2])
+    (accepted,) = (one.fd for one in psutil.Process().net_connections("tcp") if one.raddr and one.laddr.port == port)
+    with socket.socket(fileno=os.dup(accepted)) as connection:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
 
 
 def test_close_frees_the_port_and_may_be_called_twice(receiver: Receiver) -> None:
