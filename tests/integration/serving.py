@@ -168,6 +168,14 @@ def wait_for(look: Callable[[], T | None], describe: Callable[[], str], deadline
     return found
 
 
+def wait_for_readiness(api: Api, said: str) -> str:
+    """What /readyz says, once this is in it."""
+    return wait_for(
+        lambda: text if said in (text := read_url(f"{api.url}/readyz").decode()) else None,
+        lambda: f"no {said!r} at /readyz",
+    )
+
+
 def wait_for_end_of(pid: int, deadline_s: float = DEADLINE_S) -> None:
     """Wait until a process is gone that is no child of this one. Fails after the deadline."""
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,18 +1,21 @@
 """A real collector, a good rank, and somebody beside it who sends what no agent would: each is refused by reason and
 counted, the good rank's reports are still acknowledged, and the collector's memory stays where it was.
 
-There is no decompression bomb: nothing on the wire is compressed.
+There is no decompression bomb: nothing on the wire is compressed, and what is compressed is no message.
 """
 
+import bz2
 import contextlib
+import gzip
 import itertools
+import lzma
 import socket
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from rankscope.collector.ingest.curve import CurveServer
@@ -22,6 +25,7 @@ from rankscope.measure.codec import FRAME_BYTES_MAX, MAGIC, PROTOCOL, encode
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 from rankscope.measure.messages import Goodbye, HelloWanted, Refused, Report
 from rankscope.measure.table import Table
+from tests.integration.fault_figures import InputFigure, name_command, note, read_resident_bytes
 from tests.integration.serving import Served, find_rank, serving, wait_for
 from tests.integration.wire_peer import Peer, connected, hello_of, identity_of, read_counts
 
@@ -41,6 +45,13 @@ HEARTBEATS = {"HEARTBEAT_IVL": 200, "HEARTBEAT_TIMEOUT": 500}
 """An agent's have 10 and 30 s. They show it that its connection has been taken over, and it makes a new one."""
 
 WORLD_MAX = 2**24
+
+ZEROS = bytes(64 * 1024 * 1024)
+BOMBS = {
+    "gzip": gzip.compress(ZEROS, 1), "zlib": zlib.compress(ZEROS, 1), "bzip2": bz2.compress(ZEROS, 1),
+    "xz": lzma.compress(ZEROS, preset=0),
+}  # fmt: skip
+"""Some KB each that would become 64 MiB, if anybody blew them up."""
 
 GOOD_REPORT = encode(Report(sequence=1, host_ns=0))
 HEADER = struct.Struct(">4sHB")
@@ -81,13 +92,28 @@ def bad(served: Served) -> Iterator[Peer]:
         yield peer
 
 
+class BadInput:
+    """What is sent in a test, for the table of bad input: refused as what, and how often, is known in the end."""
+
+    def __init__(self, sent: str, refused: str, count: int = 0) -> None:
+        self.sent = sent
+        self.refused = refused
+        self.count = count
+
+
 @contextlib.contextmanager
-def staying_small(served: Served) -> Iterator[None]:
+def staying_small(served: Served, good: Peer, bad_input: BadInput) -> Iterator[None]:
     """Whatever happens inside, the collector's memory does not grow by more than a little."""
-    process = psutil.Process(served.pid)
-    before = process.memory_info().rss
+    before = read_resident_bytes(served.pid)
+    good.longest_answer_s = 0.0
     yield
-    grown = process.memory_info().rss - before
+    grown = read_resident_bytes(served.pid) - before
+    note(
+        InputFigure(
+            sent=bad_input.sent, refused=bad_input.refused, command=name_command(), count=bad_input.count,
+            grown_bytes=grown, answer_s=good.longest_answer_s,
+        )
+    )  # fmt: skip
     assert grown < GROWTH_BYTES_MAX, f"the collector has grown by {grown / 2**20:.0f} MiB"
 
 
@@ -102,37 +128,65 @@ def counted(served: Served, metric: str, reason: str, at_least: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("reason", "frame"),
+    "no_message",
     [
-        ("too_short", b""),
-        ("too_short", GOOD_REPORT[:6]),
-        ("bad_magic", b"GET / HTTP/1.1\r\nHost: collector\r\n\r\n"),
-        ("bad_magic", b"\x00" * 4096),
-        ("protocol_too_old", frame_of([1, 2], protocol=0)),
-        ("protocol_too_new", frame_of([1, 2], protocol=PROTOCOL + 1)),
-        ("protocol_too_new", frame_of([1, 2], protocol=2**16 - 1)),
-        ("unknown_kind", frame_of([1, 2], kind=255)),
-        ("bad_body", GOOD_REPORT[:-1]),
-        ("bad_body", GOOD_REPORT + b"\x00"),
-        ("bad_body", frame_of({"sequence": 1})),
-        ("bad_body", frame_of([0, 1])),
-        ("bad_body", frame_of([-1, 1])),
-        ("bad_body", frame_of([2**63, 1])),
-        ("bad_body", HEADER.pack(MAGIC, PROTOCOL, Report.KIND) + b"\xdd\xff\xff\xff\xff"),  # four billion fields
-        ("bad_body", HEADER.pack(MAGIC, PROTOCOL, Report.KIND) + b"\x91" * 100_000),  # nested as deep as it is long
+        ("an empty frame", "too_short", b""),
+        ("a frame cut in its head", "too_short", GOOD_REPORT[:6]),
+        ("an HTTP request in a frame", "bad_magic", b"GET / HTTP/1.1\r\nHost: collector\r\n\r\n"),
+        ("4,096 zeros", "bad_magic", b"\x00" * 4096),
+        ("a version from the past", "protocol_too_old", frame_of([1, 2], protocol=0)),
+        ("the next version", "protocol_too_new", frame_of([1, 2], protocol=PROTOCOL + 1)),
+        ("the last version there can be", "protocol_too_new", frame_of([1, 2], protocol=2**16 - 1)),
+        ("a kind that nobody knows", "unknown_kind", frame_of([1, 2], kind=255)),
+        ("a report without its last byte", "bad_body", GOOD_REPORT[:-1]),
+        ("a report with a byte more", "bad_body", GOOD_REPORT + b"\x00"),
+        ("a body of another shape", "bad_body", frame_of({"sequence": 1})),
+        ("number 0", "bad_body", frame_of([0, 1])),
+        ("number -1", "bad_body", frame_of([-1, 1])),
+        ("a number beyond 63 bits", "bad_body", frame_of([2**63, 1])),
+        (
+            "an array that claims four billion fields",
+            "bad_body",
+            HEADER.pack(MAGIC, PROTOCOL, Report.KIND) + b"\xdd\xff\xff\xff\xff",
+        ),
+        (
+            "arrays nested 100,000 deep", "bad_body", HEADER.pack(MAGIC, PROTOCOL, Report.KIND) + b"\x91" * 100_000
+        ),
         # To take this in would cost the collector's only thread 6 s.
-        ("bad_body", encode(Report(sequence=1, host_ns=0, covered_steps=((0, 2),) * 300_000))),
-        ("bad_table", encode(Report(sequence=1, host_ns=0, steps=Table(("step",), 2**40, b"")))),
-        ("bad_table", encode(Report(sequence=1, host_ns=0, steps=Table((), 2**62, b"")))),
-        ("bad_table", encode(Report(sequence=1, host_ns=0, steps=Table(tuple(map(str, range(65))), 0, b"")))),
-        ("too_large", b"x" * (FRAME_BYTES_MAX + 1)),
+        (
+            "300,000 ranges of steps",
+            "bad_body",
+            encode(Report(sequence=1, host_ns=0, covered_steps=((0, 2),) * 300_000)),
+        ),
+        (
+            "a table that claims 2**40 rows",
+            "bad_table",
+            encode(Report(sequence=1, host_ns=0, steps=Table(("step",), 2**40, b""))),
+        ),
+        (
+            "a table of 2**62 rows without columns",
+            "bad_table",
+            encode(Report(sequence=1, host_ns=0, steps=Table((), 2**62, b""))),
+        ),
+        (
+            "a table of 65 columns",
+            "bad_table",
+            encode(Report(sequence=1, host_ns=0, steps=Table(tuple(map(str, range(65))), 0, b""))),
+        ),
+        ("a frame a byte too large", "too_large", b"x" * (FRAME_BYTES_MAX + 1)),
+        *((f"a {name} bomb of 64 MiB", "bad_magic", bomb) for name, bomb in BOMBS.items()),
+        *(
+            (f"a report whose body is a {name} bomb", "bad_body", HEADER.pack(MAGIC, PROTOCOL, Report.KIND) + bomb)
+            for name, bomb in BOMBS.items()
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_message_is_refused_by_reason(
-    served: Served, good: Peer, bad: Peer, reason: str, frame: bytes
+    served: Served, good: Peer, bad: Peer, no_message: tuple[str, str, bytes]
 ) -> None:
+    sent, reason, frame = no_message
     before = read_counts(served, FRAMES).get(reason, 0)
-    with staying_small(served):
+    with staying_small(served, good, BadInput(sent, reason, 1)):
         bad.send_bytes(frame)
         assert counted(served, FRAMES, reason, before + 1) == before + 1
         good.report()
@@ -142,7 +196,8 @@ def test_a_frame_far_too_large_cuts_its_sender_off_before_it_is_read(served: Ser
     received = served.read_metrics().partition("rankscope_frames_received_total ")[2]
     assert received
     host, _, port = served.endpoint.removeprefix("tcp://").rpartition(":")
-    with staying_small(served), connected(served.endpoint, "boot-huge", RECONNECT_IVL=-1) as huge:
+    sent = BadInput("a frame of twice the largest size", "its connection is closed", 1)
+    with staying_small(served, good, sent), connected(served.endpoint, "boot-huge", RECONNECT_IVL=-1) as huge:
         huge.send_bytes(b"x" * (2 * FRAME_BYTES_MAX + 1))
         good.report(10)
     with socket.create_connection((host, int(port))):  # it still listens
@@ -150,39 +205,42 @@ def test_a_frame_far_too_large_cuts_its_sender_off_before_it_is_read(served: Ser
 
 
 def test_replayed_and_forged_numbers_are_not_taken_in(served: Served, good: Peer) -> None:
-    for sequence in (1, 2, 2, 3, 2**62, 10**6):
-        good.send(Report(sequence=sequence, host_ns=0))
-    good.await_answer(HelloWanted)  # for the first of the two jumps; the second one is not asked about again
-    good.report(2)
+    with staying_small(served, good, BadInput("numbers replayed and forged", "duplicates, and not taken in", 6)):
+        for sequence in (1, 2, 2, 3, 2**62, 10**6):
+            good.send(Report(sequence=sequence, host_ns=0))
+        good.await_answer(HelloWanted)  # for the first of the two jumps; the second one is not asked about again
+        good.report(2)
     rank = find_rank(served.wait_for_run("good", lambda run: run.ranks[0].last_sequence == good.sequence), 0)
     assert rank.reports_admitted == good.sequence
     assert rank.report_gaps == 0
 
 
 def test_numbers_of_somebody_who_said_no_hello_are_not_taken_in(served: Served, good: Peer, bad: Peer) -> None:
-    for sequence in (1, 2, 2**62):
-        bad.send(Report(sequence=sequence, host_ns=0))
-        bad.send(Goodbye(sequence=sequence, reason="finished"))
-    bad.await_answer(HelloWanted)
-    good.report()
+    with staying_small(served, good, BadInput("reports of somebody who said no Hello", "asked for a Hello", 6)):
+        for sequence in (1, 2, 2**62):
+            bad.send(Report(sequence=sequence, host_ns=0))
+            bad.send(Goodbye(sequence=sequence, reason="finished"))
+        bad.await_answer(HelloWanted)
+        good.report()
     assert "good" in served.read_run_names()
 
 
 def test_who_claims_another_s_life_is_refused_and_the_rank_goes_on(served: Served, good: Peer, bad: Peer) -> None:
     before = read_counts(served, PEERS).get("identity_taken", 0)
-    for first_sequence in (1, 2**62):
-        bad.send(hello_of(good.identity, first_sequence))
-        assert bad.await_answer(Refused).reason == "identity_taken"
-    bad.send(Goodbye(sequence=good.sequence + 1, reason="failed"))
-    bad.await_answer(HelloWanted)
-    good.report(2)
+    with staying_small(served, good, BadInput("a Hello in the name of another rank's life", "identity_taken", 2)):
+        for first_sequence in (1, 2**62):
+            bad.send(hello_of(good.identity, first_sequence))
+            assert bad.await_answer(Refused).reason == "identity_taken"
+        bad.send(Goodbye(sequence=good.sequence + 1, reason="failed"))
+        bad.await_answer(HelloWanted)
+        good.report(2)
     assert counted(served, PEERS, "identity_taken", before + 2) == before + 2
     rank = find_rank(served.wait_for_run("good", lambda run: run.ranks[0].last_sequence == good.sequence), 0)
     assert rank.up
 
 
 def test_a_world_that_nobody_has_room_for_is_refused_before_room_is_made(served: Served, good: Peer, bad: Peer) -> None:
-    with staying_small(served):
+    with staying_small(served, good, BadInput("worlds of 65 to 2**24 ranks, where 64 have room", "full", 3)):
         for world_size in (65, 2**20, WORLD_MAX):
             bad.send(hello_of(identity_of("boot-wide", run="wide", world_size=world_size)))
             assert bad.await_answer(Refused).reason == "full"
@@ -193,11 +251,12 @@ def test_a_world_that_nobody_has_room_for_is_refused_before_room_is_made(served:
 @pytest.mark.parametrize("what", ["runs", "ranks"])
 def test_a_hundred_thousand_fakes_from_a_peer_that_never_reads_cost_no_memory(what: str) -> None:
     """As many runs, or lives of the ranks of one run, as nobody has; answers pile up only as far as they may."""
+    sent = BadInput(f"{FAKES:,} fake {what}, from a peer that never reads", "full, and answers that are not kept")
     with (
         serving("--runs-max", str(ROOM), "--ranks-max", str(ROOM)) as served,
         good_rank(served) as good,
         connected(served.endpoint, "boot-flood", RCVHWM=1, RCVBUF=4096) as flood,
-        staying_small(served),
+        staying_small(served, good, sent),
     ):
         for number in range(FAKES):
             run, rank, world_size = ("fake", number % 4, 4) if what == "ranks" else (f"fake-{number}", 0, 1)
@@ -209,6 +268,7 @@ def test_a_hundred_thousand_fakes_from_a_peer_that_never_reads_cost_no_memory(wh
             assert counted(served, PEERS, "full", refused) == refused
         assert counted(served, ANSWERS, "full", 1) >= 1
         good.report(10)
+        sent.count = read_counts(served, PEERS).get("full", 0) + read_counts(served, ANSWERS)["full"]
         assert len(served.read_run_names()) <= ROOM
         assert served.read_stderr().count("refused (full)") <= 3  # once a minute
 
@@ -218,7 +278,8 @@ def test_a_hundred_thousand_fakes_from_a_peer_that_never_reads_cost_no_memory(wh
 
 def test_connections_that_say_nothing_keep_nobody_out(served: Served, good: Peer) -> None:
     host, _, port = served.endpoint.removeprefix("tcp://").rpartition(":")
-    with contextlib.ExitStack() as silent:
+    sent = BadInput("200 connections that say nothing", "closed after the 30 s of a handshake", 200)
+    with staying_small(served, good, sent), contextlib.ExitStack() as silent:
         for _ in range(200):
             silent.enter_context(socket.create_connection((host, int(port))))
         good.report(5)

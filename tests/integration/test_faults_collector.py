@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import psutil
 
 from rankscope.collector.state.snapshot import RunSnapshot
+from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, sized, wait_for_accounts
 from tests.integration.light_ranks import STEPS_PER_REPORT, Crew, LightRank, crew_of, light_identity
 from tests.integration.serving import find_fixed_port, have_ended, read_url, serving, wait_for
@@ -49,17 +50,26 @@ def ended_in(restart_count: int) -> Callable[[RunSnapshot], bool]:
 
 def test_a_collector_that_is_killed_and_comes_back_lacks_nothing_and_says_what_the_one_before_had() -> None:
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
+    kills = sized(2, 20)
+    fault = Fault(
+        f"SIGKILL of the collector, {kills} times, no store",
+        "the next one has the ranks say Hello, and takes up where the one before had acknowledged",
+    )
     with crew_of(RUN, RANKS, address) as crew:
-        for _ in range(sized(2, 20)):
+        for _ in range(kills):
             with serving(listen=address) as served:
                 wait_for_accounts(served, RUN, made_by(crew))
                 wait_for_acknowledgements(crew, 1)
                 served.kill()
             wait_for_reports(crew, 3)
         with serving(listen=address) as served:
+            fault.is_over()
+            wait_for_accounts(served, RUN, made_by(crew))
+            fault.is_delivered()
             wait_for_acknowledgements(crew, 10)
             assert crew.stop()
             accounts = wait_for_accounts(served, RUN, made_by(crew))
+            fault.settle(served, accounts)
             overwritten = {rank.identity.rank: rank.overwritten for rank in crew.ranks}
             # A rank that is back seconds after the others may have its backlog late: that is counted too.
             assert {rank: account.overwritten for rank, account in accounts.items()} == overwritten
@@ -71,15 +81,22 @@ def test_a_collector_that_is_killed_and_comes_back_lacks_nothing_and_says_what_t
 def test_a_full_buffer_drops_the_oldest_reports_and_the_page_tells_how_many_steps_were_in_them() -> None:
     """16 reports fit, so of the 60 and more that are made while no collector is there at least 44 are gone."""
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
+    fault = Fault(
+        "no collector, and room for 16 reports of the 60 that are made",
+        "the oldest reports go first; the page tells how many steps were in them",
+    )
     with crew_of(RUN, RANKS, address, reports_max=16) as crew:
         with serving(listen=address) as served:
             wait_for_accounts(served, RUN, made_by(crew))
             served.kill()
         wait_for_reports(crew, 60)
         with serving(listen=address) as served:
+            fault.is_over()
             wait_for_accounts(served, RUN, made_by(crew))
+            fault.is_delivered()
             assert crew.stop()
             accounts = wait_for_accounts(served, RUN, made_by(crew))
+            fault.settle(served, accounts)
             for rank in crew.ranks:
                 # The agent also counts what arrived while its acknowledgement was still on the way.
                 dropped = accounts[rank.identity.rank].dropped
@@ -89,11 +106,19 @@ def test_a_full_buffer_drops_the_oldest_reports_and_the_page_tells_how_many_step
 def test_a_collector_that_is_stopped_for_a_while_catches_up_without_loss() -> None:
     with serving() as served, crew_of(RUN, RANKS, served.endpoint) as crew:
         wait_for_accounts(served, RUN, made_by(crew))
+        fault = Fault(
+            f"SIGSTOP of the collector for {sized(2, 30)} s",
+            "the ranks keep their reports, ask with growing pauses, and send the rest when it answers",
+        )
         served.send(signal.SIGSTOP)
         wait_for_reports(crew, sized(80, 1200))  # at 40 a second: 2 s, and 30 s
         served.send(signal.SIGCONT)
+        fault.is_over()
+        wait_for_accounts(served, RUN, made_by(crew))
+        fault.is_delivered()
         assert crew.stop()
         accounts = wait_for_accounts(served, RUN, made_by(crew))
+        fault.settle(served, accounts)
         assert [account.gaps for account in accounts.values()] == [0] * RANKS
 
 
@@ -103,23 +128,34 @@ def test_without_file_descriptors_the_collector_goes_on_for_who_is_connected() -
         before = resource.prlimit(served.pid, resource.RLIMIT_NOFILE)
         full = psutil.Process(served.pid).num_fds()
         resource.prlimit(served.pid, resource.RLIMIT_NOFILE, (full, before[1]))
+        fault = Fault(
+            f"no file descriptor left when {2 * RANKS} more ranks come",
+            "who is connected is served on; the others are let in once there are some again",
+        )
         with crew_of("late", 2 * RANKS, served.endpoint) as late:
             wait_for_reports(late, 10)
             wait_for_acknowledgements(crew, 20)
             assert late.fewest_acknowledged() == 0
             resource.prlimit(served.pid, resource.RLIMIT_NOFILE, before)
-            wait_for_acknowledgements(late, 10)
+            fault.is_over()
+            wait_for_accounts(served, "late", made_by(late))
+            fault.is_delivered()
             assert late.stop()
             assert crew.stop()
-            for run, ranks in ((RUN, crew), ("late", late)):
-                accounts = wait_for_accounts(served, run, made_by(ranks))
-                assert [account.gaps for account in accounts.values()] == [0] * len(ranks.ranks)
+            accounts = wait_for_accounts(served, RUN, made_by(crew))
+            late_accounts = wait_for_accounts(served, "late", made_by(late))
+            fault.settle(served, late_accounts)
+            assert [account.gaps for account in (*accounts.values(), *late_accounts.values())] == [0] * 3 * RANKS
 
 
 def test_slow_scrapers_hold_nobody_up() -> None:
     """Some never end their request, some read one byte of the answer: each keeps one of the server's 32 threads."""
     with serving() as served, crew_of(RUN, RANKS, served.endpoint) as crew, ExitStack() as ends:
         wait_for_accounts(served, RUN, made_by(crew))
+        fault = Fault(
+            "16 scrapers that never end their request or read one byte of the answer",
+            "each holds one of 32 threads for 10 s; reports are acknowledged and pages served meanwhile",
+        )
         for number in range(16):
             scraper = ends.enter_context(socket.socket())
             scraper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -133,12 +169,15 @@ def test_slow_scrapers_hold_nobody_up() -> None:
         assert read_url(f"{served.url}/healthz")
         check_identity(served, RUN)
         assert crew.stop()
-        wait_for_accounts(served, RUN, made_by(crew))
+        fault.settle(served, wait_for_accounts(served, RUN, made_by(crew)))
 
 
 def test_of_many_elastic_restarts_only_the_last_attempt_is_on_the_page() -> None:
     """Every restart begins a new life of each rank, which delivers all it has before the next begins."""
     restarts = sized(10, 1000)
+    fault = Fault(
+        f"{restarts:,} elastic restarts of all ranks", "each begins new lives; only the last attempt is on the page"
+    )
     with serving() as served:
         for restart_count in range(restarts):
             crew = Crew([LightRank(light_identity(RUN, rank, 2, restart_count), served.endpoint) for rank in range(2)])
@@ -149,3 +188,5 @@ def test_of_many_elastic_restarts_only_the_last_attempt_is_on_the_page() -> None
                 accounts = wait_for_accounts(served, RUN, made_by(crew))
                 assert sorted(accounts) == [0, 1]
                 assert [account.gaps for account in accounts.values()] == [0, 0]
+                if restart_count == restarts - 1:
+                    fault.settle(served, accounts)

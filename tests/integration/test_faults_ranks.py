@@ -10,6 +10,7 @@ from rankscope.agent.report.spill_folder import find_files, find_lives, open_fol
 from rankscope.agent.sidecar.beacon import find_names
 from rankscope.agent.sidecar.directory import find_root
 from rankscope.collector.state.snapshot import RankSnapshot
+from tests.integration.fault_figures import Fault
 from tests.integration.faults import RankProcess, check_identity, ranks_of, wait_for_accounts
 from tests.integration.serving import Served, find_fixed_port, find_rank, serving, wait_for
 
@@ -50,12 +51,19 @@ def test_a_rank_that_is_killed_while_the_collector_is_stopped_lacks_no_report(ru
     with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (rank,):
         rank.wait_for_report(5)
         wait_for_accounts(served, run, {0: 1})
+        fault = Fault(
+            "SIGKILL of a rank while the collector is stopped, with a spill",
+            "its sidecar delivers what is on the disk, in its name and under its numbers",
+        )
         served.send(signal.SIGSTOP)
         rank.wait_for_reports(100)  # more than the 64 that may be in flight, and so in somebody's socket
         rank.kill()
         served.send(signal.SIGCONT)
+        fault.is_over()
         wait_until_delivered(tmp_path)
-        account = wait_for_accounts(served, run, {0: rank.made})[0]
+        accounts = wait_for_accounts(served, run, {0: rank.made})
+        fault.settle(served, accounts)
+        account = accounts[0]
         assert (account.made, account.gaps, account.elsewhere) == (rank.made, 0, 0)
         end = wait_for_end(served, run, 0)
         assert (end.ended, end.last_sequence) == ("killed", rank.last_report)
@@ -68,10 +76,16 @@ def test_a_rank_that_is_killed_between_two_collectors_is_delivered_to_the_next(r
         with serving(listen=address) as served:
             wait_for_accounts(served, run, {0: 1, 1: 1})
             served.kill()
+        fault = Fault(
+            "SIGKILL of a rank between two collectors, with a spill", "its sidecar delivers to the next collector"
+        )
         victim.wait_for_reports(20)
         victim.kill()
         with serving(listen=address) as served:
-            account = wait_for_accounts(served, run, {0: victim.made, 1: 1})[0]
+            fault.is_over()
+            accounts = wait_for_accounts(served, run, {0: victim.made, 1: 1})
+            fault.settle(served, accounts)
+            account = accounts[0]
             assert (account.made, account.gaps) == (victim.made, 0)
             # What was acknowledged before is not sent again, the rest is; late where the other rank has gone on since.
             assert account.published + account.late >= 19 * 3
@@ -87,6 +101,10 @@ def test_what_rank_and_sidecar_left_when_both_were_killed_is_delivered_with_the_
         with ranks_of([RankProcess(run, "0", "2", served.endpoint, str(tmp_path))]) as (first,):
             first.wait_for_report(5)
             wait_for_accounts(served, run, {0: 1})
+            fault = Fault(
+                "SIGKILL of a rank and of its sidecar, with a spill",
+                "the sidecar of the next start of the run on that machine delivers",
+            )
             served.send(signal.SIGSTOP)
             first.wait_for_reports(100)
             kill_sidecar(tmp_path)
@@ -94,7 +112,9 @@ def test_what_rank_and_sidecar_left_when_both_were_killed_is_delivered_with_the_
             assert find_files(open_folder(str(tmp_path)), first.boot_id)
             served.send(signal.SIGCONT)
         with ranks_of([RankProcess(run, "1", "2", served.endpoint, str(tmp_path))]) as (second,):
+            fault.is_over()
             accounts = wait_for_accounts(served, run, {0: first.made, 1: 1})
+            fault.settle(served, accounts)
             assert (accounts[0].made, accounts[0].gaps) == (first.made, 0)
             second.stop()
             wait_until_delivered(tmp_path)
@@ -136,9 +156,13 @@ def test_a_rank_whose_disk_cannot_be_written_goes_on_in_memory(run: str, tmp_pat
     blocked.write_text("")
     with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(blocked))]) as (rank,):
         rank.wait_for_report(5)
+        fault = Fault("a spill folder that cannot be written, and a stopped collector", "it goes on in memory, counted")
         served.send(signal.SIGSTOP)
         rank.wait_for_reports(20)
         served.send(signal.SIGCONT)
+        fault.is_over()
         rank.stop()
-        account = wait_for_accounts(served, run, {0: rank.made})[0]
+        accounts = wait_for_accounts(served, run, {0: rank.made})
+        fault.settle(served, accounts)
+        account = accounts[0]
         assert (account.made, account.gaps) == (rank.made, 0)

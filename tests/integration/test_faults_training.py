@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
 from rankscope.agent.report.spill_format import REPORT, decode_records
+from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, read_accounts, wait_for_accounts
 from tests.integration.serving import find_rank, have_ended, serving, wait_for
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, started, torchrun
@@ -50,6 +51,10 @@ def test_what_a_killed_training_had_written_to_the_disk_arrives(tmp_path: Path) 
         run = settings["RANKSCOPE_RUN"]
         with started(python(*AGENT, "paced.py"), settings) as job:
             before = wait_for_accounts(served, run, {0: 10})[0]
+            fault = Fault(
+                "SIGKILL of a real training with 80 reports and more on the disk, the collector stopped",
+                "its sidecar delivers every one of them",
+            )
             served.send(signal.SIGSTOP)
             there = count_reports_on_disk(folder)
             wait_for(
@@ -60,9 +65,12 @@ def test_what_a_killed_training_had_written_to_the_disk_arrives(tmp_path: Path) 
             job.launcher.wait()
             written = count_reports_on_disk(folder)
             served.send(signal.SIGCONT)
+            fault.is_over()
             wait_for(lambda: None if find_lives(folder) else True, lambda: f"still there: {find_lives(folder)}")
             seen = served.wait_for_run(run, lambda run: have_ended(run) and run.ranks[0].last_sequence >= written)
-            account = read_accounts(served, run)[0]
+            accounts = read_accounts(served, run)
+            fault.settle(served, accounts)
+            account = accounts[0]
     assert (account.unaccounted, account.gaps) == (0, 0)
     assert account.made > before.made + 40  # a step takes 20 ms and more, 80 reports take 8 s
     assert (find_rank(seen, 0).ended, find_rank(seen, 0).last_sequence) == ("killed", written)

@@ -4,9 +4,7 @@ costs it nothing but the disk.
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,7 +20,8 @@ from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.store.database import Database
 from rankscope.measure.errors import UnavailableError
 from tests.integration.killed_writer import kill_writer
-from tests.integration.serving import Api, Served, find_fixed_port, read_url, serving, wait_for
+from tests.integration.serving import Api, Served, find_fixed_port, serving, wait_for, wait_for_readiness
+from tests.integration.small_disk import fill, mounted
 from tests.integration.torchrun import Ended, python, run, started, torchrun
 from tests.integration.wire_ranks import telling
 from tests.unit.collector.job_stories import Story
@@ -254,36 +253,10 @@ def test_a_table_without_rows_is_refused() -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no file system can be mounted here: that needs root")
-    try:
+    with mounted(tmp_path / "small", 8) as folder:
+        if folder is None:
+            pytest.skip("no file system can be mounted here: that needs root")
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # noqa: S607 - as it is found on this machine
-
-
-def fill(folder: Path) -> Path:
-    """A file that takes all the room there is."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            while True:
-                try:
-                    file.write(b"\0" * size)
-                except OSError:
-                    break
-    return filler
-
-
-def wait_for_readiness(served: Served, said: str) -> str:
-    """What /readyz says, once this is in it."""
-    return wait_for(
-        lambda: text if said in (text := read_url(f"{served.url}/readyz").decode()) else None,
-        lambda: f"no {said!r} at /readyz",
-    )
 
 
 def test_a_full_disk_is_said_and_caught_up_with_when_there_is_room_again(small_disk: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -42,6 +43,8 @@ class Peer:
         self._dealer = dealer
         self.identity = identity_of(boot_id)
         self.sequence = 0
+        self.longest_answer_s = 0.0
+        """The longest that an acknowledgement has taken."""
 
     def send(self, message: Message) -> None:
         """Send a message."""
@@ -78,9 +81,11 @@ class Peer:
         """Send reports, and see each acknowledged: the collector takes in what this peer sends."""
         for _ in range(count):
             self.sequence += 1
+            sent_s = time.monotonic()
             self.send(Report(sequence=self.sequence, host_ns=self.sequence))
             while self.await_answer(Ack).through < self.sequence:
                 pass
+            self.longest_answer_s = max(self.longest_answer_s, time.monotonic() - sent_s)
 
 
 @contextlib.contextmanager
