@@ -27,6 +27,7 @@ from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.events import (
     ClockSampled,
+    CollectorAway,
     DuplicateSeen,
     EndSeen,
     GoodbyeAdmitted,
@@ -57,12 +58,15 @@ from rankscope.measure.messages import (
     Report,
     Welcome,
 )
-from rankscope.measure.units import NS_PER_MS, ns_to_s, s_to_ns
+from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s, s_to_ns
 
 LOG = logging.getLogger("rankscope.collector")
 
 RECEIVES_PER_POLL_MAX = 512
 """Messages taken in before the tick gets its turn: at 30 us each 15 ms."""
+AWAY_NS_MIN = NS_PER_S
+"""Lateness of a tick from which on it counts as an absence of the collector: what a busy one is late is far less, and
+the shortest silence that can be set for a rank is twice as long."""
 SILENT_TICKS_S = 10.0
 """A loop whose last tick is older than this is not healthy."""
 
@@ -146,6 +150,7 @@ class Service:
             while not self._stopping.is_set():
                 self._receive(max(0, next_tick_ns - self._clock.monotonic_ns()))
                 if self._clock.monotonic_ns() >= next_tick_ns:
+                    self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
                     self._tick()
                     on_tick(self._snapshot)
@@ -299,6 +304,12 @@ class Service:
         return self._contained[where]
 
     # -- the tick -----------------------------------------------------------------------------------------------------
+
+    def _pass_over(self, away_ns: int) -> None:
+        """A tick that comes far too late: the collector was stopped, or its clock has jumped."""
+        if away_ns >= AWAY_NS_MIN:
+            for job in self._jobs.values():
+                self._contain(job, CollectorAway(away_ns, self._clock.monotonic_ns()))
 
     def _tick(self) -> None:
         now_ns, wall_s = self._clock.monotonic_ns(), self._wall_s()

@@ -67,6 +67,13 @@ class UnresponsiveSeen(NamedTuple):
     now_job_ns: int
 
 
+class CollectorAway(NamedTuple):
+    """The collector itself has not looked for so long: stopped, suspended, or its clock has jumped."""
+
+    away_ns: int
+    now_job_ns: int
+
+
 class Tick(NamedTuple):
     """Time has passed."""
 
@@ -83,5 +90,6 @@ JobEvent = (
     | ProcessGone
     | EndSeen
     | UnresponsiveSeen
+    | CollectorAway
     | Tick
 )

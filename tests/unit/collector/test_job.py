@@ -6,6 +6,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.state.effects import AskClock, CloseFinding, OpenFinding
 from rankscope.collector.state.events import (
     ClockSampled,
+    CollectorAway,
     DuplicateSeen,
     EndSeen,
     ProcessGone,
@@ -204,6 +205,25 @@ def test_rank_that_does_not_report_is_silent_and_comes_back_with_its_next_report
     assert [rank.ended for rank in story.snapshot().ranks] == ["silent", "silent"]
     story.train(1)
     assert [rank.ended for rank in story.snapshot().ranks] == [None, None]
+
+
+def test_time_in_which_the_collector_was_away_counts_as_nobody_s_silence() -> None:
+    story = Story(2).join().train(5)
+    story.now_ns += 60 * S
+    story.job.handle(CollectorAway(60 * S, story.now_ns))
+    story.tick(1.0)
+    assert [rank.ended for rank in story.snapshot().ranks] == [None, None]
+    story.tick(15.0)
+    assert [rank.ended for rank in story.snapshot().ranks] == ["silent", "silent"]
+
+
+def test_a_rank_that_was_heard_of_before_the_collector_looked_around_is_silent_in_time_too() -> None:
+    story = Story(2).join().train(5)
+    story.now_ns += 60 * S
+    story.train(1)
+    story.job.handle(CollectorAway(60 * S, story.now_ns))
+    story.tick(15.1)
+    assert [rank.ended for rank in story.snapshot().ranks] == ["silent", "silent"]
 
 
 def test_collectives_are_counted_with_waiting_transfer_and_bus_bandwidth() -> None:
