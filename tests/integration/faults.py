@@ -7,12 +7,13 @@ import contextlib
 import os
 import queue
 import random
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from tests.integration.serving import DEADLINE_S, Api, wait_for
 
 IS_SOAK: Final = os.environ.get("SOAK") == "1"
 ROOT: Final = Path(__file__).parents[2]
+LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 LIGHT_RANK: Final = Path(__file__).parent / "scripts" / "light_rank.py"
 
 
@@ -53,12 +55,24 @@ class PageAccount:
 
 def read_accounts(api: Api, run: str) -> dict[int, PageAccount]:
     """What the page says of each rank of a run that has reported."""
+    return to_accounts(
+        {
+            (sample.name, ",".join(f'{name}="{value}"' for name, value in sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(api.read_metrics())
+            for sample in family.samples
+        },
+        run,
+    )
+
+
+def to_accounts(samples: Mapping[tuple[str, str], float], run: str) -> dict[int, PageAccount]:
+    """The accounts of a run's ranks, from the samples of a page by name and labels, both as they stand there."""
     found: dict[int, dict[str, int]] = {}
-    for family in text_string_to_metric_families(api.read_metrics()):
-        for sample in family.samples:
-            if sample.labels.get("run") == run and "rank" in sample.labels:
-                counts = found.setdefault(int(sample.labels["rank"]), {})
-                counts[sample.name + sample.labels.get("reason", "")] = int(sample.value)
+    for (name, text), value in samples.items():
+        if name.startswith("rankscope_steps_") or name == "rankscope_report_gaps_total":
+            labels = dict(LABEL.findall(text))
+            if labels.get("run") == run and "rank" in labels:
+                found.setdefault(int(labels["rank"]), {})[name + labels.get("reason", "")] = int(value)
     return {
         rank: PageAccount(
             made=counts["rankscope_steps_made_total"],

@@ -18,6 +18,7 @@ from rankscope.agent.report.spill import Spill
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import BootId, RankIdentity, RunId
+from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.machine import read_machine_id
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import Losses, StepRecord
@@ -40,7 +41,9 @@ def light_identity(run: str, rank: int, world_size: int, restart_count: int = 0)
 
 
 class LightRank:
-    """One rank, on the thread that calls `run`. The bounds of its ring and its buffer are the caller's."""
+    """One rank, on the thread that calls `run`, or that opens it and then drives it step by step. The bounds of its
+    buffer are the caller's.
+    """
 
     def __init__(
         self,
@@ -49,10 +52,14 @@ class LightRank:
         *,
         spill_dir: str = "",
         reports_max: int = 4096,
+        interval_ns: int = INTERVAL_NS,
+        keys: ClientKeys | None = None,
         on_report: Callable[[int], None] = lambda _sequence: None,
     ) -> None:
         self.identity = identity
         self._endpoint = endpoint
+        self._interval_ns = interval_ns
+        self._keys = keys
         self._on_report = on_report
         self._clock = SystemClock()
         self._steps: Ring[StepRecord] = Ring(STEPS_PER_REPORT)
@@ -87,22 +94,41 @@ class LightRank:
 
     def run(self, reports: int | None = None) -> bool:
         """Report until stopped, or so often; whether everything was acknowledged in the end."""
-        self._sender.open(self._endpoint)
+        self.open()
         try:
             while not self._stopping.is_set() and (reports is None or self.reports < reports):
-                self._report()
-                self._sender.exchange(self._clock.monotonic_ns() + INTERVAL_NS)
-            goodbye = self._builder.build_goodbye("finished", "", 0)
-            self._sender.push(goodbye.sequence, encode(goodbye), 0)
+                self.report()
+                self.exchange(self._clock.monotonic_ns() + self._interval_ns)
+            self.say_goodbye()
             deadline_ns = self._clock.monotonic_ns() + DRAIN_NS_MAX
             while not self.delivery.everything_acknowledged and self._clock.monotonic_ns() < deadline_ns:
-                self._sender.exchange(self._clock.monotonic_ns() + INTERVAL_NS)
+                self.exchange(self._clock.monotonic_ns() + self._interval_ns)
             return self.delivery.everything_acknowledged
         finally:
-            self._sender.close()
-            self.spill.close()
+            self.close()
 
-    def _report(self) -> None:
+    # -- step by step -------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to connect."""
+        self._sender.open(self._endpoint, self._keys)
+
+    def exchange(self, until_ns: int) -> None:
+        """Send and receive until then; a time that is over does it once."""
+        self._sender.exchange(until_ns)
+
+    def say_goodbye(self) -> None:
+        """Make the last message."""
+        goodbye = self._builder.build_goodbye("finished", "", 0)
+        self._sender.push(goodbye.sequence, encode(goodbye), 0)
+
+    def close(self) -> None:
+        """Hang up. What was not acknowledged stays in the spill, if there is one."""
+        self._sender.close()
+        self.spill.close()
+
+    def report(self) -> None:
+        """Make some steps and report them; they go out with the next `exchange`."""
         now_ns = self._clock.monotonic_ns()
         # One more than the ring holds: it is overwritten, and counted.
         for number in range(self.made, self.made + STEPS_PER_REPORT + (self.reports % 8 == 0)):
@@ -126,7 +152,7 @@ class LightRank:
             first_sequence=first_sequence,
             host_ns=self._clock.monotonic_ns(),
             wall_ns=self._clock.wall_ns(),
-            report_interval_ns=INTERVAL_NS,
+            report_interval_ns=self._interval_ns,
         )
 
 

@@ -1,0 +1,38 @@
+"""`python -m tests.benchmarks.soak [--ranks 1024] [--minutes 30] [--seed 1]`: exits with 1 when anything was wrong."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.soak.result import render
+from tests.benchmarks.soak.run import SoakSettings, run_soak
+from tests.benchmarks.soak.watch import S_PER_MIN
+
+
+def main() -> int:
+    """Run one soak and write its result down."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.soak", description="Ranks and faults for long.")
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fault-s-max", type=float, default=30.0, help="longest fault, in seconds")
+    parser.add_argument("--out", type=Path, default=RESULTS / "soak.md")
+    options = parser.parse_args()
+    command = f"--ranks {options.ranks} --minutes {options.minutes:g} --seed {options.seed}"
+    head = describe_run(f"python -m tests.benchmarks.soak {command} --fault-s-max {options.fault_s_max:g}")
+    settings = SoakSettings(
+        ranks=options.ranks,
+        seconds=options.minutes * S_PER_MIN,
+        seed=options.seed,
+        fault_s_max=options.fault_s_max,
+    )
+    result = run_soak(settings)
+    text = render(result, head)
+    options.out.write_text(text, encoding="utf-8")
+    print(text)
+    return 1 if result.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Delivers what killed ranks have left on the disk, as the sidecar of their node would, with its code.
+
+`python -m tests.benchmarks.soak.left ENDPOINT KEY_FOLDER SPILL_DIR` looks again and again until `finish` comes on
+stdin; then it ends as soon as nothing is left, and says how many lives and reports it has delivered. It ends when stdin
+does. Ranks that live hold the lock of their files, so what is found is left.
+"""
+
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from rankscope.agent.report.left_behind import Address, take_life
+from rankscope.agent.report.left_delivery import deliver
+from rankscope.agent.report.spill_folder import find_lives, open_folder
+from rankscope.agent.sidecar.left_reports import ATTEMPT_NS
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
+
+LOOK_S: Final = 2.0
+"""Between two looks at the folder: to try the lock of each of 1,024 lives costs some 30 ms."""
+
+LOOKS_AFTER_FINISH_MAX: Final = 60
+"""How often it looks for what is left once all ranks have ended."""
+
+
+def deliver_what_is_left(folder: str, address: Address) -> tuple[int, int]:
+    """One look; how many lives and reports were delivered."""
+    lives = reports = 0
+    clock = SystemClock()
+    for boot_id in find_lives(folder):
+        life = take_life(folder, boot_id)
+        if life is None:
+            continue
+        try:
+            deadline_ns = clock.monotonic_ns() + ATTEMPT_NS
+            if deliver(life, address, clock, deadline_ns=deadline_ns, is_stopping=lambda: False):
+                lives, reports = lives + 1, reports + len(life.held)
+                life.remove()
+        finally:
+            life.close()
+    return lives, reports
+
+
+def _wait_for_finish(finishing: threading.Event) -> None:
+    sys.stdin.readline()
+    finishing.set()
+
+
+def main(endpoint: str, key_folder: str, spill_dir: str) -> None:
+    """Deliver until told to finish, and nothing is left."""
+    keys = ClientKeys(
+        read_public_key(str(Path(key_folder) / "collector.pub"), "collector_key_file"),
+        read_key_pair(str(Path(key_folder) / "agent.key"), "key_file"),
+    )
+    folder, finishing, pause = open_folder(spill_dir), threading.Event(), threading.Event()
+    threading.Thread(target=_wait_for_finish, args=(finishing,), daemon=True).start()
+    lives = reports = looks = 0
+    while not finishing.is_set() or (find_lives(folder) and looks < LOOKS_AFTER_FINISH_MAX):
+        delivered = deliver_what_is_left(folder, Address(endpoint, keys))
+        lives, reports = lives + delivered[0], reports + delivered[1]
+        if finishing.is_set():
+            looks += 1
+        pause.wait(LOOK_S)
+    print(lives, reports, len(find_lives(folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

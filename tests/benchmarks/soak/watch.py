@@ -1,0 +1,259 @@
+"""What is looked at all along: the pages of metrics, /readyz, and the memory of every process."""
+
+import contextlib
+import re
+import statistics
+import threading
+import urllib.error
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from time import monotonic
+from typing import Final, NamedTuple
+
+from tests.integration.fault_figures import read_resident_bytes
+from tests.integration.faults import LABEL
+from tests.integration.serving import read_url
+
+SAMPLE_S: Final = 5.0
+"""Between two looks at the memory."""
+
+CLOCK_TICKS_PER_S: Final = 100
+"""Of the CPU times in /proc: Linux shows every program 100."""
+
+NS_PER_S: Final = 1_000_000_000
+S_PER_MIN: Final = 60.0
+POINTS_MIN: Final = 3
+"""Two points always lie on a line."""
+
+ERRORS: Final = "rankscope_collector_errors_total"
+COUNTED_BY_REASON: Final = frozenset({
+    "rankscope_frames_refused_total", "rankscope_peers_refused_total", "rankscope_answers_unsent_total",
+    "rankscope_http_refused_total", ERRORS,
+})  # fmt: skip
+
+_SAMPLE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+
+Key = tuple[str, str]
+"""Name and labels of a sample, as they stand on the page."""
+
+
+class Page(NamedTuple):
+    """A page of metrics: its counters, and of each run the restart that it is in."""
+
+    counters: Mapping[Key, float]
+    samples: Mapping[Key, float]
+    restarts: Mapping[str, str]
+
+
+def parse_page(text: str) -> Page:
+    """Read a page in the text format. Time stamps and exemplars, which the collector never writes, are not read."""
+    counted: set[str] = set()
+    samples: dict[Key, float] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE ") and line.endswith(" counter"):
+            counted.add(line.split()[2])
+        elif not line.startswith("#") and (found := _SAMPLE.match(line)):
+            samples[found[1], found[2] or ""] = float(found[3])
+    infos = [parse_labels(labels) for name, labels in samples if name == "rankscope_run_info"]
+    return Page(
+        counters={key: value for key, value in samples.items() if key[0] in counted},
+        samples=samples,
+        restarts={info["run"]: info["restart_count"] for info in infos},
+    )
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """The labels of a sample, still escaped."""
+    return dict(LABEL.findall(text))
+
+
+def find_backward(before: Page, after: Page, *, same_collector: bool) -> list[str]:
+    """Counters that are smaller on the later page. Those of a run count while it is in the same restart, those of the
+    collector itself while it is the same process.
+    """
+    found = []
+    for key, value in before.counters.items():
+        later = after.counters.get(key)
+        if later is None or later >= value:
+            continue
+        run = parse_labels(key[1]).get("run")
+        is_live = same_collector if run is None else before.restarts.get(run) == after.restarts.get(run)
+        if is_live:
+            found.append(f"{key[0]}{{{key[1]}}} went from {value:g} to {later:g}")
+    return found
+
+
+def find_reasons(page: Page) -> dict[Key, int]:
+    """What a collector has refused, by family and reason, and its contained errors, by part; those there are."""
+    found = {}
+    for (name, text), value in page.samples.items():
+        if name in COUNTED_BY_REASON and value:
+            (reason,) = parse_labels(text).values()
+            found[name, reason] = int(value)
+    return found
+
+
+class Trend(NamedTuple):
+    """How a memory grows over time: MiB a minute, over so many minutes of so many processes."""
+
+    mib_per_min: float
+    minutes: float
+    processes: int
+
+
+class MemorySample(NamedTuple):
+    """Resident bytes of a process at a moment of the soak."""
+
+    at_s: float
+    pid: int
+    resident_bytes: int
+
+
+def find_trend(samples: Sequence[MemorySample], warm_up_s: float) -> Trend | None:
+    """The slope that fits all processes best, each with a level of its own (least squares), without the first
+    `warm_up_s` of each. None where no process has three samples after that.
+    """
+    by_pid: dict[int, list[MemorySample]] = {}
+    for sample in samples:
+        by_pid.setdefault(sample.pid, []).append(sample)
+    products = squares = minutes = 0.0
+    processes = 0
+    for series in by_pid.values():
+        warm = [one for one in series if one.at_s >= series[0].at_s + warm_up_s]
+        if len(warm) < POINTS_MIN:
+            continue
+        processes += 1
+        minutes += (warm[-1].at_s - warm[0].at_s) / S_PER_MIN
+        at_s = statistics.fmean(one.at_s for one in warm)
+        level = statistics.fmean(one.resident_bytes for one in warm)
+        products += sum((one.at_s - at_s) * (one.resident_bytes - level) for one in warm)
+        squares += sum((one.at_s - at_s) ** 2 for one in warm)
+    if not squares:
+        return None
+    return Trend(products / squares * S_PER_MIN / (1 << 20), minutes, processes)
+
+
+@dataclass
+class Watch:
+    """Looks at a collector and its ranks, from threads of its own."""
+
+    find_url: Callable[[], str]
+    find_collector: Callable[[], int]
+    find_nodes: Callable[[], Sequence[int]]
+    scrape_s: float
+    began_s: float = field(default_factory=monotonic)
+    problems: list[str] = field(default_factory=list)
+    scrapes: int = 0
+    comparisons: int = 0
+    """Counters that were compared with themselves on the page before."""
+    scrapes_failed: int = 0
+    longest_scrape_s: float = 0.0
+    collector_memory: list[MemorySample] = field(default_factory=list)
+    node_memory: list[MemorySample] = field(default_factory=list)
+    cpu_s: dict[int, float] = field(default_factory=dict)
+    """CPU time of each collector, as last seen."""
+    waited_s: dict[int, float] = field(default_factory=dict)
+    """How long the threads of each collector have waited for a core, as last seen."""
+    reasons: dict[int, dict[Key, int]] = field(default_factory=dict)
+    """What each collector had refused, and what had gone wrong inside it, by reason or part, as last seen."""
+    is_disk_full: bool = False
+    """Set while what /readyz says is in question."""
+
+    def __post_init__(self) -> None:
+        self._ending = threading.Event()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._scrape, self._weigh)]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look from now on, until the end of the block."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._ending.set()
+            for thread in self._threads:
+                thread.join()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since it began."""
+        return monotonic() - self.began_s
+
+    # -- pages --------------------------------------------------------------------------------------------------------
+
+    def read_page(self) -> Page:
+        """Both pages of metrics as one. Raises OSError while there is no collector, or it does not answer."""
+        url = self.find_url()
+        text = read_url(f"{url}/metrics").decode()
+        try:
+            text += read_url(f"{url}/metrics/ranks").decode()
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.NOT_FOUND:  # a collector that has all on one page
+                raise
+        return parse_page(text)
+
+    def _scrape(self) -> None:
+        before: tuple[int, Page] | None = None
+        while not self._ending.wait(self.scrape_s):
+            began_s = monotonic()
+            try:
+                pid, page = self.find_collector(), self.read_page()
+                self._check_readiness(page)
+            except OSError:  # urllib's errors are such
+                self.scrapes_failed += 1
+                continue
+            if pid != self.find_collector():
+                continue  # nobody knows whose page it is
+            self.reasons[pid] = find_reasons(page)
+            self.scrapes += 1
+            self.longest_scrape_s = max(self.longest_scrape_s, monotonic() - began_s)
+            if before is not None:
+                same = before[0] == pid
+                self.comparisons += len(before[1].counters.keys() & page.counters.keys())
+                self.problems += [
+                    f"at {self.elapsed_s:.0f} s {said}" for said in find_backward(before[1], page, same_collector=same)
+                ]
+            before = pid, page
+
+    def _check_readiness(self, page: Page) -> None:
+        said = read_url(f"{self.find_url()}/readyz").decode()
+        if not self.is_disk_full and page.samples["rankscope_store_writable", ""] == 1.0 and said != "ok\n":
+            self.problems.append(f"at {self.elapsed_s:.0f} s /readyz says {said!r} though nothing is wrong")
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def _weigh(self) -> None:
+        while not self._ending.wait(SAMPLE_S):
+            at_s = self.elapsed_s
+            pid = self.find_collector()
+            self.collector_memory += _weigh(at_s, [pid])
+            self.node_memory += _weigh(at_s, self.find_nodes())
+            try:
+                self.cpu_s[pid], self.waited_s[pid] = read_cpu_s(pid), read_waited_s(pid)
+            except OSError:
+                continue  # it is being killed
+
+
+def _weigh(at_s: float, pids: Sequence[int]) -> list[MemorySample]:
+    found = []
+    for pid in pids:
+        try:
+            found.append(MemorySample(at_s, pid, read_resident_bytes(pid)))
+        except (OSError, ValueError):
+            continue  # it is being killed
+    return found
+
+
+def read_cpu_s(pid: int) -> float:
+    """CPU time of a process, all threads, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
+
+
+def read_waited_s(pid: int) -> float:
+    """How long the threads of a process were ready and had no core, from the scheduler."""
+    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[1]) for file in files) / NS_PER_S
