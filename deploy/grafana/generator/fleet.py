@@ -1,0 +1,247 @@
+"""Fleet: every run a Prometheus knows, which of them lose time, and who loses it."""
+
+from typing import Final
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.grafana.generator import thresholds
+from deploy.grafana.generator.expressions import NODE_OF_RANK, rate
+from deploy.grafana.generator.frame import FLEET, NODE, RANK, RUN, Placed, dashboard, lay_out, link_to
+from deploy.grafana.generator.panels import (
+    BYTES,
+    GPU_HOURS,
+    GPUS,
+    HALF,
+    NUMBER,
+    PER_S,
+    RATIO,
+    SECONDS,
+    THIRD,
+    TIMES,
+    Column,
+    Query,
+    areas,
+    lines,
+    listing,
+    number,
+    too_high,
+    too_low,
+)
+
+RUNS_SHOWN: Final = 20
+OFFENDERS_SHOWN: Final = 20
+NODES_SHOWN: Final = 10
+"""As many as can be taken in: a collector may know 64 runs, and of them 16,384 ranks on 2,048 nodes."""
+
+LOST_OF_RANKS: Final = 'sum by (run, rank) (rankscope_lost_gpu_seconds_total{rank!=""}) / 3600'
+OFFENDERS: Final = f"topk({OFFENDERS_SHOWN}, {LOST_OF_RANKS})"
+GOODPUT_COLOURS: Final = too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD)
+SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+
+TO_RUN: Final = link_to(RUN, "The run", run="__data.fields.Run")
+TO_RUN_OF_LINE: Final = link_to(RUN, "The run", run="__field.labels.run")
+TO_RANK: Final = link_to(RANK, "The rank", run="__data.fields.Run", rank="__data.fields.Rank")
+TO_NODE: Final = link_to(NODE, "The node", run="__data.fields.Run", node="__data.fields.Node")
+
+
+def build() -> Dashboard:
+    """The dashboard."""
+    page = dashboard(FLEET, "rankscope / Fleet", "All runs: which lose time, how much, and because of whom.")
+    rows = (
+        ("Now", _now()),
+        ("Runs", _runs()),
+        ("Worst offenders", _offenders()),
+        ("The monitor itself", _monitor()),
+    )
+    return lay_out(page, rows)
+
+
+def _now() -> list[Placed]:
+    return [
+        number(
+            "Runs reporting",
+            "Runs of which at least one rank reports.",
+            NUMBER,
+            "count(count by (run) (rankscope_rank_up == 1))",
+        ),
+        number("Ranks reporting", "Ranks of all runs whose agent reports.", NUMBER, "sum(rankscope_rank_up)"),
+        number(
+            "Stragglers",
+            "Ranks that detection holds for slow.",
+            NUMBER,
+            "count(rankscope_straggler) or vector(0)",
+            colours=too_high(red=1),
+        ),
+        number(
+            "Stalled ranks",
+            "Ranks in which nothing happens, by their own word or by their sidecar's.",
+            NUMBER,
+            "sum(rankscope_rank_stalled)",
+            colours=too_high(red=1),
+        ),
+        number(
+            "Worst goodput",
+            "Of the run with the smallest part of its time in productive steps.",
+            RATIO,
+            "min(rankscope_goodput_ratio)",
+            colours=GOODPUT_COLOURS,
+        ),
+        number(
+            "Lost so far",
+            "GPU time that the runs shown have lost to slow ranks since they began.",
+            GPU_HOURS,
+            "(sum(rankscope_lost_gpu_seconds_total) or vector(0)) / 3600",
+            decimals=1,
+        ),
+    ]
+
+
+def _runs() -> list[Placed]:
+    return [
+        listing(
+            "Runs",
+            "One line a run. Goodput is the part of the run's time in steps, less what slow ranks cost; slower is its "
+            "step over what it would be without the straggler.",
+            {
+                "run": Column("Run", link=TO_RUN),
+                "world_size": Column("World size"),
+                "restart_count": Column("Restarts"),
+                "up": Column(
+                    "Ranks reporting", "rankscope_run_info * on (run) group_left () sum by (run) (rankscope_rank_up)"
+                ),
+                "goodput": Column("Goodput", "rankscope_goodput_ratio", RATIO, GOODPUT_COLOURS, decimals=1),
+                "slower": Column("Slower", "rankscope_run_slowdown_ratio", TIMES, SLOWDOWN_COLOURS, decimals=2),
+                "step": Column("Step", "quantile by (run) (0.5, rankscope_step_median_seconds)", SECONDS),
+                "stragglers": Column("Stragglers", "count by (run) (rankscope_straggler)", colours=too_high(red=1)),
+                "lost": Column("Lost", "sum by (run) (rankscope_lost_gpu_seconds_total) / 3600", GPU_HOURS, decimals=1),
+            },
+            keys=["run"],
+            first="lost",
+        ),
+        lines(
+            "Goodput",
+            f"The {RUNS_SHOWN} runs with the smallest mean over the time shown.",
+            RATIO,
+            Query(
+                "rankscope_goodput_ratio and on (run) "
+                f"bottomk({RUNS_SHOWN}, avg_over_time(rankscope_goodput_ratio[$__range] @ end()))",
+                "{{run}}",
+            ),
+            colours=GOODPUT_COLOURS,
+            link=TO_RUN_OF_LINE,
+            most=1,
+        ),
+        areas(
+            "GPUs lost, by cause",
+            "How many GPUs' worth of time all runs together lose to slow ranks at each moment.",
+            GPUS,
+            Query(f"sum by (cause) ({rate('lost_gpu_seconds_total')})", "{{cause}}"),
+        ),
+    ]
+
+
+def _offenders() -> list[Placed]:
+    of_node = f"sum by (run, node) ({LOST_OF_RANKS.replace('sum by (run, rank) ', '')} * {NODE_OF_RANK})"
+    return [
+        listing(
+            "Ranks",
+            f"The {OFFENDERS_SHOWN} ranks that have cost their runs the most GPU time, all ranks together.",
+            {
+                "run": Column("Run", link=TO_RUN),
+                "rank": Column("Rank", link=TO_RANK),
+                "node": Column("Node", link=TO_NODE),
+                "lost": Column("Lost", f"{OFFENDERS} * {NODE_OF_RANK}", GPU_HOURS, decimals=2),
+                "slower": Column(
+                    "Slower now",
+                    f"rankscope_rank_slowdown_ratio and on (run, rank) {OFFENDERS}",
+                    TIMES,
+                    SLOWDOWN_COLOURS,
+                    decimals=2,
+                ),
+            },
+            keys=["run", "rank"],
+            first="lost",
+            width=HALF,
+        ),
+        listing(
+            "Nodes",
+            f"The {NODES_SHOWN} nodes whose ranks have cost their runs the most GPU time.",
+            {
+                "run": Column("Run", link=TO_RUN),
+                "node": Column("Node", link=TO_NODE),
+                "lost": Column("Lost", f"topk({NODES_SHOWN}, {of_node})", GPU_HOURS, decimals=2),
+            },
+            keys=["run", "node"],
+            first="lost",
+            width=HALF,
+        ),
+    ]
+
+
+def _monitor() -> list[Placed]:
+    return [
+        lines(
+            "What the agents cost",
+            f"Part of the time of training, of the {RUNS_SHOWN} runs' ranks that pay most.",
+            RATIO,
+            Query(f"topk({RUNS_SHOWN}, max by (run) (rankscope_agent_overhead_ratio))", "{{run}}"),
+            colours=too_high(red=thresholds.OVERHEAD),
+            width=THIRD,
+        ),
+        lines(
+            "Step records lost",
+            "Of all ranks, by reason; docs/delivery.md says what each means.",
+            PER_S,
+            Query(f"sum by (reason) ({rate('steps_lost_total')})", "{{reason}}"),
+            Query(f"sum({rate('reports_dropped_total')})", "reports dropped"),
+            width=THIRD,
+        ),
+        lines(
+            "Frames",
+            "What comes in at the collectors, and what they refuse.",
+            PER_S,
+            Query(f"sum({rate('frames_received_total')})", "received"),
+            Query(f"sum by (reason) ({rate('frames_refused_total')})", "refused: {{reason}}"),
+            Query(f"sum by (reason) ({rate('peers_refused_total')})", "peers refused: {{reason}}"),
+            width=THIRD,
+        ),
+        number(
+            "Errors of collectors",
+            "In the time shown; the other runs were not affected.",
+            NUMBER,
+            "sum(increase(rankscope_collector_errors_total[$__range]))",
+            colours=too_high(red=1),
+            decimals=0,
+        ),
+        number(
+            "Errors of agents",
+            "In the time shown; training was not affected.",
+            NUMBER,
+            "sum(increase(rankscope_agent_errors_total[$__range]))",
+            colours=too_high(yellow=1),
+            decimals=0,
+        ),
+        number(
+            "Series left out",
+            "Of the pages of metrics, because they would have more than they may.",
+            NUMBER,
+            "sum(rankscope_series_left_out)",
+            colours=too_high(red=1),
+        ),
+        number(
+            "Stores that cannot be written",
+            "Collectors whose file of incidents and history cannot be written to.",
+            NUMBER,
+            "count(rankscope_store_writable == 0) or vector(0)",
+            colours=too_high(red=1),
+        ),
+        number("Stores hold", "What the collectors' files hold.", BYTES, "sum(rankscope_store_used_bytes)"),
+        number(
+            "History dropped",
+            "Lines of history that gave way in the time shown while a store could not be written to.",
+            NUMBER,
+            "sum(increase(rankscope_history_dropped_total[$__range]))",
+            colours=too_high(red=1),
+            decimals=0,
+        ),
+    ]

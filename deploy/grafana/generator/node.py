@@ -1,0 +1,281 @@
+"""Node and GPU: the GPUs of one node, each a line."""
+
+from typing import Final
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.grafana.generator import thresholds
+from deploy.grafana.generator.expressions import rate, series
+from deploy.grafana.generator.frame import (
+    NODE,
+    OF_NODE,
+    RANK,
+    Placed,
+    dashboard,
+    lay_out,
+    link_to,
+    node_variable,
+    ranks_of_node_variable,
+    run_variable,
+)
+from deploy.grafana.generator.panels import (
+    BYTES,
+    BYTES_PER_S,
+    CELSIUS,
+    GREEN,
+    HERTZ,
+    NUMBER,
+    RATIO,
+    RED,
+    THIRD,
+    TIMES,
+    WATTS,
+    WHOLE,
+    YELLOW,
+    Column,
+    Query,
+    lines,
+    listing,
+    number,
+    states,
+    too_high,
+    too_low,
+)
+
+TO_RANK: Final = link_to(RANK, "The rank", run="run", rank="__data.fields.Rank")
+TO_RANK_OF_LINE: Final = link_to(RANK, "The rank", run="run", rank="__field.labels.rank")
+ON_NODE: Final = f"and on (run, rank) {series('rank_info', OF_NODE)}"
+"""After series that know their rank and not their node."""
+OF_RANKS: Final = 'run="$run",rank=~"$rank"'
+MEMORY: Final = f"{series('gpu_memory_used_bytes', OF_NODE)} / {series('gpu_memory_total_bytes', OF_NODE)}"
+UNCORRECTED: Final = f'{OF_NODE},kind="uncorrected"'
+SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+
+
+def build() -> Dashboard:
+    """The dashboard."""
+    page = dashboard(
+        NODE, "rankscope / Node and GPU", "One node: its GPUs' clocks, power, heat, memory, links, errors."
+    )
+    page.with_variable(run_variable()).with_variable(node_variable()).with_variable(ranks_of_node_variable())
+    rows = (
+        ("Now", _now()),
+        ("Clocks, power and heat", _clocks()),
+        ("Work", _work()),
+        ("Memory", _memory()),
+        ("Links", _links()),
+        ("Errors", _errors()),
+    )
+    return lay_out(page, rows)
+
+
+def _now() -> list[Placed]:
+    return [
+        number(
+            "Throttled GPUs",
+            "Held down by heat, power or a fault.",
+            NUMBER,
+            f"sum({series('gpu_throttled', OF_NODE)})",
+            colours=too_high(yellow=1),
+        ),
+        number(
+            "Hottest GPU", "Temperature.", CELSIUS, f"max({series('gpu_temperature_celsius', OF_NODE)})", decimals=0
+        ),
+        number("Power", "Of all GPUs together.", WATTS, f"sum({series('gpu_power_watts', OF_NODE)})"),
+        number(
+            "Fullest memory",
+            "Of the GPU with the least room.",
+            RATIO,
+            f"max({MEMORY})",
+            colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
+            decimals=1,
+        ),
+        number(
+            "Xid errors",
+            "Since the agents first saw the GPUs.",
+            NUMBER,
+            f"sum({series('gpu_xid_errors_total', OF_NODE)})",
+            colours=too_high(red=1),
+        ),
+        number(
+            "Uncorrected ECC errors",
+            "Since the driver was loaded.",
+            NUMBER,
+            f"sum({series('gpu_ecc_errors_total', UNCORRECTED)})",
+            colours=too_high(red=1),
+        ),
+        listing(
+            "GPUs",
+            "The ranks of the node and the GPU of each.",
+            {
+                "rank": Column("Rank", link=TO_RANK),
+                "local_rank": Column("Local rank"),
+                "gpu_model": Column("Model"),
+                "gpu": Column("GPU"),
+                "up": Column(
+                    "Reports", f"{series('rank_info', OF_NODE)} * on (run, rank) group_left () rankscope_rank_up"
+                ),
+                "slower": Column(
+                    "Slower than its twins",
+                    f"{series('rank_slowdown_ratio', OF_RANKS)} {ON_NODE}",
+                    TIMES,
+                    SLOWDOWN_COLOURS,
+                    decimals=3,
+                ),
+                "utilization": Column(
+                    "Utilisation",
+                    series("gpu_utilization_ratio", OF_NODE),
+                    RATIO,
+                    too_low(red=thresholds.UTILIZATION_LOW, yellow=thresholds.UTILIZATION_LOW),
+                ),
+                "temperature": Column("Temperature", series("gpu_temperature_celsius", OF_NODE), CELSIUS, decimals=0),
+                "power": Column("Power", series("gpu_power_watts", OF_NODE), WATTS, decimals=0),
+                "xid": Column("Last Xid", series("gpu_last_xid", OF_NODE), decimals=0),
+            },
+            keys=["rank"],
+            first="slower",
+        ),
+    ]
+
+
+def each(title: str, description: str, unit: str, name: str, *, most: float | None = None) -> Placed:
+    """A gauge of every GPU of the node."""
+    return lines(
+        title,
+        description,
+        unit,
+        Query(series(name, OF_NODE), "rank {{rank}}"),
+        link=TO_RANK_OF_LINE,
+        most=most,
+        width=THIRD,
+    )
+
+
+def _clocks() -> list[Placed]:
+    return [
+        each("SM clock", "Clock of the multiprocessors.", HERTZ, "gpu_sm_clock_hertz"),
+        each("Memory clock", "Clock of the GPU's memory.", HERTZ, "gpu_memory_clock_hertz"),
+        each("Temperature", "Of the GPU.", CELSIUS, "gpu_temperature_celsius"),
+        lines(
+            "Power",
+            "What each GPU draws, and the lowest limit among them.",
+            WATTS,
+            Query(series("gpu_power_watts", OF_NODE), "rank {{rank}}"),
+            Query(f"min({series('gpu_power_limit_watts', OF_NODE)})", "limit"),
+            link=TO_RANK_OF_LINE,
+        ),
+        states(
+            "Throttled",
+            "While the GPU's clocks are held down by heat, power or a fault.",
+            {0: ("free", GREEN), 1: ("throttled", RED)},
+            Query(series("gpu_throttled", OF_NODE), "rank {{rank}}"),
+        ),
+    ]
+
+
+def _work() -> list[Placed]:
+    return [
+        each("Utilisation", "Part of the time in which any kernel ran.", RATIO, "gpu_utilization_ratio", most=1),
+        each("Busy multiprocessors", "Hopper and newer.", RATIO, "gpu_sm_active_ratio", most=1),
+        each(
+            "Occupancy", "Active warps over those there is room for; Hopper and newer.", RATIO, "gpu_sm_occupancy_ratio"
+        ),
+        each(
+            "Tensor cores", "Part of the time in which they worked; Hopper and newer.", RATIO, "gpu_tensor_active_ratio"
+        ),
+        each("Memory bandwidth", "In use, over what there is; Hopper and newer.", RATIO, "gpu_dram_bandwidth_ratio"),
+        lines(
+            "Slower than its twins",
+            "Own time of each rank over that of the ranks that do the same work.",
+            TIMES,
+            Query(f"{series('rank_slowdown_ratio', OF_RANKS)} {ON_NODE}", "rank {{rank}}"),
+            colours=SLOWDOWN_COLOURS,
+            link=TO_RANK_OF_LINE,
+            width=THIRD,
+        ),
+    ]
+
+
+def _memory() -> list[Placed]:
+    return [
+        lines(
+            "Memory in use",
+            "By all processes on the GPU, over what there is.",
+            RATIO,
+            Query(MEMORY, "rank {{rank}}"),
+            colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
+            link=TO_RANK_OF_LINE,
+            most=1,
+            width=THIRD,
+        ),
+        lines(
+            "Reserved by torch",
+            "What torch's allocator has taken from the driver.",
+            BYTES,
+            Query(f"{series('torch_memory_reserved_bytes', OF_RANKS)} {ON_NODE}", "rank {{rank}}"),
+            link=TO_RANK_OF_LINE,
+            width=THIRD,
+        ),
+        lines(
+            "Retries of the allocator",
+            "A second. Each stops the GPU until the cache is empty.",
+            NUMBER,
+            Query(f"{rate('torch_memory_retries_total', OF_RANKS)} {ON_NODE}", "rank {{rank}}"),
+            link=TO_RANK_OF_LINE,
+            width=THIRD,
+        ),
+    ]
+
+
+def _links() -> list[Placed]:
+    return [
+        lines(
+            title,
+            f"Bytes a second by {title}, in and out of each GPU.",
+            BYTES_PER_S,
+            Query(rate(f"gpu_{name}_bytes_total", OF_NODE), "rank {{rank}} {{direction}}"),
+            link=TO_RANK_OF_LINE,
+            width=THIRD,
+        )
+        for title, name in (("NVLink", "nvlink"), ("PCIe", "pcie"), ("XGMI (AMD)", "xgmi"))
+    ]
+
+
+def _errors() -> list[Placed]:
+    return [
+        lines(
+            "ECC errors",
+            "Bit errors since the driver was loaded.",
+            NUMBER,
+            Query(series("gpu_ecc_errors_total", OF_NODE), "rank {{rank}} {{kind}}"),
+            link=TO_RANK_OF_LINE,
+            width=THIRD,
+        ),
+        lines(
+            "Remapped rows",
+            "Rows of memory that were replaced for good.",
+            NUMBER,
+            Query(series("gpu_remapped_rows", OF_NODE), "rank {{rank}} {{kind}}"),
+            link=TO_RANK_OF_LINE,
+            width=THIRD,
+        ),
+        lines(
+            "Xid errors",
+            "Since the agent first saw the GPU.",
+            NUMBER,
+            Query(series("gpu_xid_errors_total", OF_NODE), "rank {{rank}}"),
+            link=TO_RANK_OF_LINE,
+            width=THIRD,
+        ),
+        states(
+            "Remapping",
+            "Pending: a row of memory is replaced at the next reset of the GPU. Failed: the GPU is to be exchanged.",
+            {0: ("sound", GREEN), 1: ("pending", YELLOW), 2: ("failed", RED)},
+            Query(
+                f"clamp_max({series('gpu_row_remapping_pending', OF_NODE)}"
+                f" + 2 * {series('gpu_row_remapping_failed', OF_NODE)}, 2)",
+                "rank {{rank}}",
+            ),
+            width=WHOLE,
+        ),
+    ]

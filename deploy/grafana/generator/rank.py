@@ -1,0 +1,330 @@
+"""Rank: everything about one rank, beside the median of its run."""
+
+from typing import Final
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.grafana.generator import thresholds
+from deploy.grafana.generator.expressions import rate, series, share_of_windows
+from deploy.grafana.generator.frame import (
+    NODE,
+    OF_RANK,
+    OF_RUN,
+    RANK,
+    Placed,
+    annotation,
+    dashboard,
+    lay_out,
+    link_to,
+    rank_variable,
+    run_variable,
+)
+from deploy.grafana.generator.panels import (
+    BYTES,
+    BYTES_PER_S,
+    CELSIUS,
+    GPU_HOURS,
+    HERTZ,
+    NUMBER,
+    PER_S,
+    RATIO,
+    SECONDS,
+    THIRD,
+    TIMES,
+    WATTS,
+    YELLOW,
+    Query,
+    areas,
+    lines,
+    number,
+    too_high,
+    words,
+)
+
+SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+OF_THIS, OF_MEDIAN = "rank $rank", "median of the run"
+TO_NODE: Final = link_to(NODE, "The node", run="run", node="__field.labels.node", rank="rank")
+INFO: Final = series("rank_info", OF_RANK)
+
+
+def build() -> Dashboard:
+    """The dashboard."""
+    page = dashboard(RANK, "rankscope / Rank", "One rank: all that is measured of it, beside its run.")
+    page.with_variable(run_variable()).with_variable(rank_variable())
+    page.annotation(
+        annotation(
+            "Straggler",
+            series("straggler", OF_RANK),
+            title="Rank {{rank}} is slow",
+            text="cause: {{cause}}",
+            colour=YELLOW,
+        )
+    )
+    rows = (
+        ("Now", _now()),
+        ("Steps", _steps()),
+        ("Device and communication", _device()),
+        ("GPU", _gpu()),
+        ("Memory", _memory()),
+        ("Process and agent", _process()),
+    )
+    return lay_out(page, rows)
+
+
+def _now() -> list[Placed]:
+    return [
+        words("Node", "Where it runs.", Query(f"max by (node) ({INFO})", "{{node}}"), link=TO_NODE),
+        words("GPU", "Model of its GPU.", Query(f"max by (gpu_model) ({INFO})", "{{gpu_model}}")),
+        number(
+            "Slower than its twins",
+            "Own time over that of the ranks that do the same work; 1 is equal.",
+            TIMES,
+            series("rank_slowdown_ratio", OF_RANK),
+            colours=SLOWDOWN_COLOURS,
+            decimals=3,
+        ),
+        words(
+            "Cause",
+            "Why detection holds it for slow; nothing where it does not.",
+            Query(series("straggler", OF_RANK), "{{cause}}"),
+        ),
+        number(
+            "Waiting caused a step",
+            "Waiting of all ranks in a step that this one caused and did not merely pass on.",
+            SECONDS,
+            series("rank_wait_caused_seconds", OF_RANK),
+        ),
+        number(
+            "Lost so far",
+            "GPU time that the run has lost because of this rank.",
+            GPU_HOURS,
+            f"(sum({series('lost_gpu_seconds_total', OF_RANK)}) or vector(0)) / 3600",
+            decimals=2,
+        ),
+    ]
+
+
+def beside_median(title: str, description: str, unit: str, name: str) -> Placed:
+    """A gauge of the rank, and its median over the run."""
+    return lines(
+        title,
+        description,
+        unit,
+        Query(series(name, OF_RANK), OF_THIS),
+        Query(f"quantile(0.5, {series(name, OF_RUN)})", OF_MEDIAN),
+        width=THIRD,
+    )
+
+
+def rate_beside_median(title: str, description: str, unit: str, name: str) -> Placed:
+    """What a counter of the rank grows by in a second, and the median of that over the run."""
+    return lines(
+        title,
+        description,
+        unit,
+        Query(rate(name, OF_RANK), OF_THIS),
+        Query(f"quantile(0.5, {rate(name, OF_RUN)})", OF_MEDIAN),
+        width=THIRD,
+    )
+
+
+def _steps() -> list[Placed]:
+    return [
+        lines(
+            "Slower than its twins",
+            "Own time over that of the ranks that do the same work, and the most and the median of its run.",
+            TIMES,
+            Query(series("rank_slowdown_ratio", OF_RANK), OF_THIS),
+            Query(f"max({series('rank_slowdown_ratio', OF_RUN)})", "slowest of the run"),
+            Query(f"quantile(0.5, {series('rank_slowdown_ratio', OF_RUN)})", OF_MEDIAN),
+            colours=SLOWDOWN_COLOURS,
+            width=THIRD,
+        ),
+        beside_median("Step", "Median of the last steps.", SECONDS, "step_median_seconds"),
+        beside_median(
+            "Waiting caused a step",
+            "Waiting of all ranks in a step that this one caused.",
+            SECONDS,
+            "rank_wait_caused_seconds",
+        ),
+        areas("Phases of its steps", "Mean, by the host's clock.", SECONDS, _phases(OF_RANK)),
+        areas("Phases of all ranks' steps", "Mean, to compare.", SECONDS, _phases(OF_RUN)),
+        lines(
+            "Phases on the device",
+            "Mean of the steps that were timed on the device.",
+            SECONDS,
+            Query(
+                f"sum by (phase) ({rate('device_phase_seconds_total', OF_RANK)})"
+                f" / on () group_left () sum({rate('device_steps_total', OF_RANK)})",
+                "{{phase}}",
+            ),
+        ),
+        lines(
+            "Throughput",
+            "What this rank trains in a second.",
+            PER_S,
+            Query(rate("samples_total", OF_RANK), "samples"),
+            Query(rate("tokens_total", OF_RANK), "tokens"),
+        ),
+    ]
+
+
+def _phases(selector: str) -> Query:
+    return Query(
+        f"sum by (phase) ({rate('step_phase_seconds_total', selector)})"
+        f" / on () group_left () sum({rate('steps_total', selector)})",
+        "{{phase}}",
+    )
+
+
+def _parts_of_windows(selector: str) -> list[Query]:
+    return [
+        Query(share_of_windows(selector, "compute", less="overlap"), "compute"),
+        Query(share_of_windows(selector, "overlap"), "overlap"),
+        Query(share_of_windows(selector, "exposed_communication"), "exposed communication"),
+        Query(share_of_windows(selector, "copy"), "copies"),
+        Query(share_of_windows(selector, "idle"), "idle"),
+    ]
+
+
+def _device() -> list[Placed]:
+    step_seconds = f"sum({rate('step_seconds_total', OF_RANK)})"
+    wait, transfer = (
+        Query(
+            f"sum by (op) ({rate(f'collective_{part}_seconds_total', OF_RANK)}) / on () group_left () {step_seconds}",
+            f"{{{{op}}}}: {part}",
+        )
+        for part in ("wait", "transfer")
+    )
+    return [
+        areas(
+            "Where its device's time goes",
+            "Of its profiled windows, over ten minutes.",
+            RATIO,
+            *_parts_of_windows(OF_RANK),
+            parts_of_whole=True,
+        ),
+        areas(
+            "Where all devices' time goes",
+            "Of all ranks' profiled windows, to compare.",
+            RATIO,
+            *_parts_of_windows(OF_RUN),
+            parts_of_whole=True,
+        ),
+        lines(
+            "Collectives",
+            "Part of its steps spent waiting for later members of a group, and moving data. A straggler waits less "
+            "than the others.",
+            RATIO,
+            wait,
+            transfer,
+        ),
+        lines(
+            "Bus bandwidth",
+            "Of its last matched collectives, as nccl-tests defines it.",
+            BYTES_PER_S,
+            Query(series("collective_bus_bandwidth_bytes_per_second", OF_RANK), "{{op}} in {{group}}"),
+        ),
+    ]
+
+
+def _gpu() -> list[Placed]:
+    return [
+        beside_median("SM clock", "Clock of the multiprocessors.", HERTZ, "gpu_sm_clock_hertz"),
+        beside_median("Memory clock", "Clock of the GPU's memory.", HERTZ, "gpu_memory_clock_hertz"),
+        lines(
+            "Power",
+            "What it draws, its limit, and the median of the run.",
+            WATTS,
+            Query(series("gpu_power_watts", OF_RANK), OF_THIS),
+            Query(series("gpu_power_limit_watts", OF_RANK), "its limit"),
+            Query(f"quantile(0.5, {series('gpu_power_watts', OF_RUN)})", OF_MEDIAN),
+            width=THIRD,
+        ),
+        beside_median("Temperature", "Of the GPU.", CELSIUS, "gpu_temperature_celsius"),
+        beside_median("Utilisation", "Part of the time in which any kernel ran.", RATIO, "gpu_utilization_ratio"),
+        beside_median("Tensor cores", "Part of the time in which they worked.", RATIO, "gpu_tensor_active_ratio"),
+        lines(
+            "NVLink",
+            "All links of the GPU.",
+            BYTES_PER_S,
+            Query(rate("gpu_nvlink_bytes_total", OF_RANK), "{{direction}}"),
+            width=THIRD,
+        ),
+        lines(
+            "PCIe",
+            "The GPU's bus.",
+            BYTES_PER_S,
+            Query(rate("gpu_pcie_bytes_total", OF_RANK), "{{direction}}"),
+            width=THIRD,
+        ),
+        lines(
+            "Throttled and faulty",
+            "1 while the clocks are held down; errors count from the agent's first sight or the driver's start.",
+            NUMBER,
+            Query(series("gpu_throttled", OF_RANK), "throttled"),
+            Query(series("gpu_xid_errors_total", OF_RANK), "Xid errors"),
+            Query(series("gpu_ecc_errors_total", OF_RANK), "ECC, {{kind}}"),
+            width=THIRD,
+        ),
+    ]
+
+
+def _memory() -> list[Placed]:
+    return [
+        lines(
+            "GPU memory by torch's allocator",
+            "Taken from the driver (reserved), of it handed out (allocated), and free in pieces that cannot be given "
+            "back (fragments); beside all that the GPU has.",
+            BYTES,
+            Query(series("torch_memory_reserved_bytes", OF_RANK), "reserved"),
+            Query(series("torch_memory_active_bytes", OF_RANK), "active"),
+            Query(series("torch_memory_allocated_bytes", OF_RANK), "allocated"),
+            Query(series("torch_memory_inactive_split_bytes", OF_RANK), "fragments"),
+            Query(series("gpu_memory_total_bytes", OF_RANK), "of the GPU"),
+        ),
+        lines(
+            "Calls of the driver for memory",
+            "A steady training makes none; a retry stops the GPU.",
+            PER_S,
+            Query(rate("torch_memory_device_allocs_total", OF_RANK), "taken"),
+            Query(rate("torch_memory_device_frees_total", OF_RANK), "given back"),
+            Query(rate("torch_memory_retries_total", OF_RANK), "retries"),
+            Query(rate("torch_memory_ooms_total", OF_RANK), "out of memory"),
+        ),
+    ]
+
+
+def _process() -> list[Placed]:
+    return [
+        rate_beside_median("CPU", "Cores that the training process keeps busy.", NUMBER, "process_cpu_seconds_total"),
+        beside_median("Resident memory", "Of the training process.", BYTES, "process_resident_memory_bytes"),
+        rate_beside_median(
+            "Garbage collection", "Part of the time in Python's garbage collector.", RATIO, "gc_pause_seconds_total"
+        ),
+        lines(
+            "What the agent costs",
+            "Its own time over the time of training so far, and the most of the run.",
+            RATIO,
+            Query(series("agent_overhead_ratio", OF_RANK), OF_THIS),
+            Query(f"max({series('agent_overhead_ratio', OF_RUN)})", "most of the run"),
+            colours=too_high(red=thresholds.OVERHEAD),
+            width=THIRD,
+        ),
+        lines(
+            "What the agent costs, by part",
+            "CPU seconds a second of each part; docs/cost.md says what they are.",
+            RATIO,
+            Query(rate("agent_part_seconds_total", OF_RANK), "{{part}}"),
+            width=THIRD,
+        ),
+        lines(
+            "Lost on the way",
+            "Step records and reports of this rank that were lost; docs/delivery.md.",
+            PER_S,
+            Query(rate("steps_lost_total", OF_RANK), "steps: {{reason}}"),
+            Query(rate("reports_dropped_total", OF_RANK), "reports dropped"),
+            Query(rate("report_gaps_total", OF_RANK), "reports that never came"),
+            width=THIRD,
+        ),
+    ]

@@ -1,0 +1,436 @@
+"""Run: where the time of one run goes, whether that has changed, and which of its ranks is the reason."""
+
+from typing import Final
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.grafana.generator import thresholds
+from deploy.grafana.generator.expressions import (
+    NODE_OF_RANK,
+    STEP_OF_RUN,
+    rate,
+    series,
+    share_of_windows,
+    worst,
+)
+from deploy.grafana.generator.frame import (
+    NODE,
+    OF_RUN,
+    RANK,
+    RUN,
+    Placed,
+    annotation,
+    dashboard,
+    lay_out,
+    link_to,
+    run_variable,
+)
+from deploy.grafana.generator.panels import (
+    BYTES_PER_S,
+    CELSIUS,
+    GPU_HOURS,
+    GPUS,
+    HALF,
+    HERTZ,
+    NUMBER,
+    PER_S,
+    RATIO,
+    RED,
+    SECONDS,
+    SIXTH,
+    THIRD,
+    TIMES,
+    WATTS,
+    YELLOW,
+    Column,
+    Query,
+    areas,
+    cells,
+    heat_map,
+    lines,
+    listing,
+    number,
+    too_high,
+    too_low,
+)
+
+RANKS_SHOWN: Final = 24
+"""Rows of a picture, and lines of a table, that can be told apart. All ranks of a large run cannot."""
+BUCKET: Final = 0.05
+"""Height of a row of the heat map: detection calls a rank slow from about here on."""
+BUCKETS: Final = (0.8, 3)
+"""Ranks outside are counted in the outermost rows."""
+
+DATA_PHASE: Final = f'{OF_RUN},phase="data"'
+SLOWDOWN: Final = series("rank_slowdown_ratio", OF_RUN)
+SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+SLOWEST: Final = f"topk({RANKS_SHOWN}, {SLOWDOWN})"
+
+TO_RANK: Final = link_to(RANK, "The rank", run="run", rank="__data.fields.Rank")
+TO_RANK_OF_LINE: Final = link_to(RANK, "The rank", run="run", rank="__field.labels.rank")
+TO_NODE: Final = link_to(NODE, "The node", run="run", node="__data.fields.Node")
+
+
+def build() -> Dashboard:
+    """The dashboard."""
+    page = dashboard(RUN, "rankscope / Run", "One run: where its time goes, and which ranks hold it up.")
+    page.with_variable(run_variable())
+    page.annotation(
+        annotation(
+            "Stragglers",
+            series("straggler", OF_RUN),
+            title="Rank {{rank}} is slow",
+            text="cause: {{cause}}",
+            colour=YELLOW,
+        )
+    )
+    page.annotation(
+        annotation(
+            "Stalled ranks",
+            f"count by (run) ({series('rank_stalled', OF_RUN)} == 1)",
+            title="Ranks stand still",
+            text="run {{run}}",
+            colour=RED,
+        )
+    )
+    page.annotation(
+        annotation(
+            "Ended ranks",
+            f"count by (reason) ({series('rank_end_info', OF_RUN)})",
+            title="Ranks have ended",
+            text="{{reason}}",
+            colour="purple",
+        )
+    )
+    rows = (
+        ("Now", _now()),
+        ("Time of a step", _steps()),
+        ("Ranks", _ranks()),
+        ("Communication", _communication()),
+        ("GPUs", _gpus()),
+    )
+    return lay_out(page, rows)
+
+
+def _now() -> list[Placed]:
+    return [
+        number(
+            "Goodput",
+            "Part of the run's time so far in steps, without what slow ranks cost.",
+            RATIO,
+            series("goodput_ratio", OF_RUN),
+            colours=too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD),
+            decimals=1,
+        ),
+        number(
+            "Slower than it could be",
+            "The run's step over what it would be without its straggler.",
+            TIMES,
+            series("run_slowdown_ratio", OF_RUN),
+            colours=SLOWDOWN_COLOURS,
+            decimals=2,
+        ),
+        number("Step", "Mean duration of a step.", SECONDS, STEP_OF_RUN),
+        number("Ranks reporting", "Ranks whose agent reports.", NUMBER, f"sum({series('rank_up', OF_RUN)})"),
+        number(
+            "Stragglers",
+            "Ranks that detection holds for slow.",
+            NUMBER,
+            f"count({series('straggler', OF_RUN)}) or vector(0)",
+            colours=too_high(red=1),
+        ),
+        number(
+            "Lost so far",
+            "GPU time that the run has lost to slow ranks.",
+            GPU_HOURS,
+            f"(sum({series('lost_gpu_seconds_total', OF_RUN)}) or vector(0)) / 3600",
+            decimals=2,
+        ),
+    ]
+
+
+def _steps() -> list[Placed]:
+    of_phase = f"sum by (phase) ({rate('step_phase_seconds_total', OF_RUN)})"
+    steps = f"sum({rate('steps_total', OF_RUN)})"
+    return [
+        lines(
+            "Duration of a step",
+            "The mean over all ranks; and the medians of the last steps of the ranks whose steps are longest and "
+            "shortest, which in synchronous training are the same.",
+            SECONDS,
+            Query(STEP_OF_RUN, "mean"),
+            Query(f"max({series('step_median_seconds', OF_RUN)})", "longest"),
+            Query(f"min({series('step_median_seconds', OF_RUN)})", "shortest"),
+        ),
+        areas(
+            "Phases of a step",
+            "Mean of all ranks, by the host's clock; the phases sum to the step.",
+            SECONDS,
+            Query(f"{of_phase} / on () group_left () {steps}", "{{phase}}"),
+        ),
+        areas(
+            "Where the device's time goes",
+            "Of the profiled windows of all ranks, over ten minutes. Overlap is communication hidden behind compute, "
+            "exposed is communication with nothing computed meanwhile. The parts sum to the whole.",
+            RATIO,
+            Query(share_of_windows(OF_RUN, "compute", less="overlap"), "compute"),
+            Query(share_of_windows(OF_RUN, "overlap"), "overlap"),
+            Query(share_of_windows(OF_RUN, "exposed_communication"), "exposed communication"),
+            Query(share_of_windows(OF_RUN, "copy"), "copies"),
+            Query(share_of_windows(OF_RUN, "idle"), "idle"),
+            parts_of_whole=True,
+        ),
+        areas(
+            "Where the run's time goes",
+            "Part of the wall time in steps, starting, between steps (evaluation, checkpoints), stalled, restarting.",
+            RATIO,
+            Query(
+                f"sum by (kind) ({rate('run_seconds_total', OF_RUN)})"
+                f" / on () group_left () sum({rate('run_seconds_total', OF_RUN)})",
+                "{{kind}}",
+            ),
+            parts_of_whole=True,
+        ),
+        lines(
+            "Steps a second",
+            "Of the rank in the middle.",
+            PER_S,
+            Query(f"quantile(0.5, {rate('steps_total', OF_RUN)})", "steps"),
+            width=THIRD,
+        ),
+        lines(
+            "Samples a second",
+            "Of all ranks together, where they know what a batch holds.",
+            PER_S,
+            Query(f"sum({rate('samples_total', OF_RUN)})", "samples"),
+            width=THIRD,
+        ),
+        lines(
+            "Tokens a second",
+            "Of all ranks together, padding included, where they know what a batch holds.",
+            PER_S,
+            Query(f"sum({rate('tokens_total', OF_RUN)})", "tokens"),
+            width=THIRD,
+        ),
+        lines(
+            "Waiting for data",
+            "Part of the steps in the data phase, of all ranks; from the dashed line on the run is bound by its data.",
+            RATIO,
+            Query(
+                f"sum({rate('step_phase_seconds_total', DATA_PHASE)}) / sum({rate('step_seconds_total', OF_RUN)})",
+                "data",
+            ),
+            colours=too_high(yellow=thresholds.DATA),
+            width=THIRD,
+        ),
+        lines(
+            "Idle devices",
+            "Part of the profiled windows in which the device did nothing: the rank in the middle.",
+            RATIO,
+            Query(f"quantile(0.5, {series('idle_ratio', OF_RUN)})", "idle"),
+            colours=too_high(yellow=thresholds.IDLE),
+            width=THIRD,
+        ),
+        areas(
+            "GPUs lost, by cause",
+            "How many GPUs' worth of time the run loses to slow ranks at each moment.",
+            GPUS,
+            Query(f"sum by (cause) ({rate('lost_gpu_seconds_total', OF_RUN)})", "{{cause}}"),
+            width=THIRD,
+        ),
+    ]
+
+
+def _ranks() -> list[Placed]:
+    lowest, highest = BUCKETS
+    return [
+        heat_map(
+            "How many ranks are how slow",
+            "Own time of a rank over that of the ranks that do the same work; 1 is equal. A row holds the ranks "
+            "nearest to it. One rank far above the band is a straggler, a wide band is unequal work.",
+            Query(f'count_values("slowdown", clamp(round({SLOWDOWN}, {BUCKET}), {lowest}, {highest}))', "{{slowdown}}"),
+        ),
+        cells(
+            "The slowest ranks over time",
+            f"The {RANKS_SHOWN} ranks that were slowest at some moment of the time shown.",
+            TIMES,
+            Query(worst(RANKS_SHOWN, SLOWDOWN, "rank"), "{{rank}}"),
+            colours=SLOWDOWN_COLOURS,
+            link=TO_RANK_OF_LINE,
+        ),
+        listing(
+            "The slowest ranks now",
+            "Own time over that of the ranks that do the same work; and the waiting of all ranks in a step that the "
+            "rank caused and did not merely pass on.",
+            {
+                "rank": Column("Rank", link=TO_RANK),
+                "node": Column("Node", link=TO_NODE),
+                "slower": Column("Slower", f"{SLOWEST} * {NODE_OF_RANK}", TIMES, SLOWDOWN_COLOURS, decimals=3),
+                "waits": Column(
+                    "Waiting caused a step",
+                    f"{series('rank_wait_caused_seconds', OF_RUN)} and on (rank) {SLOWEST}",
+                    SECONDS,
+                ),
+                "lost": Column(
+                    "Lost so far",
+                    f"sum by (rank) ({series('lost_gpu_seconds_total', OF_RUN)}) / 3600 and on (rank) {SLOWEST}",
+                    GPU_HOURS,
+                ),
+            },
+            keys=["rank"],
+            first="slower",
+            width=HALF,
+        ),
+        listing(
+            "Verdicts",
+            "The ranks that detection holds for slow, and why. The whole sentence: rankscope status.",
+            {
+                "rank": Column("Rank", link=TO_RANK),
+                "node": Column("Node", link=TO_NODE),
+                "cause": Column("Cause"),
+                "slower": Column(
+                    "Slower",
+                    f"({series('straggler', OF_RUN)} * on (run, rank) group_left () {SLOWDOWN}) * {NODE_OF_RANK}",
+                    TIMES,
+                    SLOWDOWN_COLOURS,
+                    decimals=3,
+                ),
+            },
+            keys=["rank"],
+            first="slower",
+            width=HALF,
+        ),
+        lines(
+            "Stalled ranks",
+            "Ranks in which nothing happens.",
+            NUMBER,
+            Query(f"sum({series('rank_stalled', OF_RUN)})", "stalled"),
+            colours=too_high(red=1),
+        ),
+        lines(
+            "Waiting caused",
+            "Waiting of all ranks in a step by the rank that caused it; the ten that caused most at some moment.",
+            SECONDS,
+            Query(worst(10, series("rank_wait_caused_seconds", OF_RUN), "rank"), "rank {{rank}}"),
+            link=TO_RANK_OF_LINE,
+        ),
+    ]
+
+
+def _communication() -> list[Placed]:
+    step_seconds = f"sum({rate('step_seconds_total', OF_RUN)})"
+    bandwidth = series("collective_bus_bandwidth_bytes_per_second", OF_RUN)
+    return [
+        lines(
+            "Waiting in collectives",
+            "Part of the steps of all ranks spent waiting for later members of the group.",
+            RATIO,
+            Query(
+                f"sum by (op) ({rate('collective_wait_seconds_total', OF_RUN)}) / on () group_left () {step_seconds}",
+                "{{op}}",
+            ),
+            width=THIRD,
+        ),
+        lines(
+            "Transfer in collectives",
+            "Part of the steps of all ranks in which the data itself was moved.",
+            RATIO,
+            Query(
+                f"sum by (op) ({rate('collective_transfer_seconds_total', OF_RUN)})"
+                f" / on () group_left () {step_seconds}",
+                "{{op}}",
+            ),
+            width=THIRD,
+        ),
+        lines(
+            "Bus bandwidth",
+            "As nccl-tests defines it, of the last matched collectives: the rank in the middle, and the slowest one.",
+            BYTES_PER_S,
+            Query(f"quantile by (op) (0.5, {bandwidth})", "{{op}}"),
+            Query(f"min by (op) ({bandwidth})", "{{op}}, slowest"),
+            width=THIRD,
+        ),
+        lines(
+            "Overlap",
+            "Part of the communication that was hidden behind compute: the rank in the middle. Below the dashed line "
+            "communication is as good as serialised.",
+            RATIO,
+            Query(f"quantile(0.5, {series('overlap_ratio', OF_RUN)})", "overlap"),
+            colours=too_low(red=thresholds.OVERLAP, yellow=thresholds.OVERLAP),
+            most=1,
+        ),
+        lines(
+            "Exposed communication",
+            "Part of the profiled windows in which only communication ran, waiting included: the rank in the middle.",
+            RATIO,
+            Query(f"quantile(0.5, {series('exposed_communication_ratio', OF_RUN)})", "exposed"),
+            colours=too_high(yellow=thresholds.EXPOSED),
+        ),
+    ]
+
+
+def _gpus() -> list[Placed]:
+    utilization = series("gpu_utilization_ratio", OF_RUN)
+    memory = f"{series('gpu_memory_used_bytes', OF_RUN)} / {series('gpu_memory_total_bytes', OF_RUN)}"
+    return [
+        lines(
+            "Utilisation",
+            "Part of the last moments in which any kernel ran, waiting kernels of NCCL included.",
+            RATIO,
+            Query(f"avg({utilization})", "mean"),
+            Query(f"min({utilization})", "lowest"),
+            colours=too_low(red=thresholds.UTILIZATION_LOW, yellow=thresholds.UTILIZATION_LOW),
+            most=1,
+            width=THIRD,
+        ),
+        lines(
+            "Memory in use",
+            "Of the fullest GPU, and the one in the middle.",
+            RATIO,
+            Query(f"max({memory})", "fullest"),
+            Query(f"quantile(0.5, {memory})", "in the middle"),
+            colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
+            most=1,
+            width=THIRD,
+        ),
+        lines(
+            "SM clock",
+            "Of the GPU in the middle, and the slowest one.",
+            HERTZ,
+            Query(f"quantile(0.5, {series('gpu_sm_clock_hertz', OF_RUN)})", "in the middle"),
+            Query(f"min({series('gpu_sm_clock_hertz', OF_RUN)})", "slowest"),
+            width=THIRD,
+        ),
+        number(
+            "Throttled GPUs",
+            "Held down by heat, power or a fault.",
+            NUMBER,
+            f"sum({series('gpu_throttled', OF_RUN)})",
+            colours=too_high(yellow=1),
+        ),
+        number("Hottest GPU", "Temperature.", CELSIUS, f"max({series('gpu_temperature_celsius', OF_RUN)})", decimals=0),
+        number("Power", "Of all GPUs together.", WATTS, f"sum({series('gpu_power_watts', OF_RUN)})"),
+        number(
+            "Xid errors",
+            "Since the agents first saw their GPUs.",
+            NUMBER,
+            f"sum({series('gpu_xid_errors_total', OF_RUN)})",
+            colours=too_high(red=1),
+        ),
+        number(
+            "Uncorrected ECC errors",
+            "Since the GPUs' drivers were loaded.",
+            NUMBER,
+            f'sum(rankscope_gpu_ecc_errors_total{{{OF_RUN},kind="uncorrected"}})',
+            colours=too_high(red=1),
+        ),
+        number(
+            "Allocator retries",
+            "Times torch emptied its cache because the driver had no memory left, in the time shown.",
+            NUMBER,
+            f"sum(increase({series('torch_memory_retries_total', OF_RUN)}[$__range]))",
+            colours=too_high(yellow=1),
+            decimals=0,
+            width=SIXTH,
+        ),
+    ]

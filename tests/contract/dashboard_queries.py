@@ -1,0 +1,69 @@
+"""What the dashboards of deploy/grafana ask a Prometheus: their panels, annotations, variables, read from the JSON."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
+
+
+class Asked(NamedTuple):
+    """One expression. `legend` is what its series are called, with `{{label}}` for a label's value."""
+
+    dashboard: str
+    title: str
+    number: int
+    expr: str
+    legend: str = ""
+    is_instant: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.dashboard}: {self.title} {self.number}"
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels that the legend needs."""
+        return re.findall(r"{{(\w+)}}", self.legend)
+
+
+def find_dashboards() -> list[str]:
+    """Their names."""
+    return sorted(path.stem for path in DASHBOARDS.glob("*.json"))
+
+
+@cache
+def read_dashboard(name: str) -> dict[str, Any]:
+    """One, as Grafana reads it."""
+    found: dict[str, Any] = json.loads((DASHBOARDS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def find_panels(name: str) -> Iterator[dict[str, Any]]:
+    """Its panels without the rows above them."""
+    return (panel for panel in read_dashboard(name)["panels"] if panel["type"] != "row")
+
+
+def find_queries(name: str) -> Iterator[Asked]:
+    """Every query of every panel."""
+    for panel in find_panels(name):
+        for number, target in enumerate(panel["targets"]):
+            yield Asked(name, panel["title"], number, target["expr"], target["legendFormat"], target["instant"])
+
+
+def find_annotations(name: str) -> Iterator[Asked]:
+    """The query of every annotation."""
+    for number, found in enumerate(read_dashboard(name).get("annotations", {}).get("list", [])):
+        said = found["titleFormat"] + found["textFormat"]
+        yield Asked(name, found["name"], number, found["target"]["expr"], said)
+
+
+def find_variables(name: str) -> Iterator[tuple[str, str, str]]:
+    """Of every variable that is asked for its name, the series, and the label whose values are offered."""
+    for variable in read_dashboard(name)["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+            assert found is not None, variable["query"]
+            yield variable["name"], found[1], found[2]

@@ -1,0 +1,183 @@
+"""A simulated run of which everything is measured, as the pages of metrics that a Prometheus would have scraped of it.
+
+The ranks, their reports and the collector behind them are those of tests/simulation. What the simulation has no picture
+of (memory, power, bytes on links, what the agent costs) is filled in here, as simple functions of time and rank.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.publish.prometheus import SnapshotExporter
+from rankscope.collector.state.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.measure.records import AgentCost, AllocatorSample, DeviceSample, HostSample, Losses, Totals
+from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
+from tests.simulation.faults import Fault
+from tests.simulation.topology import Topology
+from tests.simulation.world import Scenario, World
+
+GIB: Final = 1 << 30
+BEGIN_WALL_S: Final = 1_700_000_000
+"""When the run began: any moment that is past."""
+SLOW_RANK, STALLED_RANK, CRASHED_RANK = 5, 14, 15
+LAST_S: Final = 12
+"""Before the end of the story one rank stalls and another one crashes: this long."""
+SCENARIO: Final = Scenario(
+    topology=Topology.mesh(dp=16),
+    kind="dp",
+    faults=(Fault(cause="gpu_thermal_throttle", ranks=(SLOW_RANK,), ratio=1.5, begin=60),),
+    steps=400,
+)
+"""Two nodes with eight ranks each, and nearly a minute. One of its GPUs becomes hot."""
+RANKS: Final = 64
+"""With the copies: more than a panel may draw lines."""
+LOOKS_OF_PAGE: Final = 2
+"""The collector looks about every second; Prometheus would scrape less often."""
+
+
+class History(NamedTuple):
+    """Samples in the text format of OpenMetrics, each with its time, and the times of the first and the last page."""
+
+    text: str
+    begin_s: float
+    end_s: float
+
+
+def write_history() -> History:
+    """The run from its first page to its last, a page every two or three seconds."""
+    pages = list(_pages())
+    return History("".join(text for _, text in pages) + "# EOF\n", pages[0][0], pages[-1][0])
+
+
+def _pages() -> Iterator[tuple[float, str]]:
+    taken: list[tuple[int, RunSnapshot]] = []
+    world = World(SCENARIO, CollectorConfig())
+    while world.advance():
+        taken.append((world.now_ns, world.snapshot()))
+    end_ns = taken[-1][0]
+    for now_ns, run in taken[::LOOKS_OF_PAGE]:
+        is_last = now_ns > end_ns - LAST_S * NS_PER_S
+        ranks = tuple(_measure_all(rank, now_ns, is_last=is_last) for rank in _copy_nodes(run.ranks))
+        wall_s = BEGIN_WALL_S + ns_to_s(now_ns)
+        snapshot = Snapshot(
+            wall_s=wall_s, version="1", runs=(replace(run, ranks=ranks),), counts=_collector_counts(len(ranks))
+        )
+        yield wall_s, _stamp(snapshot, wall_s)
+
+
+def _copy_nodes(ranks: tuple[RankSnapshot, ...]) -> Iterator[RankSnapshot]:
+    """The ranks of the first nodes, which were simulated, and those of further nodes, which do as healthy ones do."""
+    healthy = [rank for rank in ranks if rank.identity.rank != SLOW_RANK]
+    yield from ranks
+    for number in range(len(ranks), RANKS):
+        model = healthy[number % len(healthy)]
+        identity = replace(
+            model.identity,
+            rank=number,
+            local_rank=number % SCENARIO.topology.ranks_per_node,
+            node=f"node{number // SCENARIO.topology.ranks_per_node:04}",
+        )
+        devices = tuple(replace(device, uuid=f"GPU-{number}") for device in model.devices)
+        yield replace(model, identity=identity, devices=devices)
+
+
+def _stamp(snapshot: Snapshot, wall_s: float) -> str:
+    """The page, each of its samples with the time at its end. What is no sample is left out."""
+    registry = CollectorRegistry()
+    registry.register(SnapshotExporter(lambda: snapshot))
+    page = generate_latest(registry).decode()  # type: ignore[no-untyped-call]
+    return "".join(f"{line} {wall_s:.3f}\n" for line in page.splitlines() if not line.startswith("#"))
+
+
+def _collector_counts(frames: int) -> CollectorCounts:
+    return CollectorCounts(
+        frames_received=frames,
+        frames_refused={"bad_magic": 0},
+        peers_refused={"key_not_allowed": 0},
+        answers_unsent={"full": 0},
+        http_refused={"unauthorised": 0},
+        contained_errors={"job_state": 0},
+        store_writable=True,
+        store_bytes=61_440,
+        history_dropped=0,
+    )
+
+
+def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnapshot:
+    """The rank with all that the simulation does not measure."""
+    number = rank.identity.rank
+    if is_last and number == CRASHED_RANK:
+        return replace(rank, up=False, ended="crashed", stalled=None)
+    return replace(
+        rank,
+        stalled=is_last and number == STALLED_RANK,
+        totals=_add_totals(rank.totals),
+        losses=Losses(errors={"nvml": 0}, device_timings_skipped={"capture": 0}),
+        host=HostSample(
+            host_ns=now_ns, cpu_ns=now_ns * 9 // 10, resident_bytes=2 * GIB, gc_pause_ns=now_ns // 1000
+        ),
+        devices=tuple(_add_to_device(device, number, now_ns) for device in rank.devices),
+        allocator=AllocatorSample(
+            host_ns=now_ns, allocated_bytes=40 * GIB, reserved_bytes=60 * GIB, active_bytes=41 * GIB,
+            inactive_split_bytes=3 * GIB, retries=0, ooms=0, device_allocs=310, device_frees=0,
+        ),
+        overhead_ratio=0.002,
+        cost=AgentCost(
+            part_ns=_part_ns(now_ns), dropped={"full_windows": False}, full_stretch_ratio=1.0, light_stretch_ratio=1.0
+        ),
+    )  # fmt: skip
+
+
+def _part_ns(now_ns: int) -> Mapping[str, int]:
+    return {"step_hooks": now_ns // 2000, "full_windows": now_ns // 1000}
+
+
+def _add_totals(totals: Totals) -> Totals:
+    """Every fourth step was timed on the device, and a batch holds 32 samples of 128 tokens."""
+    timed = totals.steps // 4
+    return replace(
+        totals,
+        samples=32 * totals.steps,
+        tokens=32 * 128 * totals.steps,
+        device_steps=timed,
+        device_step_ns=timed * 120 * NS_PER_MS,
+        device_phases_ns={"forward": timed * 40 * NS_PER_MS, "backward": timed * 80 * NS_PER_MS},
+    )
+
+
+def _add_to_device(device: DeviceSample, number: int, now_ns: int) -> DeviceSample:
+    """A GPU of 140 GiB at work; that of the slow rank is the hottest."""
+    seconds = int(ns_to_s(now_ns))
+    is_slow = number == SLOW_RANK
+    return replace(
+        device,
+        utilization_ratio=0.95,
+        memory_used_bytes=(64 + number) * GIB,
+        memory_total_bytes=140 * GIB,
+        power_watts=520.0 if is_slow else 650.0,
+        power_limit_watts=700.0,
+        temperature_celsius=88.0 if is_slow else 60.0 + number % 8,
+        memory_clock_hertz=3_201_000_000,
+        nvlink_tx_bytes=seconds * 50 * GIB,
+        nvlink_rx_bytes=seconds * 50 * GIB,
+        pcie_tx_bytes=seconds * GIB,
+        pcie_rx_bytes=seconds * 2 * GIB,
+        xgmi_tx_bytes=seconds * GIB,
+        xgmi_rx_bytes=seconds * GIB,
+        ecc_corrected=seconds // 20,
+        ecc_uncorrected=0,
+        remapped_rows_correctable=1,
+        remapped_rows_uncorrectable=0,
+        remapping_pending=is_slow,
+        remapping_failed=False,
+        xid_count=int(is_slow),
+        xid_last=63 if is_slow else None,
+        sm_active_ratio=0.75,
+        sm_occupancy_ratio=0.25,
+        tensor_active_ratio=0.5,
+        dram_bandwidth_ratio=0.125,
+    )

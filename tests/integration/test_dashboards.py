@@ -1,0 +1,172 @@
+"""Every query of the dashboards, asked of a real Prometheus that holds a simulated run, has an answer."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.error import URLError
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from tests.contract.dashboard_queries import Asked, find_annotations, find_dashboards, find_queries, find_variables
+from tests.integration.serving import END_S_MAX, find_fixed_port, read_url, wait_for
+from tests.integration.simulated_history import SLOW_RANK, History, write_history
+from tests.simulation.ranks import RUN
+
+LINES_MAX = 24
+"""More cannot be told apart. The simulated run has 64 ranks: a panel with a line for each would have more."""
+STEP_S = 2
+RATE_INTERVAL_S = 12
+"""Four times the longest time between two pages, as Grafana would choose."""
+CHOSEN = {"run": RUN, "node": "node0000", "rank": str(SLOW_RANK), "datasource": "any"}
+ALL_RANKS = {**CHOSEN, "rank": ".+"}
+"""As Grafana sends the choice of all."""
+
+
+class Series(NamedTuple):
+    """Labels, and the values that are numbers."""
+
+    labels: Mapping[str, str]
+    values: tuple[float, ...]
+
+
+class StoredPrometheus:
+    """A Prometheus that scrapes nobody and answers from what it has stored. Ended by `end`."""
+
+    def __init__(self, history: History, folder: Path) -> None:
+        self.history = history
+        page, stored, config = folder / "history.txt", folder / "tsdb", folder / "prometheus.yml"
+        page.write_text(history.text)
+        config.write_text("{}")
+        command = [find_program("promtool"), "tsdb", "create-blocks-from", "openmetrics", str(page), str(stored)]
+        subprocess.run(command, check=True, capture_output=True)
+        port = find_fixed_port()
+        self._url, self._log = f"http://127.0.0.1:{port}", folder / "prometheus.log"
+        command = [
+            find_program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={stored}",
+            "--storage.tsdb.retention.time=100y", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+        ]  # fmt: skip
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+    def wait_until_ready(self) -> None:
+        """Return when it answers."""
+
+        def look() -> bool | None:
+            try:
+                read_url(f"{self._url}/-/ready")
+            except URLError:
+                assert self._child.poll() is None, self._log.read_text()
+                return None
+            return True
+
+        wait_for(look, self._log.read_text)
+
+    def ask(self, asked: Asked, chosen: Mapping[str, str]) -> list[Series]:
+        """What a panel would be given that shows the whole run."""
+        expr = fill(asked.expr, chosen, self.history)
+        begin_s, end_s = self.history.begin_s, self.history.end_s
+        if asked.is_instant:
+            found = self._get("query", query=expr, time=str(end_s))["result"]
+            return [Series(series["metric"], read_numbers([series["value"]])) for series in found]
+        found = self._get("query_range", query=expr, start=str(begin_s), end=str(end_s), step=str(STEP_S))["result"]
+        return [Series(series["metric"], read_numbers(series["values"])) for series in found]
+
+    def read_label_values(self, selector: str, label: str) -> list[str]:
+        """The values that a label of these series has."""
+        begin_s, end_s = str(self.history.begin_s), str(self.history.end_s)
+        asked = {"match[]": selector, "start": begin_s, "end": end_s}
+        values: list[str] = self._get(f"label/{quote(label)}/values", **asked)
+        return values
+
+    def _get(self, path: str, **parameters: str) -> Any:
+        body = json.loads(read_url(f"{self._url}/api/v1/{path}?{urlencode(parameters)}"))
+        assert body["status"] == "success", body
+        return body["data"]
+
+    def end(self) -> None:
+        """End this very process."""
+        self._child.terminate()
+        try:
+            self._child.wait(END_S_MAX)
+        finally:
+            self._child.kill()
+            self._child.wait()
+
+
+def find_program(name: str) -> str:
+    """Where a program of the Debian package prometheus is."""
+    path = shutil.which(name)
+    assert path is not None, f"{name} is missing: install the Debian package prometheus"
+    return path
+
+
+def read_numbers(values: list[tuple[float, str]]) -> tuple[float, ...]:
+    """Those that are finite."""
+    return tuple(number for number in (float(text) for _, text in values) if math.isfinite(number))
+
+
+def fill(text: str, chosen: Mapping[str, str], history: History) -> str:
+    """The expression with values for Grafana's variables. Fails where one is left."""
+    known = {
+        **chosen,
+        "__rate_interval": f"{RATE_INTERVAL_S}s",
+        "__range": f"{math.ceil(history.end_s - history.begin_s)}s",
+    }
+    filled = re.sub(r"\$\{?(\w+)\}?", lambda found: known[found[1]], text)
+    assert "$" not in filled
+    return filled
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredPrometheus]:
+    """A Prometheus with the simulated run."""
+    prometheus = StoredPrometheus(write_history(), tmp_path_factory.mktemp("prometheus"))
+    try:
+        prometheus.wait_until_ready()
+        yield prometheus
+    finally:
+        prometheus.end()
+
+
+QUERIES = [asked for dashboard in find_dashboards() for asked in find_queries(dashboard)]
+ANNOTATIONS = [asked for dashboard in find_dashboards() for asked in find_annotations(dashboard)]
+VARIABLES = [(dashboard, *found) for dashboard in find_dashboards() for found in find_variables(dashboard)]
+
+
+def choice_for(asked: Asked) -> Mapping[str, str]:
+    """On a node all ranks are looked at, elsewhere one."""
+    return ALL_RANKS if asked.dashboard == "node" else CHOSEN
+
+
+@pytest.mark.parametrize("asked", QUERIES, ids=str)
+def test_every_query_of_a_panel_has_an_answer_of_few_lines(stored: StoredPrometheus, asked: Asked) -> None:
+    found = stored.ask(asked, choice_for(asked))
+    assert sum(len(series.values) for series in found) > 0, asked.expr
+    assert len(found) <= LINES_MAX
+
+
+@pytest.mark.parametrize("asked", QUERIES, ids=str)
+def test_every_label_that_names_a_line_is_one_of_its_own(stored: StoredPrometheus, asked: Asked) -> None:
+    for series in stored.ask(asked, choice_for(asked)):
+        assert set(asked.labels) <= set(series.labels), asked.legend
+
+
+@pytest.mark.parametrize("asked", ANNOTATIONS, ids=str)
+def test_every_annotation_has_something_to_say(stored: StoredPrometheus, asked: Asked) -> None:
+    found = stored.ask(asked, CHOSEN)
+    assert found
+    assert all(set(asked.labels) <= set(series.labels) for series in found)
+
+
+@pytest.mark.parametrize(("dashboard", "name", "selector", "label"), VARIABLES)
+def test_every_variable_offers_what_there_is(
+    stored: StoredPrometheus, dashboard: str, name: str, selector: str, label: str
+) -> None:
+    offered = stored.read_label_values(fill(selector, CHOSEN, stored.history), label)
+    assert CHOSEN[name] in offered, dashboard
