@@ -64,7 +64,10 @@ def _pages() -> Iterator[tuple[float, str]]:
         ranks = tuple(_measure_all(rank, now_ns, is_last=is_last) for rank in _copy_nodes(run.ranks))
         wall_s = BEGIN_WALL_S + ns_to_s(now_ns)
         snapshot = Snapshot(
-            wall_s=wall_s, version="1", runs=(replace(run, ranks=ranks),), counts=_collector_counts(len(ranks))
+            wall_s=wall_s,
+            version="1",
+            runs=(replace(run, ranks=ranks, world_size=RANKS),),
+            counts=_collector_counts(len(ranks)),
         )
         yield wall_s, _stamp(snapshot, wall_s)
 
@@ -114,6 +117,7 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         return replace(rank, up=False, ended="crashed", stalled=None)
     return replace(
         rank,
+        agent_version="1",
         stalled=is_last and number == STALLED_RANK,
         totals=_add_totals(rank.totals),
         losses=Losses(errors={"nvml": 0}, device_timings_skipped={"capture": 0}),

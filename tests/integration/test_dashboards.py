@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from tests.contract.dashboard_queries import Asked, find_annotations, find_dashboards, find_queries, find_variables
 from tests.integration.serving import END_S_MAX, find_fixed_port, read_url, wait_for
 from tests.integration.simulated_history import SLOW_RANK, History, write_history
+from tests.programs import find_program
 from tests.simulation.ranks import RUN
 
 LINES_MAX = 24
@@ -97,13 +97,6 @@ class StoredPrometheus:
         finally:
             self._child.kill()
             self._child.wait()
-
-
-def find_program(name: str) -> str:
-    """Where a program of the Debian package prometheus is."""
-    path = shutil.which(name)
-    assert path is not None, f"{name} is missing: install the Debian package prometheus"
-    return path
 
 
 def read_numbers(values: list[tuple[float, str]]) -> tuple[float, ...]:

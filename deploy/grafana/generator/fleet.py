@@ -38,6 +38,10 @@ OFFENDERS: Final = f"topk({OFFENDERS_SHOWN}, {LOST_OF_RANKS})"
 GOODPUT_COLOURS: Final = too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD)
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 
+REPORTING_OF_RUN: Final = (
+    'rankscope_run_info * on (run) group_left () sum by (run) (rankscope_ranks{state="reporting"})'
+)
+
 TO_RUN: Final = link_to(RUN, "The run", run="__data.fields.Run")
 TO_RUN_OF_LINE: Final = link_to(RUN, "The run", run="__field.labels.run")
 TO_RANK: Final = link_to(RANK, "The rank", run="__data.fields.Run", rank="__data.fields.Rank")
@@ -62,21 +66,26 @@ def _now() -> list[Placed]:
             "Runs reporting",
             "Runs of which at least one rank reports.",
             NUMBER,
-            "count(count by (run) (rankscope_rank_up == 1))",
+            'count(rankscope_ranks{state="reporting"} > 0)',
         ),
-        number("Ranks reporting", "Ranks of all runs whose agent reports.", NUMBER, "sum(rankscope_rank_up)"),
         number(
-            "Stragglers",
-            "Ranks that detection holds for slow.",
+            "Ranks reporting",
+            "Ranks of all runs whose agent reports.",
             NUMBER,
-            "count(rankscope_straggler) or vector(0)",
+            'sum(rankscope_ranks{state="reporting"})',
+        ),
+        number(
+            "Ranks missing",
+            "Ranks of runs that go on of which nothing is heard; of each run 64 are counted at most.",
+            NUMBER,
+            "count(rankscope_rank_missing) or vector(0)",
             colours=too_high(red=1),
         ),
         number(
-            "Stalled ranks",
-            "Ranks in which nothing happens, by their own word or by their sidecar's.",
+            "Findings",
+            "What detection holds for true, of all runs.",
             NUMBER,
-            "sum(rankscope_rank_stalled)",
+            "count(rankscope_finding_open) or vector(0)",
             colours=too_high(red=1),
         ),
         number(
@@ -106,13 +115,11 @@ def _runs() -> list[Placed]:
                 "run": Column("Run", link=TO_RUN),
                 "world_size": Column("World size"),
                 "restart_count": Column("Restarts"),
-                "up": Column(
-                    "Ranks reporting", "rankscope_run_info * on (run) group_left () sum by (run) (rankscope_rank_up)"
-                ),
+                "up": Column("Ranks reporting", REPORTING_OF_RUN),
                 "goodput": Column("Goodput", "rankscope_goodput_ratio", RATIO, GOODPUT_COLOURS, decimals=1),
                 "slower": Column("Slower", "rankscope_run_slowdown_ratio", TIMES, SLOWDOWN_COLOURS, decimals=2),
                 "step": Column("Step", "quantile by (run) (0.5, rankscope_step_median_seconds)", SECONDS),
-                "stragglers": Column("Stragglers", "count by (run) (rankscope_straggler)", colours=too_high(red=1)),
+                "findings": Column("Findings", "count by (run) (rankscope_finding_open)", colours=too_high(red=1)),
                 "lost": Column("Lost", "sum by (run) (rankscope_lost_gpu_seconds_total) / 3600", GPU_HOURS, decimals=1),
             },
             keys=["run"],
@@ -180,6 +187,13 @@ def _offenders() -> list[Placed]:
 
 def _monitor() -> list[Placed]:
     return [
+        areas(
+            "Agents by version",
+            "Ranks that report; more than one version of the agent in a run is a mistake.",
+            NUMBER,
+            Query(f"topk({RUNS_SHOWN}, sum by (version) (rankscope_agents))", "{{version}}"),
+            width=THIRD,
+        ),
         lines(
             "What the agents cost",
             f"Part of the time of training, of the {RUNS_SHOWN} runs' ranks that pay most.",
@@ -197,13 +211,17 @@ def _monitor() -> list[Placed]:
             width=THIRD,
         ),
         lines(
-            "Frames",
-            "What comes in at the collectors, and what they refuse.",
+            "Frames received",
+            "By all collectors.",
             PER_S,
             Query(f"sum({rate('frames_received_total')})", "received"),
-            Query(f"sum by (reason) ({rate('frames_refused_total')})", "refused: {{reason}}"),
-            Query(f"sum by (reason) ({rate('peers_refused_total')})", "peers refused: {{reason}}"),
-            width=THIRD,
+        ),
+        lines(
+            "Refused",
+            "Frames that were none, and peers that may not report, by reason.",
+            PER_S,
+            Query(f"sum by (reason) ({rate('frames_refused_total')})", "frames: {{reason}}"),
+            Query(f"sum by (reason) ({rate('peers_refused_total')})", "peers: {{reason}}"),
         ),
         number(
             "Errors of collectors",

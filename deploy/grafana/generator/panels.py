@@ -262,7 +262,10 @@ def states(
 
 
 class Column(NamedTuple):
-    """A column of a table: its heading, the expression of its values, their unit and colours. `expr` None: a label."""
+    """A column of a table: its heading, the expression of its values, their unit and colours. `expr` None: a label.
+
+    Without a heading it is not shown: its expression says which lines there are.
+    """
 
     heading: str
     expr: str | None = None
@@ -292,7 +295,7 @@ def listing(
     values = {name: f"Value #{_ref(number)}" if len(asked) > 1 else "Value" for number, name in enumerate(asked)}
     kept = [dict.fromkeys((*keys, *labels)) if number == 0 else keys for number in range(len(asked))]
     exprs = [f"max by ({', '.join(by)}) ({columns[name].expr})" for name, by in zip(asked, kept, strict=True)]
-    fields = {values.get(name, name): column for name, column in columns.items()}
+    fields = {values.get(name, name): column for name, column in columns.items() if column.heading}
     panel = (
         table.Panel()
         .title(title)
@@ -301,7 +304,7 @@ def listing(
         .targets([_rows(expr, number) for number, expr in enumerate(exprs)])
         .transformations([_MERGE, *_pick_columns(fields), _sort_by(columns[first].heading)])
     )
-    for column in columns.values():
+    for column in fields.values():
         panel.override_by_name(column.heading, _look_of(column))
     return Placed(panel, width, LARGE)
 

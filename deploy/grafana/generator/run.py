@@ -4,25 +4,20 @@ from typing import Final
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.generator import thresholds
+from deploy.grafana.generator import run_ranks, thresholds
 from deploy.grafana.generator.expressions import (
-    NODE_OF_RANK,
     STEP_OF_RUN,
     rate,
     series,
     share_of_windows,
-    worst,
 )
 from deploy.grafana.generator.frame import (
-    NODE,
     OF_RUN,
-    RANK,
     RUN,
     Placed,
     annotation,
     dashboard,
     lay_out,
-    link_to,
     run_variable,
 )
 from deploy.grafana.generator.panels import (
@@ -30,7 +25,6 @@ from deploy.grafana.generator.panels import (
     CELSIUS,
     GPU_HOURS,
     GPUS,
-    HALF,
     HERTZ,
     NUMBER,
     PER_S,
@@ -42,33 +36,18 @@ from deploy.grafana.generator.panels import (
     TIMES,
     WATTS,
     YELLOW,
-    Column,
     Query,
     areas,
-    cells,
-    heat_map,
     lines,
-    listing,
     number,
     too_high,
     too_low,
 )
 
-RANKS_SHOWN: Final = 24
-"""Rows of a picture, and lines of a table, that can be told apart. All ranks of a large run cannot."""
-BUCKET: Final = 0.05
-"""Height of a row of the heat map: detection calls a rank slow from about here on."""
-BUCKETS: Final = (0.8, 3)
-"""Ranks outside are counted in the outermost rows."""
-
 DATA_PHASE: Final = f'{OF_RUN},phase="data"'
-SLOWDOWN: Final = series("rank_slowdown_ratio", OF_RUN)
+MISSING: Final = f'{OF_RUN},state=~"failed|silent|unheard"'
+UNCORRECTED: Final = f'{OF_RUN},kind="uncorrected"'
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
-SLOWEST: Final = f"topk({RANKS_SHOWN}, {SLOWDOWN})"
-
-TO_RANK: Final = link_to(RANK, "The rank", run="run", rank="__data.fields.Rank")
-TO_RANK_OF_LINE: Final = link_to(RANK, "The rank", run="run", rank="__field.labels.rank")
-TO_NODE: Final = link_to(NODE, "The node", run="run", node="__data.fields.Node")
 
 
 def build() -> Dashboard:
@@ -77,9 +56,9 @@ def build() -> Dashboard:
     page.with_variable(run_variable())
     page.annotation(
         annotation(
-            "Stragglers",
-            series("straggler", OF_RUN),
-            title="Rank {{rank}} is slow",
+            "Findings",
+            series("finding_open", OF_RUN),
+            title="{{kind}}: {{subject}}",
             text="cause: {{cause}}",
             colour=YELLOW,
         )
@@ -105,7 +84,7 @@ def build() -> Dashboard:
     rows = (
         ("Now", _now()),
         ("Time of a step", _steps()),
-        ("Ranks", _ranks()),
+        ("Ranks", run_ranks.ranks()),
         ("Communication", _communication()),
         ("GPUs", _gpus()),
     )
@@ -131,12 +110,18 @@ def _now() -> list[Placed]:
             decimals=2,
         ),
         number("Step", "Mean duration of a step.", SECONDS, STEP_OF_RUN),
-        number("Ranks reporting", "Ranks whose agent reports.", NUMBER, f"sum({series('rank_up', OF_RUN)})"),
         number(
-            "Stragglers",
-            "Ranks that detection holds for slow.",
+            "Ranks missing",
+            "Ranks of the run that failed, are silent or were never heard of.",
             NUMBER,
-            f"count({series('straggler', OF_RUN)}) or vector(0)",
+            f"sum({series('ranks', MISSING)})",
+            colours=too_high(red=1),
+        ),
+        number(
+            "Findings",
+            "What detection holds for true.",
+            NUMBER,
+            f"count({series('finding_open', OF_RUN)}) or vector(0)",
             colours=too_high(red=1),
         ),
         number(
@@ -237,82 +222,6 @@ def _steps() -> list[Placed]:
             GPUS,
             Query(f"sum by (cause) ({rate('lost_gpu_seconds_total', OF_RUN)})", "{{cause}}"),
             width=THIRD,
-        ),
-    ]
-
-
-def _ranks() -> list[Placed]:
-    lowest, highest = BUCKETS
-    return [
-        heat_map(
-            "How many ranks are how slow",
-            "Own time of a rank over that of the ranks that do the same work; 1 is equal. A row holds the ranks "
-            "nearest to it. One rank far above the band is a straggler, a wide band is unequal work.",
-            Query(f'count_values("slowdown", clamp(round({SLOWDOWN}, {BUCKET}), {lowest}, {highest}))', "{{slowdown}}"),
-        ),
-        cells(
-            "The slowest ranks over time",
-            f"The {RANKS_SHOWN} ranks that were slowest at some moment of the time shown.",
-            TIMES,
-            Query(worst(RANKS_SHOWN, SLOWDOWN, "rank"), "{{rank}}"),
-            colours=SLOWDOWN_COLOURS,
-            link=TO_RANK_OF_LINE,
-        ),
-        listing(
-            "The slowest ranks now",
-            "Own time over that of the ranks that do the same work; and the waiting of all ranks in a step that the "
-            "rank caused and did not merely pass on.",
-            {
-                "rank": Column("Rank", link=TO_RANK),
-                "node": Column("Node", link=TO_NODE),
-                "slower": Column("Slower", f"{SLOWEST} * {NODE_OF_RANK}", TIMES, SLOWDOWN_COLOURS, decimals=3),
-                "waits": Column(
-                    "Waiting caused a step",
-                    f"{series('rank_wait_caused_seconds', OF_RUN)} and on (rank) {SLOWEST}",
-                    SECONDS,
-                ),
-                "lost": Column(
-                    "Lost so far",
-                    f"sum by (rank) ({series('lost_gpu_seconds_total', OF_RUN)}) / 3600 and on (rank) {SLOWEST}",
-                    GPU_HOURS,
-                ),
-            },
-            keys=["rank"],
-            first="slower",
-            width=HALF,
-        ),
-        listing(
-            "Verdicts",
-            "The ranks that detection holds for slow, and why. The whole sentence: rankscope status.",
-            {
-                "rank": Column("Rank", link=TO_RANK),
-                "node": Column("Node", link=TO_NODE),
-                "cause": Column("Cause"),
-                "slower": Column(
-                    "Slower",
-                    f"({series('straggler', OF_RUN)} * on (run, rank) group_left () {SLOWDOWN}) * {NODE_OF_RANK}",
-                    TIMES,
-                    SLOWDOWN_COLOURS,
-                    decimals=3,
-                ),
-            },
-            keys=["rank"],
-            first="slower",
-            width=HALF,
-        ),
-        lines(
-            "Stalled ranks",
-            "Ranks in which nothing happens.",
-            NUMBER,
-            Query(f"sum({series('rank_stalled', OF_RUN)})", "stalled"),
-            colours=too_high(red=1),
-        ),
-        lines(
-            "Waiting caused",
-            "Waiting of all ranks in a step by the rank that caused it; the ten that caused most at some moment.",
-            SECONDS,
-            Query(worst(10, series("rank_wait_caused_seconds", OF_RUN), "rank"), "rank {{rank}}"),
-            link=TO_RANK_OF_LINE,
         ),
     ]
 
@@ -421,7 +330,7 @@ def _gpus() -> list[Placed]:
             "Uncorrected ECC errors",
             "Since the GPUs' drivers were loaded.",
             NUMBER,
-            f'sum(rankscope_gpu_ecc_errors_total{{{OF_RUN},kind="uncorrected"}})',
+            f"sum({series('gpu_ecc_errors_total', UNCORRECTED)})",
             colours=too_high(red=1),
         ),
         number(

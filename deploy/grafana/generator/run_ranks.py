@@ -1,0 +1,134 @@
+"""The part of the dashboard of a run that is about its ranks: what was found, who is missing, who is how slow."""
+
+from typing import Final
+
+from deploy.grafana.generator import thresholds
+from deploy.grafana.generator.expressions import NODE_OF_RANK, series, worst
+from deploy.grafana.generator.frame import NODE, OF_RUN, RANK, Placed, link_to
+from deploy.grafana.generator.panels import (
+    GPU_HOURS,
+    HALF,
+    NUMBER,
+    SECONDS,
+    TIMES,
+    Column,
+    Query,
+    areas,
+    cells,
+    heat_map,
+    lines,
+    listing,
+    too_high,
+)
+
+RANKS_SHOWN: Final = 24
+"""Rows of a picture, and lines of a table, that can be told apart. All ranks of a large run cannot."""
+BUCKET: Final = 0.05
+"""Height of a row of the heat map: detection calls a rank slow from about here on."""
+BUCKETS: Final = (0.8, 3)
+"""Ranks outside are counted in the outermost rows."""
+
+SLOWDOWN: Final = series("rank_slowdown_ratio", OF_RUN)
+SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
+SLOWEST: Final = f"topk({RANKS_SHOWN}, {SLOWDOWN})"
+FINDING: Final = ("kind", "scope", "subject", "rank", "node", "cause")
+
+TO_RANK: Final = link_to(RANK, "The rank", run="run", rank="__data.fields.Rank")
+TO_RANK_OF_LINE: Final = link_to(RANK, "The rank", run="run", rank="__field.labels.rank")
+TO_NODE: Final = link_to(NODE, "The node", run="run", node="__data.fields.Node")
+
+
+def ranks() -> list[Placed]:
+    """The panels."""
+    lowest, highest = BUCKETS
+    return [
+        listing(
+            "Findings",
+            "What detection holds for true at this moment. The whole sentence: rankscope status.",
+            {
+                "open": Column("", series("finding_open", OF_RUN)),
+                "kind": Column("Finding"),
+                "subject": Column("Of"),
+                "rank": Column("Rank", link=TO_RANK),
+                "node": Column("Node"),
+                "cause": Column("Cause"),
+                "slower": Column(
+                    "Slower", series("finding_slowdown_ratio", OF_RUN), TIMES, SLOWDOWN_COLOURS, decimals=3
+                ),
+            },
+            keys=FINDING,
+            first="slower",
+        ),
+        heat_map(
+            "How many ranks are how slow",
+            "Own time of a rank over that of the ranks that do the same work; 1 is equal. A row holds the ranks "
+            "nearest to it. One rank far above the band is a straggler, a wide band is unequal work.",
+            Query(f'count_values("slowdown", clamp(round({SLOWDOWN}, {BUCKET}), {lowest}, {highest}))', "{{slowdown}}"),
+        ),
+        cells(
+            "The slowest ranks over time",
+            f"The {RANKS_SHOWN} ranks that were slowest at some moment of the time shown.",
+            TIMES,
+            Query(worst(RANKS_SHOWN, SLOWDOWN, "rank"), "{{rank}}"),
+            colours=SLOWDOWN_COLOURS,
+            link=TO_RANK_OF_LINE,
+        ),
+        listing(
+            "The slowest ranks now",
+            "Own time over that of the ranks that do the same work; and the waiting of all ranks in a step that the "
+            "rank caused and did not merely pass on.",
+            {
+                "rank": Column("Rank", link=TO_RANK),
+                "node": Column("Node", link=TO_NODE),
+                "slower": Column("Slower", f"{SLOWEST} * {NODE_OF_RANK}", TIMES, SLOWDOWN_COLOURS, decimals=3),
+                "waits": Column(
+                    "Waiting caused a step",
+                    f"{series('rank_wait_caused_seconds', OF_RUN)} and on (rank) {SLOWEST}",
+                    SECONDS,
+                ),
+                "lost": Column(
+                    "Lost so far",
+                    f"sum by (rank) ({series('lost_gpu_seconds_total', OF_RUN)}) / 3600 and on (rank) {SLOWEST}",
+                    GPU_HOURS,
+                ),
+            },
+            keys=["rank"],
+            first="slower",
+            width=HALF,
+        ),
+        areas(
+            "Ranks by state",
+            "Failed are ranks that ended badly, silent those that are not heard of any more, unheard those that never "
+            "were; stalled ranks report that nothing happens in them.",
+            NUMBER,
+            Query(series("ranks", OF_RUN), "{{state}}"),
+            width=HALF,
+        ),
+        lines(
+            "Waiting caused",
+            "Waiting of all ranks in a step by the rank that caused it; the ten that caused most at some moment.",
+            SECONDS,
+            Query(worst(10, series("rank_wait_caused_seconds", OF_RUN), "rank"), "rank {{rank}}"),
+            link=TO_RANK_OF_LINE,
+        ),
+        listing(
+            "Missing ranks",
+            "Of which nothing is heard while others of the run report; of a large run the first 64.",
+            {
+                "rank": Column("Rank", link=TO_RANK),
+                "node": Column("Node", link=TO_NODE),
+                "reason": Column("How"),
+                "missing": Column("", f"topk({RANKS_SHOWN}, {series('rank_missing', OF_RUN)})"),
+            },
+            keys=["rank"],
+            first="rank",
+            width=HALF,
+        ),
+        lines(
+            "Stalled ranks",
+            "Ranks in which nothing happens.",
+            NUMBER,
+            Query(f"sum({series('rank_stalled', OF_RUN)})", "stalled"),
+            colours=too_high(red=1),
+        ),
+    ]

@@ -1,0 +1,219 @@
+"""The dashboards are what their generator writes, ask only for what there is, and fit together.
+
+After a change that is wanted: `python -m deploy.grafana.generator`.
+"""
+
+import copy
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.contract.dashboard_queries import (
+    DASHBOARDS,
+    Asked,
+    find_annotations,
+    find_dashboards,
+    find_panels,
+    find_queries,
+    find_variables,
+    read_dashboard,
+)
+from tests.contract.promql_names import find_catalog_labels, find_labels
+
+GRAFANA = DASHBOARDS.parent
+ROOT = Path(__file__).parents[2]
+GRID_COLUMNS = 24
+OF_GRAFANA = {"__rate_interval": "1m", "__range": "1h"}
+"""What Grafana sets itself, in expressions."""
+WITHOUT_UNIT = {"heatmap", "state-timeline", "table"}
+"""Kinds of panel whose numbers are counts and states, or which say the unit by column."""
+
+needs_library = pytest.mark.skipif(sys.version_info < (3, 11), reason="the library that writes them needs Python 3.11")
+# It warns of the form of dashboards that every Grafana reads, because there is a newer one that only new ones do.
+reads_old_form = pytest.mark.filterwarnings("ignore:Prefer using dashboardv2:DeprecationWarning")
+each_dashboard = pytest.mark.parametrize("name", find_dashboards())
+
+EVERYTHING_ASKED = [
+    asked
+    for name in find_dashboards()
+    for asked in (
+        *find_queries(name),
+        *find_annotations(name),
+        *(Asked(name, f"${variable}", 0, series) for variable, series, _ in find_variables(name)),
+    )
+]
+
+
+def fill(expr: str) -> str:
+    """The expression with something for each variable."""
+    return re.sub(r"\$(\w+)", lambda found: OF_GRAFANA.get(found[1], "any"), expr)
+
+
+def links_of(panel: dict[str, Any]) -> Iterator[str]:
+    """The addresses that values of a panel lead to."""
+    of_all = panel["fieldConfig"]["defaults"].get("links", [])
+    properties = [each for override in panel["fieldConfig"]["overrides"] for each in override["properties"]]
+    of_some = itertools.chain.from_iterable(each["value"] for each in properties if each["id"] == "links")
+    return (link["url"] for link in (*of_all, *of_some))
+
+
+# -- what they are written by -----------------------------------------------------------------------------------------
+
+
+@needs_library
+@reads_old_form
+def test_the_dashboards_are_what_the_generator_writes() -> None:
+    from deploy.grafana.generator.pages import render_all  # noqa: PLC0415 - see needs_library
+
+    assert {path.name: path.read_text(encoding="utf-8") for path in DASHBOARDS.iterdir()} == render_all()
+
+
+@needs_library
+@reads_old_form
+@each_dashboard
+def test_the_types_of_grafana_know_every_field_of_a_dashboard(name: str) -> None:
+    assert find_unknown(read_dashboard(name), read_and_write(read_dashboard(name))) == []
+
+
+@needs_library
+@reads_old_form
+def test_a_field_that_grafana_does_not_know_is_noticed() -> None:
+    page = copy.deepcopy(read_dashboard("run"))
+    page["panels"][1]["fieldConfig"]["defaults"]["uint"] = "s"
+    assert find_unknown(page, read_and_write(page)) == ["panels.1.fieldConfig.defaults.uint"]
+
+
+def read_and_write(page: dict[str, Any]) -> Any:
+    """What is left when the library, whose types are made from Grafana's, has read the dashboard and written it."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415 - see needs_library
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins  # noqa: PLC0415
+    from grafana_foundation_sdk.models.dashboard import Dashboard  # noqa: PLC0415
+
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(page)))
+
+
+def find_unknown(ours: Any, known: Any, at: tuple[str, ...] = ()) -> list[str]:
+    """Where ours has something that the other has not, or otherwise."""
+    if isinstance(ours, dict) and isinstance(known, dict):
+        pairs = ((key, value, known.get(key)) for key, value in ours.items())
+    elif isinstance(ours, list) and isinstance(known, list) and len(ours) == len(known):
+        pairs = ((str(place), *both) for place, both in enumerate(zip(ours, known, strict=True)))
+    else:
+        return [] if ours == known else [".".join(at)]
+    return [found for key, mine, theirs in pairs for found in find_unknown(mine, theirs, (*at, key))]
+
+
+# -- what they ask ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", EVERYTHING_ASKED, ids=str)
+def test_every_name_and_label_is_in_the_catalogue(asked: Asked) -> None:
+    assert set(asked.labels) <= find_labels(fill(asked.expr), find_catalog_labels())
+
+
+@pytest.mark.parametrize("name", find_dashboards())
+def test_every_variable_that_is_used_is_there_to_be_chosen(name: str) -> None:
+    offered = {variable["name"] for variable in read_dashboard(name)["templating"]["list"]}
+    asked = [one.expr for one in EVERYTHING_ASKED if one.dashboard == name]
+    used = {variable for expr in asked for variable in re.findall(r"\$(\w+)", expr)}
+    assert used - set(OF_GRAFANA) == offered - {"datasource"}
+
+
+@each_dashboard
+def test_everything_is_asked_of_the_chosen_prometheus(name: str) -> None:
+    page = read_dashboard(name)
+    asking = [*find_panels(name), *page["annotations"].get("list", [])]
+    asking += [target for panel in find_panels(name) for target in panel["targets"]]
+    assert {each["datasource"]["uid"] for each in asking} == {"${datasource}"}
+
+
+# -- how they look ----------------------------------------------------------------------------------------------------
+
+
+@each_dashboard
+def test_every_panel_says_what_it_shows_and_in_which_unit(name: str) -> None:
+    for panel in find_panels(name):
+        assert panel["title"]
+        assert re.fullmatch(r"[A-Z1].*\.", panel["description"]), panel["title"]
+        has_unit = "unit" in panel["fieldConfig"]["defaults"]
+        assert has_unit or panel["type"] in WITHOUT_UNIT or panel["options"]["textMode"] == "name", panel["title"]
+
+
+@each_dashboard
+def test_panels_lie_beside_each_other_on_the_grid(name: str) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in read_dashboard(name)["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= GRID_COLUMNS
+        for cell in itertools.product(
+            range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        ):
+            assert cell not in taken, (panel["title"], taken[cell])
+            taken[cell] = panel["title"]
+
+
+@each_dashboard
+def test_every_panel_has_a_number_of_its_own(name: str) -> None:
+    numbers = [panel["id"] for panel in read_dashboard(name)["panels"]]
+    assert len(set(numbers)) == len(numbers)
+
+
+# -- how they fit together --------------------------------------------------------------------------------------------
+
+
+def test_every_link_leads_to_a_dashboard_that_has_the_variables_it_sets() -> None:
+    pages = [read_dashboard(name) for name in find_dashboards()]
+    variables = {page["uid"]: {each["name"] for each in page["templating"]["list"]} for page in pages}
+    led_to = set()
+    for url in (url for name in find_dashboards() for panel in find_panels(name) for url in links_of(panel)):
+        found = re.match(r"/d/([\w-]+)\?", url)
+        assert found is not None
+        assert set(re.findall(r"var-(\w+)=", url)) <= variables[found[1]], url
+        led_to.add(found[1])
+    # From the fleet one comes to everything else.
+    assert led_to == set(variables) - {"rankscope-fleet"}
+
+
+@each_dashboard
+def test_a_link_takes_its_values_from_columns_and_labels_that_are_there(name: str) -> None:
+    known = find_catalog_labels()
+    offered = {variable["name"] for variable in read_dashboard(name)["templating"]["list"]}
+    for panel in find_panels(name):
+        columns = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
+        for url in links_of(panel):
+            values = re.findall(r"=\$\{([\w.]+):percentencode\}", url)
+            assert len(values) == url.count("var-")
+            assert {value.removeprefix("__data.fields.") for value in values if "__data" in value} <= columns
+            labels = {value.removeprefix("__field.labels.") for value in values if "__field" in value}
+            # Lines for comparison, such as a limit, lead nowhere; the first query is what the panel is about.
+            assert labels <= find_labels(fill(panel["targets"][0]["expr"]), known), panel["title"]
+            assert {value for value in values if not value.startswith("__")} <= offered
+
+
+def test_every_dashboard_is_found_by_the_others() -> None:
+    pages = [read_dashboard(name) for name in find_dashboards()]
+    assert len({page["uid"] for page in pages}) == len(pages) == 4
+    assert all(page["tags"] == [tag] for page in pages for link in page["links"] for tag in link["tags"])
+
+
+# -- provisioning -----------------------------------------------------------------------------------------------------
+
+
+def test_the_data_source_scrapes_as_often_as_prometheus_is_told_to() -> None:
+    (source,) = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "rankscope.yml").read_text())["datasources"]
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    assert source["type"] == "prometheus"
+    assert source["jsonData"]["timeInterval"] == scraped["global"]["scrape_interval"]
+
+
+def test_the_provider_reads_files_and_lets_nobody_change_them() -> None:
+    (provider,) = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "rankscope.yml").read_text())["providers"]
+    assert (provider["type"], provider["allowUiUpdates"], provider["disableDeletion"]) == ("file", False, True)
