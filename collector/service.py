@@ -115,6 +115,7 @@ class Service:
                 find_weakness=self._find_weakness,
                 read_exported=self._find_exported,
                 read_report=(lambda run: report_as_json(store, run)) if config.store else None,
+                store=store if config.store else None,
             )
         except Exception:
             self._receiver.close()

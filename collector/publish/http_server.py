@@ -6,7 +6,8 @@
     GET /api/v1/runs/RUN         everything about one run; RUN is percent-encoded
     GET /api/v1/runs/RUN/report  how it went, from the store, also of a run that is over
     GET /api/v1/incidents        the incidents, newest first; ?run=RUN and ?state=open|resolved leave others out
-    GET /                        this list
+    GET /api/v1/...              what api.py and live.py say
+    GET /                        this list; for a browser the live page (page_files.py)
 
 Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), a time limit for each
 read and write, the standard library's limits for the request line and the headers, and `requests_max` at a time.
@@ -19,14 +20,18 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from socketserver import TCPServer
 from typing import Any, Final
 
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.publish.api import Api
 from rankscope.collector.publish.http_access import CHALLENGE, OPEN, HttpAccess
+from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, EventStream, LiveFeed
+from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -37,6 +42,8 @@ LOG = logging.getLogger("rankscope.collector")
 REQUEST_TIMEOUT_S: Final = 10.0
 REQUESTS_MAX: Final = 32
 CONNECTIONS_WAITING_MAX: Final = 64
+STREAM_BUFFER_BYTES: Final = 65_536
+"""What the system holds back for a reader of events: one that is behind shall get the newest picture, no backlog."""
 STOP_POLL_S: Final = 0.1
 """How long `close` may have to wait for the accepting thread."""
 
@@ -67,24 +74,29 @@ class HttpServer:
         find_weakness: Callable[[], str | None] = lambda: None,
         read_exported: Callable[[], Snapshot] | None = None,
         read_report: Callable[[str], bytes] | None = None,
+        store: Path | None = None,
     ) -> None:
         problem = find_address_problem(address, listening=True)
         if problem is not None:
             raise SettingError(f"the collector's HTTP address is {address!r}; {problem}.")
         host, _, port = address.rpartition(":")
-        routes = Routes(
-            read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
-            read_exported=read_exported, read_report=read_report,
-        )  # fmt: skip
         try:
-            self._server = _Server(
-                host, int(port.replace("*", "0")), routes, access, request_timeout_s, requests_max=requests_max
+            server = self._server = _Server(
+                host, int(port.replace("*", "0")), access, request_timeout_s, requests_max=requests_max
             )
         except OSError as error:
             raise UnavailableError(
                 f"the collector's HTTP server cannot listen at {address}: {error.strerror}. Stop what listens there, "
                 "or give another address of this machine."
             ) from error
+        server.feed = LiveFeed(
+            read_snapshot, streams_max=requests_max // 2, count=server.count_refused, contain=server.contain
+        )
+        server.routes = Routes(
+            read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
+            read_exported=read_exported, read_report=read_report,
+            answer_first=Api(read_snapshot, server.feed.read_shares, store).answer,
+        )  # fmt: skip
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(STOP_POLL_S,), name="rankscope-http", daemon=True
         )
@@ -103,9 +115,16 @@ class HttpServer:
     @property
     def refused(self) -> dict[str, int]:
         """Requests that were not answered, by reason: too many at a time (`busy`), no or a wrong token
-        (`unauthorised`), no TLS connection came about (`tls_failed`).
+        (`unauthorised`), no TLS connection came about (`tls_failed`), too many follow (`streams_busy`). And what those
+        who follow did not get: streams that were ended because nobody took an event (`slow_reader`), and pictures left
+        out because the one before was not out yet (`picture_skipped`).
         """
         return dict(self._server.refused)
+
+    @property
+    def streams(self) -> int:
+        """How many follow the runs at this moment."""
+        return self._server.feed.streams
 
     @property
     def errors_contained(self) -> int:
@@ -116,6 +135,7 @@ class HttpServer:
         """Free the port and end the accepting thread; what is being answered is not waited for. Twice does no harm."""
         self._server.shutdown()
         self._server.server_close()
+        self._server.feed.close()
         self._thread.join()
 
 
@@ -123,11 +143,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = CONNECTIONS_WAITING_MAX
     allow_reuse_port = False  # two collectors on one port would each get half of the scrapes
+    routes: Routes
+    feed: LiveFeed
 
     def __init__(
-        self, host: str, port: int, routes: Routes, access: HttpAccess, request_timeout_s: float, *, requests_max: int
+        self, host: str, port: int, access: HttpAccess, request_timeout_s: float, *, requests_max: int
     ) -> None:
-        self.routes = routes
         self.access = access
         self.request_timeout_s = request_timeout_s
         self.refused: dict[str, int] = {}
@@ -225,7 +246,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a GET, or a HEAD, which leaves the body out."""
-        self._send(self._find_answer())
+        answer = self._find_answer()
+        if isinstance(answer, EventStream):
+            self._send_events(answer)
+        else:
+            self._send(answer)
 
     def do_HEAD(self) -> None:
         """See do_GET."""
@@ -251,13 +276,19 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
         """Say nothing: a scrape every few seconds is not news."""
 
-    def _find_answer(self) -> Response:
+    def _find_answer(self) -> Response | EventStream:
         headers = self.headers
-        if not self.server.access.admits(self.path.partition("?")[0], headers.get("Authorization", "")):
+        path, _, query = self.path.partition("?")
+        page_file = find_page_file(path, headers.get("Accept", ""))
+        if page_file is not None:
+            return page_file
+        if not self.server.access.admits(path, headers.get("Authorization", "")):
             self.server.count_refused(UNAUTHORISED)
             error = "this collector asks for its token: send `Authorization: Bearer TOKEN`"
             return refuse(HTTPStatus.UNAUTHORIZED, error, CHALLENGE)
         try:
+            if path == EVENTS_PATH:
+                return self.server.feed.open(query)
             return self.server.routes.answer(
                 self.path, accept=headers.get("Accept", ""), accept_encoding=headers.get("Accept-Encoding", "")
             )
@@ -266,13 +297,23 @@ class _Handler(BaseHTTPRequestHandler):
             return refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a mistake of the collector; its log tells more")
 
     def _send(self, response: Response) -> None:
-        self.send_response(response.status)
-        self.send_header("Content-Type", response.content_type)
-        self.send_header("Content-Length", str(len(response.body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        for name, value in response.headers.items():
-            self.send_header(name, value)
-        self.end_headers()
+        length = {"Content-Length": str(len(response.body))}
+        self._send_head(response.status, response.content_type, {**length, **response.headers})
         if self.command != "HEAD":
             self.wfile.write(response.body)
+
+    def _send_events(self, stream: EventStream) -> None:
+        """Each within the time limit for a write; the end of the connection is the end of the answer (HTTP/1.0)."""
+        with stream as events:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BUFFER_BYTES)
+            self._send_head(HTTPStatus.OK, EVENT_STREAM, {})
+            if self.command != "HEAD":
+                for event in events:
+                    self.wfile.write(event)
+
+    def _send_head(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        always = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        self.send_response(status)
+        for name, value in {**always, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()

@@ -35,6 +35,8 @@ INDEX: Final = f"""rankscope collector
 {RUNS_PATH}/RUN      everything about one of them
 {RUNS_PATH}/RUN{REPORT_SUFFIX}   how it went, from the store
 {INCIDENTS_PATH}     the incidents, newest first; ?run=RUN and ?state=open or resolved leave others out
+/api/v1/openapi.json  all there is under /api/v1, described for programs
+/                     for a browser: the live page
 """
 
 _GZIP_OFFER: Final = re.compile(r"(?:^|,)\s*gzip\s*(?:;\s*q=(?P<quality>[\d.]+)\s*)?(?:,|$)", re.IGNORECASE)
@@ -70,6 +72,7 @@ class Routes:
     `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_weakness` what the
     collector does without while it is ready. `read_exported` gives the snapshot for /metrics, where that is another
     one. `read_report` gives the report about a run, as JSON, and raises UnavailableError where there is none.
+    `answer_first` is asked before anything else, with the path and its query, and gives None for what is not its own.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class Routes:
         find_weakness: Callable[[], str | None] = lambda: None,
         read_exported: Callable[[], Snapshot] | None = None,
         read_report: Callable[[str], bytes] | None = None,
+        answer_first: Callable[[str], "Response | None"] = lambda _target: None,
     ) -> None:
+        self._answer_first = answer_first
         self._read_snapshot = read_snapshot
         self._read_incidents = read_incidents
         self._read_report = read_report
@@ -99,7 +104,10 @@ class Routes:
         """The answer to a GET of `target`, a path with or without a query. The other two are the request's headers."""
         path, _, query = target.partition("?")
         page = self._pages.get(path)
-        if page is not None:
+        found = self._answer_first(target)
+        if found is not None:
+            response = found
+        elif page is not None:
             response = page()
         elif path == "/metrics":
             response = self._render_metrics(accept)
@@ -118,7 +126,7 @@ class Routes:
         return Response(HTTPStatus.OK, content_type, encode(self._registry))
 
     def _list_runs(self) -> Response:
-        runs = [_summarise(run) for run in self._read_snapshot().runs]
+        runs = [summarise_run(run) for run in self._read_snapshot().runs]
         return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"runs": runs}))
 
     def _show_run(self, name: str) -> Response:
@@ -168,7 +176,8 @@ def _report_state(problem: str | None, weakness: str | None = None) -> Response:
     return refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
 
 
-def _summarise(run: RunSnapshot) -> RunSummary:
+def summarise_run(run: RunSnapshot) -> RunSummary:
+    """A run in the list of runs."""
     found = find_throughput([rank.totals for rank in run.ranks], run.world_size)
     samples_per_s = found.samples_per_s if found is not None else None
     tokens_per_s = found.tokens_per_s if found is not None else None

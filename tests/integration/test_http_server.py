@@ -403,7 +403,7 @@ def test_close_frees_the_port_ends_the_thread_and_may_be_called_twice(world: Wor
     before = set(threading.enumerate())
     with world.serve() as server:
         address = server.url.removeprefix("http://")
-        assert {thread.name for thread in set(threading.enumerate()) - before} == {"rankscope-http"}
+        assert {thread.name for thread in set(threading.enumerate()) - before} == {"rankscope-http", "rankscope-live"}
         server.close()
         server.close()
         assert set(threading.enumerate()) <= before

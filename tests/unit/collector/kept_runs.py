@@ -1,13 +1,19 @@
 """Runs as the store has them, for tests of the store and of the reports."""
 
+from contextlib import closing
+from pathlib import Path
+
 import numpy as np
 
 from rankscope.collector.detect.goodput import GoodputSnapshot
+from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.rank_intervals import COLUMNS, RankInterval
+from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.saved import SavedLife, SavedRun
 from rankscope.collector.state.snapshot import LostSeconds
 from rankscope.collector.state.step_history import StepAggregate
+from rankscope.collector.store.database import Database
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello
 from rankscope.measure.records import Totals
@@ -70,3 +76,19 @@ def interval_of(begin_wall_s: float = WALL_S, *, steps: float = 40.0, slowdown: 
     columns["steps"] = np.array([steps, steps], dtype=np.float32)
     columns["slowdown_ratio"] = np.array([np.nan, slowdown], dtype=np.float32)
     return RankInterval(0, begin_wall_s, begin_wall_s + 60.0, columns)
+
+
+def keep_run(folder: Path, run: str, *, steps: int) -> Path:
+    """A store with one run of two ranks, which made so many steps and two intervals; where it is."""
+    path = folder / "store.db"
+    batch = Batch()
+    batch.put_run(run_of(run))
+    for rank in range(2):
+        batch.lives[run, rank] = 0, life_of(run, rank)
+    for number in range(steps):
+        batch.add_step(run, step_of(number))
+    for minute in range(2):
+        batch.add_interval(run, interval_of(WALL_S + 60.0 * minute))
+    with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
+        store.write(batch)
+    return path

@@ -1,5 +1,7 @@
 """What the time of a run went into: stretches that add up to what the ranks have counted, whatever happens."""
 
+from itertools import pairwise
+
 import msgspec
 
 from rankscope.collector.publish.shares import RANKS_PER_SECOND, RunShares, Shares
@@ -30,7 +32,7 @@ def at(*steps: int) -> RunSnapshot:
 def test_stretch_is_what_was_counted_since_the_picture_before() -> None:
     shares = RunShares()
     shares.take(at(100, 100), 50.0)
-    assert shares.stretches == ()
+    assert not shares.stretches
     shares.take(at(103, 104), 52.0)
     (stretch,) = shares.stretches
     assert (stretch.begin_wall_s, stretch.end_wall_s) == (50.0, 52.0)
@@ -76,7 +78,7 @@ def test_long_run_has_longer_stretches_and_loses_none() -> None:
         assert len(shares.stretches) <= 8
     stretches = shares.stretches
     assert stretches[0].begin_wall_s == 0.0
-    assert all(one.end_wall_s == other.begin_wall_s for one, other in zip(stretches, stretches[1:], strict=False))
+    assert all(one.end_wall_s == other.begin_wall_s for one, other in pairwise(stretches))
     told = sum(stretch.steps for stretch in stretches)
     assert told == round(stretches[-1].end_wall_s / 2.0)
     assert wall_s - stretches[-1].end_wall_s < stretches[-1].end_wall_s - stretches[-1].begin_wall_s
@@ -87,7 +89,7 @@ def test_large_run_is_added_up_less_often() -> None:
     shares = RunShares()
     shares.take(at(*[1] * ranks), 0.0)
     shares.take(at(*[2] * ranks), 2.9)
-    assert shares.stretches == ()
+    assert not shares.stretches
     shares.take(at(*[2] * ranks), 3.0)
     assert shares.stretches[0].steps == ranks
 

@@ -1,0 +1,240 @@
+"""The API about runs, as JSON and, for the heat map, as bytes: from a path to an answer, before any socket.
+
+    GET /api/v1/runs/RUN?ranks=none          a run without its ranks
+    GET /api/v1/runs/RUN/ranks               its ranks; ?order=rank|slowdown&offset=N&limit=N
+    GET /api/v1/runs/RUN/ranks/RANK          one rank beside those that do the same work
+    GET /api/v1/runs/RUN/findings            what was found: open, and past
+    GET /api/v1/runs/RUN/history             where its time went and how long its steps were; ?points=N
+    GET /api/v1/runs/RUN/heatmap             ranks x time (heat_map.py); ?source=steps|intervals
+    GET /api/v1/openapi.json                 all of it, described for programs
+
+RUN is percent-encoded. The rest of the API is in routes.py and live.py; docs/api.md has it together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from http import HTTPStatus
+from importlib.resources import files
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.history.reading import CurvePoint, opening_run
+from rankscope.collector.publish import heat_map
+from rankscope.collector.publish.rank_answers import ORDERS, list_ranks, show_rank
+from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
+from rankscope.collector.publish.shares import ShareStretch
+from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.measure.errors import UnavailableError
+
+OPENAPI_PATH: Final = "/api/v1/openapi.json"
+OPENAPI_FILE: Final = "openapi.json"
+BYTES: Final = "application/octet-stream"
+
+RANKS_DEFAULT: Final = 100
+RANKS_MAX: Final = 16_384
+"""Ranks in one answer: those of the largest job there is."""
+POINTS_DEFAULT: Final = 400
+"""More are not told apart on a screen."""
+POINTS_MAX: Final = 5_000
+INTERVALS_SHOWN_MAX: Final = 480
+"""Eight hours at an interval of a minute; of 16,384 ranks 8 MB of cells."""
+NUMBER_MAX: Final = 2**31 - 1
+
+
+class FindingList(msgspec.Struct, frozen=True, kw_only=True):
+    """The findings of a run: those of this moment, and those that have ended, the latest first."""
+
+    run: str
+    open: tuple[Finding, ...]
+    past: tuple[Finding, ...]
+
+
+class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The past of a run. `shares` is what its time went into since this collector process knows it, `steps` how long
+    its steps were, from the store: None without a store, or where it does not have the run.
+    """
+
+    run: str
+    shares: tuple[ShareStretch, ...]
+    steps: tuple[CurvePoint, ...] | None = None
+
+
+class _RefusedError(Exception):
+    """An answer that is a refusal, from wherever it is found out."""
+
+    def __init__(self, status: HTTPStatus, error: str) -> None:
+        super().__init__(error)
+        self.response = refuse(status, error)
+
+
+class _Query(NamedTuple):
+    """What stands after the question mark, by name."""
+
+    asked: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, text: str, *known: str) -> "_Query":
+        asked = dict(parse_qsl(text, keep_blank_values=True))
+        unknown = sorted(asked.keys() - set(known))
+        if unknown:
+            means = f"; {' and '.join(known)} {'does' if len(known) == 1 else 'do'}" if known else ""
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{unknown[0][:80]!r} means nothing here{means}")
+        return cls(asked)
+
+    def choose(self, name: str, choices: Sequence[str]) -> str:
+        """One of the choices, the first by default."""
+        value = self.asked.get(name, choices[0])
+        if value not in choices:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name} is {value[:80]!r}; it must be {' or '.join(choices)}")
+        return value
+
+    def number(self, name: str, default: int, *, least: int, most: int) -> int:
+        """A whole number within its limits."""
+        text = self.asked.get(name)
+        value = default if text is None else _to_number(text)
+        if value is None or not least <= value <= most:
+            error = f"{name} is {(text or '')[:80]!r}; it must be a whole number from {least} to {most}"
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, error)
+        return value
+
+
+class Api:
+    """Answers from the latest snapshot; no socket, any thread. `read_shares` gives the stretches of a run, `store` is
+    the collector's file, None without one.
+    """
+
+    def __init__(
+        self,
+        read_snapshot: Callable[[], Snapshot],
+        read_shares: Callable[[str], tuple[ShareStretch, ...]],
+        store: Path | None = None,
+    ) -> None:
+        self._read_snapshot = read_snapshot
+        self._read_shares = read_shares
+        self._store = store
+        self._of_run: Mapping[str, Callable[[str, str], Response]] = {
+            "ranks": self._list_ranks,
+            "findings": self._list_findings,
+            "history": self._show_history,
+            "heatmap": self._show_heat_map,
+        }
+
+    def answer(self, target: str) -> Response | None:
+        """The answer to a GET of `target`, a path with or without a query; None for what is not answered here."""
+        path, _, query = target.partition("?")
+        if path == OPENAPI_PATH:
+            return Response(HTTPStatus.OK, JSON, read_openapi())
+        if not path.startswith(f"{RUNS_PATH}/"):
+            return None
+        try:
+            return self._answer_about_a_run(path.removeprefix(f"{RUNS_PATH}/").split("/"), query)
+        except _RefusedError as refused:
+            return refused.response
+
+    def _answer_about_a_run(self, parts: Sequence[str], query: str) -> Response | None:
+        match [unquote(part) for part in parts]:
+            case [run] if query:
+                return self._show_run(run, query)
+            case [run, view] if view in self._of_run:
+                return self._of_run[view](run, query)
+            case [run, "ranks", rank]:
+                return self._show_rank(run, rank, query)
+            case _:
+                return None
+
+    def _show_run(self, name: str, text: str) -> Response:
+        query = _Query.parse(text, "ranks")
+        run = self._find(name)
+        if query.choose("ranks", ("all", "none")) == "none":
+            run = msgspec.structs.replace(run, ranks=())
+        return _as_json(run)
+
+    def _list_ranks(self, name: str, text: str) -> Response:
+        query = _Query.parse(text, "order", "offset", "limit")
+        order = query.choose("order", ORDERS)
+        offset = query.number("offset", 0, least=0, most=NUMBER_MAX)
+        limit = query.number("limit", RANKS_DEFAULT, least=1, most=RANKS_MAX)
+        return _as_json(list_ranks(self._find(name), order, offset, limit))
+
+    def _show_rank(self, name: str, text: str, query: str) -> Response:
+        _Query.parse(query)
+        run = self._find(name)
+        number = _to_number(text)
+        if number is None:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{text[:80]!r} is no rank; ranks are whole numbers from 0")
+        found = show_rank(run, number, self._read_snapshot().steps.get(name))
+        if found is None:
+            error = f"run {name[:80]!r} has no rank {number} yet; its world has {run.world_size}"
+            raise _RefusedError(HTTPStatus.NOT_FOUND, error)
+        return _as_json(found)
+
+    def _list_findings(self, name: str, text: str) -> Response:
+        _Query.parse(text)
+        run = self._find(name)
+        is_open = {finding.number for finding in run.open_findings}
+        past = tuple(finding for finding in reversed(run.findings) if finding.number not in is_open)
+        return _as_json(FindingList(run=name, open=run.open_findings, past=past))
+
+    def _show_history(self, name: str, text: str) -> Response:
+        points = _Query.parse(text, "points").number("points", POINTS_DEFAULT, least=1, most=POINTS_MAX)
+        shares = self._read_shares(name)
+        steps: tuple[CurvePoint, ...] | None = None
+        if self._store is not None:
+            try:
+                with opening_run(self._store, name) as history:
+                    steps = tuple(history.read_curve(points))
+            except UnavailableError as error:
+                if self._look_for(name) is None:
+                    raise _RefusedError(HTTPStatus.NOT_FOUND, str(error)) from error
+        else:
+            self._find(name)
+        return _as_json(RunHistory(run=name, shares=shares, steps=steps))
+
+    def _show_heat_map(self, name: str, text: str) -> Response:
+        source = _Query.parse(text, "source").choose("source", (heat_map.OF_STEPS, heat_map.OF_INTERVALS))
+        if source == heat_map.OF_INTERVALS:
+            return Response(HTTPStatus.OK, BYTES, self._draw_intervals(name))
+        run, picture = self._find(name), self._read_snapshot().steps.get(name)
+        if picture is None:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"no step of run {name[:80]!r} has been looked at yet")
+        return Response(HTTPStatus.OK, BYTES, heat_map.of_steps(name, run.world_size, picture))
+
+    def _draw_intervals(self, name: str) -> bytes:
+        if self._store is None:
+            error = "this collector keeps no history; its setting `store` names a file for it"
+            raise _RefusedError(HTTPStatus.NOT_FOUND, error)
+        try:
+            with opening_run(self._store, name) as history:
+                world_size = history.kept.run.world_size
+                return heat_map.of_intervals(name, world_size, list(history.read_intervals(INTERVALS_SHOWN_MAX)))
+        except UnavailableError as error:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, str(error)) from error
+
+    def _look_for(self, name: str) -> RunSnapshot | None:
+        return next((run for run in self._read_snapshot().runs if run.run == name), None)
+
+    def _find(self, name: str) -> RunSnapshot:
+        run = self._look_for(name)
+        if run is None:
+            error = f"no run {name[:80]!r} is known here; {RUNS_PATH} lists those that are"
+            raise _RefusedError(HTTPStatus.NOT_FOUND, error)
+        return run
+
+
+@cache
+def read_openapi() -> bytes:
+    """The description of the API, OpenAPI 3.1, as it is shipped."""
+    return files(__package__).joinpath(OPENAPI_FILE).read_bytes()
+
+
+def _as_json(found: msgspec.Struct) -> Response:
+    return Response(HTTPStatus.OK, JSON, msgspec.json.encode(found))
+
+
+def _to_number(text: str) -> int | None:
+    """A whole number, written in at most ten ASCII digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(NUMBER_MAX)) else None

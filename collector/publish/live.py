@@ -1,0 +1,245 @@
+"""What changes in a run, told as it happens: `GET /api/v1/events`, server-sent events (WHATWG HTML, section 9.2).
+
+    ?run=RUN    with that run in full; a run that is not known yet is null until it is
+    ?count=N    end after so many events
+
+An event is a LivePicture in JSON; its `id` counts the pictures, so that a reader sees from a gap what it was not sent.
+
+The collector's loop knows nothing of it: one thread here looks whether there is a new snapshot, LOOK_S apart. Each
+reader has a thread and no queue: once its last event is out it is given the newest picture, and those in between are
+skipped and counted. One that does not take an event within the time limit for a write is let go of, and counted. So a
+reader costs a thread and one event, however slow it is, and there are at most `streams_max` of them.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from types import TracebackType
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.throughput import find_throughput
+from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
+from rankscope.collector.publish.shares import Shares, ShareStretch
+from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+
+EVENTS_PATH: Final = "/api/v1/events"
+EVENT_STREAM: Final = "text/event-stream"
+LOOK_S: Final = 0.25
+"""No more than four events a second, however short the collector's tick: more are not seen."""
+KEEP_ALIVE_S: Final = 15.0
+"""A comment after so long without an event, as WHATWG advises: proxies close what is silent for longer."""
+RETRY_MS: Final = 2_000
+"""After so long a reader that was cut off may come again; an EventSource does so by itself."""
+RETRY_AFTER: Final = {"Retry-After": "5"}
+COUNT_MAX: Final = 10**9
+
+STREAMS_BUSY: Final = "streams_busy"
+SLOW_READER: Final = "slow_reader"
+PICTURE_SKIPPED: Final = "picture_skipped"
+
+
+class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run at this moment. `latest_step` is the last that detection has looked at, `findings_past` how many
+    findings have ended. The others as in RunSnapshot and RunSummary; None: not known.
+    """
+
+    run: str
+    world_size: int
+    restart_count: int
+    ranks_known: int
+    ranks_up: int
+    latest_step: int | None
+    steps_per_s: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    abstained: str | None
+    run_slowdown_ratio: float | None
+    goodput_ratio: float | None
+    open_findings: tuple[Finding, ...]
+    findings_past: int
+
+
+class LivePicture(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs at one moment, and the one that was asked for."""
+
+    wall_s: float
+    version: str
+    runs: tuple[RunSummary, ...]
+    run: LiveRun | None
+
+
+class _Numbered(NamedTuple):
+    """A picture that can be told, and its events as far as anybody has asked for them, by run."""
+
+    revision: int
+    snapshot: Snapshot
+    events: dict[str | None, bytes]
+
+
+class LiveFeed:
+    """The pictures of a collector, for those who follow them. `count` is told of what readers did not get, by reason;
+    `contain` of a mistake of ours.
+    """
+
+    def __init__(
+        self,
+        read_snapshot: Callable[[], Snapshot],
+        *,
+        streams_max: int,
+        count: Callable[[str], None],
+        contain: Callable[[str, BaseException], None],
+    ) -> None:
+        self._read_snapshot = read_snapshot
+        self._streams_max = streams_max
+        self._count = count
+        self._contain = contain
+        self._shares = Shares()
+        self._changed = threading.Condition()
+        self._rendering = threading.Lock()
+        self._newest = _Numbered(0, Snapshot(wall_s=0.0, version=""), {})
+        self._streams = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="rankscope-live", daemon=True)
+        self._thread.start()
+
+    def read_shares(self, run: str) -> tuple[ShareStretch, ...]:
+        """What the time of a run went into, since this collector knows it."""
+        return self._shares.of(run)
+
+    @property
+    def streams(self) -> int:
+        """How many follow at this moment."""
+        return self._streams
+
+    def open(self, query: str) -> "Response | EventStream":
+        """The events from now on, or why not. The stream must be closed."""
+        asked = dict(parse_qsl(query, keep_blank_values=True))
+        unknown = sorted(asked.keys() - {"run", "count"})
+        if unknown:
+            return refuse(HTTPStatus.BAD_REQUEST, f"{unknown[0][:80]!r} means nothing here; run and count do")
+        text = asked.get("count", str(COUNT_MAX))
+        count = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(COUNT_MAX)) else 0
+        if not 1 <= count <= COUNT_MAX:
+            error = f"count is {text[:80]!r}; it must be a whole number from 1 to {COUNT_MAX}"
+            return refuse(HTTPStatus.BAD_REQUEST, error)
+        with self._changed:
+            is_full = self._streams >= self._streams_max
+            self._streams += not is_full
+        if is_full:
+            self._count(STREAMS_BUSY)
+            error = f"{self._streams_max} readers follow already; ask for what you need, or try later"
+            return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
+        return EventStream(self._tell(asked.get("run"), count), self._leave, lambda: self._count(SLOW_READER))
+
+    def close(self) -> None:
+        """End every stream and the thread. Twice does no harm."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next look may go well
+                self._contain("the live feed", error)
+
+    def _look(self) -> None:
+        snapshot = self._read_snapshot()
+        if snapshot is self._newest.snapshot:
+            return
+        with self._changed:
+            self._newest = _Numbered(self._newest.revision + 1, snapshot, {})
+            self._changed.notify_all()
+        self._shares.take(snapshot.runs, snapshot.wall_s)
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._streams -= 1
+
+    def _tell(self, run: str | None, count: int) -> Iterator[bytes]:
+        yield f"retry: {RETRY_MS}\n\n".encode()
+        told = 0
+        while count:
+            newest = self._wait_for_news(told)
+            if self._closing.is_set():
+                return
+            if newest.revision == told:
+                yield b": nothing new\n\n"
+                continue
+            for _ in range(newest.revision - told - 1 if told else 0):
+                self._count(PICTURE_SKIPPED)
+            told, count = newest.revision, count - 1
+            yield self._render(newest, run)
+
+    def _wait_for_news(self, told: int) -> _Numbered:
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest.revision > told or self._closing.is_set(), KEEP_ALIVE_S)
+            return self._newest
+
+    def _render(self, newest: _Numbered, run: str | None) -> bytes:
+        """The event; of all readers of a run the first makes it."""
+        with self._rendering:
+            event = newest.events.get(run)
+            if event is None:
+                picture = build_picture(newest.snapshot, run)
+                body = msgspec.json.encode(picture).decode()
+                event = newest.events[run] = f"id: {newest.revision}\nevent: picture\ndata: {body}\n\n".encode()
+            return event
+
+
+class EventStream:
+    """Events, one after the other, for whoever writes them to a socket. To be used as a context."""
+
+    def __init__(self, events: Iterator[bytes], on_end: Callable[[], None], on_slow_reader: Callable[[], None]) -> None:
+        self._events = events
+        self._on_end = on_end
+        self._on_slow_reader = on_slow_reader
+
+    def __enter__(self) -> Iterator[bytes]:
+        return self._events
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, TimeoutError):
+            self._on_slow_reader()
+        self._on_end()
+
+
+def build_picture(snapshot: Snapshot, run: str | None) -> LivePicture:
+    """All runs, and one of them in full; None for one that is not known."""
+    found = next((one for one in snapshot.runs if one.run == run), None)
+    return LivePicture(
+        wall_s=snapshot.wall_s,
+        version=snapshot.version,
+        runs=tuple(summarise_run(one) for one in snapshot.runs),
+        run=None if found is None else _build_run(found, snapshot),
+    )
+
+
+def _build_run(run: RunSnapshot, snapshot: Snapshot) -> LiveRun:
+    summary = summarise_run(run)
+    picture = snapshot.steps.get(run.run)
+    throughput = find_throughput([rank.totals for rank in run.ranks], run.world_size)
+    return LiveRun(
+        run=run.run,
+        world_size=run.world_size,
+        restart_count=run.restart_count,
+        ranks_known=len(run.ranks),
+        ranks_up=summary.ranks_up,
+        latest_step=None if picture is None else picture.latest_step,
+        steps_per_s=None if throughput is None else throughput.steps_per_s,
+        samples_per_s=summary.samples_per_s,
+        tokens_per_s=summary.tokens_per_s,
+        abstained=run.abstained,
+        run_slowdown_ratio=run.run_slowdown_ratio,
+        goodput_ratio=run.goodput.goodput_ratio,
+        open_findings=run.open_findings,
+        findings_past=len(run.findings) - len(run.open_findings),
+    )

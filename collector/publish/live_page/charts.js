@@ -1,0 +1,105 @@
+// Two small charts: shares of a whole over time, and one rank between its twins.
+
+import { colour, clock, ms, number, prepare } from "./dom.js";
+
+const BELOW = 20;
+const LEFT = 62;
+
+export const PHASES = ["data", "forward", "backward", "optimizer", "other"];
+const OWN_PHASE = "own-phase";
+
+/** Of a stretch of /history: the share of each phase; of the phases a script adds the sum. */
+export const phaseShares = (stretch) => {
+  const own = Object.entries(stretch.phases_ns).filter(([name]) => !PHASES.includes(name));
+  const named = PHASES.map((name) => [name, stretch.phases_ns[name] ?? 0]);
+  return shares([...named, [OWN_PHASE, own.reduce((sum, [, ns]) => sum + ns, 0)]], stretch.step_ns);
+};
+
+/** Of a stretch: what the device did in profiled windows. The parts are disjoint: overlap is compute as well. */
+export const deviceShares = (stretch) =>
+  shares(
+    [
+      ["compute", stretch.compute_ns - stretch.overlap_ns], ["overlap", stretch.overlap_ns],
+      ["communication", stretch.exposed_communication_ns], ["copy", stretch.copy_ns], ["idle", stretch.idle_ns],
+    ],
+    stretch.window_ns,
+  );
+
+const shares = (parts, wholeNs) => (wholeNs > 0 ? parts.map(([name, ns]) => ({ name, share: Math.max(0, ns) / wholeNs })) : []);
+
+/** All stretches as one. */
+export const addUp = (stretches) => {
+  const sum = { phases_ns: {} };
+  for (const stretch of stretches) {
+    for (const [name, value] of Object.entries(stretch)) if (typeof value === "number") sum[name] = (sum[name] ?? 0) + value;
+    for (const [phase, ns] of Object.entries(stretch.phases_ns)) sum.phases_ns[phase] = (sum.phases_ns[phase] ?? 0) + ns;
+  }
+  return sum;
+};
+
+/** Shares over time, stacked from below. `sharesOf` gives those of a stretch; one that has none leaves a gap. */
+export const drawShares = (canvas, stretches, sharesOf) => {
+  const { pen, width, height } = prepare(canvas);
+  const told = stretches.filter((stretch) => sharesOf(stretch).length);
+  if (!told.length) return drawNothing(pen);
+  const [begin, end] = [told[0].begin_wall_s, told.at(-1).end_wall_s];
+  const place = (wallS) => ((wallS - begin) / Math.max(1e-9, end - begin)) * width;
+  for (const stretch of told) {
+    const x = Math.floor(place(stretch.begin_wall_s));
+    const wide = Math.max(1, Math.ceil(place(stretch.end_wall_s)) - x);
+    let top = height - BELOW;
+    for (const { name, share } of sharesOf(stretch)) {
+      const tall = share * (height - BELOW);
+      pen.fillStyle = colour(name);
+      pen.fillRect(x, top - tall, wide, tall);
+      top -= tall;
+    }
+  }
+  pen.fillStyle = colour("faint");
+  pen.fillText(clock(begin), 0, height - 5);
+  pen.textAlign = "right";
+  pen.fillText(clock(end), width, height - 5);
+  pen.textAlign = "left";
+};
+
+const drawNothing = (pen) => {
+  pen.fillStyle = colour("faint");
+  pen.fillText("Nothing is known yet.", 0, 20);
+};
+
+/** `recent` of a rank: its own time, and the median of its twins between the least and the most of them. */
+export const drawTwins = (canvas, recent) => {
+  const { pen, width, height } = prepare(canvas);
+  const series = ["self_ns", "twins_self_ns_median", "twins_self_ns_min", "twins_self_ns_max"].map((name) => recent?.[name] ?? []);
+  const known = series.flat().filter((value) => value !== null);
+  if (!known.length) return drawNothing(pen);
+  const most = Math.max(...known) * 1.05;
+  const place = (column) => LEFT + ((column + 0.5) / recent.steps.length) * (width - LEFT);
+  const level = (ns) => (1 - ns / most) * (height - BELOW);
+  const [mine, twins, least, most_of_twins] = series.map((values) =>
+    values.flatMap((value, column) => (value === null ? [] : [[place(column), level(value)]])),
+  );
+  pen.fillStyle = colour("spread");
+  trace(pen, [...least, ...most_of_twins.reverse()]);
+  pen.fill();
+  for (const [points, name] of [[twins, "twins"], [mine, "mine"]]) {
+    pen.strokeStyle = pen.fillStyle = colour(name);
+    pen.lineWidth = 2;
+    trace(pen, points);
+    pen.stroke();
+    for (const [x, y] of points) pen.fillRect(x - 2, y - 2, 4, 4);
+  }
+  pen.fillStyle = colour("faint");
+  pen.fillRect(LEFT, height - BELOW, width - LEFT, 1);
+  pen.fillText(`step ${number(recent.steps[0])}`, LEFT, height - 5);
+  pen.textAlign = "right";
+  pen.fillText(`step ${number(recent.steps.at(-1))}`, width, height - 5);
+  pen.fillText(`${ms(most)} ms`, LEFT - 4, 11);
+  pen.fillText("0", LEFT - 4, height - BELOW);
+  pen.textAlign = "left";
+};
+
+const trace = (pen, points) => {
+  pen.beginPath();
+  points.forEach(([x, y], place) => (place ? pen.lineTo(x, y) : pen.moveTo(x, y)));
+};

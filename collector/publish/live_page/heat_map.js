@@ -1,0 +1,261 @@
+// Ranks x time: the bytes of /heatmap (their layout is said in publish/heat_map.py), and a picture of them.
+
+import { colour, clock, number, prepare, times } from "./dom.js";
+
+const EQUAL = 128;
+const CELLS_PER_OCTAVE = 32;
+const LEFT = 62; // room for the numbers of ranks
+const BELOW = 20; // and of steps
+const PAGE_RANKS = 16;
+const ROWS_MIN = 8; // ranks that stay in view, however far one goes in
+
+export const ratioOf = (cell) => (cell === 0 ? null : 2 ** ((cell - EQUAL) / CELLS_PER_OCTAVE));
+
+/** The parts of an answer: `columns` and `ranks` say what the bytes of `cells` are of, column after column. */
+export const decode = (buffer) => {
+  const length = new DataView(buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const ranks = [];
+  for (const [first, last] of head.ranks) for (let rank = first; rank <= last; rank += 1) ranks.push(rank);
+  return { ...head, ranks, cells: new Uint8Array(buffer, 4 + length) };
+};
+
+const parse = (hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
+const between = (a, b, part) => a.map((one, place) => Math.round(one + (b[place] - one) * part));
+
+/** The colour of each cell, as 256 pixels: equal as the page, slower ever hotter up to 8 times, faster bluer. */
+const buildColours = () => {
+  const [unknown, equal, fast, warm, hot, hottest] = ["unknown", "equal", "fast", "warm", "hot", "hottest"].map((name) =>
+    parse(colour(name)),
+  );
+  const stops = [[0, equal], [16, warm], [48, hot], [96, hottest]];
+  const pixels = new Uint32Array(256);
+  for (let cell = 0; cell < 256; cell += 1) {
+    const beyond = cell - EQUAL;
+    let found = hottest;
+    if (cell === 0) found = unknown;
+    else if (beyond <= 0) found = between(equal, fast, Math.min(1, -beyond / CELLS_PER_OCTAVE));
+    else {
+      const next = stops.findIndex(([at]) => at >= beyond);
+      if (next > 0) found = between(stops[next - 1][1], stops[next][1], (beyond - stops[next - 1][0]) / (stops[next][0] - stops[next - 1][0]));
+    }
+    pixels[cell] = (255 << 24) | (found[2] << 16) | (found[1] << 8) | found[0];
+  }
+  return pixels;
+};
+
+/** The legend: cells from half to four times as long. */
+export const drawScale = (canvas) => {
+  const { pen, width, height } = prepare(canvas);
+  const pixels = new ImageData(3 * CELLS_PER_OCTAVE, 1);
+  new Uint32Array(pixels.data.buffer).set(buildColours().subarray(EQUAL - CELLS_PER_OCTAVE, EQUAL + 2 * CELLS_PER_OCTAVE));
+  paint(pen, pixels, 0, 0, width, height);
+};
+
+const paint = (pen, pixels, x, y, width, height) => {
+  const small = new OffscreenCanvas(pixels.width, pixels.height);
+  small.getContext("2d").putImageData(pixels, 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(small, x, y, width, height);
+};
+
+/** The picture on a canvas. `onRead(text)` is told what the cursor is on, `onPick(rank)` which rank was chosen. */
+export class HeatMap {
+  constructor(canvas, { onRead, onPick, onView }) {
+    Object.assign(this, { canvas, onRead, onPick, onView, map: null, view: null, cursor: null, colours: buildColours() });
+    canvas.addEventListener("pointermove", (event) => this.moveTo(this.cellAt(event)));
+    canvas.addEventListener("click", (event) => this.pick(this.cellAt(event)));
+    canvas.addEventListener("keydown", (event) => this.press(event));
+    new ResizeObserver(() => this.draw()).observe(canvas);
+  }
+
+  /** Show a decoded answer; the ranks in view and the cursor stay where they are as far as they can. */
+  show(map) {
+    const isOther = this.map === null || map === null || this.map.run !== map.run || this.map.ranks.length !== map.ranks.length;
+    this.map = map;
+    if (isOther) [this.view, this.cursor] = [null, null];
+    if (this.cursor !== null && this.cursor.column >= map.columns.length) this.cursor = null;
+    this.canvas.setAttribute("aria-label", this.describe());
+    this.draw();
+  }
+
+  /** The colours of the page have changed. */
+  recolour() {
+    this.colours = buildColours();
+    this.draw();
+  }
+
+  /** Show the ranks whose number is from `first` to `last`; all of them when there is none. */
+  look(first, last) {
+    const rows = this.map?.ranks.flatMap((rank, row) => (rank >= first && rank <= last ? [row] : [])) ?? [];
+    this.view = rows.length ? [rows[0], rows.at(-1) + 1] : null;
+    this.draw();
+  }
+
+  rows() {
+    return this.view ?? [0, this.map.ranks.length];
+  }
+
+  describe() {
+    if (this.map === null || !this.map.columns.length) return "Heat map: nothing is known yet.";
+    const worst = this.findSlowest();
+    const size = `${number(this.map.ranks.length)} ranks by ${number(this.map.columns.length)} ${this.map.source}`;
+    return worst === null ? `Heat map: ${size}.` : `Heat map: ${size}. The slowest cell: ${this.read(worst)}.`;
+  }
+
+  findSlowest() {
+    const { cells, ranks } = this.map;
+    let best = 0;
+    for (let place = 1; place < cells.length; place += 1) if (cells[place] > cells[best]) best = place;
+    return cells[best] ? { row: best % ranks.length, column: Math.floor(best / ranks.length) } : null;
+  }
+
+  read({ row, column }) {
+    const { cells, ranks, columns } = this.map;
+    const ratio = ratioOf(cells[column * ranks.length + row]);
+    const { step, end_wall_s: end } = columns[column];
+    const where = step === null ? `until ${clock(end)}` : `step ${number(step)}`;
+    return `rank ${ranks[row]}, ${where}: ${ratio === null ? "not known" : `${times(ratio)} times its twins`}`;
+  }
+
+  cellAt({ offsetX, offsetY }) {
+    if (this.map === null || !this.map.columns.length) return null;
+    const { width, height } = this.canvas.getBoundingClientRect();
+    const [first, end] = this.rows();
+    const column = Math.floor(((offsetX - LEFT) / (width - LEFT)) * this.map.columns.length);
+    const row = first + Math.floor((offsetY / (height - BELOW)) * (end - first));
+    if (column < 0 || column >= this.map.columns.length || row < first || row >= end) return null;
+    return { row: this.worstRowNear(row, column, (end - first) / (height - BELOW)), column };
+  }
+
+  /** Of the ranks that share the line of the picture the slowest: it is the one that is seen there. */
+  worstRowNear(row, column, rowsPerPixel) {
+    const { cells, ranks } = this.map;
+    let best = row;
+    const end = Math.min(ranks.length, row + Math.max(1, Math.ceil(rowsPerPixel)));
+    for (let one = row; one < end; one += 1) {
+      if (cells[column * ranks.length + one] > cells[column * ranks.length + best]) best = one;
+    }
+    return best;
+  }
+
+  moveTo(cell) {
+    this.cursor = cell;
+    this.onRead(cell === null ? "" : this.read(cell));
+    this.draw();
+  }
+
+  pick(cell) {
+    if (cell !== null) this.onPick(this.map.ranks[cell.row]);
+  }
+
+  press(event) {
+    if (this.map === null || !this.map.columns.length || event.ctrlKey || event.metaKey || event.altKey) return;
+    const act = {
+      ArrowUp: () => this.walk(-1, 0), ArrowDown: () => this.walk(1, 0),
+      ArrowLeft: () => this.walk(0, -1), ArrowRight: () => this.walk(0, 1),
+      PageUp: () => this.walk(-PAGE_RANKS, 0), PageDown: () => this.walk(PAGE_RANKS, 0),
+      Home: () => this.walk(0, -Infinity), End: () => this.walk(0, Infinity),
+      Enter: () => this.pick(this.cursor), s: () => this.goToSlowest(), S: () => this.goToSlowest(),
+      "+": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.look(0, Infinity),
+    }[event.key];
+    if (act === undefined) return;
+    event.preventDefault();
+    act();
+    this.onView(this.map.ranks[this.rows()[0]], this.map.ranks[this.rows()[1] - 1]);
+  }
+
+  walk(down, right) {
+    const last = { row: this.map.ranks.length - 1, column: this.map.columns.length - 1 };
+    const from = this.cursor ?? { row: this.rows()[0] - Math.sign(down), column: last.column - right };
+    const clamp = (value, most) => Math.min(Math.max(value, 0), most);
+    this.moveTo({ row: clamp(from.row + down, last.row), column: clamp(from.column + right, last.column) });
+    this.follow();
+  }
+
+  goToSlowest() {
+    const found = this.findSlowest();
+    if (found === null) return;
+    this.moveTo(found);
+    this.follow();
+  }
+
+  /** Keep the cursor in view. */
+  follow() {
+    const [first, end] = this.rows();
+    const { row } = this.cursor;
+    if (row >= first && row < end) return;
+    const start = row < first ? row : row - (end - first) + 1;
+    this.view = [start, start + end - first];
+    this.draw();
+  }
+
+  zoom(factor) {
+    const [first, end] = this.rows();
+    const all = this.map.ranks.length;
+    const size = Math.min(all, Math.max(Math.min(ROWS_MIN, all), Math.round((end - first) * factor)));
+    const middle = this.cursor?.row ?? (first + end) / 2;
+    const start = Math.min(Math.max(0, Math.round(middle - size / 2)), all - size);
+    this.view = size === all ? null : [start, start + size];
+    this.draw();
+  }
+
+  draw() {
+    const { pen, width, height } = prepare(this.canvas);
+    pen.fillStyle = colour("faint");
+    if (this.map === null || !this.map.columns.length) {
+      pen.fillText("Nothing is known yet: a rank's own time shows once its steps can be compared.", LEFT, 20);
+      return;
+    }
+    const [first, end] = this.rows();
+    const lines = Math.min(end - first, Math.max(1, Math.round((height - BELOW) * (window.devicePixelRatio || 1))));
+    paint(pen, this.reduce(first, end, lines), LEFT, 0, width - LEFT, height - BELOW);
+    this.label(pen, width, height);
+    if (this.cursor !== null) this.outline(pen, width, height);
+  }
+
+  /** So many lines of pixels, each the slowest of the ranks that share it. */
+  reduce(first, end, lines) {
+    const { cells, ranks, columns } = this.map;
+    const pixels = new ImageData(columns.length, lines);
+    const painted = new Uint32Array(pixels.data.buffer);
+    for (let column = 0; column < columns.length; column += 1) {
+      const base = column * ranks.length;
+      for (let line = 0; line < lines; line += 1) {
+        const to = first + Math.floor(((line + 1) * (end - first)) / lines);
+        let most = 0;
+        for (let row = first + Math.floor((line * (end - first)) / lines); row < to; row += 1) {
+          if (cells[base + row] > most) most = cells[base + row];
+        }
+        painted[line * columns.length + column] = this.colours[most];
+      }
+    }
+    return pixels;
+  }
+
+  label(pen, width, height) {
+    const [first, end] = this.rows();
+    const { ranks, columns } = this.map;
+    pen.textAlign = "right";
+    const parts = Math.min(4, end - first);
+    for (let part = 0; part < parts; part += 1) {
+      const row = first + Math.floor((part * (end - first)) / parts);
+      pen.fillText(number(ranks[row]), LEFT - 6, ((row - first) / (end - first)) * (height - BELOW) + 11);
+    }
+    const name = ({ step, end_wall_s: wallS }) => (step === null ? clock(wallS) : `step ${number(step)}`);
+    pen.textAlign = "left";
+    pen.fillText(name(columns[0]), LEFT, height - 5);
+    pen.textAlign = "right";
+    if (columns.length > 1) pen.fillText(name(columns.at(-1)), width, height - 5);
+  }
+
+  outline(pen, width, height) {
+    const [first, end] = this.rows();
+    const wide = (width - LEFT) / this.map.columns.length;
+    const tall = (height - BELOW) / (end - first);
+    const y = (this.cursor.row - first) * tall;
+    pen.strokeStyle = colour("ink");
+    pen.lineWidth = 2;
+    pen.strokeRect(LEFT + this.cursor.column * wide, y - Math.max(0, 6 - tall) / 2, wide, Math.max(6, tall));
+  }
+}

@@ -1,0 +1,172 @@
+"""The description of the API, OpenAPI 3.1: `python -m tests.contract.openapi_file` writes it.
+
+What stands in an answer comes from the very structs it is made of; which paths there are and what may be asked stands
+here. `test_openapi.py` holds the file to this, and `tests/integration/test_api_description.py` the server to the file.
+"""
+
+import json
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rankscope.collector.incidents.incident import STATES, Incident
+from rankscope.collector.publish import api, heat_map, live, rank_answers, routes
+from rankscope.collector.reports.run_report import RunReport
+from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.measure import __version__
+
+FILE: Final = Path(__file__).parents[2] / "collector" / "publish" / api.OPENAPI_FILE
+TEMPLATE: Final = "#/components/schemas/{name}"
+
+Json = dict[str, Any]
+
+
+class RunSummaries(msgspec.Struct, frozen=True):
+    """The runs that are known."""
+
+    runs: tuple[routes.RunSummary, ...]
+
+
+class Incidents(msgspec.Struct, frozen=True):
+    """The incidents, newest first."""
+
+    incidents: tuple[Incident, ...]
+
+
+class Error(msgspec.Struct, frozen=True):
+    """What is wrong, and what to do."""
+
+    error: str
+
+
+ANSWERS: Final = (
+    RunSummaries, RunSnapshot, rank_answers.RankList, rank_answers.RankAnswer, api.FindingList, api.RunHistory,
+    RunReport, Incidents, live.LivePicture, heat_map.HeatMapHead, Error,
+)  # fmt: skip
+
+RUN: Final = {
+    "name": "run", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1},
+    "description": "The name of a run, percent-encoded.",
+}  # fmt: skip
+RANK: Final = {
+    "name": "rank", "in": "path", "required": True,
+    "schema": {"type": "integer", "minimum": 0, "maximum": api.NUMBER_MAX},
+    "description": "The global rank.",
+}  # fmt: skip
+
+
+def build() -> Json:
+    """The whole description."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "rankscope collector",
+            "version": __version__,
+            "description": "What a rankscope collector knows about training runs. Read-only; docs/api.md.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/", "description": "The collector itself."}],
+        "security": [{"bearer": []}, {"basic": []}, {}],
+        "paths": {**_paths_of_all(), **_paths_of_a_run()},
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "The token of `http_token_file`."},
+                "basic": {"type": "http", "scheme": "basic", "description": "The token as password, any user."},
+            },
+        },
+    }
+
+
+def render() -> str:
+    """The file."""
+    return json.dumps(build(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _paths_of_all() -> Json:
+    state = _query("state", {"type": "string", "enum": list(STATES)}, "Only these.")
+    run = _query("run", {"type": "string"}, "Only those of this run; a run that has none has an empty list.")
+    followed = _query("run", {"type": "string"}, "The run that is told in full.")
+    count = _query("count", {"type": "integer", "minimum": 1, "maximum": live.COUNT_MAX}, "End after so many events.")
+    stream = {live.EVENT_STREAM: {"schema": {"type": "string"}}}
+    told = (
+        "What happens, as it happens: server-sent events `picture`, each a LivePicture in JSON.\n\n"
+        "Their ids count the pictures: a gap is what this reader was too slow for."
+    )
+    events = _operation("followRuns", told, stream, [followed, count], 400, 503)
+    described = {routes.JSON: {"schema": {"type": "object", "required": ["openapi", "paths"]}}}
+    return {
+        routes.RUNS_PATH: _operation("listRuns", "The runs that are known.", _json(RunSummaries)),
+        routes.INCIDENTS_PATH: _operation("listIncidents", "The incidents.", _json(Incidents), [run, state], 400),
+        live.EVENTS_PATH: events,
+        api.OPENAPI_PATH: _operation("describeApi", "This description.", described),
+    }
+
+
+def _paths_of_a_run() -> Json:
+    number = {"type": "integer"}
+    order = _query("order", {"type": "string", "enum": list(rank_answers.ORDERS)}, "The slowest first, or by rank.")
+    offset = _query("offset", {**number, "minimum": 0, "maximum": api.NUMBER_MAX}, "Leave out so many.")
+    limit = _query("limit", {**number, "minimum": 1, "maximum": api.RANKS_MAX}, "At most so many.")
+    points = _query("points", {**number, "minimum": 1, "maximum": api.POINTS_MAX}, "Draw steps together to so many.")
+    ranks = _query("ranks", {"type": "string", "enum": ["all", "none"]}, "`none`: leave them out.")
+    sources = [heat_map.OF_STEPS, heat_map.OF_INTERVALS]
+    source = _query("source", {"type": "string", "enum": sources}, "The last steps, or the past from the store.")
+    cells = {api.BYTES: {"schema": {"type": "string", "format": "binary"}}}
+    of = f"{routes.RUNS_PATH}/{{run}}"
+    return {
+        of: _operation("showRun", "Everything about one run.", _json(RunSnapshot), [RUN, ranks], 400, 404),
+        f"{of}/ranks": _operation(
+            "listRanks", "Its ranks.", _json(rank_answers.RankList), [RUN, order, offset, limit], 400, 404
+        ),
+        f"{of}/ranks/{{rank}}": _operation(
+            "showRank", "One rank beside those that do the same work.", _json(rank_answers.RankAnswer), [RUN, RANK],
+            400, 404,
+        ),
+        f"{of}/findings": _operation("listFindings", "What was found.", _json(api.FindingList), [RUN], 400, 404),
+        f"{of}/history": _operation("showHistory", "Its past.", _json(api.RunHistory), [RUN, points], 400, 404),
+        f"{of}/heatmap": _operation(
+            "showHeatMap", f"Ranks x time in bytes.\n\n{heat_map.__doc__ or ''}", cells, [RUN, source], 400, 404
+        ),
+        f"{of}/report": _operation("showReport", "How it went, from the store.", _json(RunReport), [RUN], 404),
+    }  # fmt: skip
+
+
+def _operation(name: str, summary: str, content: Json, parameters: list[Json] | None = None, *refusals: int) -> Json:
+    said = {400: "A question that means nothing.", 404: "Not known here.", 503: "Too many ask at this moment."}
+    refused = {str(status): {"description": said[status], "content": _json(Error)} for status in refusals}
+    head, _, text = summary.partition("\n\n")
+    return {
+        "get": {
+            "operationId": name,
+            "summary": head,
+            **({"description": text} if text else {}),
+            "parameters": parameters or [],
+            "responses": {
+                "200": {"description": "The answer.", "content": content},
+                "401": {"description": "The token is missing or wrong.", "content": _json(Error)},
+                **refused,
+            },
+        }
+    }
+
+
+def _query(name: str, schema: Json, description: str) -> Json:
+    return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
+
+
+def _json(answer: type[msgspec.Struct]) -> Json:
+    return {routes.JSON: {"schema": {"$ref": TEMPLATE.format(name=answer.__name__)}}}
+
+
+def _schemas() -> Json:
+    _, components = msgspec.json.schema_components(ANSWERS, ref_template=TEMPLATE)
+    for schema in components.values():
+        schema["description"] = cleandoc(schema["description"])
+    return {name: components[name] for name in sorted(components)}
+
+
+if __name__ == "__main__":
+    FILE.write_text(render(), encoding="utf-8")

@@ -1,0 +1,152 @@
+"""Collectors that know runs which nobody trains: what the API and the live page are held against.
+
+Small runs are told by a real JobState (`job_stories.py`); a run of 16,384 ranks is made of columns, as its state makes
+them, because to report for so many ranks would take longer than to look at them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.detect.excess import find_excess, slowdown_ratios
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.series import StepSeries, medians_of_last
+from rankscope.collector.detect.twins import find_twins
+from rankscope.collector.publish.http_access import OPEN, HttpAccess
+from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.reports.run_report import report_as_json
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.state.step_picture import StepPicture
+from rankscope.measure.identity import BootId, RankIdentity, RunId
+from rankscope.measure.records import Totals, WindowBreakdown
+from tests.unit.collector.job_stories import MS, Story
+
+RANKS_PER_NODE = 8
+STEPS = 64
+WORK_NS = 100.0 * MS
+SLOWER = 2.0
+NOISE = 0.01
+SEED = 20_260_314
+
+
+class LiveWorld:
+    """What a server is given, for the test to change. Every change is a new picture."""
+
+    def __init__(self) -> None:
+        self.snapshot = Snapshot(wall_s=1_773_500_000.0, version="0.1.0")
+        self.read: Callable[[], Snapshot] = lambda: self.snapshot
+
+    def show(self, *runs: RunSnapshot, steps: dict[str, StepPicture] | None = None) -> None:
+        """These runs, a second later."""
+        self.snapshot = Snapshot(
+            wall_s=self.snapshot.wall_s + 1.0, version="0.1.0", runs=runs, steps={} if steps is None else steps
+        )
+
+    def tell(self, story: Story, name: str = "story") -> None:
+        """A story as it stands, under this name."""
+        self.show(*[rename(story.snapshot(), name)], steps=pictures_of(story, name))
+
+    def read_snapshot(self) -> Snapshot:
+        """What `read` gives at this moment."""
+        return self.read()
+
+    @contextmanager
+    def serve(self, access: HttpAccess = OPEN, *, store: Path | None = None, **bounds: float) -> Iterator[HttpServer]:
+        """A server of this world."""
+        server = HttpServer(
+            "127.0.0.1:0", self.read_snapshot, lambda: (), is_healthy=lambda: None, is_ready=lambda: None,
+            access=access, store=store,
+            read_report=None if store is None else lambda run: report_as_json(store, run), **bounds,  # type: ignore[arg-type]
+        )  # fmt: skip
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+def slow_story(ranks: int = 4, slow_rank: int = 2) -> Story:
+    """A job whose rank is slow for long enough to be found: 60 ms of own work a step against 30."""
+    story = Story(ranks).join()
+    for _ in range(8):
+        story.train(8)
+    for _ in range(6):
+        story.train(8, data={slow_rank: 40.0})
+    return story
+
+
+def pictures_of(story: Story, name: str = "story") -> dict[str, StepPicture]:
+    """The last steps of a story."""
+    picture = story.job.step_picture
+    return {} if picture is None else {name: picture}
+
+
+def rename(run: RunSnapshot, name: str) -> RunSnapshot:
+    """The same run under another name."""
+    return msgspec.structs.replace(run, run=name)
+
+
+def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> tuple[RunSnapshot, StepPicture]:
+    """A run of so many ranks one of which takes twice as long in every step, and its last 64 steps."""
+    chance = np.random.default_rng(SEED)
+    self_ns = WORK_NS * (1.0 + NOISE * chance.standard_normal((STEPS, ranks)))
+    self_ns[:, slow_rank] *= SLOWER
+    step_ns = np.broadcast_to(self_ns.max(axis=1, keepdims=True), self_ns.shape)
+    numbers = tuple(range(ranks))
+    phases = {"forward": self_ns * 0.4, "backward": self_ns * 0.6}
+    series = StepSeries(
+        np.arange(first_step, first_step + STEPS), numbers, step_ns, self_ns, self_ns, phases, self_is_measured=True
+    )
+    twins = find_twins(numbers, {})
+    excess = find_excess(series, twins)
+    slowdowns = slowdown_ratios(excess, STEPS).tolist()
+    medians = medians_of_last(self_ns, STEPS).tolist()
+    lines = tuple(_rank_of(name, rank, ranks, slowdowns[rank], medians[rank]) for rank in numbers)
+    run = RunSnapshot(run=name, world_size=ranks, restart_count=0, ranks=lines, run_slowdown_ratio=SLOWER)
+    return run, StepPicture(0, series, twins, excess)
+
+
+def finding_of(number: int, sentence: str, **known: object) -> Finding:
+    """A finding that says this."""
+    fields: dict[str, object] = {"kind": "straggler", "cause": "host_cpu", "ranks": (2,)} | known
+    return Finding(number=number, sentence=sentence, **fields)  # type: ignore[arg-type]
+
+
+def _rank_of(run: str, rank: int, ranks: int, slowdown: float, self_ns: float) -> RankSnapshot:
+    identity = RankIdentity(
+        run=RunId(run), rank=rank, local_rank=rank % RANKS_PER_NODE, world_size=ranks, restart_count=0,
+        node=f"node-{rank // RANKS_PER_NODE}", boot_id=BootId(f"boot-{rank:08d}"), pid=1_000 + rank,
+    )  # fmt: skip
+    window_ns = STEPS * round(WORK_NS * SLOWER)
+    return RankSnapshot(
+        identity=identity,
+        up=True,
+        reports_admitted=STEPS,
+        last_step=STEPS - 1,
+        step_ns_median=WORK_NS * SLOWER,
+        self_ns_median=self_ns,
+        slowdown_ratio=slowdown,
+        phases_ns_median={"forward": 0.4 * self_ns, "backward": 0.6 * self_ns},
+        totals=totals_of(STEPS),
+        breakdown=WindowBreakdown(
+            first_step=0, step_count=STEPS, window_ns=window_ns, compute_ns=window_ns // 2,
+            communication_ns=window_ns // 2, overlap_ns=window_ns // 4, exposed_communication_ns=window_ns // 4,
+            copy_ns=0, idle_ns=window_ns // 4,
+        ),
+    )  # fmt: skip
+
+
+def totals_of(steps: int) -> Totals:
+    """What a rank has counted after so many steps of 200 ms: half of the time is data, a tenth the optimizer. Half of
+    its windows is compute, of which half is overlapped, a quarter exposed communication, a quarter idle.
+    """
+    step_ns = steps * 200 * MS
+    tenth = step_ns // 10
+    return Totals(
+        steps=steps, step_ns=step_ns,
+        phases_ns={"data": 5 * tenth, "forward": tenth, "backward": 2 * tenth, "optimizer": tenth, "other": tenth},
+        window_ns=step_ns, compute_ns=step_ns // 2, communication_ns=step_ns // 2, overlap_ns=step_ns // 4,
+        exposed_communication_ns=step_ns // 4, copy_ns=0, idle_ns=step_ns // 4,
+    )  # fmt: skip
