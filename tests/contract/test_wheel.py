@@ -16,6 +16,7 @@ from rankscope.measure import __version__
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent", "collector", "measure", "uplink")
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
+SHIPPED_KINDS = {".py", ".css", ".js", ".html", ".svg", ".json"}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 
 pytestmark = pytest.mark.xdist_group("wheel")  # one worker builds it, once
@@ -52,7 +53,7 @@ def find_shipped() -> set[str]:
     return {
         f"rankscope/{path.relative_to(ROOT).as_posix()}"
         for path in files
-        if path.suffix in {".py", ".css", ".js"} or path.name == "py.typed"
+        if path.suffix in SHIPPED_KINDS or path.name == "py.typed"
     }
 
 
