@@ -28,7 +28,7 @@ RATIOS: Final = {
 
 
 class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank in a list of ranks, as in RankSnapshot."""
+    """One rank in a list of ranks, as in RankSnapshot; `ratios` are of its last profiled windows, by name."""
 
     rank: int
     local_rank: int
@@ -41,6 +41,8 @@ class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     self_ns_median: float | None
     slowdown_ratio: float | None
     wait_caused_ns_median: float | None
+    phases_ns_median: Mapping[str, float]
+    ratios: Mapping[str, float]
 
 
 class RankList(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +132,8 @@ def _to_line(rank: RankSnapshot) -> ListedRank:
         self_ns_median=rank.self_ns_median,
         slowdown_ratio=rank.slowdown_ratio,
         wait_caused_ns_median=rank.wait_caused_ns_median,
+        phases_ns_median=rank.phases_ns_median,
+        ratios=_ratios_of(rank),
     )
 
 

@@ -81,6 +81,9 @@ def _draw_title(board: Board, latest: Picture, picture: Picture) -> Text:
     run = picture.run
     if run is None:
         return title.append("no run has reported to this collector", style="default")
+    # First what must not be cut off.
+    title.append("FROZEN " if board.frozen is not None else "", style="bold yellow")
+    title.append(time.strftime("%H:%M:%S ", time.localtime(picture.wall_s)), style="bright_black")
     up = sum(rank.state == "up" for rank in picture.ranks)
     title.append(printable(run.run), style="bold cyan")
     title.append(f"  {up} of {run.world_size} up", style="default" if up == run.world_size else "red")
@@ -92,9 +95,6 @@ def _draw_title(board: Board, latest: Picture, picture: Picture) -> Text:
         title.append(f"  slowdown {run.run_slowdown_ratio:.2f}x", style=_style_of(run.run_slowdown_ratio))
     if len(picture.runs) > 1:
         title.append(f"  (run {picture.runs.index(run.run) + 1} of {len(picture.runs)})", style="bright_black")
-    title.append(time.strftime("  %H:%M:%S", time.localtime(picture.wall_s)), style="bright_black")
-    if board.frozen is not None:
-        title.append("  FROZEN", style="bold yellow")
     return title
 
 

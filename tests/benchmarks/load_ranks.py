@@ -144,9 +144,7 @@ class LoadRank:
         return True
 
     def _say_hello(self, first_sequence: int) -> bytes:
-        return encode(
-            build_hello(RUN, self.rank, self._task.world_size, self.boot_id, first_sequence, monotonic_ns())
-        )
+        return encode(build_hello(RUN, self.rank, self._task.world_size, self.boot_id, first_sequence, monotonic_ns()))
 
     def _take(self, message: Message, now_ns: int) -> None:
         match message:

@@ -130,7 +130,9 @@ class JobReports:
         """The steps table of every own rank, shape (ranks, columns, 1)."""
         work_ns, waiting_ns = self._find_work(step)
         duration_ns = work_ns + waiting_ns + CALLS * TRANSFER_NS
-        columns: dict[str, Ints | int] = {f"phase:{name}": (share * work_ns).astype(np.int64) for name, share in SHARES.items()}
+        columns: dict[str, Ints | int] = {
+            f"phase:{name}": (share * work_ns).astype(np.int64) for name, share in SHARES.items()
+        }
         columns["phase:backward"] = duration_ns - sum(columns.values())
         columns |= {
             "step": step, "start_host_ns": host_ns - duration_ns, "duration_ns": duration_ns, "cpu_ns": work_ns // 2,
@@ -153,7 +155,9 @@ class JobReports:
                 column["step"][:, row] = step
                 column["group"][:, row] = 1 - is_of_all
                 column["op"][:, row] = is_of_all
-                column["start_host_ns"][:, row] = host_ns + (order - len(steps)) * PERIOD_NS + (call + 1) * work_ns // CALLS
+                column["start_host_ns"][:, row] = (
+                    host_ns + (order - len(steps)) * PERIOD_NS + (call + 1) * work_ns // CALLS
+                )
                 column["duration_ns"][:, row] = wait_ns + TRANSFER_NS
                 column["sequence"][:, row] = step * CALLS + call
                 column["bytes"][:, row] = 2**27
