@@ -105,7 +105,8 @@ def test_what_does_not_go_into_one_batch_goes_into_the_next_at_once() -> None:
     assert [len(send(batch, 0)) for _ in range(2)] == [2, 2]
     assert batch.due_ns == 0
     assert len(send(batch, 0)) == 1
-    assert (batch.due_ns, batch.held_bytes) == (None, 0)
+    assert batch.due_ns is None
+    assert batch.held_bytes == 0
 
 
 def test_a_frame_larger_than_a_batch_goes_alone() -> None:
