@@ -1,5 +1,7 @@
 """A short soak, `make soak` has the long one, and that the soak would see what it looks for."""
 
+from itertools import pairwise
+
 import pytest
 
 from tests.benchmarks.soak.fleet import LeftDelivered
@@ -54,7 +56,7 @@ def test_the_same_seed_gives_the_same_plan_with_every_kind_and_another_one_anoth
 
 def test_faults_of_a_plan_do_not_overlap() -> None:
     faults = plan(3, 600, SHAPE, 30)
-    assert all(one.at_s + one.duration_s < other.at_s for one, other in zip(faults, faults[1:], strict=False))
+    assert all(one.at_s + one.duration_s < other.at_s for one, other in pairwise(faults))
 
 
 def test_ranks_that_fill_no_node_are_refused() -> None:
