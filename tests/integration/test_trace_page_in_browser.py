@@ -1,6 +1,6 @@
-"""The page of `rankscope analyze` in a real browser, from a file."""
+"""The page of `analyze`, and that of `report`, in a real browser, from a file."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,11 +9,16 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
+from rankscope.collector.reports.run_page import render_page as render_run_page
+from rankscope.collector.reports.run_report import read_report
 from rankscope.collector.reports.trace_page import render_page
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.report import TraceReport
 from tests.integration.chromium import DEADLINE_S, find, prefer, read_log, read_requests, starting_chromium
+from tests.unit.collector.findings import slow
+from tests.unit.collector.test_run_report import keep
+from tests.unit.collector.test_trace_page import hostile_report
 
 TRACES = Path(__file__).parents[1] / "traces"
 TWO_RANKS = TRACES / "gloo-2.13" / "ddp_2r_slow1_forward"
@@ -121,3 +126,35 @@ def test_page_is_dark_where_the_user_wants_it_dark(page: webdriver.Chrome) -> No
         return str(page.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
     assert (paper("dark"), paper("light")) == ("rgb(20, 24, 29)", "rgb(255, 255, 255)")
+
+
+HOSTILE = "<script>window.wasRun = 1</script><img src=x onerror='window.wasRun = 1'>"
+"""A name that would run if it were taken for more than a name."""
+
+
+def write_page_of_run(folder: Path) -> Path:
+    """What `rankscope report --html` makes of a run whose every name is hostile."""
+    store, page = folder / "hostile.db", folder / "run.html"
+    finding = slow(1, cause=HOSTILE, sentence=HOSTILE, suggestion=HOSTILE, nodes=(HOSTILE,))
+    keep(store, HOSTILE, node=HOSTILE, finding=finding)
+    page.write_text(render_run_page(read_report(store, HOSTILE)), encoding="utf-8")
+    return page
+
+
+def write_page_of_traces(folder: Path) -> Path:
+    """What `rankscope analyze --html` makes of traces whose every name is hostile."""
+    page = folder / "traces.html"
+    page.write_text(render_page(hostile_report(HOSTILE)), encoding="utf-8")
+    return page
+
+
+@pytest.mark.parametrize("write_page", [write_page_of_run, write_page_of_traces])
+def test_names_that_are_scripts_are_shown_and_not_run(
+    browser: webdriver.Chrome, tmp_path: Path, write_page: Callable[[Path], Path]
+) -> None:
+    read_log(browser, "browser")
+    browser.get(write_page(tmp_path).as_uri())
+    assert HOSTILE in (find(browser, "main").get_attribute("textContent") or "")
+    assert browser.execute_script("return window.wasRun") is None
+    assert browser.find_elements(By.CSS_SELECTOR, "img") == []
+    assert read_log(browser, "browser") == []

@@ -33,12 +33,12 @@ def report_of(*ranks: RankReport) -> TraceReport:
     return TraceReport(ranks=list(ranks), cross_rank=None, advice=[], abstained=[], errors=[])
 
 
-def hostile_report() -> TraceReport:
+def hostile_report(name: str = HOSTILE) -> TraceReport:
     kernel = KernelRow(
-        name=HOSTILE, count=1, total_ns=1, mean_ns=1, min_ns=1, max_ns=1, pct=100.0, is_communication=False,
+        name=name, count=1, total_ns=1, mean_ns=1, min_ns=1, max_ns=1, pct=100.0, is_communication=False,
         uses_tensor_cores=False,
     )  # fmt: skip
-    return report_of(rank_of(None, kernels=[kernel], file=HOSTILE, warnings=[HOSTILE], device=HOSTILE))
+    return report_of(rank_of(None, kernels=[kernel], file=name, warnings=[name], device=name))
 
 
 class Elements(HTMLParser):
