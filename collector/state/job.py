@@ -110,8 +110,9 @@ class JobState:
                 return self._join(event)
             case Tick():
                 return self._tick(event)
-            case CollectorAway():
-                self._pass_over(event)
+            case CollectorAway(away_ns, now_job_ns):
+                for rank in self._ranks().values():
+                    rank.pass_over(away_ns, now_job_ns)
             case _:
                 rank = self._life(event.boot_id)
                 if rank is not None:
@@ -237,11 +238,6 @@ class JobState:
                 attempt.ranks[kind.rank].add_kind(kind)
 
     # -- the tick -----------------------------------------------------------------------------------------------------
-
-    def _pass_over(self, event: CollectorAway) -> None:
-        """What the ranks have sent meanwhile still waits to be read: such time counts as nobody's silence."""
-        for rank in (rank for rank in self._ranks().values() if rank.is_live):
-            rank.last_seen_job_ns = min(event.now_job_ns, rank.last_seen_job_ns + event.away_ns)
 
     def _tick(self, tick: Tick) -> list[JobEffect]:
         attempt = self._attempt

@@ -149,6 +149,11 @@ class RankState:
         """Whether it has not ended."""
         return self.ended is None
 
+    def pass_over(self, away_ns: int, now_job_ns: int) -> None:
+        """The collector has not looked for so long. What was sent meanwhile still waits to be read: that is no silence."""
+        if self.is_live:
+            self.last_seen_job_ns = min(now_job_ns, self.last_seen_job_ns + away_ns)
+
     def take(self, report: Report, now_job_ns: int, now_wall_s: float) -> None:
         """Everything of a report but its steps and collectives."""
         self.count_admitted(report.sequence, dropped=report.losses.reports_dropped - self.losses.reports_dropped)
