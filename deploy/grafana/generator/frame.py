@@ -1,7 +1,7 @@
 """What all dashboards have in common: their names, variables, links to each other, and the grid panels stand on."""
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from grafana_foundation_sdk.builders.dashboard import (
     AnnotationQuery,
@@ -14,11 +14,13 @@ from grafana_foundation_sdk.builders.dashboard import (
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.common import DataSourceRef
+from grafana_foundation_sdk.models.dashboard import AnnotationQuery as AnnotationQueryModel
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
     GridPos,
     Panel,
+    VariableModel,
     VariableRefresh,
     VariableSort,
 )
@@ -40,25 +42,42 @@ OF_RANK: Final = 'run="$run",rank="$rank"'
 OF_NODE: Final = 'run="$run",node="$node",rank=~"$rank"'
 
 
+T = TypeVar("T")
+
+
 class Placed(NamedTuple):
-    """A panel and its size in Grafana's units, of which a page is 24 wide."""
+    """A panel and its size on the grid."""
 
     panel: Builder[Panel]
     width: int
     height: int
 
 
-def dashboard(uid: str, title: str, description: str) -> Dashboard:
-    """An empty one, with the data source to choose and links to the others."""
+class Built(Builder[T]):
+    """A part that is complete, where the library wants one that is to be built."""
+
+    def __init__(self, part: T) -> None:
+        self._part = part
+
+    def build(self) -> T:
+        """The part itself."""
+        return self._part
+
+
+Link = Built[DashboardLinkModel]
+"""To another dashboard, or to all."""
+
+
+def dashboard(uid: str, title: str, description: str, *variables: QueryVariable) -> Dashboard:
+    """One without panels, with the data source and these variables to choose, and links to the others."""
     others = (
-        Link("rankscope")
+        DashboardLink("rankscope")
         .type(DashboardLinkType.DASHBOARDS)
         .tags([TAG])
         .include_vars(include_vars=True)
         .keep_time(keep_time=True)
     )
-    source = DatasourceVariable("datasource").label("Prometheus").type("prometheus")
-    return (
+    page = (
         Dashboard(title)
         .uid(uid)
         .description(description)
@@ -68,9 +87,26 @@ def dashboard(uid: str, title: str, description: str) -> Dashboard:
         .refresh("30s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .readonly()
-        .link(others)
-        .with_variable(source)
+        .link(_in_sight(others))
+        .with_variable(_of_no_intervals(DatasourceVariable("datasource").label("Prometheus").type("prometheus")))
     )
+    for variable in variables:
+        page.with_variable(_of_no_intervals(variable))
+    return page
+
+
+def _in_sight(link: DashboardLink) -> Link:
+    """The library puts every link into a menu."""
+    built = link.build()
+    built.placement = None  # type: ignore[assignment] # it may be None, and then is not written
+    return Built(built)
+
+
+def _of_no_intervals(variable: Builder[VariableModel]) -> Built[VariableModel]:
+    """The library gives every variable the fields of those that are intervals."""
+    built = variable.build()
+    built.auto = built.auto_count = built.auto_min = None
+    return Built(built)
 
 
 def run_variable() -> QueryVariable:
@@ -104,36 +140,27 @@ def _variable(name: str, query: str, sort: VariableSort) -> QueryVariable:
         .label(name.capitalize())
         .datasource(DATA_SOURCE)
         .query(asked)
-        .definition(query)
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(sort)
     )
 
 
-def annotation(name: str, expr: str, *, title: str, text: str, colour: str) -> AnnotationQuery:
+def annotation(name: str, expr: str, *, title: str, text: str, colour: str) -> Built[AnnotationQueryModel]:
     """A band over every graph for as long as the expression gives a series; its labels fill `title` and `text`."""
     target = Dataquery().expr(expr).range().ref_id("Anno").datasource(DATA_SOURCE)
-    return (
+    found = (
         AnnotationQuery()
         .name(name)
         .datasource(DATA_SOURCE)
         .enable(enable=True)
         .icon_color(colour)
         .target(target)
-        .expr(expr)
         .title_format(title)
         .text_format(text)
+        .build()
     )
-
-
-class Link(DashboardLink):
-    """A link in sight: the library puts every one into a menu."""
-
-    def build(self) -> DashboardLinkModel:
-        """The link."""
-        link = super().build()
-        link.placement = None  # type: ignore[assignment] # it may be None, and then is not written
-        return link
+    found.placement = None  # type: ignore[assignment] # as for links
+    return Built(found)
 
 
 def link_to(uid: str, title: str, **variables: str) -> Link:
@@ -142,7 +169,7 @@ def link_to(uid: str, title: str, **variables: str) -> Link:
     """
     chosen = [f"var-{name}=${{{value}:percentencode}}" for name, value in variables.items()]
     query = "&".join(["${datasource:queryparam}", *chosen, "${__url_time_range}"])
-    return Link(title).url(f"/d/{uid}?{query}")
+    return _in_sight(DashboardLink(title).url(f"/d/{uid}?{query}"))
 
 
 def lay_out(page: Dashboard, rows: Iterable[tuple[str, Iterable[Placed]]]) -> Dashboard:
@@ -163,18 +190,7 @@ def lay_out(page: Dashboard, rows: Iterable[tuple[str, Iterable[Placed]]]) -> Da
             built = panel.build()
             built.id_val = number
             built.grid_pos = GridPos(h=panel_height, w=width, x=left, y=top)
-            page.with_panel(_Built(built))
+            page.with_panel(Built(built))
             left, height = left + width, max(height, panel_height)
         top += height
     return page
-
-
-class _Built(Builder[Panel]):
-    """A panel that is complete, where the library wants one that is to be built."""
-
-    def __init__(self, panel: Panel) -> None:
-        self._panel = panel
-
-    def build(self) -> Panel:
-        """The panel itself."""
-        return self._panel

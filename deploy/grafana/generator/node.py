@@ -55,9 +55,13 @@ SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SL
 def build() -> Dashboard:
     """The dashboard."""
     page = dashboard(
-        NODE, "rankscope / Node and GPU", "One node: its GPUs' clocks, power, heat, memory, links, errors."
+        NODE,
+        "rankscope / Node and GPU",
+        "One node: its GPUs' clocks, power, heat, memory, links, errors.",
+        run_variable(),
+        node_variable(),
+        ranks_of_node_variable(),
     )
-    page.with_variable(run_variable()).with_variable(node_variable()).with_variable(ranks_of_node_variable())
     rows = (
         ("Now", _now()),
         ("Clocks, power and heat", _clocks()),

@@ -11,7 +11,7 @@ from grafana_foundation_sdk.builders.common import (
     VizLegendOptions,
     VizTooltipOptions,
 )
-from grafana_foundation_sdk.builders.dashboard import DashboardLink, ThresholdsConfig
+from grafana_foundation_sdk.builders.dashboard import ThresholdsConfig
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
@@ -37,8 +37,9 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.table import Options as TableOptions
 
-from deploy.grafana.generator.frame import DATA_SOURCE, GRID_COLUMNS, Placed
+from deploy.grafana.generator.frame import DATA_SOURCE, GRID_COLUMNS, Built, Link, Placed
 
 SECONDS: Final = "s"
 RATIO: Final = "percentunit"
@@ -100,7 +101,7 @@ def lines(
     unit: str,
     *queries: Query,
     colours: Colours | None = None,
-    link: DashboardLink | None = None,
+    link: Link | None = None,
     most: float | None = None,
     width: int = HALF,
 ) -> Placed:
@@ -157,7 +158,7 @@ def number(
     *,
     colours: Colours = PLAIN,
     decimals: int | None = None,
-    link: DashboardLink | None = None,
+    link: Link | None = None,
     width: int = SIXTH,
 ) -> Placed:
     """One number of this moment, and behind it how it went."""
@@ -181,9 +182,7 @@ def number(
     return Placed(panel, width, SMALL)
 
 
-def words(
-    title: str, description: str, query: Query, *, link: DashboardLink | None = None, width: int = SIXTH
-) -> Placed:
+def words(title: str, description: str, query: Query, *, link: Link | None = None, width: int = SIXTH) -> Placed:
     """What the series is called, not its value: for what labels say."""
     panel = (
         stat.Panel()
@@ -221,7 +220,7 @@ def heat_map(title: str, description: str, query: Query, *, width: int = HALF) -
 
 
 def cells(
-    title: str, description: str, unit: str, query: Query, *, colours: Colours, link: DashboardLink, width: int = HALF
+    title: str, description: str, unit: str, query: Query, *, colours: Colours, link: Link, width: int = HALF
 ) -> Placed:
     """A row for each series, a cell for each moment, coloured by its value."""
     panel = (
@@ -271,7 +270,7 @@ class Column(NamedTuple):
     expr: str | None = None
     unit: str = NUMBER
     colours: Colours | None = None
-    link: DashboardLink | None = None
+    link: Link | None = None
     decimals: int | None = None
 
 
@@ -306,7 +305,10 @@ def listing(
     )
     for column in fields.values():
         panel.override_by_name(column.heading, _look_of(column))
-    return Placed(panel, width, LARGE)
+    built = panel.build()
+    if isinstance(built.options, TableOptions):
+        built.options.footer = None  # an option up to Grafana 11 only, and none that is wanted
+    return Placed(Built(built), width, LARGE)
 
 
 _MERGE: Final = DataTransformerConfig("merge", options={})

@@ -49,8 +49,13 @@ INFO: Final = series("rank_info", OF_RANK)
 
 def build() -> Dashboard:
     """The dashboard."""
-    page = dashboard(RANK, "rankscope / Rank", "One rank: all that is measured of it, beside its run.")
-    page.with_variable(run_variable()).with_variable(rank_variable())
+    page = dashboard(
+        RANK,
+        "rankscope / Rank",
+        "One rank: all that is measured of it, beside its run.",
+        run_variable(),
+        rank_variable(),
+    )
     page.annotation(
         annotation(
             "Straggler",

@@ -52,8 +52,9 @@ SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SL
 
 def build() -> Dashboard:
     """The dashboard."""
-    page = dashboard(RUN, "rankscope / Run", "One run: where its time goes, and which ranks hold it up.")
-    page.with_variable(run_variable())
+    page = dashboard(
+        RUN, "rankscope / Run", "One run: where its time goes, and which ranks hold it up.", run_variable()
+    )
     page.annotation(
         annotation(
             "Findings",
