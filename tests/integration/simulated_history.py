@@ -102,6 +102,10 @@ def _collector_counts(frames: int) -> CollectorCounts:
         frames_refused={"bad_magic": 0},
         peers_refused={"key_not_allowed": 0},
         answers_unsent={"full": 0},
+        relays=8,
+        relay_batches=frames // 8,
+        relay_dropped={"full": 0},
+        relay_refused={"bad_magic": 0},
         http_refused={"unauthorised": 0},
         contained_errors={"job_state": 0},
         store_writable=True,
@@ -118,6 +122,7 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
     return replace(
         rank,
         agent_version="1",
+        last_report_wall_s=BEGIN_WALL_S + ns_to_s(now_ns),
         stalled=is_last and number == STALLED_RANK,
         totals=_add_totals(rank.totals),
         losses=Losses(errors={"nvml": 0}, device_timings_skipped={"capture": 0}),

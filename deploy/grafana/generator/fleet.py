@@ -31,6 +31,7 @@ from deploy.grafana.generator.panels import (
 RUNS_SHOWN: Final = 20
 OFFENDERS_SHOWN: Final = 20
 NODES_SHOWN: Final = 10
+VERSIONS_SHOWN: Final = 10
 """As many as can be taken in: a collector may know 64 runs, and of them 16,384 ranks on 2,048 nodes."""
 
 LOST_OF_RANKS: Final = 'sum by (run, rank) (rankscope_lost_gpu_seconds_total{rank!=""}) / 3600'
@@ -191,7 +192,7 @@ def _monitor() -> list[Placed]:
             "Agents by version",
             "Ranks that report; more than one version of the agent in a run is a mistake.",
             NUMBER,
-            Query(f"topk({RUNS_SHOWN}, sum by (version) (rankscope_agents))", "{{version}}"),
+            Query(f"topk({VERSIONS_SHOWN}, sum by (version) (rankscope_agents))", "{{version}}"),
             width=THIRD,
         ),
         lines(
@@ -215,13 +216,47 @@ def _monitor() -> list[Placed]:
             "By all collectors.",
             PER_S,
             Query(f"sum({rate('frames_received_total')})", "received"),
+            Query(f"sum({rate('relay_batches_total')})", "batches from relays"),
+            width=THIRD,
         ),
         lines(
             "Refused",
-            "Frames that were none, and peers that may not report, by reason.",
+            "Frames that were none, peers that may not report, and requests turned away, by reason.",
             PER_S,
             Query(f"sum by (reason) ({rate('frames_refused_total')})", "frames: {{reason}}"),
             Query(f"sum by (reason) ({rate('peers_refused_total')})", "peers: {{reason}}"),
+            Query(f"sum by (reason) ({rate('relay_refused_total')})", "by relays: {{reason}}"),
+            Query(f"sum by (reason) ({rate('http_refused_total')})", "HTTP: {{reason}}"),
+            width=THIRD,
+        ),
+        lines(
+            "Not passed on",
+            "Frames that relays dropped, which their ranks send again, and answers of collectors that were not read.",
+            PER_S,
+            Query(f"sum by (reason) ({rate('relay_frames_dropped_total')})", "by relays: {{reason}}"),
+            Query(f"sum by (reason) ({rate('answers_unsent_total')})", "answers: {{reason}}"),
+            width=THIRD,
+        ),
+        areas(
+            "Collectors by version",
+            "Those that are scraped; they understand the agents of their own release.",
+            NUMBER,
+            Query(f"topk({VERSIONS_SHOWN}, sum by (version) (rankscope_collector_info))", "{{version}}"),
+            width=THIRD,
+        ),
+        lines(
+            "Relays",
+            "Those that have said Hello and can be reached.",
+            NUMBER,
+            Query("sum(rankscope_relays)", "relays"),
+            width=THIRD,
+        ),
+        lines(
+            "Runs let go",
+            "Runs that had ended and made room for others.",
+            PER_S,
+            Query(f"sum({rate('runs_evicted_total')})", "runs"),
+            width=THIRD,
         ),
         number(
             "Errors of collectors",

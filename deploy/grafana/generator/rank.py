@@ -230,6 +230,18 @@ def _device() -> list[Placed]:
             BYTES_PER_S,
             Query(series("collective_bus_bandwidth_bytes_per_second", OF_RANK), "{{op}} in {{group}}"),
         ),
+        lines(
+            "Data in collectives",
+            "As nccl-tests counts it.",
+            BYTES_PER_S,
+            Query(f"sum by (op) ({rate('collective_bytes_total', OF_RANK)})", "{{op}}"),
+        ),
+        lines(
+            "Calls of collectives",
+            "A second.",
+            PER_S,
+            Query(f"sum by (op) ({rate('collectives_total', OF_RANK)})", "{{op}}"),
+        ),
     ]
 
 
@@ -330,6 +342,29 @@ def _process() -> list[Placed]:
             Query(rate("steps_lost_total", OF_RANK), "steps: {{reason}}"),
             Query(rate("reports_dropped_total", OF_RANK), "reports dropped"),
             Query(rate("report_gaps_total", OF_RANK), "reports that never came"),
+            Query(rate("device_timings_skipped_total", OF_RANK), "times on the device: {{reason}}"),
+            width=THIRD,
+        ),
+        lines(
+            "Silence",
+            "Time since its last report.",
+            SECONDS,
+            Query(f"time() - {series('rank_last_report_timestamp_seconds', OF_RANK)}", OF_THIS),
+            width=THIRD,
+        ),
+        lines(
+            "What gives way",
+            "1 while the agent does without a part to stay within its budget.",
+            NUMBER,
+            Query(series("agent_part_dropped", OF_RANK), "{{part}}"),
+            most=1,
+            width=THIRD,
+        ),
+        lines(
+            "Distance of windows",
+            "How many times further apart profiler windows are, because of their cost, than they would be.",
+            TIMES,
+            Query(series("agent_window_stretch_ratio", OF_RANK), "{{kind}}"),
             width=THIRD,
         ),
     ]

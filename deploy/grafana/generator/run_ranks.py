@@ -125,10 +125,11 @@ def ranks() -> list[Placed]:
             width=HALF,
         ),
         lines(
-            "Stalled ranks",
-            "Ranks in which nothing happens.",
+            "Stalled ranks and missing nodes",
+            "Ranks in which nothing happens, and nodes all of whose ranks failed or are silent while others report.",
             NUMBER,
-            Query(f"sum({series('rank_stalled', OF_RUN)})", "stalled"),
+            Query(f"sum({series('rank_stalled', OF_RUN)})", "stalled ranks"),
+            Query(f"count({series('node_missing', OF_RUN)}) or vector(0)", "missing nodes"),
             colours=too_high(red=1),
         ),
     ]
