@@ -1,12 +1,14 @@
-"""The Kubernetes manifests and the images: rendered, held against the schemas, and against each other.
+"""The Kubernetes manifests, the images and the compose file: rendered, held against schemas and against each other.
 
 What no schema here knows (PyTorchJob, ServiceMonitor and PrometheusRule are not Kubernetes' own kinds) is read as far
 as rankscope means something in it.
 """
 
 import importlib.metadata
+import runpy
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from rankscope.agent.config import read_config as read_agent_config
+from rankscope.collector.cli import build_parser
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.config import read_config as read_collector_config
 from tests.programs import find_program
@@ -110,7 +113,8 @@ def test_collector_of_the_cluster_finds_what_its_configuration_names(tmp_path: P
     (container,) = pod["containers"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {str(Path(config.store).parent), "/etc/rankscope/keys", container["args"][2]} <= mounts
-    secrets = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    (projected,) = [volume["projected"] for volume in pod["volumes"] if "projected" in volume]
+    secrets = [source["secret"] for source in projected["sources"] if not source["secret"].get("optional")]
     keys = {f"/etc/rankscope/keys/{item['path']}" for secret in secrets for item in secret["items"]}
     assert {config.key_file, f"{config.allowed_keys}/agent.pub"} <= keys
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -143,7 +147,58 @@ def test_agents_of_the_cluster_are_told_the_address_of_its_collector_and_may_rea
     assert asked.items() <= worn.items()
 
 
-def test_image_of_the_collector_is_of_a_named_release_and_not_run_as_root() -> None:
+def test_rules_of_the_cluster_are_those_of_prometheus() -> None:
+    done = runpy.run_path(str(K8S / "rules.py"))
+    assert (K8S / "monitoring" / "prometheusrule.yaml").read_text() == done["render"]()
+
+
+def test_prometheus_of_the_compose_file_is_that_of_one_host_with_other_addresses() -> None:
+    ours = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
+    theirs = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
+    addresses = {"127.0.0.1:18491": "collector:18491", "127.0.0.1:9093": "alertmanager:9093"}
+    for address, name in addresses.items():
+        ours = ours.replace(address, name)
+    assert theirs == yaml.safe_load(ours)
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    assert {name.partition(":")[0] for name in addresses.values()} <= services.keys()
+
+
+@needs_kubectl
+def test_relay_of_the_cluster_starts_with_options_that_exist_and_keys_that_are_mounted() -> None:
+    documents = render("relay")
+    (pod,) = find_pods(documents)
+    (container,) = pod["containers"]
+    options = build_parser().parse_args(container["args"])
+    (keys,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    mounted = {f"/etc/rankscope/keys/{item['path']}" for item in keys["items"]}
+    assert {options.key_file, options.collector_key_file, f"{options.allowed_keys}/agent.pub"} <= mounted
+    port = container["ports"][0]["containerPort"]
+    assert options.listen.endswith(f":{port}")
+    (train,) = read_all(K8S / "examples" / "relayed.yaml")
+    settings = {one["name"]: one.get("value") for one in train["spec"]["containers"][0]["env"]}
+    assert settings["RANKSCOPE_COLLECTOR"] == f"tcp://$(HOST_IP):{container['ports'][0]['hostPort']}"
+    worn = find(documents, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert find(documents, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"].items() <= worn.items()
+    assert worn["rankscope/agent"] == "true", "the collector's policy lets in who wears this"
+
+
+def test_compose_file_follows_its_schema_and_mounts_what_is_there() -> None:
+    path = DOCKER / "compose.yaml"
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    made_by_hand = {"./keys"}
+    for service in yaml.safe_load(path.read_text())["services"].values():
+        for mount in service["volumes"]:
+            source = mount.partition(":")[0]
+            if source.startswith(".") and source not in made_by_hand:
+                assert (DOCKER / source).exists(), source
+
+
+def test_images_are_of_named_releases_and_not_run_as_root() -> None:
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    tags = {name: service["image"].partition(":")[2] for name, service in services.items()}
+    assert all(tag and tag != "latest" for tag in tags.values()), tags
     collector = (DOCKER / "Dockerfile.collector").read_text()
     assert "\nUSER 10001:10001\n" in collector
     assert "ARG PYTHON=python:3.12.8-slim-bookworm\n" in collector
