@@ -1,4 +1,4 @@
-"""`rankscope serve | relay | top | status | incidents | report | keys | analyze | merge | demo`."""
+"""`rankscope serve | relay | top | status | incidents | report | keys | analyze | merge | doctor | demo`."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from rankscope.collector.config import CollectorConfig, read_config
+from rankscope.collector.doctor_command import add_doctor
 from rankscope.collector.embedded import Lifetime
 from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
 from rankscope.collector.ingest.curve import CurveServer
@@ -79,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_report(commands.add_parser("report", help="say how a run went, also long after it"))
     add_analyze(commands.add_parser("analyze", help="say what profiler traces show, rank by rank"))
     add_merge(commands.add_parser("merge", help="put the traces of all ranks on one timeline, for Perfetto"))
+    add_doctor(commands.add_parser("doctor", help="say what is missing here, what that costs, and what to do"))
     _add_demo(commands.add_parser("demo", help="train a small model on four ranks, make one slow, and find it"))
     return parser
 

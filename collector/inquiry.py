@@ -29,6 +29,11 @@ ANONYMOUS: Final = Credentials()
 def add_url(parser: argparse.ArgumentParser) -> None:
     """The option that says where the collector is."""
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the collector's HTTP address [{DEFAULT_URL}]")
+    add_credentials(parser)
+
+
+def add_credentials(parser: argparse.ArgumentParser) -> None:
+    """The options that say what it may ask for."""
     parser.add_argument("--token-file", default="", metavar="FILE", help="file with the collector's token")
     parser.add_argument(
         "--ca-file", default="", metavar="FILE", help="certificate to trust, for a collector with HTTPS"

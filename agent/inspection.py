@@ -1,0 +1,133 @@
+"""What the agent would find in this interpreter: `python -m rankscope.agent.inspection` prints it as JSON.
+
+`rankscope doctor` runs this in a process of its own, since a driver or a library that hangs or crashes here must not
+take the doctor along, and since torch has to be that of the training. Nothing is measured and nobody is connected to.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import msgspec
+
+from rankscope.agent.collector_address import read_address
+from rankscope.agent.config import AgentConfig, read_config
+from rankscope.agent.guard import describe
+from rankscope.measure import __version__
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.errors import SettingError
+
+
+class TorchFound(msgspec.Struct, frozen=True, kw_only=True):
+    """`backends` are those of torch.distributed, `gpus` the UUIDs of the devices it sees, empty for those it cannot
+    tell. `problem`: why torch could not be imported.
+    """
+
+    version: str = ""
+    cuda: str = ""
+    hip: str = ""
+    backends: tuple[str, ...] = ()
+    has_kineto: bool = False
+    gpus: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class GpuFound(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU by NVML: what of it cannot be read, with the reason by field."""
+
+    uuid: str
+    model: str = ""
+    absent: Mapping[str, str] = {}
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. `settings_problem` is the agent's own word on its settings and keys; `nvml_problem` is why NVML cannot
+    be used at all. `collector` is the endpoint the settings name, empty: rank 0 starts one.
+    """
+
+    python: str
+    release: str
+    torch: TorchFound
+    is_autoloaded: bool
+    settings_problem: str = ""
+    collector: str = ""
+    key_file: str = ""
+    collector_key_file: str = ""
+    spill_dir: str = ""
+    embedded_metrics_port: int = 0
+    nvml_problem: str = ""
+    gpus: tuple[GpuFound, ...] = ()
+
+
+def inspect() -> Inspection:
+    """Look at everything once."""
+    config, problem = AgentConfig(), ""
+    try:
+        config = read_config(os.environ)
+        read_address(config, run="")
+    except SettingError as error:
+        problem = str(error)
+    found = _inspect_torch()
+    nvml_problem, gpus = _inspect_nvml(found)
+    return Inspection(
+        python=".".join(map(str, sys.version_info[:3])),
+        release=__version__,
+        torch=found,
+        is_autoloaded=any(entry.name == "rankscope" for entry in entry_points(group="torch.backends")),
+        settings_problem=problem,
+        collector=config.collector,
+        key_file=config.key_file,
+        collector_key_file=config.collector_key_file,
+        spill_dir=config.spill_dir,
+        embedded_metrics_port=config.embedded_metrics_port,
+        nvml_problem=nvml_problem,
+        gpus=gpus,
+    )
+
+
+def _inspect_torch() -> TorchFound:
+    try:
+        import torch  # noqa: PLC0415 - that it may fail is what is asked
+        from torch import distributed  # noqa: PLC0415
+    except Exception as error:  # noqa: BLE001 - a broken installation can raise anything
+        return TorchFound(problem=describe(error))
+    known = (("gloo", "is_gloo_available"), ("nccl", "is_nccl_available"), ("mpi", "is_mpi_available"))
+    is_there = distributed.is_available()
+    backends = tuple(name for name, asked in known if is_there and getattr(distributed, asked, lambda: False)())
+    return TorchFound(
+        version=str(torch.__version__),
+        cuda=str(torch.version.cuda or ""),
+        hip=str(getattr(torch.version, "hip", "") or ""),
+        backends=backends,
+        has_kineto=bool(torch.profiler.kineto_available()),
+        gpus=tuple(_uuid_of(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())),
+    )
+
+
+def _uuid_of(properties: Any) -> str:
+    uuid = getattr(properties, "uuid", None)
+    return "" if uuid is None else f"GPU-{uuid}"
+
+
+def _inspect_nvml(found: TorchFound) -> tuple[str, tuple[GpuFound, ...]]:
+    """As the agent's own sampler sees it: what it cannot read here, it cannot read in training either."""
+    from rankscope.agent.sample.nvml import NvmlSampler  # noqa: PLC0415 - after torch, as in training
+
+    gpus = []
+    for uuid in filter(None, found.gpus):
+        sampler = NvmlSampler(SystemClock(), lambda uuid=uuid: uuid, on_unavailable=lambda _text: None)  # type: ignore[misc]
+        try:
+            sampler.sample()
+            if sampler.unavailable is not None:
+                return sampler.unavailable, ()
+            # The second sample has what is known as a difference only.
+            gpus += [GpuFound(uuid=one.uuid, model=one.model, absent=one.absent) for one in sampler.sample()]
+        finally:
+            sampler.close()
+    return "", tuple(gpus)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(msgspec.json.encode(inspect()).decode())

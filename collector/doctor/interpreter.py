@@ -1,0 +1,164 @@
+"""What training would find in this Python: torch, how the agent gets in, its settings, the GPU."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.doctor.check import Check, note, ok, problem
+
+INSPECTION: Final = ("-m", "rankscope.agent.inspection")
+TIMEOUT_S: Final = 120.0
+"""`import torch` from a cold network disk has taken a minute."""
+NOT_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE")
+"""With these in the environment torch would start an agent in the process that only looks."""
+EXPECTED_ABSENCES: Final = frozenset({"not_supported", "none_seen", "needs_two_samples"})
+"""What this model does not have, what has not happened, and what a second look would know."""
+
+
+class Torch(msgspec.Struct, frozen=True):
+    """As agent/inspection.py writes it."""
+
+    version: str = ""
+    cuda: str = ""
+    hip: str = ""
+    backends: tuple[str, ...] = ()
+    has_kineto: bool = False
+    gpus: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """As there."""
+
+    uuid: str
+    model: str = ""
+    absent: Mapping[str, str] = {}
+
+
+class Interpreter(msgspec.Struct, frozen=True):
+    """As there. The collector does not know the agent: what stands between them is this JSON."""
+
+    python: str
+    release: str
+    torch: Torch
+    is_autoloaded: bool
+    settings_problem: str = ""
+    collector: str = ""
+    key_file: str = ""
+    collector_key_file: str = ""
+    spill_dir: str = ""
+    embedded_metrics_port: int = 0
+    nvml_problem: str = ""
+    gpus: tuple[Gpu, ...] = ()
+
+
+def ask_interpreter(program: str = sys.executable) -> Interpreter | Check:
+    """What is there, or that it could not be looked at: a process that hangs or dies is itself the finding."""
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_A_RANK}
+    name = "python"
+    cure = f"Run `{program} {' '.join(INSPECTION)}` and see where it stops."
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own interpreter
+            [program, *INSPECTION], capture_output=True, timeout=TIMEOUT_S, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return problem(name, f"looking at torch and the GPU took over {TIMEOUT_S:.0f} s", "training may hang too", cure)
+    except OSError as error:
+        return problem(
+            name, f"{program} cannot be run: {error}", "nothing can be measured", "Name another interpreter."
+        )
+    try:
+        return msgspec.json.decode(done.stdout, type=Interpreter)
+    except msgspec.MsgspecError:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return problem(name, f"looking at torch and the GPU failed: {said[0]}", "training would fail too", cure)
+
+
+def check_interpreter(found: Interpreter, environment: Mapping[str, str]) -> Iterator[Check]:
+    """Everything that the inspection shows."""
+    yield ok("python", f"Python {found.python}, rankscope {found.release}")
+    yield _check_torch(found.torch)
+    if not found.torch.problem:
+        yield _check_launch(found, environment)
+        yield _check_backends(found.torch)
+        yield _check_profiler(found.torch)
+        yield from _check_gpus(found)
+    yield _check_settings(found)
+
+
+def _check_torch(torch: Torch) -> Check:
+    if torch.problem:
+        return note(
+            "torch",
+            f"cannot be imported ({torch.problem})",
+            "no rank can be measured from this Python; a collector needs no torch",
+            "Run the doctor with the Python that trains.",
+        )
+    built = f" for CUDA {torch.cuda}" if torch.cuda else f" for ROCm {torch.hip}" if torch.hip else " for the CPU"
+    return ok("torch", f"{torch.version}{built}, {len(torch.gpus)} GPUs")
+
+
+def _check_launch(found: Interpreter, environment: Mapping[str, str]) -> Check:
+    by_hand = "Start with `torchrun ... -m rankscope.agent train.py`."
+    if not found.is_autoloaded:
+        return note("launch", "torch does not know the package", "RANKSCOPE=1 alone starts no agent", by_hand)
+    if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        cure = f"Unset it. {by_hand}"
+        return note("launch", "TORCH_DEVICE_BACKEND_AUTOLOAD is 0", "RANKSCOPE=1 alone starts no agent", cure)
+    return ok("launch", "RANKSCOPE=1 starts the agent with `import torch`")
+
+
+def _check_backends(torch: Torch) -> Check:
+    have = ", ".join(torch.backends) or "none"
+    if torch.cuda and torch.gpus and "nccl" not in torch.backends:
+        return note("backends", have, "GPUs cannot talk by NCCL", "Install a build of torch that has NCCL.")
+    if not torch.backends:
+        costs = "no ranks can be compared: torch.distributed is missing"
+        return note("backends", have, costs, "Install a build of torch that has torch.distributed.")
+    return ok("backends", have)
+
+
+def _check_profiler(torch: Torch) -> Check:
+    if not torch.has_kineto:
+        costs = "no windows: no collectives, no compute, overlap and idle ratios; steps and phases stay"
+        return note("profiler", "this torch was built without Kineto", costs, "Install a build that has it.")
+    return ok("profiler", "Kineto is there")
+
+
+def _check_gpus(found: Interpreter) -> Iterator[Check]:
+    if not found.torch.gpus:
+        costs = "no GPU metrics: that is right on a machine without GPUs"
+        yield note(
+            "gpu", "torch sees no GPU", costs, "On a machine with GPUs check the driver and CUDA_VISIBLE_DEVICES."
+        )
+        return
+    if found.torch.hip:
+        return
+    if found.nvml_problem:
+        costs = "no utilisation, clocks, power, temperature, throttling, ECC and Xid"
+        cure = "In a container: run it with NVIDIA_DRIVER_CAPABILITIES=compute,utility."
+        yield problem("nvml", found.nvml_problem, costs, cure)
+        return
+    for gpu in found.gpus:
+        missing = {field: why for field, why in gpu.absent.items() if why not in EXPECTED_ABSENCES}
+        who = f"nvml {gpu.uuid}"
+        if missing:
+            listed = "; ".join(f"{why}: {', '.join(_fields_of(missing, why))}" for why in sorted(set(missing.values())))
+            yield note(who, f"{gpu.model}: {listed}", "these values are absent", "The reason says what NVML answers.")
+        else:
+            yield ok(who, f"{gpu.model}: everything it has can be read")
+
+
+def _fields_of(missing: Mapping[str, str], reason: str) -> list[str]:
+    return sorted(field for field, why in missing.items() if why == reason)
+
+
+def _check_settings(found: Interpreter) -> Check:
+    if found.settings_problem:
+        cure = "The sentence says which setting, where it is from and what it may be."
+        return problem("settings", found.settings_problem, "the agent does not start; training goes on without", cure)
+    return ok("settings", f"collector {found.collector}" if found.collector else "rank 0 starts a collector of its own")

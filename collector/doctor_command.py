@@ -1,0 +1,76 @@
+"""`rankscope doctor`: what is missing for measuring here, what that costs, and what to do."""
+
+import argparse
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, Check
+from rankscope.collector.doctor.interpreter import Interpreter, ask_interpreter, check_interpreter
+from rankscope.collector.doctor.machine import check_machine
+from rankscope.collector.doctor.reach import check_http, check_wire
+from rankscope.collector.inquiry import add_credentials, check_url, read_credentials
+from rankscope.collector.reports.trace_cells import printable
+
+SIGNS: Final = {OK: "ok  ", NOTE: "note", PROBLEM: "FAIL"}
+WIDTH: Final = 116
+INDENT: Final = " " * 8
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """The options of `doctor`."""
+    parser.set_defaults(command=examine)
+    parser.add_argument(
+        "--python", default=sys.executable, metavar="PROGRAM", help="the interpreter that trains [this one]"
+    )
+    parser.add_argument(
+        "--collector", default="", metavar="tcp://HOST:PORT", help="reach this one [what RANKSCOPE_COLLECTOR names]"
+    )
+    parser.add_argument("--url", default="", help="also reach a collector's HTTP address")
+    add_credentials(parser)
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def examine(options: argparse.Namespace) -> int:
+    """Print every check; 1 if something that was asked for does not work."""
+    checks = list(_run_checks(options, os.environ))
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
+    else:
+        print(render(checks))
+    return int(any(check.state == PROBLEM for check in checks))
+
+
+def _run_checks(options: argparse.Namespace, environment: Mapping[str, str]) -> Iterator[Check]:
+    found = ask_interpreter(options.python)
+    if isinstance(found, Interpreter):
+        yield from check_interpreter(found, environment)
+        spill_dir, port, has_gpus = found.spill_dir, found.embedded_metrics_port, bool(found.torch.gpus)
+        keys = (found.key_file, found.collector_key_file)
+    else:
+        yield found
+        spill_dir, port, has_gpus, keys = "", 0, False, ("", "")
+    yield from check_machine(environment, spill_dir, port, has_gpus=has_gpus)
+    collector = options.collector or (found.collector if isinstance(found, Interpreter) else "")
+    if collector:
+        yield from check_wire(collector, *keys)
+    if options.url:
+        yield check_http(check_url(options.url), read_credentials(options))
+
+
+def render(checks: Sequence[Check]) -> str:
+    """The checks as lines, and one at the end that sums up."""
+    lines: list[str] = []
+    for check in checks:
+        lines.append(f"{SIGNS[check.state]}  {printable(check.name)}: {printable(check.found)}")
+        for label, text in (("costs", check.costs), ("do", check.cure)):
+            if text:
+                wrapped = textwrap.wrap(f"{label}: {printable(text)}", WIDTH - len(INDENT))
+                lines += [INDENT + line for line in wrapped]
+    states = [check.state for check in checks]
+    lines.append(f"{states.count(OK)} ok, {states.count(NOTE)} done without, {states.count(PROBLEM)} not working")
+    return "\n".join(lines)

@@ -1,0 +1,104 @@
+"""`rankscope doctor` against what is really there: a torch, a driver's library, a collector with keys."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.agent.inspection import TorchFound, _inspect_nvml
+from tests.integration.serving import find_fixed_port, serving
+from tests.nvml_stand_in import compile_nvml
+from tests.nvml_stand_in.sampling import QUIET, STRAINED
+
+COMMAND = (sys.executable, "-m", "rankscope.collector")
+
+
+def doctor(*arguments: str, **environment: str) -> dict[str, dict[str, Any]]:
+    """Its checks by name."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
+    command = [*COMMAND, "doctor", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=given | environment, timeout=120)
+    checks = json.loads(done.stdout)
+    assert done.returncode == int(any(check["state"] == "problem" for check in checks)), done.stderr
+    return {check["name"]: check for check in checks}
+
+
+def states_of(checks: dict[str, dict[str, Any]], name: str) -> list[tuple[str, str]]:
+    return [(check["state"], check["found"]) for key, check in checks.items() if key.startswith(name)]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    subprocess.run([*COMMAND, "keys", str(folder), "--client", "agent", "--client", "stranger"], check=True)
+    (folder / "allowed" / "stranger.pub").unlink()
+    return folder
+
+
+def agent_with(folder: Path, name: str = "agent") -> dict[str, str]:
+    return {
+        "RANKSCOPE_KEY_FILE": str(folder / f"{name}.key"),
+        "RANKSCOPE_COLLECTOR_KEY_FILE": str(folder / "collector.pub"),
+    }
+
+
+def test_healthy_machine_has_no_problem() -> None:
+    checks = doctor()
+    assert checks["torch"]["found"].startswith("2.13")
+    assert checks["launch"]["state"] == "ok"
+    assert not [check for check in checks.values() if check["state"] == "problem"]
+
+
+def test_setting_that_cannot_be_used_is_said_in_the_agents_own_words() -> None:
+    check = doctor(RANKSCOPE_STALL_S="soon")["settings"]
+    assert check["state"] == "problem"
+    assert "stall_s" in check["found"]
+
+
+def test_collector_without_keys_lets_in_and_answers() -> None:
+    with serving() as served:
+        checks = doctor("--url", served.url, RANKSCOPE_COLLECTOR=served.endpoint)
+    assert states_of(checks, "wire") == [("ok", "lets this agent in")]
+    assert states_of(checks, "http") == [("ok", f"{served.url} is ready")]
+
+
+def test_collector_with_keys_is_tried_with_those_of_the_agent(keys: Path) -> None:
+    options = ("--key-file", str(keys / "collector.key"), "--allowed-keys", str(keys / "allowed"))
+    with serving(*options) as served:
+        collector = {"RANKSCOPE_COLLECTOR": served.endpoint}
+        allowed = doctor(**collector, **agent_with(keys))
+        stranger = doctor(**collector, **agent_with(keys, "stranger"))
+        nobody = doctor(**collector)
+    assert states_of(allowed, "wire") == [("ok", "lets this agent in, with its key")]
+    assert states_of(stranger, "wire") == [("problem", "this agent's key is not allowed")]
+    assert states_of(nobody, "wire") == [("problem", "somebody listens and does not take agents without keys")]
+
+
+def test_collector_that_is_not_there_is_told_from_one_that_refuses() -> None:
+    checks = doctor("--collector", f"tcp://127.0.0.1:{find_fixed_port()}")
+    assert states_of(checks, "wire") == [("problem", "nobody answers within 5 s")]
+
+
+def test_gpus_are_read_as_the_agent_reads_them(tmp_path: Path) -> None:
+    """In a process of its own: pynvml loads its library once."""
+    compile_nvml(tmp_path)
+    script = (
+        "import msgspec\nfrom rankscope.agent.inspection import TorchFound, _inspect_nvml\n"
+        f"print(msgspec.json.encode(_inspect_nvml(TorchFound(gpus=({STRAINED!r}, {QUIET!r})))).decode())"
+    )
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    problem, gpus = json.loads(done.stdout)
+    assert problem == ""
+    assert [gpu["uuid"] for gpu in gpus] == [STRAINED, QUIET]
+    assert all(gpu["model"] for gpu in gpus)
+
+
+def test_without_a_driver_the_reason_is_nvmls_own() -> None:
+    problem, gpus = _inspect_nvml(TorchFound(gpus=("GPU-1",)))
+    assert (problem, gpus) == ("library_not_found", ())

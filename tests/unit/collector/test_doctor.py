@@ -1,0 +1,183 @@
+"""What the doctor makes of what it finds, case by case."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from rankscope.agent.inspection import Inspection, TorchFound
+from rankscope.collector.doctor import machine, reach
+from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, note, ok, problem
+from rankscope.collector.doctor.interpreter import Gpu, Interpreter, Torch, ask_interpreter, check_interpreter
+from rankscope.collector.doctor_command import add_doctor, examine, render
+from rankscope.measure.key_files import ClientKeys, KeyPair
+
+UUID = "GPU-1"
+CPU = Torch(version="2.13.0", backends=("gloo",), has_kineto=True)
+CUDA = Torch(version="2.13.0", cuda="13.0", backends=("gloo", "nccl"), has_kineto=True, gpus=(UUID,))
+
+
+def states(torch: Torch, environment: Mapping[str, str] | None = None, **more: Any) -> dict[str, str]:
+    found = Interpreter(
+        python="3.11.7", release="0.1.0", torch=torch, is_autoloaded=more.pop("is_autoloaded", True), **more
+    )
+    return {check.name: check.state for check in check_interpreter(found, environment or {})}
+
+
+def test_machine_without_gpus_lacks_nothing_but_them() -> None:
+    assert states(CPU) == {
+        "python": OK, "torch": OK, "launch": OK, "backends": OK, "profiler": OK, "gpu": NOTE, "settings": OK,
+    }  # fmt: skip
+
+
+def test_machine_with_a_gpu_that_can_be_read_lacks_nothing() -> None:
+    found = states(CUDA, gpus=(Gpu(UUID, "H100", {"nvlink_tx_bytes": "not_supported"}),))
+    assert set(found.values()) == {OK}
+
+
+def test_values_that_may_not_be_read_are_named_with_the_reason() -> None:
+    gpu = Gpu(UUID, "H100", {"ecc_corrected": "no_permission", "power_w": "no_permission", "sm_active": "unknown"})
+    found = Interpreter(python="3", release="0", torch=CUDA, is_autoloaded=True, gpus=(gpu,))
+    (check,) = [check for check in check_interpreter(found, {}) if check.name == f"nvml {UUID}"]
+    assert check.state == NOTE
+    assert check.found == "H100: no_permission: ecc_corrected, power_w; unknown: sm_active"
+
+
+@pytest.mark.parametrize(
+    ("torch", "more", "name", "state"),
+    [
+        (msgspec.structs.replace(CPU, problem="ModuleNotFoundError: No module named 'torch'"), {}, "torch", NOTE),
+        (CPU, {"is_autoloaded": False}, "launch", NOTE),
+        (CPU, {"environment": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}, "launch", NOTE),
+        (msgspec.structs.replace(CPU, backends=()), {}, "backends", NOTE),
+        (msgspec.structs.replace(CUDA, backends=("gloo",)), {}, "backends", NOTE),
+        (msgspec.structs.replace(CPU, has_kineto=False), {}, "profiler", NOTE),
+        (CUDA, {"nvml_problem": "driver_not_loaded"}, "nvml", PROBLEM),
+        (CPU, {"settings_problem": "stall_s is -1"}, "settings", PROBLEM),
+    ],
+)  # fmt: skip
+def test_each_thing_that_is_missing_is_told(torch: Torch, more: dict[str, Any], name: str, state: str) -> None:
+    assert states(torch, **more)[name] == state
+
+
+def test_gpus_of_amd_are_not_asked_of_nvml() -> None:
+    found = states(msgspec.structs.replace(CUDA, cuda="", hip="6.2"), nvml_problem="library_not_found")
+    assert not any(name.startswith("nvml") for name in found)
+
+
+def test_every_check_that_is_not_ok_says_what_it_costs_and_what_to_do() -> None:
+    found = Interpreter(
+        python="3", release="0", torch=Torch(version="2"), is_autoloaded=False, settings_problem="x is y"
+    )  # fmt: skip
+    checks = [
+        *check_interpreter(found, {}),
+        *machine.check_machine({"TORCH_FR_BUFFER_SIZE": "0"}, "/nope", 0, has_gpus=True),
+    ]
+    assert all(check.costs and check.cure for check in checks if check.state != OK)
+
+
+def test_the_doctor_reads_what_the_agent_writes() -> None:
+    written = Inspection(python="3.11", release="0.1.0", torch=TorchFound(version="2.13.0"), is_autoloaded=True)
+    read = msgspec.json.decode(msgspec.json.encode(written), type=Interpreter)
+    assert msgspec.to_builtins(read) == msgspec.to_builtins(written)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_root", "state"),
+    [
+        ("RmProfilingAdminOnly: 1\n", False, NOTE),
+        ("RmProfilingAdminOnly: 1\n", True, OK),
+        ("RmProfilingAdminOnly: 0\n", False, OK),
+    ],
+)
+def test_restricted_profiling_is_seen_in_the_drivers_parameters(
+    text: str, is_root: bool, state: str, tmp_path: Path
+) -> None:
+    (tmp_path / "params").write_text(text)
+    assert machine.check_profiling(tmp_path / "params", is_root=is_root).state == state
+    assert machine.check_profiling(tmp_path / "none", is_root=is_root).state == OK
+
+
+def test_other_profilers_and_a_recorder_that_is_off_are_seen_in_the_environment() -> None:
+    assert machine.check_other_profilers({"CUDA_INJECTION64_PATH": "/opt/nsys/lib.so"}).state == NOTE
+    assert machine.check_other_profilers({"CUDA_INJECTION64_PATH": ""}).state == OK
+    assert machine.check_flight_recorder({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}).state == NOTE
+    assert machine.check_flight_recorder({"TORCH_FR_BUFFER_SIZE": "2000"}).state == OK
+
+
+@pytest.mark.parametrize(("limit", "state"), [(1024, NOTE), (65_536, OK), (-1, OK)])
+def test_few_open_files_are_few_ranks(limit: int, state: str) -> None:
+    assert machine.check_open_files(limit).state == state
+
+
+@pytest.mark.parametrize(("status", "state"), [(0x2001, OK), (0x0040, NOTE), (None, NOTE)])
+def test_clock_that_nobody_keeps_is_a_note(status: int | None, state: str) -> None:
+    assert machine.check_clock(status).state == state
+
+
+def test_kernel_says_how_its_clock_is_set() -> None:
+    status = machine.read_clock_status()
+    assert status is None or 0 <= status < 1 << 16  # the flags of adjtimex(2)
+
+
+def test_folder_and_port_are_tried(tmp_path: Path) -> None:
+    assert machine.check_folder(str(tmp_path)).state == OK
+    assert machine.check_folder(str(tmp_path / "none")).state == PROBLEM
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as taken:
+        port = taken.bind_to_random_port("tcp://127.0.0.1")
+        assert machine.check_port(port).state == PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("seen", "has_keys", "expected"),
+    [
+        ([zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED], False, "lets this agent in"),
+        ([zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED], True, "lets this agent in, with its key"),
+        ([zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_FAILED_AUTH], True, "this agent's key is not allowed"),
+        ([zmq.EVENT_CONNECTED], False, "somebody listens and does not take agents without keys"),
+        ([zmq.EVENT_CONNECTED], True, "somebody listens and does not speak with this key"),
+        ([], True, "nobody answers within 5 s"),
+    ],
+)
+def test_what_happens_to_the_connection_is_put_into_words(seen: list[int], has_keys: bool, expected: str) -> None:
+    keys = ClientKeys("k" * 40, KeyPair("p" * 40, "s" * 40)) if has_keys else None
+    assert reach._judge("wire", seen, keys).found == expected
+
+
+def test_endpoint_that_is_none_and_keys_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    (check,) = reach.check_wire("tcp://127.0.0.1:9", str(tmp_path / "none"), str(tmp_path / "none"))
+    assert (check.state, "cannot be read" in check.found) == (PROBLEM, True)
+
+
+def test_interpreter_that_cannot_be_run_or_says_nothing_is_a_problem(tmp_path: Path) -> None:
+    missing = ask_interpreter(str(tmp_path / "python"))
+    assert not isinstance(missing, Interpreter)
+    assert missing.state == PROBLEM
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\necho 'Illegal instruction' >&2\nexit 132\n")
+    silent.chmod(0o755)
+    found = ask_interpreter(str(silent))
+    assert not isinstance(found, Interpreter)
+    assert "Illegal instruction" in found.found
+
+
+def test_checks_are_printed_with_what_they_cost_and_summed_up() -> None:
+    text = render([ok("a", "fine"), note("b", "lacks", "this", "that"), problem("c", "x\x1b[2J", "this", "that")])
+    assert text.splitlines() == [
+        "ok    a: fine",
+        "note  b: lacks", "        costs: this", "        do: that",
+        "FAIL  c: x\\x1b[2J", "        costs: this", "        do: that",
+        "1 ok, 1 done without, 1 not working",
+    ]  # fmt: skip
+
+
+def test_exit_status_says_whether_something_does_not_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_doctor(parser)
+    options = parser.parse_args(["--python", str(tmp_path / "none"), "--json"])
+    assert examine(options) == 1
+    assert '"state": "problem"' in capsys.readouterr().out
