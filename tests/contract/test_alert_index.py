@@ -1,0 +1,12 @@
+"""The index of the runbooks says what the rules say."""
+
+from tests.contract.alert_index import INDEX, render_index, say
+
+
+def test_the_index_of_the_runbooks_is_that_of_the_rules() -> None:
+    assert INDEX.read_text() == render_index()
+
+
+def test_a_summary_is_said_without_values() -> None:
+    summary = "Rank {{ $labels.rank }} of {{ $labels.run }} is {{ humanizePercentage $value }} slow"
+    assert say(summary) == "Rank RANK of RUN is N slow"
