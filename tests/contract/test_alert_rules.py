@@ -29,7 +29,7 @@ SEVERITIES = {"critical", "warning", "info"}
 LEVELS = {"run", "node", "rank", "gpu", "collector"}
 ROLES = {"cause", "symptom"}
 RUNBOOK = "https://rankscope.example.com/docs/runbooks/{}.md"
-COST_MAX = 10
+COST_MAX = 5
 """Rules that look at every rank or GPU at each evaluation; all others ask for what was recorded, or for few series."""
 
 Rule = dict[str, Any]
