@@ -23,7 +23,8 @@ RULES = FOLDER / "rules"
 RUNBOOKS = ROOT / "docs" / "runbooks"
 CONFIGS = sorted(FOLDER.glob("*.yml"))
 STATEFUL_SET = ROOT / "deploy" / "k8s" / "collector" / "statefulset.yaml"
-TESTS = sorted((FOLDER / "tests").glob("*.yml"))
+TESTS = sorted((FOLDER / "tests").glob("Rankscope*.yml"))
+TESTS_OF_RECORDED = FOLDER / "tests" / "recording.yml"
 HTTP_PORT = 18491
 SEVERITIES = {"critical", "warning", "info"}
 LEVELS = {"run", "node", "rank", "gpu", "collector"}
@@ -111,6 +112,18 @@ def test_the_alert_does_what_its_tests_say(path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_what_is_recorded_is_what_was_reckoned_by_hand() -> None:
+    done = promtool("test", "rules", TESTS_OF_RECORDED)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_recording_rule_has_an_expected_value() -> None:
+    stories = yaml.safe_load(TESTS_OF_RECORDED.read_text())["tests"]
+    checks = [check for story in stories for check in story["promql_expr_test"] if check.get("exp_samples")]
+    expected = {name for check in checks for name in find_uses(check["expr"])}
+    assert expected == {rule["record"] for rule in RECORDED}
+
+
 def test_a_rule_that_does_something_else_fails_its_tests(tmp_path: Path) -> None:
     (tmp_path / "rules").mkdir()
     (tmp_path / "tests").mkdir()
@@ -144,7 +157,7 @@ def test_each_alert_is_tested_to_fire_to_resolve_to_stay_just_below_and_to_be_si
     assert {check["alertname"] for story in stories for check in story["alert_rule_test"]} == {path.stem}
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*TESTS, TESTS_OF_RECORDED], ids=lambda path: path.stem)
 def test_the_series_of_the_tests_are_those_of_the_catalogue(path: Path) -> None:
     known = find_catalog_labels()
     for story in yaml.safe_load(path.read_text())["tests"]:
