@@ -71,6 +71,7 @@ class Running:
         self.log = log
         with log.open("wb") as out:
             self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+        self.pid = self._child.pid
 
     def ask(self, path: str) -> Any:
         """The JSON at a path; None as long as the program does not listen."""
