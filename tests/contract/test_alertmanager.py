@@ -44,6 +44,11 @@ def labels_of(alert: str, **more: str) -> Labels:
     return {"alertname": alert, **rule["labels"], **more}
 
 
+def seconds(wait: str) -> int:
+    """A `for`, which has one unit here."""
+    return int(wait[:-1]) * {"s": 1, "m": 60}[wait[-1]]
+
+
 def silences(source: Labels, target: Labels) -> bool:
     """Whether the one silences the other while both fire."""
     return any(
@@ -148,6 +153,16 @@ def test_what_is_known_of_a_gpu_is_never_silenced(cause: str) -> None:
         for rule in ALERTS
         if silences(labels_of(rule["alert"], run="a", node="n1", rank="3", gpu="G"), target)
     ]
+
+
+def test_what_silences_another_is_told_first() -> None:
+    for source in ALERTS:
+        for target in ALERTS:
+            pair = [
+                {"alertname": rule["alert"], **rule["labels"], "run": "a", "node": "n"} for rule in (source, target)
+            ]
+            if silences(*pair):
+                assert seconds(source["for"]) < seconds(target["for"]), (source["alert"], target["alert"])
 
 
 def test_no_two_alerts_silence_each_other() -> None:

@@ -25,7 +25,8 @@ FOR_S_MIN = 2
 """The shortest `for` becomes so many seconds: two scrapes, so that one odd look is no alert here either."""
 
 Config = dict[str, Any]
-Notice = tuple[str, Mapping[str, str]]
+Labels = Mapping[str, str]
+Notice = tuple[str, Labels]
 """firing or resolved, and the labels of the alert."""
 
 
@@ -112,7 +113,7 @@ def write_prometheus(folder: Path, collector: str, alertmanager: str) -> Path:
     waits = {
         rule["for"] for rules in every.values() for group in rules["groups"] for rule in group["rules"] if "for" in rule
     }
-    order = sorted(waits, key=lambda wait: int(wait.removesuffix("m")))
+    order = sorted(waits, key=lambda wait: int(wait[:-1]) * {"s": 1, "m": 60}[wait[-1]])
     for name, rules in every.items():
         (folder / f"{name}.yml").write_text(json.dumps(shorten_rules(rules, order)))  # JSON is YAML
     config = yaml.safe_load((source / "prometheus.yml").read_text())

@@ -1,7 +1,8 @@
 """From ranks to a webhook: a collector, Prometheus and Alertmanager with the rules and routes of deploy/.
 
-Two runs of four ranks report to one collector, in step with the clock. One is well. In the other rank 2 becomes slow,
-and later the process of rank 1 is killed, so that the others wait for it; in the end it is restarted, and well again.
+Three runs of four ranks, two on a node, report to one collector, in step with the clock. One is well. In the sick one
+rank 2 becomes slow, and later the process of rank 1 is killed, so that the others wait for it; in the end it is
+restarted, and well again. Of the third both ranks of one node are killed.
 """
 
 import math
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,18 +23,19 @@ from rankscope.collector.state.events import GoodbyeAdmitted, JobEvent, RankJoin
 from rankscope.measure import __version__
 from rankscope.measure.machine import read_machine_id
 from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
-from tests.integration.monitoring import Notice, Running, Webhook, alerting
+from tests.integration.monitoring import Labels, Notice, Running, Webhook, alerting
 from tests.integration.serving import read_url, serving, wait_for
 from tests.integration.wire_ranks import WireRanks
 from tests.unit.collector.job_stories import TRANSFER_NS, Story
 
-WELL, SICK = "well", "sick"
+WELL, SICK, CUT = "well", "sick", "cut"
 RANKS, RANKS_A_NODE = 4, 2
 DEAD_RANK, SLOW_RANK = 1, 2
+DEAD_NODE_RANKS = (0, 1)
 PHASE_MS, SLOW_MS = 10.0, 60.0
 """What a phase takes, and what the forward of the slow rank takes: the step is 85 ms instead of 35."""
-ROUNDS = 9
-"""Evaluations of all rules after which what has happened is told: the longest `for` is 6 s here, the rest the way."""
+ROUNDS = 10
+"""Evaluations of all rules after which what has happened is told: the longest `for` is 8 s here, the rest the way."""
 
 
 class NamedRanks(WireRanks):
@@ -112,8 +114,8 @@ class Seen:
     messages_before: int = 0
     messages: list[dict[str, Any]] = field(default_factory=list)
     """What has arrived until the sick run was mended."""
-    suppressed: dict[str, list[str]] = field(default_factory=dict)
-    """Alerts of the sick run that Alertmanager holds back, and by how many others."""
+    suppressed: list[Labels] = field(default_factory=list)
+    """Alerts that Alertmanager holds back then."""
     rules: list[dict[str, Any]] = field(default_factory=list)
     after: list[Notice] = field(default_factory=list)
 
@@ -123,13 +125,23 @@ def node_of(run: str, rank: int) -> str:
 
 
 @contextmanager
-def process_of_a_rank() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits for its input, and ends with the block."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
+def processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """So many processes that wait for their input, and end with the block."""
+    with ExitStack() as ends:
+        started = []
+        for _ in range(count):
+            child = ends.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+            ends.callback(child.kill)
+            started.append(child)
+        yield started
+
+
+def kill(*victims: subprocess.Popen[bytes]) -> None:
+    """SIGKILL; when it returns the processes are gone."""
+    for victim in victims:
+        victim.kill()
+    for victim in victims:
+        victim.wait()
 
 
 @dataclass
@@ -168,13 +180,19 @@ class Scene:
         alerts: list[Any] = self.prometheus.ask("/api/v1/alerts")["data"]["alerts"]
         return alerts
 
-    def read_suppressed(self) -> dict[str, list[str]]:
-        """The names of alerts that Alertmanager holds back, each with who does."""
-        return {
-            alert["labels"]["alertname"]: alert["status"]["inhibitedBy"]
+    def read_suppressed(self) -> list[Labels]:
+        """The alerts that Alertmanager holds back because of others."""
+        return [
+            alert["labels"]
             for alert in self.alertmanager.ask("/api/v2/alerts")
-            if alert["status"]["state"] == "suppressed"
-        }
+            if alert["status"]["state"] == "suppressed" and alert["status"]["inhibitedBy"]
+        ]
+
+    def wait_for_suppressed(self, **labels: str) -> None:
+        """Until such an alert is held back."""
+        self.wait(
+            lambda: any(labels.items() <= held.items() for held in self.read_suppressed()), f"{labels} is not held back"
+        )
 
     def _count_evaluations(self) -> float:
         page = read_url(f"{self.prometheus.url}/metrics").decode()
@@ -189,25 +207,29 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with (
         closing_context(context),
-        process_of_a_rank() as process,
+        processes(3) as (of_sick, *of_cut),
         serving("--rank-silent-s", "10") as served,
         alerting(served.ports[1], tmp_path_factory.mktemp("alerting")) as (prometheus, alertmanager, webhook),
     ):
         well = PacedStory(NamedRanks(context, served.endpoint, WELL, {}))
-        sick = PacedStory(NamedRanks(context, served.endpoint, SICK, {DEAD_RANK: process.pid}))
-        scene = Scene([well, sick], prometheus, alertmanager, webhook)
+        sick = PacedStory(NamedRanks(context, served.endpoint, SICK, {DEAD_RANK: of_sick.pid}))
+        pids = {rank: process.pid for rank, process in zip(DEAD_NODE_RANKS, of_cut, strict=True)}
+        cut = PacedStory(NamedRanks(context, served.endpoint, CUT, pids))
+        scene = Scene([well, sick, cut], prometheus, alertmanager, webhook)
         for story in scene.stories:
             story.join()
         scene.settle()
         found.before, found.messages_before = scene.read_alerts(), len(webhook.messages)
 
         sick.slow = {SLOW_RANK: SLOW_MS}
+        kill(*of_cut)
+        cut.dead = set(DEAD_NODE_RANKS)
         scene.wait_for_notice("firing", alertname="RankscopeStragglerRank", run=SICK)
-        scene.wait(lambda: "RankscopeGoodputLow" in scene.read_suppressed(), "no symptom is held back")
-        process.kill()
-        process.wait()
+        scene.wait_for_suppressed(alertname="RankscopeGoodputLow", run=SICK)
+        kill(of_sick)
         sick.dead = {DEAD_RANK}
         scene.wait_for_notice("firing", alertname="RankscopeRankMissing", run=SICK)
+        scene.wait_for_notice("firing", alertname="RankscopeNodeMissing", run=CUT)
         scene.settle()
         found.suppressed, found.messages = scene.read_suppressed(), [*webhook.messages]
 
@@ -239,19 +261,20 @@ def told(seen: Seen, alert: str) -> dict[str, Any]:
     )
 
 
-def test_while_both_runs_are_well_nothing_is_told_and_nothing_is_pending(seen: Seen) -> None:
+def test_while_all_runs_are_well_nothing_is_told_and_nothing_is_pending(seen: Seen) -> None:
     assert (seen.before, seen.messages_before) == ([], 0)
 
 
-def test_the_slow_rank_and_the_dead_rank_are_told_and_nothing_else(seen: Seen) -> None:
+def test_the_slow_rank_the_dead_rank_and_the_dead_node_are_told_and_nothing_else(seen: Seen) -> None:
     alerts = {
-        (alert["labels"]["alertname"], alert["labels"]["run"], alert["labels"]["node"], alert["labels"]["rank"])
+        (labels["alertname"], labels["run"], labels["node"], labels.get("rank"))
         for message in seen.messages
-        for alert in message["alerts"]
+        for labels in (alert["labels"] for alert in message["alerts"])
     }
     assert alerts == {
         ("RankscopeStragglerRank", SICK, node_of(SICK, SLOW_RANK), str(SLOW_RANK)),
         ("RankscopeRankMissing", SICK, node_of(SICK, DEAD_RANK), str(DEAD_RANK)),
+        ("RankscopeNodeMissing", CUT, node_of(CUT, 0), None),
     }
 
 
@@ -260,7 +283,12 @@ def test_the_run_that_is_well_is_never_told_of(seen: Seen) -> None:
 
 
 def test_a_symptom_of_the_slow_rank_is_held_back(seen: Seen) -> None:
-    assert seen.suppressed["RankscopeGoodputLow"]
+    assert ("RankscopeGoodputLow", SICK) in {(labels["alertname"], labels["run"]) for labels in seen.suppressed}
+
+
+def test_the_ranks_of_the_dead_node_are_held_back(seen: Seen) -> None:
+    held = {labels["rank"] for labels in seen.suppressed if labels["alertname"] == "RankscopeRankMissing"}
+    assert held == {str(rank) for rank in DEAD_NODE_RANKS}
 
 
 def test_each_goes_to_whom_its_severity_names_in_the_group_of_its_run(seen: Seen) -> None:
