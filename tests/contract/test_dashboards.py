@@ -4,6 +4,7 @@ After a change that is wanted: `python -m deploy.grafana.generator`.
 """
 
 import copy
+import functools
 import itertools
 import json
 import re
@@ -26,7 +27,7 @@ from tests.contract.dashboard_queries import (
     find_variables,
     read_dashboard,
 )
-from tests.contract.promql_names import find_catalog_labels, find_labels, find_uses
+from tests.contract.promql_names import Labels, find_catalog_labels, find_labels, find_uses
 
 GRAFANA = DASHBOARDS.parent
 ROOT = Path(__file__).parents[2]
@@ -41,8 +42,7 @@ NOT_SHOWN = {
     "rankscope_steps_made_total", "rankscope_steps_published_total", "rankscope_steps_published_elsewhere_total",
     "rankscope_steps_buffered",
     # Sums of others that are shown: compute and communication by what overlaps, collectives by waiting and transfer.
-    "rankscope_compute_ratio", "rankscope_communication_ratio", "rankscope_device_communication_seconds_total",
-    "rankscope_collective_seconds_total",
+    "rankscope_compute_ratio", "rankscope_communication_ratio", "rankscope_collective_seconds_total",
     # Its phases are shown, each.
     "rankscope_device_step_seconds_total",
     # What is dropped at the moment is shown.
@@ -64,6 +64,21 @@ EVERYTHING_ASKED = [
         *(Asked(name, f"${variable}", 0, series) for variable, series, _ in find_variables(name)),
     )
 ]
+
+
+@functools.cache
+def find_known() -> dict[str, Labels]:
+    """The labels of all measures, and of what the recording rules make of them."""
+    known = find_catalog_labels()
+    for rule in read_rules("recording"):
+        known[rule["record"]] = find_labels(rule["expr"], known)
+    return known
+
+
+def read_rules(name: str) -> list[dict[str, Any]]:
+    """The rules of a file of deploy/prometheus."""
+    groups = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules" / f"{name}.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def fill(expr: str) -> str:
@@ -131,11 +146,13 @@ def find_unknown(ours: Any, known: Any, at: tuple[str, ...] = ()) -> list[str]:
 
 @pytest.mark.parametrize("asked", EVERYTHING_ASKED, ids=str)
 def test_every_name_and_label_is_in_the_catalogue(asked: Asked) -> None:
-    assert set(asked.labels) <= find_labels(fill(asked.expr), find_catalog_labels())
+    assert set(asked.labels) <= find_labels(fill(asked.expr), find_known())
 
 
 def test_every_measure_stands_on_a_dashboard() -> None:
     shown = {name for asked in EVERYTHING_ASKED for name in find_uses(fill(asked.expr))}
+    for rule in reversed(read_rules("recording")):
+        shown |= set(find_uses(rule["expr"])) if rule["record"] in shown else set()
     assert {measure.name for measure in CATALOG} - shown == NOT_SHOWN
 
 
@@ -204,7 +221,6 @@ def test_every_link_leads_to_a_dashboard_that_has_the_variables_it_sets() -> Non
 
 @each_dashboard
 def test_a_link_takes_its_values_from_columns_and_labels_that_are_there(name: str) -> None:
-    known = find_catalog_labels()
     offered = {variable["name"] for variable in read_dashboard(name)["templating"]["list"]}
     for panel in find_panels(name):
         columns = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
@@ -214,8 +230,23 @@ def test_a_link_takes_its_values_from_columns_and_labels_that_are_there(name: st
             assert {value.removeprefix("__data.fields.") for value in values if "__data" in value} <= columns
             labels = {value.removeprefix("__field.labels.") for value in values if "__field" in value}
             # Lines for comparison, such as a limit, lead nowhere; the first query is what the panel is about.
-            assert labels <= find_labels(fill(panel["targets"][0]["expr"]), known), panel["title"]
+            assert labels <= find_labels(fill(panel["targets"][0]["expr"]), find_known()), panel["title"]
             assert {value for value in values if not value.startswith("__")} <= offered
+
+
+@needs_library
+@reads_old_form
+def test_where_an_alert_has_a_limit_the_dashboards_have_the_same() -> None:
+    from deploy.grafana.generator.thresholds import OF_ALERTS  # noqa: PLC0415 - see needs_library
+
+    of_alerts = {rule["alert"]: find_limits(rule["expr"]) for rule in read_rules("alerts")}
+    assert {name: limits for name, limits in of_alerts.items() if limits} == OF_ALERTS
+
+
+def find_limits(expr: str) -> tuple[float, ...]:
+    """The numbers that something is compared with, but 0 and 1: these ask whether there is anything."""
+    compared = (float(number) for number in re.findall(r"[<>]=?\s*([\d.]+)", expr))
+    return tuple(number for number in compared if number not in {0, 1})
 
 
 def test_every_dashboard_is_found_by_the_others() -> None:

@@ -11,6 +11,7 @@ from urllib.error import URLError
 from urllib.parse import quote, urlencode
 
 import pytest
+import yaml
 
 from tests.contract.dashboard_queries import Asked, find_annotations, find_dashboards, find_queries, find_variables
 from tests.integration.serving import END_S_MAX, find_fixed_port, read_url, wait_for
@@ -20,6 +21,9 @@ from tests.simulation.ranks import RUN
 
 LINES_MAX = 24
 """More cannot be told apart. The simulated run has 64 ranks: a panel with a line for each would have more."""
+RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules" / "recording.yml"
+DEPTH_OF_RULES = 2
+"""Rules are made from measures, or from such rules."""
 STEP_S = 2
 RATE_INTERVAL_S = 12
 """Four times the longest time between two pages, as Grafana would choose."""
@@ -36,26 +40,29 @@ class Series(NamedTuple):
 
 
 class StoredPrometheus:
-    """A Prometheus that scrapes nobody and answers from what it has stored. Ended by `end`."""
+    """A Prometheus that scrapes nobody and answers from what it has stored: a history, and what the recording rules of
+    deploy/prometheus make of it. Ended by `end`.
+    """
 
     def __init__(self, history: History, folder: Path) -> None:
         self.history = history
-        page, stored, config = folder / "history.txt", folder / "tsdb", folder / "prometheus.yml"
+        self._folder, self._stored, self._log = folder, folder / "tsdb", folder / "prometheus.log"
+        (folder / "prometheus.yml").write_text("{}")
+        page = folder / "history.txt"
         page.write_text(history.text)
-        config.write_text("{}")
-        command = [find_program("promtool"), "tsdb", "create-blocks-from", "openmetrics", str(page), str(stored)]
-        subprocess.run(command, check=True, capture_output=True)
-        port = find_fixed_port()
-        self._url, self._log = f"http://127.0.0.1:{port}", folder / "prometheus.log"
-        command = [
-            find_program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={stored}",
-            "--storage.tsdb.retention.time=100y", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
-        ]  # fmt: skip
-        with self._log.open("wb") as log:
-            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        self._add_blocks("openmetrics", str(page), str(self._stored))
+        self._start()
 
-    def wait_until_ready(self) -> None:
-        """Return when it answers."""
+    def _start(self) -> None:
+        port = find_fixed_port()
+        self._url = f"http://127.0.0.1:{port}"
+        command = [
+            find_program("prometheus"), f"--config.file={self._folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self._stored}", "--storage.tsdb.retention.time=100y",
+            f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+        ]  # fmt: skip
+        with self._log.open("ab") as log:
+            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
         def look() -> bool | None:
             try:
@@ -66,6 +73,25 @@ class StoredPrometheus:
             return True
 
         wait_for(look, self._log.read_text)
+
+    def record(self) -> None:
+        """Store what the recording rules give. Those made from others need a Prometheus that has the others."""
+        rules = self._folder / "rules.yml"
+        groups = yaml.safe_load(RULES.read_text())["groups"]
+        rules.write_text(json.dumps({"groups": [{"name": group["name"], "rules": group["rules"]} for group in groups]}))
+        span = (f"--start={math.floor(self.history.begin_s)}", f"--end={math.ceil(self.history.end_s)}")
+        for _ in range(DEPTH_OF_RULES):
+            self._add_blocks(
+                "rules", *span, f"--eval-interval={STEP_S}s", f"--url={self._url}", f"--output-dir={self._stored}",
+                str(rules),
+            )  # fmt: skip
+            self.end()
+            self._start()
+
+    def _add_blocks(self, *source: str) -> None:
+        command = [find_program("promtool"), "tsdb", "create-blocks-from", *source]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def ask(self, asked: Asked, chosen: Mapping[str, str]) -> list[Series]:
         """What a panel would be given that shows the whole run."""
@@ -121,7 +147,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredPrometheu
     """A Prometheus with the simulated run."""
     prometheus = StoredPrometheus(write_history(), tmp_path_factory.mktemp("prometheus"))
     try:
-        prometheus.wait_until_ready()
+        prometheus.record()
         yield prometheus
     finally:
         prometheus.end()
@@ -163,3 +189,29 @@ def test_every_variable_offers_what_there_is(
 ) -> None:
     offered = stored.read_label_values(fill(selector, CHOSEN, stored.history), label)
     assert CHOSEN[name] in offered, dashboard
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "title"), [("run", "Where the device's time goes"), ("rank", "Where its device's time goes")]
+)
+def test_the_parts_of_the_device_s_time_add_up_to_all_of_it(
+    stored: StoredPrometheus, dashboard: str, title: str
+) -> None:
+    parts = [stored.ask(asked, CHOSEN) for asked in QUERIES if (asked.dashboard, asked.title) == (dashboard, title)]
+    assert len(parts) == 5
+    assert sum(series.values[-1] for (series,) in parts) == pytest.approx(1, rel=1e-9)
+
+
+def test_the_phases_of_a_step_add_up_to_the_step(stored: StoredPrometheus) -> None:
+    (phases,) = [asked for asked in QUERIES if (asked.dashboard, asked.title) == ("run", "Phases of a step")]
+    (mean,) = [asked for asked in QUERIES if (asked.dashboard, asked.title) == ("run", "Step")]
+    (step,) = stored.ask(mean, CHOSEN)
+    assert sum(series.values[-1] for series in stored.ask(phases, CHOSEN)) == pytest.approx(step.values[-1], rel=1e-6)
+
+
+def test_the_slow_rank_is_the_first_offender_and_stands_out_in_the_heat_map(stored: StoredPrometheus) -> None:
+    (cells,) = [asked for asked in QUERIES if asked.title == "How many ranks are how slow"]
+    (worst, *_) = [asked for asked in QUERIES if (asked.dashboard, asked.title) == ("fleet", "Ranks")]
+    rows = {float(series.labels["slowdown"]): series.values[-1] for series in stored.ask(cells, CHOSEN)}
+    assert [slowdown for slowdown, ranks in rows.items() if slowdown > 1.2 and ranks == 1] == [1.5]
+    assert [series.labels["rank"] for series in stored.ask(worst, CHOSEN)] == [str(SLOW_RANK)]

@@ -2,11 +2,15 @@
 
 from typing import Final
 
-from deploy.grafana.generator.frame import OF_RUN
+from deploy.grafana.generator.frame import OF_RANK, OF_RUN
+from deploy.grafana.generator.panels import Query
 
 WINDOWS: Final = "10m"
 """Full windows of the profiler are 20 s apart, and up to some minutes where they cost much: shares of their time are
 taken over as long as holds two of them."""
+
+SHARES: Final = ("compute", "overlap", "exposed communication", "copies", "idle")
+"""What the time of a window goes into: computing alone, computing and communicating, communicating alone ..."""
 
 NODE_OF_RANK: Final = "on (run, rank) group_left (node) max by (run, rank, node) (rankscope_rank_info)"
 """After `*`: gives series of ranks the label of their node."""
@@ -22,12 +26,38 @@ def series(name: str, selector: str = "") -> str:
     return f"rankscope_{name}{{{selector}}}" if selector else f"rankscope_{name}"
 
 
-def share_of_windows(selector: str, part: str, less: str | None = None) -> str:
-    """The part of the time of the profiled windows that went into something, less what is counted elsewhere."""
-    seconds = f"sum({rate(f'device_{part}_seconds_total', selector, WINDOWS)})"
-    if less is not None:
-        seconds = f"({seconds} - sum({rate(f'device_{less}_seconds_total', selector, WINDOWS)}))"
-    return f"{seconds} / sum({rate('device_window_seconds_total', selector, WINDOWS)})"
+def recorded(name: str, selector: str = "") -> str:
+    """What a rule of deploy/prometheus has recorded of runs or nodes: LEVEL:MEASURE:HOW, given without our prefix."""
+    level, measure, how = name.split(":")
+    return f"{level}:rankscope_{measure}:{how}" + (f"{{{selector}}}" if selector else "")
+
+
+def shares_of_rank() -> list[Query]:
+    """What the time of the chosen rank's profiled windows went into; the shares add up to 1."""
+    window, compute, overlap, exposed, copy, idle = (
+        rate(f"device_{part}_seconds_total", OF_RANK, WINDOWS)
+        for part in ("window", "compute", "overlap", "exposed_communication", "copy", "idle")
+    )
+    computed = f"({compute} - {overlap})"
+    shares = (f"{seconds} / {window}" for seconds in (computed, overlap, exposed, copy, idle))
+    return [Query(share, name) for share, name in zip(shares, SHARES, strict=True)]
+
+
+def shares_of_run() -> list[Query]:
+    """The same of all ranks of the run. Overlap is recorded as a share of communication, and of none there is none."""
+    compute, communication, overlap, exposed, copy, busy = (
+        recorded(f"run:device_{part}:ratio_rate10m", OF_RUN)
+        for part in ("compute", "communication", "overlap", "exposed_communication", "copy", "busy")
+    )
+    overlapped = f"({overlap} * {communication} or 0 * {compute})"
+    shares = (f"{compute} - {overlapped}", overlapped, exposed, copy, f"1 - {busy}")
+    return [Query(share, name) for share, name in zip(shares, SHARES, strict=True)]
+
+
+def phases_of_run() -> Query:
+    """The mean duration of each phase of a step, over all ranks of the run."""
+    ratio = recorded("run:step_phase:ratio_rate5m", OF_RUN)
+    return Query(f"{ratio} * on (run) group_left () {STEP_OF_RUN}", "{{phase}}")
 
 
 def worst(count: int, expr: str, labels: str) -> str:
@@ -35,10 +65,5 @@ def worst(count: int, expr: str, labels: str) -> str:
     return f"{expr} and on ({labels}) topk({count}, max_over_time({expr}[$__range] @ end()))"
 
 
-def median_of_run(expr: str) -> str:
-    """The median over the ranks of the run."""
-    return f"quantile(0.5, {expr})"
-
-
-STEP_OF_RUN: Final = f"sum({rate('step_seconds_total', OF_RUN)}) / sum({rate('steps_total', OF_RUN)})"
-"""Mean duration of a step."""
+STEP_OF_RUN: Final = recorded("run:step_seconds:mean_rate5m", OF_RUN)
+"""Mean duration of a step, over all ranks of the run."""

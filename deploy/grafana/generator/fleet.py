@@ -5,7 +5,7 @@ from typing import Final
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.generator import thresholds
-from deploy.grafana.generator.expressions import NODE_OF_RANK, rate
+from deploy.grafana.generator.expressions import NODE_OF_RANK, rate, recorded
 from deploy.grafana.generator.frame import FLEET, NODE, RANK, RUN, Placed, dashboard, lay_out, link_to
 from deploy.grafana.generator.panels import (
     BYTES,
@@ -39,6 +39,7 @@ OFFENDERS: Final = f"topk({OFFENDERS_SHOWN}, {LOST_OF_RANKS})"
 GOODPUT_COLOURS: Final = too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD)
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 
+GOODPUT: Final = recorded("run:goodput:ratio_rate1h")
 REPORTING_OF_RUN: Final = (
     'rankscope_run_info * on (run) group_left () sum by (run) (rankscope_ranks{state="reporting"})'
 )
@@ -91,9 +92,9 @@ def _now() -> list[Placed]:
         ),
         number(
             "Worst goodput",
-            "Of the run with the smallest part of its time in productive steps.",
+            "Of the run with the smallest part of the last hour in productive steps.",
             RATIO,
-            "min(rankscope_goodput_ratio)",
+            f"min({GOODPUT})",
             colours=GOODPUT_COLOURS,
         ),
         number(
@@ -117,9 +118,10 @@ def _runs() -> list[Placed]:
                 "world_size": Column("World size"),
                 "restart_count": Column("Restarts"),
                 "up": Column("Ranks reporting", REPORTING_OF_RUN),
-                "goodput": Column("Goodput", "rankscope_goodput_ratio", RATIO, GOODPUT_COLOURS, decimals=1),
+                "goodput": Column("Goodput of the hour", GOODPUT, RATIO, GOODPUT_COLOURS, decimals=1),
+                "so_far": Column("so far", "rankscope_goodput_ratio", RATIO, decimals=1),
                 "slower": Column("Slower", "rankscope_run_slowdown_ratio", TIMES, SLOWDOWN_COLOURS, decimals=2),
-                "step": Column("Step", "quantile by (run) (0.5, rankscope_step_median_seconds)", SECONDS),
+                "step": Column("Step", recorded("run:step_seconds:mean_rate5m"), SECONDS),
                 "findings": Column("Findings", "count by (run) (rankscope_finding_open)", colours=too_high(red=1)),
                 "lost": Column("Lost", "sum by (run) (rankscope_lost_gpu_seconds_total) / 3600", GPU_HOURS, decimals=1),
             },
@@ -127,12 +129,11 @@ def _runs() -> list[Placed]:
             first="lost",
         ),
         lines(
-            "Goodput",
+            "Goodput of an hour",
             f"The {RUNS_SHOWN} runs with the smallest mean over the time shown.",
             RATIO,
             Query(
-                "rankscope_goodput_ratio and on (run) "
-                f"bottomk({RUNS_SHOWN}, avg_over_time(rankscope_goodput_ratio[$__range] @ end()))",
+                f"{GOODPUT} and on (run) bottomk({RUNS_SHOWN}, avg_over_time({GOODPUT}[$__range] @ end()))",
                 "{{run}}",
             ),
             colours=GOODPUT_COLOURS,
@@ -199,7 +200,10 @@ def _monitor() -> list[Placed]:
             "What the agents cost",
             f"Part of the time of training, of the {RUNS_SHOWN} runs' ranks that pay most.",
             RATIO,
-            Query(f"topk({RUNS_SHOWN}, max by (run) (rankscope_agent_overhead_ratio))", "{{run}}"),
+            Query(
+                f"topk({RUNS_SHOWN}, max by (run) ({recorded('run:agent_overhead_ratio:top5')}))",
+                "{{run}}",
+            ),
             colours=too_high(red=thresholds.OVERHEAD),
             width=THIRD,
         ),

@@ -5,10 +5,11 @@ from typing import Final
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.generator import thresholds
-from deploy.grafana.generator.expressions import rate, series
+from deploy.grafana.generator.expressions import rate, recorded, series
 from deploy.grafana.generator.frame import (
     NODE,
     OF_NODE,
+    OF_RUN,
     RANK,
     Placed,
     dashboard,
@@ -158,6 +159,20 @@ def each(title: str, description: str, unit: str, name: str, *, most: float | No
 def _clocks() -> list[Placed]:
     return [
         each("SM clock", "Clock of the multiprocessors.", HERTZ, "gpu_sm_clock_hertz"),
+        lines(
+            "Slower clock than the run's",
+            "Part by which the SM clock is below the median of the run. Of a GPU that is held down, the dashed line is "
+            "where an alert begins.",
+            RATIO,
+            Query(
+                f"1 - {series('gpu_sm_clock_hertz', OF_NODE)} / on (run) group_left () "
+                f"{recorded('run:gpu_sm_clock_hertz:median', OF_RUN)}",
+                "rank {{rank}}",
+            ),
+            colours=too_high(red=thresholds.CLOCK_SLOWER),
+            link=TO_RANK_OF_LINE,
+            width=THIRD,
+        ),
         each("Memory clock", "Clock of the GPU's memory.", HERTZ, "gpu_memory_clock_hertz"),
         each("Temperature", "Of the GPU.", CELSIUS, "gpu_temperature_celsius"),
         lines(
@@ -167,12 +182,14 @@ def _clocks() -> list[Placed]:
             Query(series("gpu_power_watts", OF_NODE), "rank {{rank}}"),
             Query(f"min({series('gpu_power_limit_watts', OF_NODE)})", "limit"),
             link=TO_RANK_OF_LINE,
+            width=THIRD,
         ),
         states(
             "Throttled",
             "While the GPU's clocks are held down by heat, power or a fault.",
             {0: ("free", GREEN), 1: ("throttled", RED)},
             Query(series("gpu_throttled", OF_NODE), "rank {{rank}}"),
+            width=THIRD,
         ),
     ]
 

@@ -69,8 +69,8 @@ SMALL, USUAL, LARGE = 4, 8, 11
 SIXTH: Final = GRID_COLUMNS // 6
 
 POINTS_MAX: Final = 120
-"""Moments that a panel asks for, however long the time shown: two a minute of an hour. Sums over 16,384 ranks take
-Prometheus half as long as at Grafana's one point a pixel would (README.md), and pictures have columns of some width."""
+"""Moments that a panel asks for, however long the time shown: two a minute of an hour. Queries over 16,384 ranks take
+Prometheus half as long as with Grafana's one point a pixel, where the dearest took 8 s (README.md)."""
 
 Colours = Sequence[tuple[float | None, str]]
 """From which value on which colour; the first one has no value."""

@@ -5,7 +5,7 @@ from typing import Final
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.generator import thresholds
-from deploy.grafana.generator.expressions import rate, series, share_of_windows
+from deploy.grafana.generator.expressions import phases_of_run, rate, series, shares_of_rank, shares_of_run
 from deploy.grafana.generator.frame import (
     NODE,
     OF_RANK,
@@ -152,8 +152,8 @@ def _steps() -> list[Placed]:
             SECONDS,
             "rank_wait_caused_seconds",
         ),
-        areas("Phases of its steps", "Mean, by the host's clock.", SECONDS, _phases(OF_RANK)),
-        areas("Phases of all ranks' steps", "Mean, to compare.", SECONDS, _phases(OF_RUN)),
+        areas("Phases of its steps", "Mean, by the host's clock.", SECONDS, _phases()),
+        areas("Phases of all ranks' steps", "Mean, to compare.", SECONDS, phases_of_run()),
         lines(
             "Phases on the device",
             "Mean of the steps that were timed on the device.",
@@ -174,22 +174,12 @@ def _steps() -> list[Placed]:
     ]
 
 
-def _phases(selector: str) -> Query:
+def _phases() -> Query:
     return Query(
-        f"sum by (phase) ({rate('step_phase_seconds_total', selector)})"
-        f" / on () group_left () sum({rate('steps_total', selector)})",
+        f"sum by (phase) ({rate('step_phase_seconds_total', OF_RANK)})"
+        f" / on () group_left () sum({rate('steps_total', OF_RANK)})",
         "{{phase}}",
     )
-
-
-def _parts_of_windows(selector: str) -> list[Query]:
-    return [
-        Query(share_of_windows(selector, "compute", less="overlap"), "compute"),
-        Query(share_of_windows(selector, "overlap"), "overlap"),
-        Query(share_of_windows(selector, "exposed_communication"), "exposed communication"),
-        Query(share_of_windows(selector, "copy"), "copies"),
-        Query(share_of_windows(selector, "idle"), "idle"),
-    ]
 
 
 def _device() -> list[Placed]:
@@ -206,14 +196,14 @@ def _device() -> list[Placed]:
             "Where its device's time goes",
             "Of its profiled windows, over ten minutes.",
             RATIO,
-            *_parts_of_windows(OF_RANK),
+            *shares_of_rank(),
             parts_of_whole=True,
         ),
         areas(
             "Where all devices' time goes",
             "Of all ranks' profiled windows, to compare.",
             RATIO,
-            *_parts_of_windows(OF_RUN),
+            *shares_of_run(),
             parts_of_whole=True,
         ),
         lines(

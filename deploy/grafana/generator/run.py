@@ -7,9 +7,11 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from deploy.grafana.generator import run_ranks, thresholds
 from deploy.grafana.generator.expressions import (
     STEP_OF_RUN,
+    phases_of_run,
     rate,
+    recorded,
     series,
-    share_of_windows,
+    shares_of_run,
 )
 from deploy.grafana.generator.frame import (
     OF_RUN,
@@ -95,10 +97,10 @@ def build() -> Dashboard:
 def _now() -> list[Placed]:
     return [
         number(
-            "Goodput",
-            "Part of the run's time so far in steps, without what slow ranks cost.",
+            "Goodput of the last hour",
+            "Part of the run's time in steps, without what slow ranks cost.",
             RATIO,
-            series("goodput_ratio", OF_RUN),
+            recorded("run:goodput:ratio_rate1h", OF_RUN),
             colours=too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD),
             decimals=1,
         ),
@@ -136,8 +138,6 @@ def _now() -> list[Placed]:
 
 
 def _steps() -> list[Placed]:
-    of_phase = f"sum by (phase) ({rate('step_phase_seconds_total', OF_RUN)})"
-    steps = f"sum({rate('steps_total', OF_RUN)})"
     return [
         lines(
             "Duration of a step",
@@ -152,18 +152,14 @@ def _steps() -> list[Placed]:
             "Phases of a step",
             "Mean of all ranks, by the host's clock; the phases sum to the step.",
             SECONDS,
-            Query(f"{of_phase} / on () group_left () {steps}", "{{phase}}"),
+            phases_of_run(),
         ),
         areas(
             "Where the device's time goes",
             "Of the profiled windows of all ranks, over ten minutes. Overlap is communication hidden behind compute, "
             "exposed is communication with nothing computed meanwhile. The parts sum to the whole.",
             RATIO,
-            Query(share_of_windows(OF_RUN, "compute", less="overlap"), "compute"),
-            Query(share_of_windows(OF_RUN, "overlap"), "overlap"),
-            Query(share_of_windows(OF_RUN, "exposed_communication"), "exposed communication"),
-            Query(share_of_windows(OF_RUN, "copy"), "copies"),
-            Query(share_of_windows(OF_RUN, "idle"), "idle"),
+            *shares_of_run(),
             parts_of_whole=True,
         ),
         areas(
@@ -179,41 +175,39 @@ def _steps() -> list[Placed]:
         ),
         lines(
             "Steps a second",
-            "Of the rank in the middle.",
+            "All ranks make the same ones.",
             PER_S,
-            Query(f"quantile(0.5, {rate('steps_total', OF_RUN)})", "steps"),
+            Query(f"1 / {STEP_OF_RUN}", "steps"),
             width=THIRD,
         ),
         lines(
             "Samples a second",
             "Of all ranks together, where they know what a batch holds.",
             PER_S,
-            Query(f"sum({rate('samples_total', OF_RUN)})", "samples"),
+            Query(recorded("run:samples:rate5m", OF_RUN), "samples"),
             width=THIRD,
         ),
         lines(
             "Tokens a second",
             "Of all ranks together, padding included, where they know what a batch holds.",
             PER_S,
-            Query(f"sum({rate('tokens_total', OF_RUN)})", "tokens"),
+            Query(recorded("run:tokens:rate5m", OF_RUN), "tokens"),
             width=THIRD,
         ),
         lines(
             "Waiting for data",
             "Part of the steps in the data phase, of all ranks; from the dashed line on the run is bound by its data.",
             RATIO,
-            Query(
-                f"sum({rate('step_phase_seconds_total', DATA_PHASE)}) / sum({rate('step_seconds_total', OF_RUN)})",
-                "data",
-            ),
+            Query(recorded("run:step_phase:ratio_rate5m", DATA_PHASE), "data"),
             colours=too_high(yellow=thresholds.DATA),
             width=THIRD,
         ),
         lines(
             "Idle devices",
-            "Part of the profiled windows in which the device did nothing: the rank in the middle.",
+            "Part of the profiled windows in which devices did nothing: of all ranks, and of the one in the middle.",
             RATIO,
-            Query(f"quantile(0.5, {series('idle_ratio', OF_RUN)})", "idle"),
+            Query(f"1 - {recorded('run:device_busy:ratio_rate10m', OF_RUN)}", "of all"),
+            Query(f"quantile(0.5, {series('idle_ratio', OF_RUN)})", "in the middle"),
             colours=too_high(yellow=thresholds.IDLE),
             width=THIRD,
         ),
@@ -262,43 +256,43 @@ def _communication() -> list[Placed]:
         ),
         lines(
             "Overlap",
-            "Part of the communication that was hidden behind compute: the rank in the middle. Below the dashed line "
-            "communication is as good as serialised.",
+            "Part of the communication that was hidden behind compute: of all ranks, and of the rank in the middle. "
+            "Below the dashed line communication is as good as serialised.",
             RATIO,
-            Query(f"quantile(0.5, {series('overlap_ratio', OF_RUN)})", "overlap"),
+            Query(recorded("run:device_overlap:ratio_rate10m", OF_RUN), "of all"),
+            Query(f"quantile(0.5, {series('overlap_ratio', OF_RUN)})", "in the middle"),
             colours=too_low(red=thresholds.OVERLAP, yellow=thresholds.OVERLAP),
             most=1,
         ),
         lines(
             "Exposed communication",
-            "Part of the profiled windows in which only communication ran, waiting included: the rank in the middle.",
+            "Part of the profiled windows in which only communication ran, waiting included: of all ranks, and of the "
+            "rank in the middle.",
             RATIO,
-            Query(f"quantile(0.5, {series('exposed_communication_ratio', OF_RUN)})", "exposed"),
+            Query(recorded("run:device_exposed_communication:ratio_rate10m", OF_RUN), "of all"),
+            Query(f"quantile(0.5, {series('exposed_communication_ratio', OF_RUN)})", "in the middle"),
             colours=too_high(yellow=thresholds.EXPOSED),
         ),
     ]
 
 
 def _gpus() -> list[Placed]:
-    utilization = series("gpu_utilization_ratio", OF_RUN)
-    memory = f"{series('gpu_memory_used_bytes', OF_RUN)} / {series('gpu_memory_total_bytes', OF_RUN)}"
     return [
         lines(
             "Utilisation",
             "Part of the last moments in which any kernel ran, waiting kernels of NCCL included.",
             RATIO,
-            Query(f"avg({utilization})", "mean"),
-            Query(f"min({utilization})", "lowest"),
+            Query(recorded("run:gpu_utilization_ratio:avg", OF_RUN), "mean"),
+            Query(f"min({recorded('node:gpu_utilization_ratio:avg', OF_RUN)})", "lowest node"),
             colours=too_low(red=thresholds.UTILIZATION_LOW, yellow=thresholds.UTILIZATION_LOW),
             most=1,
             width=THIRD,
         ),
         lines(
             "Memory in use",
-            "Of the fullest GPU, and the one in the middle.",
+            "Of the five fullest GPUs at each moment.",
             RATIO,
-            Query(f"max({memory})", "fullest"),
-            Query(f"quantile(0.5, {memory})", "in the middle"),
+            Query(recorded("run:gpu_memory:ratio_top5", OF_RUN), "rank {{rank}}"),
             colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
             most=1,
             width=THIRD,
@@ -307,19 +301,25 @@ def _gpus() -> list[Placed]:
             "SM clock",
             "Of the GPU in the middle, and the slowest one.",
             HERTZ,
-            Query(f"quantile(0.5, {series('gpu_sm_clock_hertz', OF_RUN)})", "in the middle"),
-            Query(f"min({series('gpu_sm_clock_hertz', OF_RUN)})", "slowest"),
+            Query(recorded("run:gpu_sm_clock_hertz:median", OF_RUN), "in the middle"),
+            Query(f"min({recorded('node:gpu_sm_clock_hertz:min', OF_RUN)})", "slowest"),
             width=THIRD,
         ),
         number(
             "Throttled GPUs",
             "Held down by heat, power or a fault.",
             NUMBER,
-            f"sum({series('gpu_throttled', OF_RUN)})",
+            f"sum({recorded('node:gpu_throttled:sum', OF_RUN)})",
             colours=too_high(yellow=1),
         ),
-        number("Hottest GPU", "Temperature.", CELSIUS, f"max({series('gpu_temperature_celsius', OF_RUN)})", decimals=0),
-        number("Power", "Of all GPUs together.", WATTS, f"sum({series('gpu_power_watts', OF_RUN)})"),
+        number(
+            "Hottest GPU",
+            "Temperature.",
+            CELSIUS,
+            f"max({recorded('node:gpu_temperature_celsius:max', OF_RUN)})",
+            decimals=0,
+        ),
+        number("Power", "Of all GPUs together.", WATTS, f"sum({recorded('node:gpu_power_watts:sum', OF_RUN)})"),
         number(
             "Xid errors",
             "Since the agents first saw their GPUs.",
@@ -336,10 +336,10 @@ def _gpus() -> list[Placed]:
         ),
         number(
             "Allocator retries",
-            "Times torch emptied its cache because the driver had no memory left, in the time shown.",
+            "Times torch emptied its cache because the driver had no memory left, in 15 minutes, on the worst rank.",
             NUMBER,
-            f"sum(increase({series('torch_memory_retries_total', OF_RUN)}[$__range]))",
-            colours=too_high(yellow=1),
+            f"max(increase({series('torch_memory_retries_total', OF_RUN)}[15m]))",
+            colours=too_high(yellow=thresholds.RETRIES),
             decimals=0,
             width=SIXTH,
         ),
