@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -268,3 +269,12 @@ def test_the_data_source_scrapes_as_often_as_prometheus_is_told_to() -> None:
 def test_the_provider_reads_files_and_lets_nobody_change_them() -> None:
     (provider,) = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "rankscope.yml").read_text())["providers"]
     assert (provider["type"], provider["allowUiUpdates"], provider["disableDeletion"]) == ("file", False, True)
+
+
+def test_the_compose_file_mounts_the_dashboards_where_they_are_looked_for_and_has_the_prometheus_they_ask() -> None:
+    (provider,) = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "rankscope.yml").read_text())["providers"]
+    (source,) = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "rankscope.yml").read_text())["datasources"]
+    services = yaml.safe_load((ROOT / "deploy" / "docker" / "compose.yaml").read_text())["services"]
+    mounted = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
+    assert mounted["../grafana/dashboards"] == provider["options"]["path"]
+    assert urlsplit(source["url"]).hostname in services

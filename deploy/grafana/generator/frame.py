@@ -88,10 +88,10 @@ def dashboard(uid: str, title: str, description: str, *variables: QueryVariable)
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .readonly()
         .link(_in_sight(others))
-        .with_variable(_of_no_intervals(DatasourceVariable("datasource").label("Prometheus").type("prometheus")))
+        .with_variable(_with_its_own_fields(DatasourceVariable("datasource").label("Prometheus").type("prometheus")))
     )
     for variable in variables:
-        page.with_variable(_of_no_intervals(variable))
+        page.with_variable(_with_its_own_fields(variable))
     return page
 
 
@@ -102,10 +102,10 @@ def _in_sight(link: DashboardLink) -> Link:
     return Built(built)
 
 
-def _of_no_intervals(variable: Builder[VariableModel]) -> Built[VariableModel]:
-    """The library gives every variable the fields of those that are intervals."""
+def _with_its_own_fields(variable: Builder[VariableModel]) -> Built[VariableModel]:
+    """The library gives every variable the fields of those that are intervals, and one that is new, at its default."""
     built = variable.build()
-    built.auto = built.auto_count = built.auto_min = None
+    built.auto = built.auto_count = built.auto_min = built.allow_custom_value = None
     return Built(built)
 
 

@@ -118,7 +118,9 @@ def _now() -> list[Placed]:
                 "gpu_model": Column("Model"),
                 "gpu": Column("GPU"),
                 "up": Column(
-                    "Reports", f"{series('rank_info', OF_NODE)} * on (run, rank) group_left () rankscope_rank_up"
+                    "Reports",
+                    f"{series('rank_info', OF_NODE)}"
+                    " * on (run, rank) group_left () max by (run, rank) (rankscope_rank_up)",
                 ),
                 "slower": Column(
                     "Slower than its twins",

@@ -68,6 +68,9 @@ SMALL, USUAL, LARGE = 4, 8, 11
 """Heights in Grafana's units of 30 pixels: a number, a graph with a legend of four lines, a table of a dozen."""
 SIXTH: Final = GRID_COLUMNS // 6
 
+ROWS_MAX: Final = 24
+"""Rows of a picture, and lines of a table, that can be told apart. All ranks of a large run cannot."""
+
 POINTS_MAX: Final = 120
 """Moments that a panel asks for, however long the time shown: two a minute of an hour. Queries over 16,384 ranks take
 Prometheus half as long as with Grafana's one point a pixel, where the dearest took 8 s (README.md)."""
@@ -240,6 +243,7 @@ def cells(
         .thresholds(_thresholds(colours))
         .show_value(VisibilityMode.NEVER)
         .row_height(0.9)
+        .per_page(ROWS_MAX)
         .fill_opacity(FILL_OF_AREAS)
         .data_links([link])
         .with_target(_range(query, 0))

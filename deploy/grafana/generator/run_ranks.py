@@ -9,6 +9,7 @@ from deploy.grafana.generator.panels import (
     GPU_HOURS,
     HALF,
     NUMBER,
+    ROWS_MAX,
     SECONDS,
     TIMES,
     Column,
@@ -21,8 +22,6 @@ from deploy.grafana.generator.panels import (
     too_high,
 )
 
-RANKS_SHOWN: Final = 24
-"""Rows of a picture, and lines of a table, that can be told apart. All ranks of a large run cannot."""
 BUCKET: Final = 0.05
 """Height of a row of the heat map: detection calls a rank slow from about here on."""
 BUCKETS: Final = (0.8, 3)
@@ -30,7 +29,7 @@ BUCKETS: Final = (0.8, 3)
 
 SLOWDOWN: Final = series("rank_slowdown_ratio", OF_RUN)
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
-SLOWEST: Final = f"topk({RANKS_SHOWN}, {SLOWDOWN})"
+SLOWEST: Final = f"topk({ROWS_MAX}, {SLOWDOWN})"
 FINDING: Final = ("kind", "scope", "subject", "rank", "node", "cause")
 
 TO_RANK: Final = link_to(RANK, "The rank", run="run", rank="__data.fields.Rank")
@@ -67,9 +66,9 @@ def ranks() -> list[Placed]:
         ),
         cells(
             "The slowest ranks over time",
-            f"The {RANKS_SHOWN} ranks that were slowest at some moment of the time shown.",
+            f"The {ROWS_MAX} ranks that were slowest at some moment of the time shown.",
             TIMES,
-            Query(worst(RANKS_SHOWN, SLOWDOWN, "rank"), "{{rank}}"),
+            Query(worst(ROWS_MAX, SLOWDOWN, "rank"), "{{rank}}"),
             colours=SLOWDOWN_COLOURS,
             link=TO_RANK_OF_LINE,
         ),
@@ -118,7 +117,7 @@ def ranks() -> list[Placed]:
                 "rank": Column("Rank", link=TO_RANK),
                 "node": Column("Node", link=TO_NODE),
                 "reason": Column("How"),
-                "missing": Column("", f"topk({RANKS_SHOWN}, {series('rank_missing', OF_RUN)})"),
+                "missing": Column("", f"topk({ROWS_MAX}, {series('rank_missing', OF_RUN)})"),
             },
             keys=["rank"],
             first="rank",
