@@ -57,7 +57,9 @@ def build() -> Dashboard:
         ("Now", _now()),
         ("Runs", _runs()),
         ("Worst offenders", _offenders()),
-        ("The monitor itself", _monitor()),
+        ("The monitor itself", _health()),
+        ("Agents", _agents()),
+        ("Collectors and relays", _collectors()),
     )
     return lay_out(page, rows)
 
@@ -119,7 +121,7 @@ def _runs() -> list[Placed]:
                 "restart_count": Column("Restarts"),
                 "up": Column("Ranks reporting", REPORTING_OF_RUN),
                 "goodput": Column("Goodput of the hour", GOODPUT, RATIO, GOODPUT_COLOURS, decimals=1),
-                "so_far": Column("so far", "rankscope_goodput_ratio", RATIO, decimals=1),
+                "so_far": Column("Goodput so far", "rankscope_goodput_ratio", RATIO, decimals=1),
                 "slower": Column("Slower", "rankscope_run_slowdown_ratio", TIMES, SLOWDOWN_COLOURS, decimals=2),
                 "step": Column("Step", recorded("run:step_seconds:mean_rate5m"), SECONDS),
                 "findings": Column("Findings", "count by (run) (rankscope_finding_open)", colours=too_high(red=1)),
@@ -187,7 +189,51 @@ def _offenders() -> list[Placed]:
     ]
 
 
-def _monitor() -> list[Placed]:
+def _health() -> list[Placed]:
+    return [
+        number(
+            "Errors of collectors",
+            "In the time shown; the other runs were not affected.",
+            NUMBER,
+            "sum(increase(rankscope_collector_errors_total[$__range]))",
+            colours=too_high(red=1),
+            decimals=0,
+        ),
+        number(
+            "Errors of agents",
+            "In the time shown; training was not affected.",
+            NUMBER,
+            "sum(increase(rankscope_agent_errors_total[$__range]))",
+            colours=too_high(yellow=1),
+            decimals=0,
+        ),
+        number(
+            "Series left out",
+            "Of the pages of metrics, because they would have more than they may.",
+            NUMBER,
+            "sum(rankscope_series_left_out)",
+            colours=too_high(red=1),
+        ),
+        number(
+            "Stores that cannot be written",
+            "Collectors whose file of incidents and history cannot be written to.",
+            NUMBER,
+            "count(rankscope_store_writable == 0) or vector(0)",
+            colours=too_high(red=1),
+        ),
+        number("Stores hold", "What the collectors' files hold.", BYTES, "sum(rankscope_store_used_bytes)"),
+        number(
+            "History dropped",
+            "Lines of history that gave way in the time shown while a store could not be written to.",
+            NUMBER,
+            "sum(increase(rankscope_history_dropped_total[$__range]))",
+            colours=too_high(red=1),
+            decimals=0,
+        ),
+    ]
+
+
+def _agents() -> list[Placed]:
     return [
         areas(
             "Agents by version",
@@ -215,6 +261,11 @@ def _monitor() -> list[Placed]:
             Query(f"sum({rate('reports_dropped_total')})", "reports dropped"),
             width=THIRD,
         ),
+    ]
+
+
+def _collectors() -> list[Placed]:
+    return [
         lines(
             "Frames received",
             "By all collectors.",
@@ -261,44 +312,5 @@ def _monitor() -> list[Placed]:
             PER_S,
             Query(f"sum({rate('runs_evicted_total')})", "runs"),
             width=THIRD,
-        ),
-        number(
-            "Errors of collectors",
-            "In the time shown; the other runs were not affected.",
-            NUMBER,
-            "sum(increase(rankscope_collector_errors_total[$__range]))",
-            colours=too_high(red=1),
-            decimals=0,
-        ),
-        number(
-            "Errors of agents",
-            "In the time shown; training was not affected.",
-            NUMBER,
-            "sum(increase(rankscope_agent_errors_total[$__range]))",
-            colours=too_high(yellow=1),
-            decimals=0,
-        ),
-        number(
-            "Series left out",
-            "Of the pages of metrics, because they would have more than they may.",
-            NUMBER,
-            "sum(rankscope_series_left_out)",
-            colours=too_high(red=1),
-        ),
-        number(
-            "Stores that cannot be written",
-            "Collectors whose file of incidents and history cannot be written to.",
-            NUMBER,
-            "count(rankscope_store_writable == 0) or vector(0)",
-            colours=too_high(red=1),
-        ),
-        number("Stores hold", "What the collectors' files hold.", BYTES, "sum(rankscope_store_used_bytes)"),
-        number(
-            "History dropped",
-            "Lines of history that gave way in the time shown while a store could not be written to.",
-            NUMBER,
-            "sum(increase(rankscope_history_dropped_total[$__range]))",
-            colours=too_high(red=1),
-            decimals=0,
         ),
     ]

@@ -64,7 +64,7 @@ def build() -> Dashboard:
         ranks_of_node_variable(),
     )
     rows = (
-        ("Now", _now()),
+        ("Now", [*_now(), *_table()]),
         ("Clocks, power and heat", _clocks()),
         ("Work", _work()),
         ("Memory", _memory()),
@@ -109,6 +109,11 @@ def _now() -> list[Placed]:
             f"sum({series('gpu_ecc_errors_total', UNCORRECTED)})",
             colours=too_high(red=1),
         ),
+    ]
+
+
+def _table() -> list[Placed]:
+    return [
         listing(
             "GPUs",
             "The ranks of the node and the GPU of each.",

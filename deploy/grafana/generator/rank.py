@@ -163,13 +163,21 @@ def _steps() -> list[Placed]:
                 f" / on () group_left () sum({rate('device_steps_total', OF_RANK)})",
                 "{{phase}}",
             ),
+            width=THIRD,
         ),
         lines(
-            "Throughput",
-            "What this rank trains in a second.",
+            "Samples a second",
+            "What this rank trains, where it knows what a batch holds.",
             PER_S,
             Query(rate("samples_total", OF_RANK), "samples"),
+            width=THIRD,
+        ),
+        lines(
+            "Tokens a second",
+            "What this rank trains, padding included.",
+            PER_S,
             Query(rate("tokens_total", OF_RANK), "tokens"),
+            width=THIRD,
         ),
     ]
 

@@ -86,10 +86,12 @@ def build() -> Dashboard:
     )
     rows = (
         ("Now", _now()),
+        ("Findings", run_ranks.verdicts()),
         ("Time of a step", _steps()),
-        ("Ranks", run_ranks.ranks()),
+        ("Throughput and what limits it", _throughput()),
+        ("Slow ranks", run_ranks.slowness()),
         ("Communication", _communication()),
-        ("GPUs", _gpus()),
+        ("GPUs", [*_gpu_signs(), *_gpus()]),
     )
     return lay_out(page, rows)
 
@@ -173,6 +175,11 @@ def _steps() -> list[Placed]:
             ),
             parts_of_whole=True,
         ),
+    ]
+
+
+def _throughput() -> list[Placed]:
+    return [
         lines(
             "Steps a second",
             "All ranks make the same ones.",
@@ -305,6 +312,11 @@ def _gpus() -> list[Placed]:
             Query(f"min({recorded('node:gpu_sm_clock_hertz:min', OF_RUN)})", "slowest"),
             width=THIRD,
         ),
+    ]
+
+
+def _gpu_signs() -> list[Placed]:
+    return [
         number(
             "Throttled GPUs",
             "Held down by heat, power or a fault.",

@@ -37,9 +37,8 @@ TO_RANK_OF_LINE: Final = link_to(RANK, "The rank", run="run", rank="__field.labe
 TO_NODE: Final = link_to(NODE, "The node", run="run", node="__data.fields.Node")
 
 
-def ranks() -> list[Placed]:
-    """The panels."""
-    lowest, highest = BUCKETS
+def verdicts() -> list[Placed]:
+    """What was found, and who is missing."""
     return [
         listing(
             "Findings",
@@ -58,6 +57,42 @@ def ranks() -> list[Placed]:
             keys=FINDING,
             first="slower",
         ),
+        areas(
+            "Ranks by state",
+            "Failed are ranks that ended badly, silent those that are not heard of any more, unheard those that never "
+            "were; stalled ranks report that nothing happens in them.",
+            NUMBER,
+            Query(series("ranks", OF_RUN), "{{state}}"),
+            width=HALF,
+        ),
+        listing(
+            "Missing ranks",
+            "Of which nothing is heard while others of the run report; of a large run the first 64.",
+            {
+                "rank": Column("Rank", link=TO_RANK),
+                "node": Column("Node", link=TO_NODE),
+                "reason": Column("How"),
+                "missing": Column("", f"topk({ROWS_MAX}, {series('rank_missing', OF_RUN)})"),
+            },
+            keys=["rank"],
+            first="rank",
+            width=HALF,
+        ),
+        lines(
+            "Stalled ranks and missing nodes",
+            "Ranks in which nothing happens, and nodes all of whose ranks failed or are silent while others report.",
+            NUMBER,
+            Query(f"sum({series('rank_stalled', OF_RUN)})", "stalled ranks"),
+            Query(f"count({series('node_missing', OF_RUN)}) or vector(0)", "missing nodes"),
+            colours=too_high(red=1),
+        ),
+    ]
+
+
+def slowness() -> list[Placed]:
+    """Who is how slow."""
+    lowest, highest = BUCKETS
+    return [
         heat_map(
             "How many ranks are how slow",
             "Own time of a rank over that of the ranks that do the same work; 1 is equal. A row holds the ranks "
@@ -95,40 +130,11 @@ def ranks() -> list[Placed]:
             first="slower",
             width=HALF,
         ),
-        areas(
-            "Ranks by state",
-            "Failed are ranks that ended badly, silent those that are not heard of any more, unheard those that never "
-            "were; stalled ranks report that nothing happens in them.",
-            NUMBER,
-            Query(series("ranks", OF_RUN), "{{state}}"),
-            width=HALF,
-        ),
         lines(
             "Waiting caused",
             "Waiting of all ranks in a step by the rank that caused it; the ten that caused most at some moment.",
             SECONDS,
             Query(worst(10, series("rank_wait_caused_seconds", OF_RUN), "rank"), "rank {{rank}}"),
             link=TO_RANK_OF_LINE,
-        ),
-        listing(
-            "Missing ranks",
-            "Of which nothing is heard while others of the run report; of a large run the first 64.",
-            {
-                "rank": Column("Rank", link=TO_RANK),
-                "node": Column("Node", link=TO_NODE),
-                "reason": Column("How"),
-                "missing": Column("", f"topk({ROWS_MAX}, {series('rank_missing', OF_RUN)})"),
-            },
-            keys=["rank"],
-            first="rank",
-            width=HALF,
-        ),
-        lines(
-            "Stalled ranks and missing nodes",
-            "Ranks in which nothing happens, and nodes all of whose ranks failed or are silent while others report.",
-            NUMBER,
-            Query(f"sum({series('rank_stalled', OF_RUN)})", "stalled ranks"),
-            Query(f"count({series('node_missing', OF_RUN)}) or vector(0)", "missing nodes"),
-            colours=too_high(red=1),
         ),
     ]
