@@ -37,6 +37,9 @@ REFUSED_IDENTITY_CHANGED = "identity_changed"
 REFUSED_IDENTITY_TAKEN = "identity_taken"
 REFUSED_RUN_TAKEN = "run_taken"
 
+LEFT_BEHIND_MAX: Final = 2048
+"""Each sidecar delivers one life at a time: so many nodes have 16,384 ranks. A life takes 2 KB."""
+
 DETAIL_LENGTH_MAX = 1024
 """Longest text that `messages.Text` lets through; the names of runs and nodes are a stranger's."""
 
@@ -99,7 +102,9 @@ class Admission:
 
     At most `runs_max` runs and `ranks_max` lives of ranks are known, and the worlds of all runs together have no more
     than `ranks_max` ranks; a further one is refused, and nobody who is known has to go for it, except that a restarted
-    rank takes the place of its own earlier life. The owner forgets what has ended.
+    rank takes the place of its own earlier life. The owner forgets what has ended. Lives whose rank lives on in another
+    one, of earlier restarts or with reports left on a disk, are in nobody's way: they give way first, and
+    LEFT_BEHIND_MAX more have room for what they have left, also where the living ones fill the collector.
 
     `key` is everywhere the client key of the connection, empty where there is none; of a rank behind a relay it is what
     relays.py says.
@@ -116,6 +121,7 @@ class Admission:
         self._lives: dict[str, _Life] = {}
         self._lives_by_peer: dict[bytes, _Life] = {}
         self._latest_lives: dict[tuple[str, int], _Life] = {}
+        self._superseded: dict[str, _Life] = {}  # those that are not the latest of their rank, the oldest first
         self.refused: dict[str, int] = {}
         """Hellos refused, by reason, and messages and notices in the name of somebody else's rank."""
         self.unknown_lives = 0
@@ -236,11 +242,12 @@ class Admission:
             others = sum(one.world_size for run, one in self._runs.items() if run != identity.run)
             if others + identity.world_size > self._ranks_max:
                 return _refuse_world(identity, others, self._ranks_max)
-        if len(self._lives) >= self._ranks_max:
-            earlier = self._latest_lives.get((identity.run, identity.rank))
-            if earlier is None or left_behind:
+        if len(self._lives) >= self._ranks_max + (LEFT_BEHIND_MAX if left_behind else 0):
+            earlier = None if left_behind else self._latest_lives.get((identity.run, identity.rank))
+            spare = earlier or next(iter(self._superseded.values()), None)
+            if spare is None:
                 return _refuse_full("ranks", len(self._lives), self._ranks_max)
-            self._drop(earlier)
+            self._drop(spare)
         return None
 
     def _count_refused(self, reason: str) -> None:
@@ -253,7 +260,11 @@ class Admission:
         self._lives[identity.boot_id] = life
         newest = self._runs.get(identity.run)
         if left_behind and newest is not None:
+            self._superseded[identity.boot_id] = life
             return life
+        earlier = self._latest_lives.get((identity.run, identity.rank))
+        if earlier is not None:
+            self._superseded[earlier.identity.boot_id] = earlier
         self._latest_lives[identity.run, identity.rank] = life
         if newest is None or identity.restart_count >= newest.restart_count:
             self._runs[identity.run] = identity
@@ -270,6 +281,7 @@ class Admission:
     def _drop(self, life: "_Life") -> None:
         key = (life.identity.run, life.identity.rank)
         del self._lives[life.identity.boot_id]
+        self._superseded.pop(life.identity.boot_id, None)
         if self._latest_lives.get(key) is life:
             del self._latest_lives[key]
         if self._lives_by_peer.get(life.peer) is life:

@@ -111,8 +111,8 @@ class JobState:
             case Tick():
                 return self._tick(event)
             case CollectorAway(away_ns, now_job_ns):
-                for rank in self._ranks().values():
-                    rank.pass_over(away_ns, now_job_ns)
+                for each in self._ranks().values():
+                    each.pass_over(away_ns, now_job_ns)
             case _:
                 rank = self._life(event.boot_id)
                 if rank is not None:

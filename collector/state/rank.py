@@ -150,7 +150,7 @@ class RankState:
         return self.ended is None
 
     def pass_over(self, away_ns: int, now_job_ns: int) -> None:
-        """The collector has not looked for so long. What was sent meanwhile still waits to be read: that is no silence."""
+        """The collector has not looked for so long. What was sent meanwhile still waits to be read: no silence."""
         if self.is_live:
             self.last_seen_job_ns = min(now_job_ns, self.last_seen_job_ns + away_ns)
 

@@ -5,6 +5,7 @@ import pytest
 
 from rankscope.collector.ingest.admission import (
     DETAIL_LENGTH_MAX,
+    LEFT_BEHIND_MAX,
     Admission,
     Admitted,
     Duplicate,
@@ -343,12 +344,37 @@ def left_behind(identity: RankIdentity) -> Hello:
     return msgspec.structs.replace(hello_of(identity), left_behind=True)
 
 
-def test_a_life_that_has_ended_is_refused_where_a_living_one_would_have_to_go() -> None:
+def test_a_life_that_has_ended_has_room_where_living_ones_fill_the_collector_and_none_of_these_goes() -> None:
     admission, alone = Admission(runs_max=4, ranks_max=1), identity_of("boot-one", world_size=1)
     admission.hello(b"peer", hello_of(alone))
-    answer = admission.hello(b"other", left_behind(identity_of("boot-before", world_size=1)))
-    assert refusal(answer).reason == "full"
+    before = identity_of("boot-before", world_size=1)
+    assert admission.hello(b"other", left_behind(before)) == Welcome(admitted_through=0)
+    assert admission.number(b"other", 1) == Admitted(before, 1)
     assert admission.number(b"peer", 1) == Admitted(alone, 1)
+    answer = admission.hello(b"two", hello_of(identity_of("boot-two", run="b", world_size=1)))
+    assert refusal(answer).reason == "full"
+
+
+def test_of_too_many_lives_that_have_ended_the_one_that_came_first_goes() -> None:
+    admission = Admission(runs_max=4, ranks_max=1)
+    admission.hello(b"peer", hello_of(identity_of("boot-one", world_size=1)))
+    for number in range(LEFT_BEHIND_MAX + 1):
+        admission.hello(b"%d" % number, left_behind(identity_of(f"boot-{number}", world_size=1)))
+    known = [admission.counts(boot) is not None for boot in ("boot-one", "boot-0", "boot-1")]
+    assert known == [True, False, True]
+
+
+def test_lives_of_earlier_restarts_give_way_to_another_run() -> None:
+    """Of rank 0 there have been two lives more, which would keep a run of two out for ever."""
+    admission = Admission(runs_max=4, ranks_max=3)
+    for restart_count in range(3):
+        restarted = identity_of(f"boot-{restart_count}", world_size=1, restart_count=restart_count)
+        admission.hello(b"%d" % restart_count, hello_of(restarted))
+    for rank in range(2):
+        answer = admission.hello(b"of b %d" % rank, hello_of(identity_of(f"boot-b{rank}", rank, run="b", world_size=2)))
+        assert answer == Welcome(admitted_through=0)
+    known = [admission.counts(boot) is not None for boot in ("boot-0", "boot-1", "boot-2", "boot-b0", "boot-b1")]
+    assert known == [False, False, True, True, True]
 
 
 def test_a_life_that_has_ended_is_admitted_beside_the_one_that_has_its_place_now() -> None:
