@@ -7,6 +7,8 @@ does. Ranks that live hold the lock of their files, so what is found is left.
 
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +22,11 @@ from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_k
 LOOK_S: Final = 2.0
 """Between two looks at the folder: to try the lock of each of 1,024 lives costs some 30 ms."""
 
-LOOKS_AFTER_FINISH_MAX: Final = 60
-"""How often it looks for what is left once all ranks have ended."""
+FINISH_S_MAX: Final = 120.0
+"""How long it tries to deliver what is left once all ranks have ended; the same as a sidecar's."""
 
 
-def deliver_what_is_left(folder: str, address: Address) -> tuple[int, int]:
+def deliver_what_is_left(folder: str, address: Address, is_stopping: Callable[[], bool]) -> tuple[int, int]:
     """One look; how many lives and reports were delivered."""
     lives = reports = 0
     clock = SystemClock()
@@ -34,7 +36,7 @@ def deliver_what_is_left(folder: str, address: Address) -> tuple[int, int]:
             continue
         try:
             deadline_ns = clock.monotonic_ns() + ATTEMPT_NS
-            if deliver(life, address, clock, deadline_ns=deadline_ns, is_stopping=lambda: False):
+            if deliver(life, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping):
                 lives, reports = lives + 1, reports + len(life.held)
                 life.remove()
         finally:
@@ -55,12 +57,17 @@ def main(endpoint: str, key_folder: str, spill_dir: str) -> None:
     )
     folder, finishing, pause = open_folder(spill_dir), threading.Event(), threading.Event()
     threading.Thread(target=_wait_for_finish, args=(finishing,), daemon=True).start()
-    lives = reports = looks = 0
-    while not finishing.is_set() or (find_lives(folder) and looks < LOOKS_AFTER_FINISH_MAX):
-        delivered = deliver_what_is_left(folder, Address(endpoint, keys))
+    ends_s: list[float] = []
+
+    def is_late() -> bool:
+        if finishing.is_set() and not ends_s:
+            ends_s.append(time.monotonic() + FINISH_S_MAX)
+        return bool(ends_s) and time.monotonic() > ends_s[0]
+
+    lives = reports = 0
+    while not is_late() and not (finishing.is_set() and not find_lives(folder)):
+        delivered = deliver_what_is_left(folder, Address(endpoint, keys), is_late)
         lives, reports = lives + delivered[0], reports + delivered[1]
-        if finishing.is_set():
-            looks += 1
         pause.wait(LOOK_S)
     print(lives, reports, len(find_lives(folder)), flush=True)
 
