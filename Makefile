@@ -41,8 +41,9 @@ test-integration: $(STAMP) ## real sockets and real torchrun
 	$(PYTEST) tests/integration
 
 soak: export SOAK := 1
-soak: $(STAMP) ## the fault tests with faults of a minute and a thousand restarts; about a quarter of an hour
-	$(PYTEST) --timeout 1800 tests/integration/test_faults_*.py
+soak: $(STAMP) ## the fault tests with faults of a minute, then 1,024 ranks and half an hour of faults
+	$(PYTEST) --timeout 1800 tests/integration/test_faults_*.py tests/integration/test_bad_peers.py
+	$(BIN)/python -m tests.benchmarks.soak
 
 # With the torch of PYTHON, which fits the machine's driver, and nothing installed: the tree itself is what is imported.
 test-gpu: export PYTHONPATH := $(CURDIR)/.typing:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
