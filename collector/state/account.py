@@ -52,13 +52,20 @@ class StepAccount:
         self._reported_before: int | None = None
         self._published = 0
         self._late = 0
+        self._saved_reported: int | None = None
+        self._saved_dropped = 0
         self.counts = StepCounts()
         """The account of this moment."""
 
-    def restore(self, counts: StepCounts) -> None:
-        """Go on from what another collector had counted; what it took in since it last wrote that down is lost."""
+    def restore(self, counts: StepCounts, dropped_said: int) -> None:
+        """Go on from what the collector before has saved; `dropped_said` is what the agent had counted as dropped by
+        then. It saves late records at once, the others with some delay: what was acknowledged after that is not sent
+        again, and counts as published when the next report tells how much it is.
+        """
         self._published, self._late = counts.published, counts.late
         self._reported_before = counts.published_elsewhere
+        self._saved_reported = counts.published + counts.late + counts.published_elsewhere + counts.dropped_in_reports
+        self._saved_dropped = dropped_said
         self.counts = counts
 
     def take(self, report: Report, late: int) -> None:
@@ -66,6 +73,10 @@ class StepAccount:
         rows = report.steps.row_count
         if self._reported_before is None:
             self._reported_before = 0 if self._is_known_from_birth else max(0, report.totals.steps - rows)
+        if self._saved_reported is not None:
+            dropped_since = max(0, report.losses.steps_dropped_in_reports - self._saved_dropped)
+            self._published += max(0, report.totals.steps - rows - self._saved_reported - dropped_since)
+            self._saved_reported = None
         self._published += rows - late
         self._late += late
         not_here = max(0, report.totals.steps - self._published - self._late)

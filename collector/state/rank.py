@@ -101,7 +101,7 @@ class RankState:
             saved.first_sequence, saved.last_sequence, saved.admitted,
         )  # fmt: skip
         rank.duplicates = saved.duplicates
-        rank.steps.restore(saved.steps)
+        rank.steps.restore(saved.steps, saved.losses.steps_dropped_in_reports)
         rank.last_report_wall_s, rank.last_step = saved.last_report_wall_s, saved.last_step
         rank.totals, rank.losses, rank.devices = saved.totals, saved.losses, saved.devices
         rank._kinds = {(kind.group, kind.op): _KindTotals.restore(kind) for kind in saved.collectives}

@@ -65,6 +65,37 @@ def test_the_agent_cannot_have_dropped_more_than_is_not_here() -> None:
     assert (counts.published_elsewhere, counts.dropped_in_reports) == (0, 18)
 
 
+def restored(counts: StepCounts, next_report: Report, *, first_sequence: int = 1, dropped_said: int = 0) -> StepCounts:
+    account = StepAccount(first_sequence)
+    account.restore(counts, dropped_said)
+    account.take(next_report, 0)
+    assert account.counts.unaccounted == 0
+    return account.counts
+
+
+def test_what_was_acknowledged_after_the_last_save_stays_published_and_is_not_put_down_as_dropped() -> None:
+    """Saved when 7 steps were published; 12 - 2 - 7 = 3 more had been acknowledged when the collector was killed."""
+    counts = restored(StepCounts(made=7, buffered=0, published=7), report(5, 2, 12))
+    assert (counts.published, counts.dropped_in_reports, counts.published_elsewhere) == (12, 0, 0)
+
+
+def test_what_the_agent_dropped_while_no_collector_was_there_is_dropped_and_not_published() -> None:
+    """Of the 12 - 2 - 7 = 3 steps that did not come here the agent has dropped 2."""
+    saved = StepCounts(made=9, buffered=0, published=4, published_elsewhere=2, dropped_in_reports=1)
+    told = report(5, 2, 12, steps_dropped_in_reports=3)
+    counts = restored(saved, told, first_sequence=3, dropped_said=1)
+    assert (counts.published, counts.dropped_in_reports, counts.published_elsewhere) == (4 + 1 + 2, 3, 2)
+
+
+def test_after_the_first_report_a_restored_account_goes_on_as_any_other() -> None:
+    account = StepAccount(1)
+    account.restore(StepCounts(made=7, buffered=0, published=6, late=1), 0)
+    account.take(report(5, 2, 12), 1)
+    account.take(report(8, 3, 20), 0)
+    counts = account.counts
+    assert (counts.published, counts.late, counts.dropped_in_reports) == (6 + 3 + 1 + 3, 2, 5)
+
+
 def test_late_records_are_not_published() -> None:
     counts = account_of(report(1, 4, 4), late=1)
     assert (counts.published, counts.late) == (3, 1)
