@@ -6,9 +6,19 @@ import sys
 from pathlib import Path
 
 from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.soak.faults import DoneFault
 from tests.benchmarks.soak.result import render
 from tests.benchmarks.soak.run import SoakSettings, run_soak
 from tests.benchmarks.soak.watch import S_PER_MIN
+
+
+def _tell(done: DoneFault) -> DoneFault:
+    planned = done.planned
+    print(
+        f"{done.began_s:6.0f} s: {planned.kind}, {planned.duration_s:.0f} s, well again after {done.healed_s:.1f} s",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    return done
 
 
 def main() -> int:
@@ -28,6 +38,7 @@ def main() -> int:
         seconds=options.minutes * S_PER_MIN,
         seed=options.seed,
         fault_s_max=options.fault_s_max,
+        tell=_tell,
     )
     result = run_soak(settings)
     text = render(result, head)

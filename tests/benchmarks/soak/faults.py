@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 from rankscope.measure.codec import FRAME_BYTES_MAX
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 from tests.benchmarks.soak import plan
-from tests.benchmarks.soak.fleet import STRANGER, Fleet, run_name
+from tests.benchmarks.soak.fleet import STDERR_CHARACTERS_MAX, STRANGER, Fleet, run_name
 from tests.benchmarks.soak.plan import PlannedFault
 from tests.benchmarks.soak.watch import Watch
-from tests.integration.serving import DEADLINE_S, wait_for, wait_for_readiness
+from tests.integration.serving import DEADLINE_S, read_url, wait_for
 from tests.integration.small_disk import fill
 from tests.integration.wire_peer import connected, hello_of, identity_of
 
@@ -24,7 +24,6 @@ SLOW_SCRAPERS: Final = 8
 """A quarter of the requests that a collector answers at a time."""
 
 GARBAGE_BYTES: Final = 4096
-WEAK: Final = "ok, but nothing is written to the store"
 
 
 class DoneFault(NamedTuple):
@@ -65,19 +64,25 @@ class Saboteur:
         with self._kinds[fault.kind](fault):
             self._pause.wait(fault.duration_s)
             over_s = time.monotonic()
-        self._wait_until_well()
+        self._wait_until_well(fault)
         return DoneFault(fault, began_s, time.monotonic() - over_s)
 
-    def _wait_until_well(self) -> None:
-        """Until the collector answers, and says that all is well."""
+    def _wait_until_well(self, fault: PlannedFault) -> None:
+        """Until the collector answers, and says that all is well. One that does not is a problem, and replaced."""
+        said: list[str] = []
 
         def look() -> bool | None:
-            with contextlib.suppress(OSError):
-                wait_for_readiness(self._fleet.served, "ok\n")
-                return True
-            return None
+            try:
+                said[:] = [read_url(f"{self._fleet.served.url}/readyz").decode()]
+            except OSError as error:
+                said[:] = [str(error)]
+            return True if said == ["ok\n"] else None
 
-        wait_for(look, lambda: "the collector does not answer", DEADLINE_S)
+        try:
+            wait_for(look, lambda: f"after {fault}: {said}", DEADLINE_S)
+        except AssertionError as error:
+            self._watch.problems.append(f"{error}; {self._fleet.served.read_stderr()[-STDERR_CHARACTERS_MAX:]}")
+            self._fleet.serve_again()
 
     @contextlib.contextmanager
     def _kill_collector(self, _fault: PlannedFault) -> Iterator[None]:
@@ -152,10 +157,6 @@ class Saboteur:
         if self._disk is None:
             yield
             return
-        self._watch.is_disk_full = True
         filler = fill(self._disk)
-        wait_for_readiness(self._fleet.served, WEAK)
         yield
         filler.unlink()
-        wait_for_readiness(self._fleet.served, "ok\n")
-        self._watch.is_disk_full = False

@@ -51,6 +51,7 @@ def _say_verdict(result: SoakResult) -> Iterator[str]:
     cpu_s, waited_s = sum(watch.cpu_s.values()), sum(watch.waited_s.values())
     yield f"- {result.collectors} collectors one after the other; {len(result.faults)} faults"
     yield f"- {watch.scrapes} scrapes, the longest {watch.longest_scrape_s:.1f} s; {watch.scrapes_failed} had no answer"
+    yield f"- {watch.weak} pages and /readyz said that nothing could be written to the store"
     yield f"- {watch.comparisons:,} times a counter was compared with itself on the page before"
     yield (
         f"- CPU of the collectors {cpu_s:.0f} s, which is {cpu_s / result.seconds:.2f} cores; their threads waited "

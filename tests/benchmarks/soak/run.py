@@ -2,7 +2,7 @@
 
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -34,6 +34,8 @@ class SoakSettings:
     scrape_s: float = 15.0
     interval_s: float = 1.0
     warm_up_s: float = 120.0
+    tell: Callable[[DoneFault], DoneFault] = lambda done: done
+    """Told of each fault when it is over, which it gives back."""
 
 
 class RunAccount(NamedTuple):
@@ -87,7 +89,7 @@ def run_soak(settings: SoakSettings) -> SoakResult:
                 _wait_for_ranks(watch, shape)
                 first_s = watch.elapsed_s
                 saboteur = Saboteur(fleet, watch, disk, settings.seed)
-                done = tuple(saboteur.carry_out(fault, first_s) for fault in faults)
+                done = tuple(settings.tell(saboteur.carry_out(fault, first_s)) for fault in faults)
                 threading.Event().wait(max(0.0, first_s + settings.seconds - watch.elapsed_s))
                 seconds = watch.elapsed_s
                 lives = fleet.finish_nodes()

@@ -158,8 +158,8 @@ class Watch:
     """How long the threads of each collector have waited for a core, as last seen."""
     reasons: dict[int, dict[Key, int]] = field(default_factory=dict)
     """What each collector had refused, and what had gone wrong inside it, by reason or part, as last seen."""
-    is_disk_full: bool = False
-    """Set while what /readyz says is in question."""
+    weak: int = 0
+    """Pages that came while nothing could be written to the store, and /readyz said so."""
 
     def __post_init__(self) -> None:
         self._ending = threading.Event()
@@ -200,14 +200,16 @@ class Watch:
         while not self._ending.wait(self.scrape_s):
             began_s = monotonic()
             try:
-                pid, page = self.find_collector(), self.read_page()
-                self._check_readiness(page)
+                pid = self.find_collector()
+                said, page, said_again = self._read_readiness(), self.read_page(), self._read_readiness()
             except OSError:  # urllib's errors are such
                 self.scrapes_failed += 1
                 continue
             if pid != self.find_collector():
                 continue  # nobody knows whose page it is
             self.reasons[pid] = find_reasons(page)
+            if said == said_again:
+                self._check_readiness(said, page)
             self.scrapes += 1
             self.longest_scrape_s = max(self.longest_scrape_s, monotonic() - began_s)
             if before is not None:
@@ -218,10 +220,15 @@ class Watch:
                 ]
             before = pid, page
 
-    def _check_readiness(self, page: Page) -> None:
-        said = read_url(f"{self.find_url()}/readyz").decode()
-        if not self.is_disk_full and page.samples["rankscope_store_writable", ""] == 1.0 and said != "ok\n":
-            self.problems.append(f"at {self.elapsed_s:.0f} s /readyz says {said!r} though nothing is wrong")
+    def _read_readiness(self) -> str:
+        return read_url(f"{self.find_url()}/readyz").decode()
+
+    def _check_readiness(self, said: str, page: Page) -> None:
+        """The two are made at different moments, so it counts only where /readyz says the same before and after."""
+        is_writable = page.samples["rankscope_store_writable", ""] == 1.0
+        self.weak += not is_writable
+        if (said == "ok\n") != is_writable:
+            self.problems.append(f"at {self.elapsed_s:.0f} s /readyz says {said!r} and the page {is_writable=}")
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
