@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from rankscope.measure.shards import choose_collector
+from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, sized, wait_for_accounts
 from tests.integration.light_ranks import Crew, crew_of
 from tests.integration.relaying import relaying
@@ -42,10 +43,13 @@ def made_by(crew: Crew) -> dict[int, int]:
     return {rank.identity.rank: rank.made for rank in crew.ranks}
 
 
-def end_without_loss(served: Served, crew: Crew) -> None:
+def end_without_loss(served: Served, crew: Crew, fault: Fault) -> None:
     """The crew ends, and the page accounts for all that it has made, of which nothing was lost on the way."""
+    wait_for_accounts(served, RUN, made_by(crew))
+    fault.is_delivered()
     assert crew.stop()
     accounts = wait_for_accounts(served, RUN, made_by(crew))
+    fault.settle(served, accounts)
     assert {rank: account.overwritten for rank, account in accounts.items()} == {
         rank.identity.rank: rank.overwritten for rank in crew.ranks
     }
@@ -87,30 +91,36 @@ def test_the_clock_of_a_rank_is_known_to_within_the_error_that_is_told_though_it
 
 def test_a_relay_that_is_killed_again_and_again_loses_nothing() -> None:
     listen = f"tcp://127.0.0.1:{find_fixed_port()}"
+    kills = sized(3, 20)
+    fault = Fault(f"SIGKILL of the relay, {kills} times", "the ranks connect to the next one and send again")
     with serving() as served, crew_of(RUN, RANKS, listen) as crew:
-        for _ in range(sized(3, 20)):
+        for _ in range(kills):
             with relaying(served.endpoint, listen=listen) as relay:
                 wait_for_acknowledgements(crew, 5)
                 relay.end(signal.SIGKILL)
             wait_for_reports(crew, 5)
             check_identity(served, RUN)
         with relaying(served.endpoint, listen=listen):
+            fault.is_over()
             wait_for_acknowledgements(crew, 5)
-            end_without_loss(served, crew)
+            end_without_loss(served, crew, fault)
 
 
 def test_a_collector_that_is_killed_behind_a_relay_lacks_nothing_when_it_is_back() -> None:
     address = f"tcp://127.0.0.1:{find_fixed_port()}"
     with relaying(address) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
-        for _ in range(sized(2, 20)):
+        kills = sized(2, 20)
+        fault = Fault(f"SIGKILL of a collector behind a relay, {kills} times", "the relay connects to the next one")
+        for _ in range(kills):
             with serving(listen=address) as served:
                 wait_for_accounts(served, RUN, made_by(crew))
                 wait_for_acknowledgements(crew, 1)
                 served.kill()
             wait_for_reports(crew, 10)
         with serving(listen=address) as served:
+            fault.is_over()
             wait_for_acknowledgements(crew, 10)
-            end_without_loss(served, crew)
+            end_without_loss(served, crew, fault)
 
 
 def test_a_relay_in_front_of_a_collector_that_stands_still_stays_small_and_catches_up() -> None:
@@ -121,13 +131,16 @@ def test_a_relay_in_front_of_a_collector_that_stands_still_stays_small_and_catch
         served.send(signal.SIGSTOP)
         wait_for_reports(crew, sized(160, 1200))  # at 40 a second: 4 s, twice what it takes to be called gone
         served.send(signal.SIGCONT)
+        fault = Fault(f"SIGSTOP of a collector behind a relay for {sized(4, 30)} s", "the ranks keep their reports")
+        fault.is_over()
         wait_for_acknowledgements(crew, 160)
         assert process.memory_info().rss - before < 32 << 20
-        end_without_loss(served, crew)
+        end_without_loss(served, crew, fault)
 
 
 def test_a_relay_and_its_collector_killed_together_lose_nothing() -> None:
     address, listen = (f"tcp://127.0.0.1:{find_fixed_port()}" for _ in range(2))
+    fault = Fault("SIGKILL of a relay and its collector together", "the ranks send again through the next relay")
     with crew_of(RUN, RANKS, listen) as crew:
         with serving(listen=address) as served, relaying(address, listen=listen) as relay:
             wait_for_acknowledgements(crew, 5)
@@ -135,8 +148,9 @@ def test_a_relay_and_its_collector_killed_together_lose_nothing() -> None:
             relay.end(signal.SIGKILL)
         wait_for_reports(crew, 20)
         with serving(listen=address) as served, relaying(address, listen=listen):
+            fault.is_over()
             wait_for_acknowledgements(crew, 20)
-            end_without_loss(served, crew)
+            end_without_loss(served, crew, fault)
 
 
 def test_one_relay_carries_runs_of_several_collectors_each_to_its_own() -> None:
