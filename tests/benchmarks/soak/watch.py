@@ -5,6 +5,7 @@ import re
 import statistics
 import threading
 import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -14,7 +15,6 @@ from typing import Final, NamedTuple
 
 from tests.integration.fault_figures import read_resident_bytes
 from tests.integration.faults import LABEL
-from tests.integration.serving import read_url
 
 SAMPLE_S: Final = 5.0
 """Between two looks at the memory."""
@@ -24,6 +24,9 @@ CLOCK_TICKS_PER_S: Final = 100
 
 NS_PER_S: Final = 1_000_000_000
 S_PER_MIN: Final = 60.0
+ANSWER_S_MAX: Final = 60.0
+"""How long a page is waited for: longer than any Prometheus would, to see how long it takes on a busy machine."""
+
 POINTS_MIN: Final = 3
 """Two points always lie on a line."""
 
@@ -37,6 +40,13 @@ _SAMPLE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 
 Key = tuple[str, str]
 """Name and labels of a sample, as they stand on the page."""
+
+
+def read_url(url: str) -> bytes:
+    """The body of a page. Raises OSError."""
+    with urllib.request.urlopen(url, timeout=ANSWER_S_MAX) as answer:
+        body: bytes = answer.read()
+    return body
 
 
 class Page(NamedTuple):
