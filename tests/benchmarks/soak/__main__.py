@@ -1,6 +1,7 @@
 """`python -m tests.benchmarks.soak [--ranks 1024] [--minutes 30] [--seed 1]`: exits with 1 when anything was wrong."""
 
 import argparse
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -28,16 +29,17 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fault-s-max", type=float, default=30.0, help="longest fault, in seconds")
+    parser.add_argument("--interval-s", type=float, default=1.0, help="time between two reports of a rank, in seconds")
     parser.add_argument("--out", type=Path, default=RESULTS / "soak.md")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # and so end all processes
-    command = f"--ranks {options.ranks} --minutes {options.minutes:g} --seed {options.seed}"
-    head = describe_run(f"python -m tests.benchmarks.soak {command} --fault-s-max {options.fault_s_max:g}")
+    head = describe_run(f"python -m tests.benchmarks.soak {shlex.join(sys.argv[1:])}".strip())
     settings = SoakSettings(
         ranks=options.ranks,
         seconds=options.minutes * S_PER_MIN,
         seed=options.seed,
         fault_s_max=options.fault_s_max,
+        interval_s=options.interval_s,
         tell=_tell,
     )
     result = run_soak(settings)
