@@ -103,8 +103,8 @@ def remove_old(folder: str, keep: str, now_wall_s: float | None = None) -> int:
     """Remove lives that have lain there for KEPT_S and that nobody holds, but for `keep`; returns how many."""
     limit_s = (time.time() if now_wall_s is None else now_wall_s) - KEPT_S
     removed = 0
-    for boot_id in find_lives(folder):
-        if boot_id == keep or _last_written_s(folder, boot_id) > limit_s:
+    for boot_id, written_s in _find_last_writes(folder).items():
+        if boot_id == keep or written_s > limit_s:
             continue
         with contextlib.suppress(OSError):
             lock = take_lock(folder, boot_id)
@@ -115,9 +115,15 @@ def remove_old(folder: str, keep: str, now_wall_s: float | None = None) -> int:
     return removed
 
 
-def _last_written_s(folder: str, boot_id: str) -> float:
-    times_s = []
-    for file in find_files(folder, boot_id):
-        with contextlib.suppress(OSError):
-            times_s.append(os.stat(file.path).st_mtime)
-    return max(times_s, default=0.0)
+def _find_last_writes(folder: str) -> dict[str, float]:
+    """When each life has last written, in seconds since 1970, from one look at the folder: after many restarts
+    without a collector there are thousands of lives in it, and every new one looks.
+    """
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(SUFFIX):
+                boot_id = entry.name.rsplit(".", 2)[0]
+                with contextlib.suppress(OSError):  # its life removes it at this moment
+                    found[boot_id] = max(found.get(boot_id, 0.0), entry.stat(follow_symlinks=False).st_mtime)
+    return found
