@@ -129,12 +129,11 @@ class Fleet:
         return self.served.endpoint
 
     def begin_nodes(self) -> None:
-        """Start every node, and wait until it is there."""
+        """Start every node, each when the one before is there: all at once they would keep each other waiting."""
         for run in range(self.shape.runs):
             for node in range(self.shape.nodes_per_run):
                 self.nodes[run, node] = self._begin_node(run, node)
-        for child in self.nodes.values():
-            child.read_line()
+                self.nodes[run, node].read_line()
 
     def serve_again(self) -> None:
         """A collector in the place of the one that was killed, with its ports and its store."""
@@ -201,7 +200,7 @@ class Fleet:
             restart_count=self.restart_counts[run],
             endpoint=self.served.endpoint,
             key_folder=str(self.key_folder),
-            spill_dir="" if is_lossy else str(self.spill_dir),
+            spill_dir="" if is_lossy else str(self.spill_dir / f"node-{run}-{node}"),
             reports_max=LOSSY_REPORTS_MAX if is_lossy else REPORTS_MAX,
             interval_s=self._interval_s,
         )

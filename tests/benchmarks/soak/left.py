@@ -1,8 +1,8 @@
 """Delivers what killed ranks have left on the disk, as the sidecar of their node would, with its code.
 
-`python -m tests.benchmarks.soak.left ENDPOINT KEY_FOLDER SPILL_DIR` looks again and again until `finish` comes on
-stdin; then it ends as soon as nothing is left, and says how many lives and reports it has delivered. It ends when stdin
-does. Ranks that live hold the lock of their files, so what is found is left.
+`python -m tests.benchmarks.soak.left ENDPOINT KEY_FOLDER SPILL_DIR` looks into the folder of each node in there, again
+and again until `finish` comes on stdin; then it ends as soon as nothing is left, and says how many lives and reports it
+has delivered. It ends when stdin does. Ranks that live hold the lock of their files, so what is found is left.
 """
 
 import sys
@@ -55,7 +55,11 @@ def main(endpoint: str, key_folder: str, spill_dir: str) -> None:
         read_public_key(str(Path(key_folder) / "collector.pub"), "collector_key_file"),
         read_key_pair(str(Path(key_folder) / "agent.key"), "key_file"),
     )
-    folder, finishing, pause = open_folder(spill_dir), threading.Event(), threading.Event()
+    finishing, pause = threading.Event(), threading.Event()
+
+    def find_folders() -> list[str]:
+        return [open_folder(str(node)) for node in sorted(Path(spill_dir).glob("*"))]
+
     threading.Thread(target=_wait_for_finish, args=(finishing,), daemon=True).start()
     ends_s: list[float] = []
 
@@ -65,11 +69,12 @@ def main(endpoint: str, key_folder: str, spill_dir: str) -> None:
         return bool(ends_s) and time.monotonic() > ends_s[0]
 
     lives = reports = 0
-    while not is_late() and not (finishing.is_set() and not find_lives(folder)):
-        delivered = deliver_what_is_left(folder, Address(endpoint, keys), is_late)
-        lives, reports = lives + delivered[0], reports + delivered[1]
+    while not is_late() and not (finishing.is_set() and not any(find_lives(folder) for folder in find_folders())):
+        for folder in find_folders():
+            delivered = deliver_what_is_left(folder, Address(endpoint, keys), is_late)
+            lives, reports = lives + delivered[0], reports + delivered[1]
         pause.wait(LOOK_S)
-    print(lives, reports, len(find_lives(folder)), flush=True)
+    print(lives, reports, sum(len(find_lives(folder)) for folder in find_folders()), flush=True)
 
 
 if __name__ == "__main__":

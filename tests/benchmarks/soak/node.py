@@ -74,6 +74,7 @@ class Node:
             read_key_pair(str(folder / "agent.key"), "key_file"),
         )
         self._lights: list[LightRank] = []
+        self._closed: list[LightRank] = []
 
     def begin(self, restart_count: int) -> None:
         """New lives for all ranks; those of before hang up, and what they had not delivered is left on the disk."""
@@ -92,8 +93,7 @@ class Node:
             )
             for rank in range(settings.first_rank, last)
         ]
-        for light in self._lights:
-            light.open()
+        self._closed = list(self._lights)
 
     def work(self, commands: "queue.Queue[str]") -> None:
         """Report until told to finish."""
@@ -106,6 +106,9 @@ class Node:
                     return
                 self._obey(command)
             light = self._lights[slot % len(self._lights)]
+            if light in self._closed:  # one after the other, as ranks draw a delay for their first connection
+                self._closed.remove(light)
+                light.open()
             if slot // len(self._lights) % TURNS == 0:
                 light.report()
             light.exchange(0)
@@ -114,6 +117,8 @@ class Node:
 
     def finish(self) -> list[LifeAccount]:
         """Say goodbye, send what is left, and tell."""
+        for light in self._closed:
+            light.open()
         for light in self._lights:
             light.say_goodbye()
         deadline_s = time.monotonic() + FINISH_S_MAX
