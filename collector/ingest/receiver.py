@@ -54,7 +54,8 @@ _CURES: Final = {
     errno.ENODEV: "This machine has no such address: give one of its own, or * for all.",
 }
 
-_SEND_FAILURES: Final = {errno.EHOSTUNREACH: "unroutable", errno.EAGAIN: "full"}
+UNROUTABLE: Final = "unroutable"
+_SEND_FAILURES: Final = {errno.EHOSTUNREACH: UNROUTABLE, errno.EAGAIN: "full"}
 
 FORGED_ADDRESS: Final = "forged_address"
 
@@ -199,12 +200,7 @@ class Receiver:
 
     def send_frame(self, peer: bytes, frame: bytes) -> bool:
         """Send a whole frame to a peer with a connection of its own; whether that went, counted when not."""
-        try:
-            self._router.send_multipart([peer, frame], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            _count(self.unsent, _SEND_FAILURES.get(error.errno or 0, "other"))
-            return False
-        return True
+        return self._try_send(peer, frame) is None
 
     def close(self) -> None:
         """Stop listening and drop what has not been read or sent. A second call does nothing."""
@@ -244,8 +240,18 @@ class Receiver:
 
     def _send_answers(self) -> None:
         for relay, answers in () if self._relays is None else self._relays.take_answers():
-            if not self.send_frame(relay, encode(answers)) and self._relays is not None:
+            if self._try_send(relay, encode(answers)) == UNROUTABLE and self._relays is not None:
                 self._relays.forget(relay)
+
+    def _try_send(self, peer: bytes, frame: bytes) -> str | None:
+        """Why a frame could not be sent, after that was counted; None: it was."""
+        try:
+            self._router.send_multipart([peer, frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            reason = _SEND_FAILURES.get(error.errno or 0, "other")
+            _count(self.unsent, reason)
+            return reason
+        return None
 
     def _demand_keys(self, curve: CurveServer) -> ZapHandler:
         handler = ZapHandler(self._context, curve.is_allowed)
