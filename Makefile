@@ -70,6 +70,7 @@ bench: $(STAMP) ## what the agent costs; writes tests/benchmarks/results
 	$(BIN)/python -m tests.benchmarks.overhead
 	$(BIN)/python -m tests.benchmarks.start
 	$(BIN)/python -m tests.benchmarks.wire
+	$(BIN)/python -m tests.benchmarks.fan_in
 
 dist: $(STAMP) ## the wheel and the source distribution of this commit, the same bytes wherever it is made
 	$(BIN)/python deploy/dist.py

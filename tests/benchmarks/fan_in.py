@@ -6,6 +6,8 @@ CPU time is the kernel's account of the collector's process, so it holds whateve
 often where the machine does not let the collector keep up, and the table says how often they did. Without reports the
 collector still compares the ranks every second: that is what it takes idle. One report a second of every rank takes
 `ranks * us a report` and that.
+
+Last, one real relay in a process of its own, with the ranks of a node behind it on real sockets.
 """
 
 import argparse
@@ -34,6 +36,9 @@ from rankscope.measure.units import ns_to_s
 from tests.benchmarks.fan_in_nodes import Progress, Task, describe, run_nodes
 from tests.benchmarks.load_reports import RANKS_PER_NODE, RUN
 from tests.benchmarks.machine import RESULTS, describe_run
+from tests.integration.light_ranks import crew_of
+from tests.integration.relaying import relaying
+from tests.integration.serving import serving
 
 SIZES: Final = (1_024, 8_192, 16_384)
 SECONDS: Final = 20.0
@@ -44,6 +49,7 @@ LOOK_S: Final = 0.5
 ROUNDS_TO_SETTLE: Final = 3
 """Reports of every rank before measuring; the first ones tell of all process groups."""
 IDLE_S: Final = 8.0
+SETTLE_RELAY_S: Final = 5.0
 HTTP_S_MAX: Final = 60.0
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _COUNTER: Final = re.compile(r"^rankscope_(frames_received|relay_batches)_total (\S+)$", re.MULTILINE)
@@ -80,6 +86,14 @@ class FanIn(NamedTuple):
     resends: int
 
 
+class RelayCost(NamedTuple):
+    """What one relay takes: CPU time for a report with all that belongs to it, and memory."""
+
+    reports_per_s: float
+    us_a_report: float
+    resident_bytes: int
+
+
 class Collector:
     """A `rankscope serve` with keys. Made by `collecting`."""
 
@@ -94,6 +108,7 @@ class Collector:
         command = [sys.executable, "-m", "rankscope.collector", "serve", "--announce"]
         command += [word for name, value in settings.items() for word in (f"--{name}", value)]
         self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.pid = self._child.pid
         stdout = self._child.stdout
         assert stdout is not None
         if not select.select([stdout], [], [], START_S_MAX)[0]:
@@ -102,16 +117,6 @@ class Collector:
         announced = json.loads(stdout.readline())
         self.endpoint: str = announced["endpoint"]
         self._url: str = announced["metrics_url"].removesuffix("/metrics")
-
-    def read_cpu_s(self) -> float:
-        """CPU time of all threads since the start."""
-        fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-    def read_resident_bytes(self) -> int:
-        """Memory it has now."""
-        status = Path(f"/proc/{self._child.pid}/status").read_text()
-        return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
     def read_counters(self) -> dict[str, float]:
         """Frames and batches taken in so far."""
@@ -190,23 +195,23 @@ def running(count: int) -> Iterator[tuple[Collector, Nodes]]:
             collector.close()
 
 
-def measure(count: int, seconds: float) -> FanIn:
+def measure(count: int, seconds: float, idle_s: float = IDLE_S) -> FanIn:
     """A job of so many ranks for so long, after it has settled."""
     with running(count) as (collector, nodes):
         nodes.wait_for()
         nodes.say("report")
         nodes.wait_for(rounds=ROUNDS_TO_SETTLE)
-        before, cpu_s, began_s = nodes.say("look"), collector.read_cpu_s(), time.monotonic()
+        before, cpu_s, began_s = nodes.say("look"), read_cpu_s(collector.pid), time.monotonic()
         counters = collector.read_counters()
         time.sleep(seconds)
-        cpu_s, took_s = collector.read_cpu_s() - cpu_s, time.monotonic() - began_s
+        cpu_s, took_s = read_cpu_s(collector.pid) - cpu_s, time.monotonic() - began_s
         after, counters_after = nodes.say("look"), collector.read_counters()
-        resident_bytes = collector.read_resident_bytes()
+        resident_bytes = read_resident_bytes(collector.pid)
         nodes.say("stop")
         last = nodes.wait_for(held_max=0)
-        idle_cpu_s, began_s = collector.read_cpu_s(), time.monotonic()
-        time.sleep(IDLE_S)
-        idle_cores = (collector.read_cpu_s() - idle_cpu_s) / (time.monotonic() - began_s)
+        idle_cpu_s, began_s = read_cpu_s(collector.pid), time.monotonic()
+        time.sleep(idle_s)
+        idle_cores = (read_cpu_s(collector.pid) - idle_cpu_s) / (time.monotonic() - began_s)
         run = collector.read_run()
         reports = after.made - before.made
         return FanIn(
@@ -225,6 +230,39 @@ def measure(count: int, seconds: float) -> FanIn:
             gaps=sum(rank.report_gaps for rank in run.ranks),
             resends=last.resends,
         )
+
+
+def measure_relay(seconds: float) -> RelayCost:
+    """A relay that carries the ranks of a node, which report 40 times as often as ranks do."""
+    with (
+        serving() as served,
+        relaying(served.endpoint, "--batch-interval-s", "1") as relay,
+        crew_of("relay", RANKS_PER_NODE, relay.endpoint) as crew,
+    ):
+        time.sleep(SETTLE_RELAY_S)
+        reports, cpu_s, began_s = crew.reports(), read_cpu_s(relay.pid), time.monotonic()
+        time.sleep(seconds)
+        reports, cpu_s, took_s = crew.reports() - reports, read_cpu_s(relay.pid) - cpu_s, time.monotonic() - began_s
+        return RelayCost(reports / took_s, 1e6 * cpu_s / max(1, reports), read_resident_bytes(relay.pid))
+
+
+def read_cpu_s(pid: int) -> float:
+    """CPU time of all threads of a process since its start."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def read_resident_bytes(pid: int) -> int:
+    """Memory it has now."""
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
+def render_relay(cost: RelayCost) -> str:
+    """The line about a relay."""
+    return (
+        f"One relay with the {RANKS_PER_NODE} ranks of a node: {cost.us_a_report:.0f} us a report at "
+        f"{cost.reports_per_s:.0f} reports a second, {cost.resident_bytes / 2**20:.0f} MiB."
+    )
 
 
 def render(found: list[FanIn]) -> str:
@@ -257,8 +295,10 @@ def main() -> None:
     for count in options.ranks:
         found.append(measure(count, options.seconds))
         print(render(found[-1:]), flush=True)
+    cost = render_relay(measure_relay(options.seconds))
+    print(cost)
     if not options.no_result:
-        text = f"# One collector, ranks behind relays\n\n{head}\n\n{__doc__}\n{render(found)}\n"
+        text = f"# One collector, ranks behind relays\n\n{head}\n\n{__doc__}\n{render(found)}\n\n{cost}\n"
         (RESULTS / "fan_in.md").write_text(text)
 
 

@@ -174,6 +174,10 @@ class Crew:
             thread.join()
         return len(self._heard) == len(self.ranks) and all(self._heard)
 
+    def reports(self) -> int:
+        """What all have made together."""
+        return sum(rank.reports for rank in self.ranks)
+
     def fewest_reports(self) -> int:
         """What the rank has made that has made the fewest."""
         return min(rank.reports for rank in self.ranks)
