@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -289,6 +290,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--no-result", action="store_true", help="only print")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # so that the collector ends too
     sizes = " ".join(map(str, options.ranks))
     head = describe_run(f"python -m tests.benchmarks.fan_in --ranks {sizes} --seconds {options.seconds:g}")
     found = []

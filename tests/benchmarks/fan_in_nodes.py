@@ -152,11 +152,9 @@ class Node:
         self._link.close()
 
     def _receive(self, now_ns: int) -> None:
-        ready: dict[object, int] = {self._connection.socket: zmq.POLLIN}
-        if self._connection.handshakes.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        ready: dict[object, int] = {self._connection.socket: int(self._connection.socket.getsockopt(zmq.EVENTS))}
+        if int(self._connection.handshakes.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             ready[self._connection.handshakes.socket] = zmq.POLLIN
-        if self._connection.socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
-            ready[self._connection.socket] |= zmq.POLLOUT
         answers, has_opened = self._link.receive(ready)
         for answer in answers:
             rank = self._by_peer[answer.peer]

@@ -15,7 +15,8 @@ def test_what_ranks_behind_relays_make_is_taken_in_once_and_in_fewer_batches() -
 def test_the_table_has_a_row_for_each_size() -> None:
     one = FanIn(
         ranks=1024, seconds=20.0, reports_per_s=1000.4, batches_per_s=128.0, cores=0.25, idle_cores=0.05,
-        us_a_report=200.0, resident_bytes=2**27, loader_cores=0.1, made=20_480, admitted=20_480, duplicates=0, gaps=0, resends=3,
+        us_a_report=200.0, resident_bytes=2**27, loader_cores=0.1, made=20_480, admitted=20_480,
+        duplicates=0, gaps=0, resends=3,
     )  # fmt: skip
     *_, row = render([one]).splitlines()
     assert row == ("| 1,024 | 128 | 20 | 1,000 | 128 | 0.25 | 0.05 | 200 | 128 | 0.10 | 20,480 | 20,480 | 0 | 0 | 3 |")
