@@ -23,11 +23,13 @@ from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, Collecto
 from rankscope.collector.relay.node_batch import NodeBatch
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import decode, encode
+from rankscope.measure.identity import RankIdentity
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import (
     Ack,
     ClockPing,
     ClockPong,
+    Hello,
     HelloWanted,
     Message,
     Refused,
@@ -39,7 +41,7 @@ from rankscope.measure.units import NS_PER_S, ns_to_s
 from rankscope.uplink.connection import Connection
 from rankscope.uplink.delivery import Delivery, DeliverySettings, DeliveryState, Send, SendFrame
 from rankscope.uplink.resend_buffer import ResendBuffer
-from tests.benchmarks.load_reports import RANKS_PER_NODE, RUN, JobReports, build_hello
+from tests.benchmarks.load_reports import PERIOD_NS, RANKS_PER_NODE, RUN, JobReports
 
 SOCKETS_PER_NODE: Final = 3
 SPARE_SOCKETS: Final = 64
@@ -171,10 +173,20 @@ class Node:
             if isinstance(send, SendFrame):
                 self._link.add(rank.peer, send.frame, "", urgent=False)
             else:
-                hello = build_hello(
-                    RUN, rank.rank, self._task.world_size, rank.boot_id, send.first_sequence, monotonic_ns()
-                )
+                hello = build_hello(rank, self._task.world_size, send.first_sequence)
                 self._link.add(rank.peer, encode(hello), "", urgent=True)
+
+
+def build_hello(rank: _Rank, world_size: int, first_sequence: int) -> Hello:
+    """What a rank says first."""
+    identity = RankIdentity(
+        run=RUN, rank=rank.rank, local_rank=rank.rank % RANKS_PER_NODE, world_size=world_size, restart_count=0,
+        node=f"node{rank.rank // RANKS_PER_NODE:05}", boot_id=rank.boot_id, pid=1 + rank.rank,
+    )  # fmt: skip
+    now_ns = monotonic_ns()
+    return Hello(
+        identity=identity, first_sequence=first_sequence, host_ns=now_ns, wall_ns=now_ns, report_interval_ns=PERIOD_NS
+    )
 
 
 class NodeProcess:
