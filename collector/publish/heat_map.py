@@ -27,6 +27,10 @@ EQUAL: Final = 128
 CELLS_PER_OCTAVE: Final = 32
 """A cell is 2.2 % wide: less than any finding is about, and twice as fast or slow are 32 cells apart."""
 CELL_MAX: Final = 255
+COLUMNS_MAX: Final = 512
+"""More steps are not told apart on a screen."""
+CELLS_MAX: Final = 2**21
+"""Of the largest jobs 128 steps: 2 MB, made and sent in a few hundredths of a second, for everybody who looks."""
 OF_STEPS: Final = "steps"
 OF_INTERVALS: Final = "intervals"
 
@@ -55,8 +59,11 @@ class HeatMapHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_steps(run: str, world_size: int, picture: StepPicture) -> bytes:
-    """The last steps. Those in which no rank's own time is known are left out: waiting is measured in some only."""
-    known = np.flatnonzero(~np.isnan(picture.excess).all(axis=1))
+    """The last steps, at most COLUMNS_MAX and CELLS_MAX. Those in which no rank's own time is known are left out:
+    waiting is measured in some only.
+    """
+    columns_max = min(COLUMNS_MAX, CELLS_MAX // max(1, len(picture.series.ranks)))
+    known = np.flatnonzero(~np.isnan(picture.excess).all(axis=1))[-columns_max:]
     head = HeatMapHead(
         run=run,
         source=OF_STEPS,
