@@ -85,11 +85,16 @@ class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank beside its twins. `ratios` are of its last profiled windows, by name; `twins` and `recent` are None
-    before detection has looked at it.
+    """One rank beside its twins. `gpu_model` is None without a GPU; `ratios` are of its last profiled windows, by name;
+    `twins` and `recent` are None before detection has looked at it.
     """
 
     run: str
+    number: int
+    node: str
+    local_rank: int
+    pid: int
+    gpu_model: str | None
     rank: RankSnapshot
     ratios: Mapping[str, float]
     twins: TwinMedians | None = None
@@ -110,7 +115,17 @@ def show_rank(run: RunSnapshot, number: int, picture: StepPicture | None) -> Ran
     found = next((rank for rank in run.ranks if rank.identity.rank == number), None)
     if found is None:
         return None
-    answer = RankAnswer(run=run.run, rank=found, ratios=_ratios_of(found))
+    identity = found.identity
+    answer = RankAnswer(
+        run=run.run,
+        number=number,
+        node=identity.node,
+        local_rank=identity.local_rank,
+        pid=identity.pid,
+        gpu_model=found.devices[0].model or None if found.devices else None,
+        rank=found,
+        ratios=_ratios_of(found),
+    )
     if picture is None or not picture.series.has(number):
         return answer
     comparison = picture.twins.of(number)

@@ -67,4 +67,4 @@ def read_requests(browser: webdriver.Chrome) -> list[str]:
 def prefer(browser: webdriver.Chrome, **features: str) -> None:
     """Pretend that the user prefers this: `color_scheme="dark"`. Nothing: as the browser is."""
     named = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": named})  # type: ignore[no-untyped-call]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": named})

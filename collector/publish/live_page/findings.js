@@ -1,11 +1,17 @@
 // Findings: what was said, what to do, and the numbers behind it. A finding that changes stays where it is, and open.
 
-import { at, element, number, say } from "./dom.js";
+import { at, element, ms, number, say } from "./dom.js";
 
 const KEPT_MAX = 200; // past findings on the page; the API has them all
 
+/** A number of the evidence; its unit ends its name. */
+const withUnit = (name, value) => {
+  if (name.endsWith("_ns")) return `${ms(value)} ms`;
+  return number(value, Number.isInteger(value) ? 0 : 2);
+};
+
 const evidenceOf = (finding) => {
-  const numbers = Object.entries(finding.evidence).map(([name, value]) => [name, number(value, Number.isInteger(value) ? 0 : 4)]);
+  const numbers = Object.entries(finding.evidence).map(([name, value]) => [name, withUnit(name, value)]);
   const said = Object.entries(finding.details);
   const rows = numbers.map(([name, text]) =>
     element("tr", {}, element("th", { scope: "row" }, name), element("td", { class: "right" }, text)),

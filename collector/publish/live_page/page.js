@@ -15,21 +15,32 @@ const CALM_MS = 5000; // for those who want less to move
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const shown = { run: null, rank: null, isPaused: false, picture: null, stretches: [], recent: null, pastKnown: -1, following: null };
+const shown = { run: null, rank: null, isPaused: false, missed: 0, picture: null, stretches: [], recent: null, pastKnown: -1, following: null };
 const open = new FindingList(at("open-findings"));
 const past = new FindingList(at("past-findings"));
 
 /** Runs `work` when it is asked to, one at a time, and not more often than is good for either side: it waits at least
- * `leastMs`, and four times as long as the last answer took. */
+ * `leastMs`, and four times as long as the last answer took. Who asks meanwhile is remembered. */
 class Refresher {
   constructor(leastMs, work) {
-    Object.assign(this, { leastMs, work, readyAt: 0, isBusy: false });
+    Object.assign(this, { leastMs, work, readyAt: 0, isBusy: false, isWanted: false, timer: undefined });
   }
 
-  async ask() {
+  ask() {
+    this.isWanted = true;
+    clearTimeout(this.timer);
+    if (!this.isBusy) this.timer = setTimeout(() => this.run(), Math.max(0, this.readyAt - performance.now()));
+  }
+
+  askAtOnce() {
+    this.readyAt = 0;
+    this.ask();
+  }
+
+  async run() {
+    if (shown.run === null) return;
     const begin = performance.now();
-    if (this.isBusy || begin < this.readyAt || shown.run === null) return;
-    this.isBusy = true;
+    [this.isBusy, this.isWanted] = [true, false];
     try {
       await this.work(shown.run);
     } catch (error) {
@@ -39,12 +50,8 @@ class Refresher {
       const lasted = performance.now() - begin;
       this.readyAt = performance.now() + Math.max(calm.matches ? CALM_MS : 0, this.leastMs, 4 * lasted);
       this.isBusy = false;
+      if (this.isWanted) this.ask();
     }
-  }
-
-  askAtOnce() {
-    this.readyAt = 0;
-    return this.ask();
   }
 }
 
@@ -195,13 +202,11 @@ const showShares = (stretches) => {
   showSharesOf("device", "device-now", deviceShares);
 };
 
-const showRank = ({ rank, ratios, twins, recent }) => {
-  const { identity } = rank;
-  const gpu = rank.devices[0]?.model ? `, ${rank.devices[0].model}` : "";
+const showRank = ({ number: which, node, local_rank: localRank, pid, gpu_model: gpu, rank, ratios, twins, recent }) => {
   const compared = twins === null ? "it has not been compared yet" : `compared with ${number(twins.count)} ${twins.are_twins ? "ranks that do the same work" : "ranks, all there are: too few do the same work"}`;
   const state = stateOf(rank) ?? "-";
   say(at("rank-problem"), "");
-  say(at("rank-said"), `Rank ${identity.rank} on ${identity.node} (local rank ${identity.local_rank}, process ${identity.pid}${gpu}): ${state}; ${compared}.`);
+  say(at("rank-said"), `Rank ${which} on ${node} (local rank ${localRank}, process ${pid}${gpu === null ? "" : `, ${gpu}`}): ${state}; ${compared}.`);
   at("rank-shown").hidden = false;
   shown.recent = recent;
   drawn.twins();
@@ -221,7 +226,10 @@ const showRank = ({ rank, ratios, twins, recent }) => {
 // -- what happens -----------------------------------------------------------------------------------------------------
 
 const takePicture = (picture) => {
-  if (shown.isPaused) return;
+  if (shown.isPaused) {
+    shown.missed += 1;
+    return sayPaused();
+  }
   const isFirst = shown.picture === null || shown.picture.run?.run !== picture.run?.run;
   const isNewStep = isFirst || shown.picture.run?.latest_step !== picture.run?.latest_step;
   shown.picture = picture;
@@ -236,6 +244,9 @@ const takePicture = (picture) => {
   refreshers.history.ask();
   if (isNewStep) for (const one of [at("source").value, "slowest", "rank"]) refreshers[one].ask();
 };
+
+const sayPaused = () =>
+  say(at("connection"), `Paused: what is shown stays as it is; ${number(shown.missed)} picture${shown.missed === 1 ? "" : "s"} since.`);
 
 const followRun = () => {
   shown.following?.abort();
@@ -281,7 +292,7 @@ const takeAddress = () => {
   past.show([]);
   heat.show(null);
   at("announcement").textContent = "";
-  for (const one of Object.values(refreshers)) one.readyAt = 0;
+  for (const one of Object.values(refreshers)) one.readyAt = 0; // another run is not to wait for the one before
   followRun();
 };
 
@@ -293,9 +304,10 @@ const drawn = {
 };
 
 at("pause").addEventListener("click", () => {
-  shown.isPaused = !shown.isPaused;
+  Object.assign(shown, { isPaused: !shown.isPaused, missed: 0 });
   at("pause").setAttribute("aria-pressed", String(shown.isPaused));
-  say(at("connection"), shown.isPaused ? "Paused: what is shown stays as it is." : "Live.");
+  if (shown.isPaused) sayPaused();
+  else say(at("connection"), "Live.");
 });
 at("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -4,7 +4,7 @@ import pytest
 
 from rankscope.collector.publish.rank_answers import RankAnswer, list_ranks, show_rank
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
-from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.records import DeviceSample, WindowBreakdown
 from tests.unit.collector.job_stories import MS, Story
 from tests.unit.collector.run_snapshots import rank_of
 
@@ -82,6 +82,14 @@ def test_ratios_are_medians_over_the_twins_that_have_windows() -> None:
     assert twins.ratios == {"communication": 0.0, "compute": 0.8, "exposed_communication": 0.0, "idle": 0.2}
     assert answer_of(story, 2).ratios == {}
     assert answer_of(story, 0).ratios["compute"] == 0.9
+
+
+def test_rank_says_where_it_runs_and_on_what() -> None:
+    device = DeviceSample(host_ns=0, uuid="GPU-1", model="H100")
+    answer = show_rank(run_of(rank_of(0, devices=(device,))), 0, None)
+    assert answer is not None
+    assert (answer.number, answer.node, answer.local_rank, answer.pid, answer.gpu_model) == (0, "n0", 0, 7, "H100")
+    assert answer_of(Story(2).join().train(8), 1).gpu_model is None
 
 
 def test_rank_that_nobody_has_looked_at_has_no_twins() -> None:

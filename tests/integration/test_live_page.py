@@ -1,0 +1,280 @@
+"""What the live page shows of runs, in a real browser: pictures are compared by what is drawn where."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from rankscope.collector.state.snapshot import RunSnapshot
+from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
+from tests.integration.live_pages import BELOW, LivePage, heat_of, is_near
+from tests.integration.live_worlds import LiveWorld, finding_of, huge_run, slow_story, totals_of
+from tests.unit.collector.job_stories import Story
+from tests.unit.collector.kept_runs import keep_run
+from tests.unit.collector.run_snapshots import rank_of
+
+RANKS = 16_384
+SLOW_RANK = 5_000
+HOT = 60
+"""Red beyond blue of a cell of twice the time; it is 95 in light and 150 in dark."""
+WINDOW = (1300, 2200)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    with starting_chromium() as chromium:
+        chromium.set_window_size(*WINDOW)
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def story() -> Story:
+    """Four ranks, the third of which takes 65 ms instead of 35 from step 64 to the last one, 111."""
+    return slow_story()
+
+
+@pytest.fixture
+def world(story: Story) -> LiveWorld:
+    world = LiveWorld()
+    world.tell(story)
+    return world
+
+
+@pytest.fixture
+def page(browser: webdriver.Chrome, world: LiveWorld) -> Iterator[LivePage]:
+    prefer(browser, color_scheme="light")
+    for kind in ("browser", "performance"):
+        read_log(browser, kind)
+    with world.serve() as server:
+        yield LivePage(browser, server).open()
+        browser.get("about:blank")
+
+
+def test_page_opens_without_a_word_on_the_console_and_asks_for_nothing_from_elsewhere(page: LivePage) -> None:
+    page.wait_for_map(109, 4)
+    assert read_log(page.browser, "browser") == []
+    asked = [url for url in read_requests(page.browser) if not url.startswith("about:")]
+    assert len(asked) > 5
+    assert {url for url in asked if not url.startswith(f"{page.server.url}/")} == set()
+
+
+def test_first_run_is_shown_without_being_asked_for(page: LivePage) -> None:
+    page.wait_for_text("#run-name", "story")
+    assert page.rows("#runs") == [["story", "4 of 4", "112", "-", "1"]]
+    figures = dict(zip(*[iter(page.text("#figures").split("\n"))] * 2, strict=True))
+    assert (figures["ranks up"], figures["latest step"]) == ("4 of 4", "111")
+    assert figures["the run takes"] == "1.86 times as long"
+
+
+def test_row_of_the_slow_rank_is_hot_from_the_step_it_was_slow(page: LivePage) -> None:
+    # Compared are the steps 3 to 111; the rank is slow from step 64 on, the 62nd of them.
+    page.wait_for_map(109, 4)
+    heat = [[heat_of(page.cell(rank, 4, column, 109)) for column in (0, 60, 61, 90, 108)] for rank in range(4)]
+    assert all(abs(one) < 15 for rank in (0, 1, 3) for one in heat[rank])
+    assert all(abs(one) < 15 for one in heat[2][:2])
+    assert all(one > HOT for one in heat[2][2:])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_slow_rank_is_hot_in_either_scheme_and_the_others_are_as_the_page(page: LivePage, scheme: str) -> None:
+    page.wait_for_map(109, 4)
+    prefer(page.browser, color_scheme=scheme)
+    neutral = page.colour("equal")
+    wait_until(page.browser, lambda: is_near(page.cell(0, 4, 108, 109), neutral))
+    assert heat_of(page.cell(2, 4, 108, 109)) > HOT
+    brightness = sum(page.colour("paper"))
+    assert (brightness > 600) == (scheme == "light")
+
+
+def test_slow_rank_is_seen_among_16384(page: LivePage, world: LiveWorld) -> None:
+    run, picture = huge_run("huge", RANKS, SLOW_RANK)
+    world.show(run, steps={"huge": picture})
+    page.open("#run=huge")
+    page.wait_for_map(64, RANKS)
+    width, height = page.size("#heat")
+    lines = round(height - BELOW)
+    # A line of the picture stands for 41 ranks: only the one in which the slow rank is can be hot.
+    hot = [line for line, colour in enumerate(page.pixels("#heat", width / 2)[:lines]) if heat_of(colour) > HOT]
+    assert hot == [SLOW_RANK * lines // RANKS]
+    assert page.wait_for_rows("#slowest", 10)[0][0] == str(SLOW_RANK)
+
+
+def test_ranks_that_are_asked_for_fill_the_picture(page: LivePage, world: LiveWorld) -> None:
+    run, picture = huge_run("huge", RANKS, SLOW_RANK)
+    world.show(run, steps={"huge": picture})
+    page.open("#run=huge")
+    page.wait_for_map(64, RANKS)
+    for field, rank in (("#first-rank", SLOW_RANK - 1), ("#last-rank", SLOW_RANK + 2)):
+        find(page.browser, field).clear()
+        find(page.browser, field).send_keys(str(rank))
+    page.click("#ranks-shown button[type=submit]")
+    assert [heat_of(page.cell(row, 4, 10, 64)) > HOT for row in range(4)] == [False, True, False, False]
+    page.click("#all-ranks")
+    assert heat_of(page.cell(1, 4, 10, 64)) < HOT
+
+
+def test_step_that_is_not_known_looks_unlike_one_that_is_equal(page: LivePage, world: LiveWorld) -> None:
+    run, picture = huge_run("gaps", 8, 3)
+    picture.excess[10:20, 5] = float("nan")
+    world.show(run, steps={"gaps": picture})
+    page.open("#run=gaps")
+    page.wait_for_map(64, 8)
+    assert is_near(page.cell(5, 8, 15, 64), page.colour("unknown"))
+    assert is_near(page.cell(5, 8, 25, 64), page.colour("equal"))
+
+
+def test_finding_is_shown_with_its_sentence_and_its_numbers(page: LivePage) -> None:
+    page.wait_for_text("#open-findings", "Rank 2 (node-a) is 1.86 times as slow as its 3 twins since step 64")
+    find(page.browser, "#open-findings summary").click()
+    evidence = dict(page.rows("#open-findings table"))
+    assert (evidence["self_ns"], evidence["peers_self_ns"]) == ("65.00 ms", "35.00 ms")
+    assert page.text("#announcement") == ""
+
+
+def test_new_finding_is_announced_and_one_that_has_ended_is_kept(page: LivePage, world: LiveWorld) -> None:
+    def show(*open_findings: int) -> None:
+        findings = tuple(finding_of(number, f"Finding number {number}.") for number in (1, 2))
+        is_open = tuple(one for one in findings if one.number in open_findings)
+        world.show(
+            RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(), findings=findings, open_findings=is_open)
+        )
+
+    page.wait_for_text("#open-findings", "Rank 2")
+    show(2)
+    page.wait_for_text("#announcement", "New finding. Finding number 2.")
+    assert page.count("#open-findings > li") == 1
+    page.wait_for_text("#past-count", "1")
+    show()
+    page.wait_for_text("#past-count", "2")
+    page.wait_for_text("#past-findings", "Finding number 2.")
+    assert page.shown("#no-findings")
+
+
+def test_evidence_that_is_open_stays_open_while_its_finding_changes(page: LivePage, world: LiveWorld) -> None:
+    def show(sentence: str) -> None:
+        finding = finding_of(1, sentence, evidence={"own_ms": 65.0})
+        run = RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(), open_findings=(finding,))
+        world.show(run)
+
+    show("It is slow.")
+    page.wait_for_text("#open-findings", "It is slow.")
+    page.click("#open-findings summary")
+    show("It is slower.")
+    page.wait_for_text("#open-findings", "It is slower.")
+    assert page.shown("#open-findings table")
+
+
+def test_shares_are_stacked_as_the_time_was_spent(page: LivePage, world: LiveWorld) -> None:
+    def show(steps: int) -> None:
+        ranks = tuple(rank_of(rank, run="story", reports_admitted=1, totals=totals_of(steps)) for rank in range(2))
+        world.show(RunSnapshot(run="story", world_size=2, restart_count=0, ranks=ranks))
+
+    for steps in ("10", "20", "30", "40"):  # a picture a second, a stretch of two seconds at least
+        show(int(steps))
+        page.wait_for_text("#runs tbody td:nth-child(3)", steps)
+    rows = {row[0]: row[2] for row in page.wait_for_rows("#phases-now", 5)}
+    assert rows == {
+        "data": "50.0 %",
+        "forward": "10.0 %",
+        "backward": "20.0 %",
+        "optimizer": "10.0 %",
+        "other": "10.0 %",
+    }
+    rows = {row[0]: row[2] for row in page.wait_for_rows("#device-now", 5)}
+    assert rows["both at once"] == rows["compute alone"] == rows["communication alone"] == rows["idle"] == "25.0 %"
+
+    def drawn(chart: str, share: float) -> list[int]:
+        width, height = page.size(chart)
+        return page.pixel(chart, width / 2, (1 - share) * (height - BELOW))
+
+    phases = [(0.25, "data"), (0.55, "forward"), (0.7, "backward"), (0.85, "optimizer"), (0.95, "other")]
+    assert [name for share, name in phases if is_near(drawn("#phases", share), page.colour(name))] == [
+        name for _, name in phases
+    ]
+    parts = [(0.12, "compute"), (0.37, "overlap"), (0.62, "communication"), (0.87, "idle")]
+    assert [name for share, name in parts if is_near(drawn("#device", share), page.colour(name))] == [
+        name for _, name in parts
+    ]
+
+
+def test_rank_stands_beside_its_twins_in_numbers_and_in_the_picture(page: LivePage) -> None:
+    page.open("#run=story&rank=2")
+    rows = {row[0]: row[1:] for row in page.wait_for_rows("#beside", 3)}
+    assert rows["own time, ms"] == ["65.00", "35.00", "1.86"]
+    assert rows["phase data, ms"] == ["40.00", "10.00", "4.00"]
+    assert "compared with 3 ranks that do the same work" in page.text("#rank-said")
+    width, height = page.size("#twins")
+    found = {name: find_highest(page, name, width * 0.9) for name in ("mine", "twins")}
+    # The axis ends at 1.05 * 65 ms: its twins' line is at 35 / 68.25 of the height, its own at 65 / 68.25.
+    assert found["mine"] == pytest.approx((1 - 65 / 68.25) * (height - BELOW), abs=4)
+    assert found["twins"] == pytest.approx((1 - 35 / 68.25) * (height - BELOW), abs=4)
+
+
+def find_highest(page: LivePage, name: str, x: float) -> int:
+    """The first pixel from above that has this colour."""
+    colour = page.colour(name)
+    return next(y for y, pixel in enumerate(page.pixels("#twins", x)) if is_near(pixel, colour, 40))
+
+
+def test_rank_that_is_not_there_is_said_to_be(page: LivePage) -> None:
+    page.wait_for_map(109, 4)
+    find(page.browser, "#rank").send_keys("7", Keys.ENTER)
+    page.wait_for_text("#rank-problem", "run 'story' has no rank 7 yet; its world has 4")
+    assert not page.shown("#rank-shown")
+
+
+def test_page_follows_the_run_and_stands_still_when_it_is_paused(page: LivePage, world: LiveWorld) -> None:
+    story = slow_story()
+    page.wait_for_map(109, 4)
+    world.tell(story.train(8, data={2: 40.0}))
+    page.wait_for_text("#figures", "119")
+    page.click("#pause")
+    world.tell(story.train(8, data={2: 40.0}))
+    page.wait_for_text("#connection", "Paused: what is shown stays as it is; 1 picture since.")
+    assert "119" in page.text("#figures")
+    page.click("#pause")
+    world.tell(story.train(8, data={2: 40.0}))
+    page.wait_for_text("#figures", "135")
+
+
+def test_past_by_the_minute_comes_from_the_store(browser: webdriver.Chrome, story: Story, tmp_path: Path) -> None:
+    # Two intervals of two ranks: of rank 0 nothing is known, rank 1 took 1.5 times as long.
+    world = LiveWorld()
+    world.tell(story, "kept")
+    prefer(browser, color_scheme="light")
+    with world.serve(store=keep_run(tmp_path, "kept", steps=20)) as server:
+        page = LivePage(browser, server).open("#run=kept")
+        page.wait_for_map(109, 4)
+        find(browser, "#source option[value=intervals]").click()
+        page.wait_for_label("#heat", "2 ranks by 2 intervals")
+        assert is_near(page.cell(0, 2, 1, 2), page.colour("unknown"))
+        assert heat_of(page.cell(1, 2, 1, 2)) > HOT / 2
+        browser.get("about:blank")
+
+
+def test_run_without_a_step_says_that_nothing_is_known_yet(page: LivePage, world: LiveWorld) -> None:
+    world.show(RunSnapshot(run="new", world_size=2, restart_count=0, ranks=(), abstained="no rank has reported yet"))
+    page.open("#run=new")
+    page.wait_for_text("#figures", "no rank has reported yet")
+    page.wait_for_label("#heat", "nothing is known yet")
+    page.wait_for_text("#heat-readout", "no step of run 'new' has been looked at yet")
+
+
+def test_collector_without_a_run_says_so_until_there_is_one(page: LivePage, world: LiveWorld, story: Story) -> None:
+    world.show()
+    page.open()
+    page.wait_for_text("#connection", "Live")
+    assert page.shown("#no-runs")
+    world.tell(story)
+    page.wait_for_text("#run-name", "story")
+    assert not page.shown("#no-runs")
+
+
+def test_collector_that_ends_is_said_to_be_silent(page: LivePage) -> None:
+    page.wait_for_map(109, 4)
+    page.server.close()
+    page.wait_for_text("#connection", "The collector does not answer; trying again.")
+    assert page.browser.find_elements(By.CSS_SELECTOR, "#runs tbody tr"), "what was known stays"
