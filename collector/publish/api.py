@@ -28,6 +28,7 @@ from rankscope.collector.publish.rank_answers import ORDERS, list_ranks, show_ra
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
 from rankscope.collector.publish.shares import ShareStretch
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.state.step_picture import StepPicture
 from rankscope.measure.errors import UnavailableError
 
 OPENAPI_PATH: Final = "/api/v1/openapi.json"
@@ -102,6 +103,13 @@ class _Query(NamedTuple):
         return value
 
 
+class _Drawn(NamedTuple):
+    """The heat map that was asked for last."""
+
+    picture: StepPicture
+    body: bytes
+
+
 class Api:
     """Answers from the latest snapshot; no socket, any thread. `read_shares` gives the stretches of a run, `store` is
     the collector's file, None without one.
@@ -116,6 +124,7 @@ class Api:
         self._read_snapshot = read_snapshot
         self._read_shares = read_shares
         self._store = store
+        self._drawn: _Drawn | None = None
         self._of_run: Mapping[str, Callable[[str, str], Response]] = {
             "ranks": self._list_ranks,
             "findings": self._list_findings,
@@ -201,7 +210,14 @@ class Api:
         run, picture = self._find(name), self._read_snapshot().steps.get(name)
         if picture is None:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"no step of run {name[:80]!r} has been looked at yet")
-        return Response(HTTPStatus.OK, BYTES, heat_map.of_steps(name, run.world_size, picture))
+        return Response(HTTPStatus.OK, BYTES, self._draw_steps(run, picture))
+
+    def _draw_steps(self, run: RunSnapshot, picture: StepPicture) -> bytes:
+        """Of those who look at one run the first has it drawn."""
+        drawn = self._drawn
+        if drawn is None or drawn.picture is not picture:
+            drawn = self._drawn = _Drawn(picture, heat_map.of_steps(run.run, run.world_size, picture))
+        return drawn.body
 
     def _draw_intervals(self, name: str) -> bytes:
         if self._store is None:

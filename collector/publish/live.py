@@ -21,10 +21,10 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
 from rankscope.collector.publish.shares import Shares, ShareStretch
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.state.step_picture import StepPicture
 
 EVENTS_PATH: Final = "/api/v1/events"
 EVENT_STREAM: Final = "text/event-stream"
@@ -214,19 +214,16 @@ class EventStream:
 
 def build_picture(snapshot: Snapshot, run: str | None) -> LivePicture:
     """All runs, and one of them in full; None for one that is not known."""
-    found = next((one for one in snapshot.runs if one.run == run), None)
-    return LivePicture(
-        wall_s=snapshot.wall_s,
-        version=snapshot.version,
-        runs=tuple(summarise_run(one) for one in snapshot.runs),
-        run=None if found is None else _build_run(found, snapshot),
+    summaries = tuple(summarise_run(one) for one in snapshot.runs)
+    found = (
+        _build_run(one, summary, snapshot.steps.get(one.run))
+        for one, summary in zip(snapshot.runs, summaries, strict=True)
+        if one.run == run
     )
+    return LivePicture(wall_s=snapshot.wall_s, version=snapshot.version, runs=summaries, run=next(found, None))
 
 
-def _build_run(run: RunSnapshot, snapshot: Snapshot) -> LiveRun:
-    summary = summarise_run(run)
-    picture = snapshot.steps.get(run.run)
-    throughput = find_throughput([rank.totals for rank in run.ranks], run.world_size)
+def _build_run(run: RunSnapshot, summary: RunSummary, picture: StepPicture | None) -> LiveRun:
     return LiveRun(
         run=run.run,
         world_size=run.world_size,
@@ -234,7 +231,7 @@ def _build_run(run: RunSnapshot, snapshot: Snapshot) -> LiveRun:
         ranks_known=len(run.ranks),
         ranks_up=summary.ranks_up,
         latest_step=None if picture is None else picture.latest_step,
-        steps_per_s=None if throughput is None else throughput.steps_per_s,
+        steps_per_s=summary.steps_per_s,
         samples_per_s=summary.samples_per_s,
         tokens_per_s=summary.tokens_per_s,
         abstained=run.abstained,

@@ -188,20 +188,34 @@ def _medians_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _show_steps(picture: StepPicture, number: int, comparison: Comparison) -> RankSteps:
     series = picture.series
     column = series.column_of(number)
-    twins = series.self_ns[:, series.columns_of([rank for rank in comparison.against if rank != number])]
-    told = [row[~np.isnan(row)] for row in twins]
-    over_twins = {
-        name: tuple(float(reduce(row)) if len(row) else None for row in told)
-        for name, reduce in (("median", np.median), ("min", np.min), ("max", np.max))
-    }
+    against = series.columns_of(comparison.against)
+    twins = series.self_ns[:, against[against != column]]
+    over_twins = {"median": _medians(twins)}
+    if twins.shape[1]:
+        # Not nanmin: these say nothing of a row that is all NaN, and give NaN.
+        over_twins |= {"min": np.fmin.reduce(twins, axis=1), "max": np.fmax.reduce(twins, axis=1)}
+    else:
+        over_twins |= {"min": over_twins["median"], "max": over_twins["median"]}
     return RankSteps(
         attempt=picture.attempt,
         steps=tuple(picture.steps.tolist()),
         step_ns=_known_or_none(series.step_ns[:, column]),
         self_ns=_known_or_none(series.self_ns[:, column]),
         slowdown_ratio=_known_or_none(np.exp(picture.excess[:, column])),
-        **{f"twins_self_ns_{name}": values for name, values in over_twins.items()},
+        **{f"twins_self_ns_{name}": _known_or_none(values) for name, values in over_twins.items()},
     )
+
+
+def _medians(values: Floats) -> Floats:
+    """The median of what is known in each row, NaN where nothing is; shape (n, m) to (n,)."""
+    found = np.full(len(values), np.nan)
+    gaps = np.isnan(values)
+    complete = ~gaps.any(axis=1)
+    if values.shape[1]:
+        found[complete] = np.median(values[complete], axis=1)
+    for row in np.flatnonzero(~complete & ~gaps.all(axis=1)):
+        found[row] = np.median(values[row, ~gaps[row]])
+    return found
 
 
 def _known_or_none(values: Floats) -> tuple[float | None, ...]:

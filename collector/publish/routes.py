@@ -54,7 +54,7 @@ class Response(NamedTuple):
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the list of runs. `steps` is that of the rank that has most in its present life, None before any
     report; `open_findings` is how many there are. `samples_per_s` and `tokens_per_s` are those of one rank, the median
-    over the ranks (`detect/throughput.py`), None where no rank knows.
+    over the ranks (`detect/throughput.py`), and so is `steps_per_s`; None where no rank knows.
     """
 
     run: str
@@ -64,6 +64,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     open_findings: int
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
+    steps_per_s: float | None = None
 
 
 class Routes:
@@ -189,6 +190,7 @@ def summarise_run(run: RunSnapshot) -> RunSummary:
         open_findings=len(run.open_findings),
         samples_per_s=None if samples_per_s is None else samples_per_s.per_rank,
         tokens_per_s=None if tokens_per_s is None else tokens_per_s.per_rank,
+        steps_per_s=None if found is None else found.steps_per_s,
     )
 
 

@@ -8,6 +8,7 @@ import { HeatMap, decode, drawScale } from "./heat_map.js";
 
 const SLOWEST_SHOWN = 10;
 const LATELY = 5; // stretches of /history that are "lately"
+const PATIENCE = 10; // what is asked for keeps the collector busy for a tenth of the time at the most
 const HISTORY_MS = 5000;
 const INTERVALS_MS = 30000;
 const STEPS_MS = 1000;
@@ -20,7 +21,7 @@ const open = new FindingList(at("open-findings"));
 const past = new FindingList(at("past-findings"));
 
 /** Runs `work` when it is asked to, one at a time, and not more often than is good for either side: it waits at least
- * `leastMs`, and four times as long as the last answer took. Who asks meanwhile is remembered. */
+ * `leastMs`, and ten times as long as the last answer took. Who asks meanwhile is remembered. */
 class Refresher {
   constructor(leastMs, work) {
     Object.assign(this, { leastMs, work, readyAt: 0, isBusy: false, isWanted: false, timer: undefined });
@@ -48,7 +49,7 @@ class Refresher {
       else if (!(error instanceof Refused || error instanceof Unreachable)) throw error;
     } finally {
       const lasted = performance.now() - begin;
-      this.readyAt = performance.now() + Math.max(calm.matches ? CALM_MS : 0, this.leastMs, 4 * lasted);
+      this.readyAt = performance.now() + Math.max(calm.matches ? CALM_MS : 0, this.leastMs, PATIENCE * lasted);
       this.isBusy = false;
       if (this.isWanted) this.ask();
     }

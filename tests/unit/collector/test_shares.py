@@ -23,10 +23,15 @@ def run_of(*ranks: RankSnapshot, name: str = "bert") -> RunSnapshot:
     return RunSnapshot(run=name, world_size=len(ranks), restart_count=0, ranks=ranks)
 
 
+def life_of(rank: int, steps: int, life: int = 0) -> RankSnapshot:
+    """One life of a rank, which has come so far."""
+    found = rank_of(rank, reports_admitted=1, totals=counted(steps))
+    return msgspec.structs.replace(found, identity=msgspec.structs.replace(found.identity, boot_id=f"{rank}.{life}"))
+
+
 def at(*steps: int) -> RunSnapshot:
     """A run whose ranks have come so far."""
-    ranks = (rank_of(rank, reports_admitted=1, totals=counted(made)) for rank, made in enumerate(steps))
-    return run_of(*ranks)
+    return run_of(*(life_of(rank, made) for rank, made in enumerate(steps)))
 
 
 def test_stretch_is_what_was_counted_since_the_picture_before() -> None:
@@ -58,15 +63,10 @@ def test_time_in_which_nobody_finishes_a_step_has_no_stretch() -> None:
 
 
 def test_new_life_of_a_rank_counts_from_where_it_is_first_seen() -> None:
-    def reborn(steps: int) -> RankSnapshot:
-        rank = rank_of(1, reports_admitted=1, totals=counted(steps))
-        return msgspec.structs.replace(rank, identity=msgspec.structs.replace(rank.identity, boot_id="another-boot"))
-
     shares = RunShares()
     shares.take(at(50, 50), 0.0)
-    first = rank_of(0, reports_admitted=1, totals=counted(53))
-    shares.take(run_of(first, reborn(2)), 2.0)
-    shares.take(run_of(first, reborn(6)), 4.0)
+    shares.take(run_of(life_of(0, 53), life_of(1, 2, life=1)), 2.0)
+    shares.take(run_of(life_of(0, 53), life_of(1, 6, life=1)), 4.0)
     assert [stretch.steps for stretch in shares.stretches] == [3, 4]
 
 
