@@ -7,6 +7,7 @@ const CELLS_PER_OCTAVE = 32;
 const LEFT = 62; // room for the numbers of ranks
 const BELOW = 20; // and of steps
 const PAGE_RANKS = 16;
+const [LOW_REM, RANK_REM, TALL_REM] = [9, 2.5, 26]; // a picture of few ranks need not be tall
 const ROWS_MIN = 8; // ranks that stay in view, however far one goes in
 
 export const ratioOf = (cell) => (cell === 0 ? null : 2 ** ((cell - EQUAL) / CELLS_PER_OCTAVE));
@@ -49,20 +50,25 @@ export const drawScale = (canvas) => {
   const { pen, width, height } = prepare(canvas);
   const pixels = new ImageData(3 * CELLS_PER_OCTAVE, 1);
   new Uint32Array(pixels.data.buffer).set(buildColours().subarray(EQUAL - CELLS_PER_OCTAVE, EQUAL + 2 * CELLS_PER_OCTAVE));
-  paint(pen, pixels, 0, 0, width, height);
+  paint(pen, toImage(pixels), 0, 0, width, height);
 };
 
-const paint = (pen, pixels, x, y, width, height) => {
-  const small = new OffscreenCanvas(pixels.width, pixels.height);
-  small.getContext("2d").putImageData(pixels, 0, 0);
+const toImage = (pixels) => {
+  const image = new OffscreenCanvas(pixels.width, pixels.height);
+  image.getContext("2d").putImageData(pixels, 0, 0);
+  return image;
+};
+
+const paint = (pen, image, x, y, width, height) => {
   pen.imageSmoothingEnabled = false;
-  pen.drawImage(small, x, y, width, height);
+  pen.drawImage(image, x, y, width, height);
 };
 
-/** The picture on a canvas. `onRead(text)` is told what the cursor is on, `onPick(rank)` which rank was chosen. */
+/** The picture on a canvas. `onRead(text)` is told what the cursor is on, `onPick(rank)` which rank was chosen,
+ * `onView(first, last)` which ranks are in view when that changes by itself or by a key. */
 export class HeatMap {
   constructor(canvas, { onRead, onPick, onView }) {
-    Object.assign(this, { canvas, onRead, onPick, onView, map: null, view: null, cursor: null, colours: buildColours() });
+    Object.assign(this, { canvas, onRead, onPick, onView, map: null, view: null, cursor: null, kept: null, colours: buildColours() });
     canvas.addEventListener("pointermove", (event) => this.moveTo(this.cellAt(event)));
     canvas.addEventListener("click", (event) => this.pick(this.cellAt(event)));
     canvas.addEventListener("keydown", (event) => this.press(event));
@@ -73,7 +79,12 @@ export class HeatMap {
   show(map) {
     const isOther = this.map === null || map === null || this.map.run !== map.run || this.map.ranks.length !== map.ranks.length;
     this.map = map;
-    if (isOther) [this.view, this.cursor] = [null, null];
+    if (isOther) {
+      [this.view, this.cursor] = [null, null];
+      const ranks = map?.ranks ?? [];
+      this.canvas.style.height = `${Math.min(TALL_REM, Math.max(LOW_REM, ranks.length * RANK_REM))}rem`;
+      if (ranks.length) this.onView(ranks[0], ranks.at(-1));
+    }
     if (this.cursor !== null && this.cursor.column >= map.columns.length) this.cursor = null;
     this.canvas.setAttribute("aria-label", this.describe());
     this.draw();
@@ -209,9 +220,16 @@ export class HeatMap {
     }
     const [first, end] = this.rows();
     const lines = Math.min(end - first, Math.max(1, Math.round((height - BELOW) * (window.devicePixelRatio || 1))));
-    paint(pen, this.reduce(first, end, lines), LEFT, 0, width - LEFT, height - BELOW);
+    paint(pen, this.imageOf(first, end, lines), LEFT, 0, width - LEFT, height - BELOW);
     this.label(pen, width, height);
     if (this.cursor !== null) this.outline(pen, width, height);
+  }
+
+  /** The picture of these ranks; while only the cursor moves it is the one from before. */
+  imageOf(...asked) {
+    const key = [this.map, this.colours, ...asked];
+    if (!this.kept?.key.every((one, place) => one === key[place])) this.kept = { key, image: toImage(this.reduce(...asked)) };
+    return this.kept.image;
   }
 
   /** So many lines of pixels, each the slowest of the ranks that share it. */

@@ -73,9 +73,7 @@ const heatOf = (source) => async (run) => {
     say(at("heat-readout"), error.message);
   }
   if (run !== shown.run || at("source").value !== source) return;
-  const isFirst = heat.map === null || heat.map.run !== run;
   heat.show(map);
-  if (map !== null && isFirst && map.ranks.length) [at("first-rank").value, at("last-rank").value] = [map.ranks[0], map.ranks.at(-1)];
 };
 
 const refreshers = {
