@@ -136,7 +136,7 @@ def _watch(job: "subprocess.Popen[bytes]", url: str, out: TextIO) -> int:
         run = read_run(url)
         if run is not None:
             lead = CLEAR if out.isatty() else "\n"
-            out.write(f"{lead}{render_run(run)}\n")
+            out.write(f"{lead}{render_run(run)}\nlive page: {url}/\n")
             out.flush()
             samples = max(samples, count_samples(url))
         with suppress(subprocess.TimeoutExpired):

@@ -44,9 +44,9 @@ def find(browser: webdriver.Chrome, selector: str) -> WebElement:
     return wait_until(browser, lambda: browser.find_element(By.CSS_SELECTOR, selector))
 
 
-def wait_until(browser: webdriver.Chrome, look: Callable[[], T]) -> T:
+def wait_until(browser: webdriver.Chrome, look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
     """What `look` gives once that is something. What is missing meanwhile is looked for again."""
-    return WebDriverWait(browser, DEADLINE_S).until(lambda _: look())
+    return WebDriverWait(browser, deadline_s).until(lambda _: look())
 
 
 def read_log(browser: webdriver.Chrome, kind: str) -> list[dict[str, Any]]:
