@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv test check test-fast test-integration soak test-gpu coverage format demo score bench dist clean
+.PHONY: help venv test check test-fast test-integration soak test-gpu coverage format demo score bench screenshots dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ bench: $(STAMP) ## what the agent costs; writes tests/benchmarks/results
 	$(BIN)/python -m tests.benchmarks.start
 	$(BIN)/python -m tests.benchmarks.wire
 	$(BIN)/python -m tests.benchmarks.fan_in
+
+screenshots: $(STAMP) ## the pictures in the README, taken during the demo; needs chromium
+	$(BIN)/python -m tests.screenshots.live_page
 
 dist: $(STAMP) ## the wheel and the source distribution of this commit, the same bytes wherever it is made
 	$(BIN)/python deploy/dist.py
