@@ -1,6 +1,7 @@
 """The description of the API is that of the code, and each answer in it is one that the code gives."""
 
 import json
+import re
 
 from rankscope.collector.publish.api import OPENAPI_PATH, read_openapi
 from rankscope.collector.publish.routes import INDEX
@@ -39,3 +40,9 @@ def _find_references(value: object) -> list[str]:
         return []
     own = [value["$ref"]] if "$ref" in value else []
     return own + [found for one in value.values() for found in _find_references(one)]
+
+
+def test_documentation_names_every_path_and_no_other() -> None:
+    text = (FILE.parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `(/api/v1/[^`]+)` \|", text, flags=re.MULTILINE))
+    assert told == set(build()["paths"])
