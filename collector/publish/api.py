@@ -4,7 +4,7 @@
     GET /api/v1/runs/RUN/ranks               its ranks; ?order=rank|slowdown&offset=N&limit=N
     GET /api/v1/runs/RUN/ranks/RANK          one rank beside those that do the same work
     GET /api/v1/runs/RUN/findings            what was found: open, and past
-    GET /api/v1/runs/RUN/history             where its time went and how long its steps were; ?points=N
+    GET /api/v1/runs/RUN/history             where its time went and how long its steps were; ?points=N, 0 for none
     GET /api/v1/runs/RUN/heatmap             ranks x time (heat_map.py); ?source=steps|intervals
     GET /api/v1/openapi.json                 all of it, described for programs
 
@@ -56,7 +56,7 @@ class FindingList(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The past of a run. `shares` is what its time went into since this collector process knows it, `steps` how long
-    its steps were, from the store: None without a store, or where it does not have the run.
+    its steps were, from the store: None without a store, where it does not have the run, or when none are asked for.
     """
 
     run: str
@@ -189,10 +189,10 @@ class Api:
         return _as_json(FindingList(run=name, open=run.open_findings, past=past))
 
     def _show_history(self, name: str, text: str) -> Response:
-        points = _Query.parse(text, "points").number("points", POINTS_DEFAULT, least=1, most=POINTS_MAX)
+        points = _Query.parse(text, "points").number("points", POINTS_DEFAULT, least=0, most=POINTS_MAX)
         shares = self._read_shares(name)
         steps: tuple[CurvePoint, ...] | None = None
-        if self._store is not None:
+        if self._store is not None and points:
             try:
                 with opening_run(self._store, name) as history:
                     steps = tuple(history.read_curve(points))

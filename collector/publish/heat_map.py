@@ -20,17 +20,13 @@ import numpy.typing as npt
 
 from rankscope.collector.detect.series import Floats
 from rankscope.collector.history.rank_intervals import RankInterval
-from rankscope.collector.state.step_picture import StepPicture
+from rankscope.collector.state.step_picture import Numbers, StepPicture
 
 EQUAL: Final = 128
 """The cell of a rank that is as fast as the others."""
 CELLS_PER_OCTAVE: Final = 32
 """A cell is 2.2 % wide: less than any finding is about, and twice as fast or slow are 32 cells apart."""
 CELL_MAX: Final = 255
-COLUMNS_MAX: Final = 512
-"""More steps are not told apart on a screen."""
-CELLS_MAX: Final = 2**21
-"""Of the largest jobs 128 steps: 2 MB, made and sent in a few hundredths of a second, for everybody who looks."""
 OF_STEPS: Final = "steps"
 OF_INTERVALS: Final = "intervals"
 
@@ -59,19 +55,15 @@ class HeatMapHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_steps(run: str, world_size: int, picture: StepPicture) -> bytes:
-    """The last steps, at most COLUMNS_MAX and CELLS_MAX. Those in which no rank's own time is known are left out:
-    waiting is measured in some only.
-    """
-    columns_max = min(COLUMNS_MAX, CELLS_MAX // max(1, len(picture.series.ranks)))
-    known = np.flatnonzero(~np.isnan(picture.excess).all(axis=1))[-columns_max:]
+    """The last steps."""
     head = HeatMapHead(
         run=run,
         source=OF_STEPS,
         world_size=world_size,
-        ranks=_find_stretches(picture.series.ranks),
-        columns=tuple(HeatMapColumn(attempt=picture.attempt, step=step) for step in picture.steps[known].tolist()),
+        ranks=_find_stretches(picture.ranks.tolist()),
+        columns=tuple(HeatMapColumn(attempt=picture.attempt, step=step) for step in picture.steps.tolist()),
     )
-    return _pack(head, to_cells(picture.excess[known]))
+    return _pack(head, to_cells(picture.excess))
 
 
 def of_intervals(run: str, world_size: int, intervals: Sequence[RankInterval]) -> bytes:
@@ -91,7 +83,7 @@ def of_intervals(run: str, world_size: int, intervals: Sequence[RankInterval]) -
     return _pack(head, to_cells(excess))
 
 
-def to_cells(excess: Floats) -> Cells:
+def to_cells(excess: Floats | Numbers) -> Cells:
     """The cells of log(ratio), of the same shape; 0 where it is NaN.
 
     >>> to_cells(np.log(np.array([1.0, 2.0, 0.5, 1000.0, np.nan]))).tolist()

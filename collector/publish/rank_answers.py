@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect import ratios
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.twins import Comparison
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
-from rankscope.collector.state.step_picture import StepPicture
+from rankscope.collector.state.step_picture import Numbers, StepPicture
 
 BY_RANK: Final = "rank"
 BY_SLOWDOWN: Final = "slowdown"
@@ -70,13 +69,12 @@ class TwinMedians(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The last steps of one rank and of those it is compared with. Every list has the length of `steps`; null: not
-    known. Of the twins' own time the median, the least and the most of all of them.
+    """The last steps in which ranks could be compared, of one rank and of its twins. Every list has the length of
+    `steps`; null: not known. Of the twins' own time the median, the least and the most of all of them.
     """
 
     attempt: int
     steps: tuple[int, ...]
-    step_ns: tuple[float | None, ...]
     self_ns: tuple[float | None, ...]
     slowdown_ratio: tuple[float | None, ...]
     twins_self_ns_median: tuple[float | None, ...]
@@ -126,11 +124,12 @@ def show_rank(run: RunSnapshot, number: int, picture: StepPicture | None) -> Ran
         rank=found,
         ratios=_ratios_of(found),
     )
-    if picture is None or not picture.series.has(number):
+    column = None if picture is None else picture.find_column(number)
+    if picture is None or column is None:
         return answer
     comparison = picture.twins.of(number)
     return msgspec.structs.replace(
-        answer, twins=_compare(run, number, comparison), recent=_show_steps(picture, number, comparison)
+        answer, twins=_compare(run, number, comparison), recent=_show_steps(picture, column, comparison)
     )
 
 
@@ -185,11 +184,9 @@ def _medians_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: median(one[name] for one in found if name in one) for name in sorted(names)}
 
 
-def _show_steps(picture: StepPicture, number: int, comparison: Comparison) -> RankSteps:
-    series = picture.series
-    column = series.column_of(number)
-    against = series.columns_of(comparison.against)
-    twins = series.self_ns[:, against[against != column]]
+def _show_steps(picture: StepPicture, column: int, comparison: Comparison) -> RankSteps:
+    against = picture.find_columns(comparison.against)
+    twins = picture.self_ns[:, against[against != column]]
     over_twins = {"median": _medians(twins)}
     if twins.shape[1]:
         # Not nanmin: these say nothing of a row that is all NaN, and give NaN.
@@ -199,16 +196,15 @@ def _show_steps(picture: StepPicture, number: int, comparison: Comparison) -> Ra
     return RankSteps(
         attempt=picture.attempt,
         steps=tuple(picture.steps.tolist()),
-        step_ns=_known_or_none(series.step_ns[:, column]),
-        self_ns=_known_or_none(series.self_ns[:, column]),
+        self_ns=_known_or_none(picture.self_ns[:, column]),
         slowdown_ratio=_known_or_none(np.exp(picture.excess[:, column])),
         **{f"twins_self_ns_{name}": _known_or_none(values) for name, values in over_twins.items()},
     )
 
 
-def _medians(values: Floats) -> Floats:
+def _medians(values: Numbers) -> Numbers:
     """The median of what is known in each row, NaN where nothing is; shape (n, m) to (n,)."""
-    found = np.full(len(values), np.nan)
+    found = np.full(len(values), np.nan, dtype=np.float32)
     gaps = np.isnan(values)
     complete = ~gaps.any(axis=1)
     if values.shape[1]:
@@ -218,5 +214,5 @@ def _medians(values: Floats) -> Floats:
     return found
 
 
-def _known_or_none(values: Floats) -> tuple[float | None, ...]:
+def _known_or_none(values: Numbers) -> tuple[float | None, ...]:
     return tuple(None if np.isnan(value) else value for value in values.tolist())

@@ -110,7 +110,7 @@ def _paths_of_a_run() -> Json:
     order = _query("order", {"type": "string", "enum": list(rank_answers.ORDERS)}, "The slowest first, or by rank.")
     offset = _query("offset", {**number, "minimum": 0, "maximum": api.NUMBER_MAX}, "Leave out so many.")
     limit = _query("limit", {**number, "minimum": 1, "maximum": api.RANKS_MAX}, "At most so many.")
-    points = _query("points", {**number, "minimum": 1, "maximum": api.POINTS_MAX}, "Draw steps together to so many.")
+    points = _query("points", {**number, "minimum": 0, "maximum": api.POINTS_MAX}, "Draw steps together to so many.")
     ranks = _query("ranks", {"type": "string", "enum": ["all", "none"]}, "`none`: leave them out.")
     sources = [heat_map.OF_STEPS, heat_map.OF_INTERVALS]
     source = _query("source", {"type": "string", "enum": sources}, "The last steps, or the past from the store.")

@@ -105,7 +105,11 @@ def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> t
     medians = medians_of_last(self_ns, STEPS).tolist()
     lines = tuple(_rank_of(name, rank, ranks, slowdowns[rank], medians[rank]) for rank in numbers)
     run = RunSnapshot(run=name, world_size=ranks, restart_count=0, ranks=lines, run_slowdown_ratio=SLOWER)
-    return run, StepPicture(0, series, twins, excess)
+    picture = StepPicture(
+        attempt=0, steps=series.steps, ranks=np.array(numbers), self_ns=self_ns.astype(np.float32),
+        excess=excess.astype(np.float32), twins=twins, latest_step=first_step + STEPS - 1,
+    )  # fmt: skip
+    return run, picture
 
 
 def finding_of(number: int, sentence: str, **known: object) -> Finding:

@@ -84,7 +84,7 @@ const refreshers = {
     if (run === shown.run) showSlowest(ranks);
   }),
   history: new Refresher(HISTORY_MS, async (run) => {
-    const { shares } = await readJson(`${ofRun(run, "history")}?points=1`);
+    const { shares } = await readJson(`${ofRun(run, "history")}?points=0`);
     if (run === shown.run) showShares(shares);
   }),
   findings: new Refresher(STEPS_MS, async (run) => {

@@ -92,6 +92,8 @@ def test_past_of_a_run_that_is_over_comes_from_the_store(tmp_path: Path) -> None
     assert found.shares == ()
     assert found.steps is not None
     assert [point.steps for point in found.steps] == [3, 3, 3, 3]
+    live = api_of(story=Story(2).join(), store=store)
+    assert msgspec.json.decode(ask(live, f"{OF_RUN}/history?points=0").body, type=RunHistory).steps is None
     head, _ = unpack(ask(api_of(store=store), "/api/v1/runs/old/heatmap?source=intervals").body)
     assert head.source == "intervals"
 
@@ -130,7 +132,7 @@ def test_what_is_not_there_yet_is_said_with_the_reason(api: Api) -> None:
         ("/ranks?offset=٣", "offset is '٣'; it must be a whole number from 0 to 2147483647"),
         ("/ranks/first", "'first' is no rank; ranks are whole numbers from 0"),
         ("/ranks/1?deep=1", "'deep' means nothing here"),
-        ("/history?points=5001", "points is '5001'; it must be a whole number from 1 to 5000"),
+        ("/history?points=5001", "points is '5001'; it must be a whole number from 0 to 5000"),
         ("/heatmap?source=stars", "source is 'stars'; it must be steps or intervals"),
     ],
 )  # fmt: skip

@@ -6,8 +6,6 @@ import struct
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.series import StepSeries
-from rankscope.collector.detect.twins import Twins
 from rankscope.collector.history.rank_intervals import COLUMNS, RankInterval
 from rankscope.collector.publish.heat_map import HeatMapColumn, of_intervals, of_steps, to_cells, unpack
 from rankscope.collector.state.step_picture import StepPicture
@@ -48,24 +46,6 @@ def test_bytes_are_a_length_a_head_and_a_byte_for_each_rank_and_step() -> None:
 )
 def test_cell_is_a_ratio_on_a_scale_of_32_to_the_octave(ratio: float, cell: int) -> None:
     assert to_cells(np.log(np.array([ratio]))).tolist() == [cell]
-
-
-def test_step_of_which_nothing_is_known_is_left_out() -> None:
-    picture = picture_of(Story(4).join().train(8))
-    unknown = picture.excess.copy()
-    unknown[[0, 2]] = np.nan
-    head, cells = unpack(of_steps("bert", 4, StepPicture(0, picture.series, picture.twins, unknown)))
-    assert [column.step for column in head.columns] == [4, 6, 7]
-    assert cells.shape == (3, 4)
-
-
-@pytest.mark.parametrize(("ranks", "columns"), [(4, 512), (8_192, 256), (16_384, 128)])
-def test_picture_of_a_large_job_has_fewer_steps_the_latest_ones(ranks: int, columns: int) -> None:
-    shape = (600, ranks)
-    times = np.broadcast_to(1.0, shape)
-    series = StepSeries(np.arange(600), tuple(range(ranks)), times, times, times, {}, self_is_measured=True)
-    head, _ = unpack(of_steps("bert", ranks, StepPicture(0, series, Twins((), {}), np.broadcast_to(0.0, shape))))
-    assert [column.step for column in head.columns] == list(range(600 - columns, 600))
 
 
 def test_run_without_steps_has_a_head_and_no_cell() -> None:

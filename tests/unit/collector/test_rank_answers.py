@@ -103,7 +103,8 @@ def test_rank_that_is_alone_has_twins_of_which_nothing_is_known() -> None:
     assert answer.twins is not None
     assert (answer.twins.count, answer.twins.self_ns_median) == (0, None)
     assert answer.recent is not None
-    assert set(answer.recent.twins_self_ns_median) == {None}
+    assert set(answer.recent.twins_self_ns_median) == set(answer.recent.slowdown_ratio) == {None}
+    assert set(answer.recent.self_ns) == {35.0 * MS}
 
 
 def test_rank_that_is_not_there_is_not_found() -> None:
