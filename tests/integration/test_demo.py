@@ -94,6 +94,7 @@ def test_the_slow_rank_is_found_and_nobody_else(shown: Shown) -> None:
 def test_it_shows_a_table_while_it_runs_and_ends_with_summary_and_verdict(shown: Shown) -> None:
     stdout, result = shown.ended.stdout, shown.result
     assert len(re.findall(r"^ rank +steps +step ms ", stdout, re.MULTILINE)) > 3
+    assert re.search(r"^live page: http://127\.0\.0\.1:\d+/$", stdout, re.MULTILINE)
     words = stdout.rstrip().splitlines()
     begin = max(number for number, line in enumerate(words) if line.startswith(f"run demo: 4 ranks, {STEPS} steps"))
     summary, ended, speed, goodput, *_, verdict, samples = words[begin:]
