@@ -43,10 +43,11 @@ def made_by(crew: Crew) -> dict[int, int]:
     return {rank.identity.rank: rank.made for rank in crew.ranks}
 
 
-def end_without_loss(served: Served, crew: Crew, fault: Fault) -> None:
+def end_without_loss(served: Served, crew: Crew, fault: Fault | None = None) -> None:
     """The crew ends, and the page accounts for all that it has made, of which nothing was lost on the way."""
     wait_for_accounts(served, RUN, made_by(crew))
-    fault.is_delivered()
+    if fault is not None:
+        fault.is_delivered()
     assert crew.stop()
     accounts = wait_for_accounts(served, RUN, made_by(crew))
     fault.settle(served, accounts)
