@@ -22,7 +22,7 @@ from rankscope.collector.relay.node_batch import NodeBatch
 from rankscope.collector.relay.passengers import Passengers, is_of_a_rank, is_urgent
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
-from rankscope.measure.codec import encode
+from rankscope.measure.codec import FRAME_BYTES_MAX, encode
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.machine import read_machine_id
@@ -39,6 +39,9 @@ RECEIVES_PER_TURN_MAX: Final = 512
 WAIT_NS_MAX: Final = 500 * NS_PER_MS
 """Longest single wait: `stop` has no other way to be noticed."""
 
+RANK_FRAME_BYTES_MAX: Final = FRAME_BYTES_MAX - 4096
+"""Largest frame taken from a rank: a batch is a frame too, and has some hundred bytes around the one it holds."""
+
 _HELLO_WANTED: Final = encode(HelloWanted())
 
 
@@ -54,7 +57,9 @@ class Relay:
         keys = read_keys(config, clock)
         self._stopping = threading.Event()
         self._poller = zmq.Poller()
-        self._receiver = Receiver(config.listen, curve=keys.ranks, poller=self._poller)
+        self._receiver = Receiver(
+            config.listen, message_bytes_max=RANK_FRAME_BYTES_MAX, curve=keys.ranks, poller=self._poller
+        )
         self._has_rank_keys = keys.ranks is not None
         endpoints = parse_collectors(config.collector)
         self._passengers = Passengers(endpoints)

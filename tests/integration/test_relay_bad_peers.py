@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from rankscope.collector.keys import make_keys
-from rankscope.measure.codec import MAGIC, encode
+from rankscope.measure.codec import FRAME_BYTES_MAX, MAGIC, encode
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 from rankscope.measure.messages import (
     Ack,
@@ -85,6 +85,7 @@ def counted(served: Served, metric: str, reason: str, at_least: int) -> int:
         ("protocol_too_new", MAGIC + b"\x00\x02\x03"),
         ("unknown_kind", MAGIC + b"\x00\x01\xff"),
         ("bad_body", encode(Report(sequence=1, host_ns=0))[:-1]),
+        ("too_large", b"x" * (FRAME_BYTES_MAX - 4095)),
         ("unexpected", encode(Ack(through=5))),
         ("unexpected", encode(RelayHello(name="n", boot_id="b"))),
         ("unexpected", encode(Relayed(frames=(RelayedFrame(b"boot-good", encode(Report(sequence=9, host_ns=0))),)))),
