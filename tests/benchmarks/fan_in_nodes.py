@@ -77,6 +77,7 @@ class Progress(NamedTuple):
     ranks: int
     welcomed: int
     made: int
+    batches: int
     held: int
     dropped: int
     resends: int
@@ -110,6 +111,16 @@ class _Rank:
         raise ValueError(f"a collector does not send {message!r}")
 
 
+class _CountedBatch(NodeBatch):
+    """Counts what has gone: to ask the collector for its page would be a load of its own."""
+
+    batches = 0
+
+    def sent(self, count: int, now_ns: int) -> None:
+        super().sent(count, now_ns)
+        self.batches += 1
+
+
 class Node:
     """A relay and the ranks behind it."""
 
@@ -122,8 +133,9 @@ class Node:
             context, zmq.Poller(), clock, task.endpoint,
             keys=task.keys, name=name, frame_in_bytes_max=MESSAGE_BYTES_MAX,
         )  # fmt: skip
+        self.batch = _CountedBatch(bytes_max=BUFFER_BYTES_MAX)
         self._link = CollectorLink(
-            self._connection, NodeBatch(bytes_max=BUFFER_BYTES_MAX), RelayHello(name=name, boot_id=name), clock,
+            self._connection, self.batch, RelayHello(name=name, boot_id=name), clock,
             endpoint=task.endpoint, read_counts=RelayCounts,
         )  # fmt: skip
         self.ranks = [_Rank(rank) for rank in range(first, min(first + RANKS_PER_NODE, task.own.stop))]
@@ -237,6 +249,7 @@ class NodeProcess:
             ranks=len(ranks),
             welcomed=sum(rank.delivery.state is DeliveryState.WELCOMED for rank in ranks),
             made=sum(rank.made for rank in ranks),
+            batches=sum(node.batch.batches for node in self._nodes),
             held=sum(len(rank.buffer) for rank in ranks),
             dropped=sum(rank.buffer.reports_dropped for rank in ranks),
             resends=sum(rank.delivery.resends for rank in ranks),
