@@ -21,6 +21,9 @@ from tests.integration.serving import END_S_MAX, find_fixed_port, read_url, wait
 from tests.programs import find_program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+GROUP_WAIT_S = 5
+"""How long a new group waits for what belongs to it. Less, and on a busy machine an alert might be older than that when
+it arrives, and be told at once, before Alertmanager has seen who silences it. (In deploy/ it is 10 s and more.)"""
 FOR_S_MIN = 2
 """The shortest `for` becomes so many seconds: two scrapes, so that one odd look is no alert here either."""
 
@@ -133,7 +136,7 @@ def write_alertmanager(folder: Path, webhook: str) -> Path:
     config = yaml.safe_load((DEPLOY / "alertmanager" / "alertmanager.yml").read_text())
     config["templates"] = [str(DEPLOY / "alertmanager" / "templates" / "*.tmpl")]
     for route in (config["route"], *config["route"]["routes"]):
-        route |= {"group_wait": "1s", "group_interval": "1s"}
+        route |= {"group_wait": f"{GROUP_WAIT_S}s", "group_interval": "1s"}
     for receiver in config["receivers"]:
         receiver["webhook_configs"] = [{"url": f"{webhook}/{receiver['name']}"}]
     path = folder / "alertmanager.json"

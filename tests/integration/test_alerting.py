@@ -2,7 +2,7 @@
 
 Three runs of four ranks, two on a node, report to one collector, in step with the clock. One is well. In the sick one
 rank 2 becomes slow, and later the process of rank 1 is killed, so that the others wait for it; in the end it is
-restarted, and well again. Of the third both ranks of one node are killed.
+restarted, and well again. Of the third both ranks of one node are killed. At last the collector itself is.
 """
 
 import math
@@ -34,8 +34,11 @@ DEAD_RANK, SLOW_RANK = 1, 2
 DEAD_NODE_RANKS = (0, 1)
 PHASE_MS, SLOW_MS = 10.0, 60.0
 """What a phase takes, and what the forward of the slow rank takes: the step is 85 ms instead of 35."""
-ROUNDS = 10
-"""Evaluations of all rules after which what has happened is told: the longest `for` is 8 s here, the rest the way."""
+PENDING_ROUNDS = 5
+"""Evaluations of all rules after which whatever is so is at least pending: rates need two scrapes, alerts what is
+recorded of them."""
+TOLD_ROUNDS = 10
+"""Evaluations after which what is so is told: the longest `for` is 8 s here."""
 
 
 class NamedRanks(WireRanks):
@@ -118,6 +121,8 @@ class Seen:
     """Alerts that Alertmanager holds back then."""
     rules: list[dict[str, Any]] = field(default_factory=list)
     after: list[Notice] = field(default_factory=list)
+    after_the_collector: set[str] = field(default_factory=set)
+    """The names of alerts that fire in Prometheus once the collector is gone, and did not before."""
 
 
 def node_of(run: str, rank: int) -> str:
@@ -170,15 +175,19 @@ class Scene:
             f"nobody is told {status} {labels}",
         )
 
-    def settle(self) -> None:
-        """Until every group of rules has been evaluated so often that all is told that is to be told."""
+    def settle(self, rounds: int) -> None:
+        """Until every group of rules has been evaluated so often."""
         begin = self._count_evaluations()
-        self.wait(lambda: self._count_evaluations() >= begin + ROUNDS, "the rules are not evaluated")
+        self.wait(lambda: self._count_evaluations() >= begin + rounds, "the rules are not evaluated")
 
     def read_alerts(self) -> list[Any]:
         """The alerts of Prometheus, pending and firing."""
         alerts: list[Any] = self.prometheus.ask("/api/v1/alerts")["data"]["alerts"]
         return alerts
+
+    def read_firing(self) -> set[str]:
+        """The names of the alerts that fire in Prometheus."""
+        return {alert["labels"]["alertname"] for alert in self.read_alerts() if alert["state"] == "firing"}
 
     def read_suppressed(self) -> list[Labels]:
         """The alerts that Alertmanager holds back because of others."""
@@ -218,7 +227,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         scene = Scene([well, sick, cut], prometheus, alertmanager, webhook)
         for story in scene.stories:
             story.join()
-        scene.settle()
+        scene.settle(PENDING_ROUNDS)
         found.before, found.messages_before = scene.read_alerts(), len(webhook.messages)
 
         sick.slow = {SLOW_RANK: SLOW_MS}
@@ -230,7 +239,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         sick.dead = {DEAD_RANK}
         scene.wait_for_notice("firing", alertname="RankscopeRankMissing", run=SICK)
         scene.wait_for_notice("firing", alertname="RankscopeNodeMissing", run=CUT)
-        scene.settle()
+        scene.settle(TOLD_ROUNDS)
         found.suppressed, found.messages = scene.read_suppressed(), [*webhook.messages]
 
         sick.dead, sick.slow = set(), {}
@@ -239,6 +248,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
             scene.wait_for_notice("resolved", alertname=name, run=SICK)
         found.after = webhook.read_notices()
         found.rules = [rule for group in prometheus.ask("/api/v1/rules")["data"]["groups"] for rule in group["rules"]]
+
+        known = scene.read_firing()
+        served.kill()
+        scene.stories.clear()  # nobody takes their reports any more
+        scene.wait_for_notice("firing", alertname="RankscopeCollectorDown")
+        found.after_the_collector = scene.read_firing() - known
     return found
 
 
@@ -314,6 +329,11 @@ def test_the_messages_say_rank_node_cause_and_cost(seen: Seen) -> None:
 def test_what_has_passed_is_told_as_resolved(seen: Seen) -> None:
     resolved = {labels["alertname"] for status, labels in seen.after if status == "resolved"}
     assert {"RankscopeStragglerRank", "RankscopeRankMissing"} <= resolved
+
+
+def test_without_the_collector_that_alone_is_told(seen: Seen) -> None:
+    # Its `for` is longer than those of all who tell that somebody is missing.
+    assert seen.after_the_collector == {"RankscopeCollectorDown"}
 
 
 def test_every_rule_can_be_evaluated(seen: Seen) -> None:
