@@ -17,6 +17,13 @@ from tests.unit.collector.kept_runs import keep_run
 from tests.unit.collector.run_snapshots import rank_of
 
 RANKS = 16_384
+PATIENCE = """
+const done = arguments[1];
+const { Refresher } = await import(new URL("live/refresher.js", document.baseURI));
+const one = new Refresher(() => 300, () => new Promise((resolve) => setTimeout(resolve, arguments[0])));
+await one.run();
+done(one.readyAt - performance.now());
+"""
 SLOW_RANK = 5_000
 HOT = 60
 """Red beyond blue of a cell of twice the time; it is 95 in light and 150 in dark."""
@@ -238,6 +245,15 @@ def test_page_follows_the_run_and_stands_still_when_it_is_paused(page: LivePage,
     page.click("#pause")
     world.tell(story.train(8, data={2: 40.0}))
     page.wait_for_text("#figures", "135")
+
+
+@pytest.mark.parametrize(("lasted_ms", "least_ms"), [(0, 250), (100, 950)])
+def test_page_waits_ten_times_as_long_as_an_answer_took(page: LivePage, lasted_ms: int, least_ms: int) -> None:
+    # At least 300 ms are asked for; 50 ms are what may have passed before this is read.
+    waits_ms = page.browser.execute_async_script(
+        f"(async function () {{ {PATIENCE} }}).apply(null, arguments)", lasted_ms
+    )
+    assert waits_ms >= least_ms
 
 
 def test_past_by_the_minute_comes_from_the_store(browser: webdriver.Chrome, story: Story, tmp_path: Path) -> None:

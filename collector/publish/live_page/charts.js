@@ -19,20 +19,26 @@ export const phaseShares = (stretch) => {
 export const deviceShares = (stretch) =>
   shares(
     [
-      ["compute", stretch.compute_ns - stretch.overlap_ns], ["overlap", stretch.overlap_ns],
-      ["communication", stretch.exposed_communication_ns], ["copy", stretch.copy_ns], ["idle", stretch.idle_ns],
+      ["compute", stretch.compute_ns - stretch.overlap_ns],
+      ["overlap", stretch.overlap_ns],
+      ["communication", stretch.exposed_communication_ns],
+      ["copy", stretch.copy_ns],
+      ["idle", stretch.idle_ns],
     ],
     stretch.window_ns,
   );
 
-const shares = (parts, wholeNs) => (wholeNs > 0 ? parts.map(([name, ns]) => ({ name, share: Math.max(0, ns) / wholeNs })) : []);
+const shares = (parts, wholeNs) =>
+  wholeNs > 0 ? parts.map(([name, ns]) => ({ name, share: Math.max(0, ns) / wholeNs })) : [];
 
 /** All stretches as one. */
 export const addUp = (stretches) => {
   const sum = { phases_ns: {} };
   for (const stretch of stretches) {
-    for (const [name, value] of Object.entries(stretch)) if (typeof value === "number") sum[name] = (sum[name] ?? 0) + value;
-    for (const [phase, ns] of Object.entries(stretch.phases_ns)) sum.phases_ns[phase] = (sum.phases_ns[phase] ?? 0) + ns;
+    for (const [name, value] of Object.entries(stretch))
+      if (typeof value === "number") sum[name] = (sum[name] ?? 0) + value;
+    for (const [phase, ns] of Object.entries(stretch.phases_ns))
+      sum.phases_ns[phase] = (sum.phases_ns[phase] ?? 0) + ns;
   }
   return sum;
 };
@@ -70,7 +76,9 @@ const drawNothing = (pen) => {
 /** `recent` of a rank: its own time, and the median of its twins between the least and the most of them. */
 export const drawTwins = (canvas, recent) => {
   const { pen, width, height } = prepare(canvas);
-  const series = ["self_ns", "twins_self_ns_median", "twins_self_ns_min", "twins_self_ns_max"].map((name) => recent?.[name] ?? []);
+  const series = ["self_ns", "twins_self_ns_median", "twins_self_ns_min", "twins_self_ns_max"].map(
+    (name) => recent?.[name] ?? [],
+  );
   const known = series.flat().filter((value) => value !== null);
   if (!known.length) return drawNothing(pen);
   const most = Math.max(...known) * 1.05;
@@ -82,7 +90,10 @@ export const drawTwins = (canvas, recent) => {
   pen.fillStyle = colour("spread");
   trace(pen, [...least, ...most_of_twins.reverse()]);
   pen.fill();
-  for (const [points, name] of [[twins, "twins"], [mine, "mine"]]) {
+  for (const [points, name] of [
+    [twins, "twins"],
+    [mine, "mine"],
+  ]) {
     pen.strokeStyle = pen.fillStyle = colour(name);
     pen.lineWidth = 2;
     trace(pen, points);

@@ -50,7 +50,10 @@ export const parseEvents = (text) => {
   const blocks = text.split("\n\n");
   const rest = blocks.pop();
   const events = blocks.map((block) => block.split("\n").filter((line) => line.startsWith("data: ")));
-  return { events: events.filter((lines) => lines.length).map((lines) => lines.map((line) => line.slice(6)).join("\n")), rest };
+  return {
+    events: events.filter((lines) => lines.length).map((lines) => lines.map((line) => line.slice(6)).join("\n")),
+    rest,
+  };
 };
 
 const pause = (lastsMs, signal) =>

@@ -7,7 +7,9 @@ const isKnown = (value) => value !== null && value !== undefined && !Number.isNa
 
 /** A number with at most so many digits after the point; "-" for what is not known. */
 export const number = (value, digits = 0) =>
-  isKnown(value) ? value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) : UNKNOWN;
+  isKnown(value)
+    ? value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })
+    : UNKNOWN;
 
 /** Nanoseconds as milliseconds, without the unit. */
 export const ms = (ns) => (isKnown(ns) ? number(ns / NS_PER_MS, ns < 100 * NS_PER_MS ? 2 : 1) : UNKNOWN);

@@ -64,7 +64,8 @@ export class FindingList {
         entry.update(finding);
         entry.said = said;
       }
-      if (this.list.children[place] !== entry.node) this.list.insertBefore(entry.node, this.list.children[place] ?? null);
+      if (this.list.children[place] !== entry.node)
+        this.list.insertBefore(entry.node, this.list.children[place] ?? null);
     });
     return fresh;
   }
@@ -72,5 +73,6 @@ export class FindingList {
 
 /** Say to whoever listens what has been found since. */
 export const announce = (findings) => {
-  if (findings.length) at("announcement").textContent = findings.map((one) => `New finding. ${one.sentence}`).join(" ");
+  if (findings.length)
+    at("announcement").textContent = findings.map((one) => `New finding. ${one.sentence}`).join(" ");
 };

@@ -26,10 +26,15 @@ const between = (a, b, part) => a.map((one, place) => Math.round(one + (b[place]
 
 /** The colour of each cell, as 256 pixels: equal as the page, slower ever hotter up to 8 times, faster bluer. */
 const buildColours = () => {
-  const [unknown, equal, fast, warm, hot, hottest] = ["unknown", "equal", "fast", "warm", "hot", "hottest"].map((name) =>
-    parse(colour(name)),
+  const [unknown, equal, fast, warm, hot, hottest] = ["unknown", "equal", "fast", "warm", "hot", "hottest"].map(
+    (name) => parse(colour(name)),
   );
-  const stops = [[0, equal], [16, warm], [48, hot], [96, hottest]];
+  const stops = [
+    [0, equal],
+    [16, warm],
+    [48, hot],
+    [96, hottest],
+  ];
   const pixels = new Uint32Array(256);
   for (let cell = 0; cell < 256; cell += 1) {
     const beyond = cell - EQUAL;
@@ -38,7 +43,12 @@ const buildColours = () => {
     else if (beyond <= 0) found = between(equal, fast, Math.min(1, -beyond / CELLS_PER_OCTAVE));
     else {
       const next = stops.findIndex(([at]) => at >= beyond);
-      if (next > 0) found = between(stops[next - 1][1], stops[next][1], (beyond - stops[next - 1][0]) / (stops[next][0] - stops[next - 1][0]));
+      if (next > 0)
+        found = between(
+          stops[next - 1][1],
+          stops[next][1],
+          (beyond - stops[next - 1][0]) / (stops[next][0] - stops[next - 1][0]),
+        );
     }
     pixels[cell] = (255 << 24) | (found[2] << 16) | (found[1] << 8) | found[0];
   }
@@ -49,7 +59,9 @@ const buildColours = () => {
 export const drawScale = (canvas) => {
   const { pen, width, height } = prepare(canvas);
   const pixels = new ImageData(3 * CELLS_PER_OCTAVE, 1);
-  new Uint32Array(pixels.data.buffer).set(buildColours().subarray(EQUAL - CELLS_PER_OCTAVE, EQUAL + 2 * CELLS_PER_OCTAVE));
+  new Uint32Array(pixels.data.buffer).set(
+    buildColours().subarray(EQUAL - CELLS_PER_OCTAVE, EQUAL + 2 * CELLS_PER_OCTAVE),
+  );
   paint(pen, toImage(pixels), 0, 0, width, height);
 };
 
@@ -68,7 +80,17 @@ const paint = (pen, image, x, y, width, height) => {
  * `onView(first, last)` which ranks are in view when that changes by itself or by a key. */
 export class HeatMap {
   constructor(canvas, { onRead, onPick, onView }) {
-    Object.assign(this, { canvas, onRead, onPick, onView, map: null, view: null, cursor: null, kept: null, colours: buildColours() });
+    Object.assign(this, {
+      canvas,
+      onRead,
+      onPick,
+      onView,
+      map: null,
+      view: null,
+      cursor: null,
+      kept: null,
+      colours: buildColours(),
+    });
     canvas.addEventListener("pointermove", (event) => this.moveTo(this.cellAt(event)));
     canvas.addEventListener("click", (event) => this.pick(this.cellAt(event)));
     canvas.addEventListener("keydown", (event) => this.press(event));
@@ -77,7 +99,8 @@ export class HeatMap {
 
   /** Show a decoded answer; the ranks in view and the cursor stay where they are as far as they can. */
   show(map) {
-    const isOther = this.map === null || map === null || this.map.run !== map.run || this.map.ranks.length !== map.ranks.length;
+    const isOther =
+      this.map === null || map === null || this.map.run !== map.run || this.map.ranks.length !== map.ranks.length;
     this.map = map;
     if (isOther) {
       [this.view, this.cursor] = [null, null];
@@ -163,12 +186,20 @@ export class HeatMap {
   press(event) {
     if (this.map === null || !this.map.columns.length || event.ctrlKey || event.metaKey || event.altKey) return;
     const act = {
-      ArrowUp: () => this.walk(-1, 0), ArrowDown: () => this.walk(1, 0),
-      ArrowLeft: () => this.walk(0, -1), ArrowRight: () => this.walk(0, 1),
-      PageUp: () => this.walk(-PAGE_RANKS, 0), PageDown: () => this.walk(PAGE_RANKS, 0),
-      Home: () => this.walk(0, -Infinity), End: () => this.walk(0, Infinity),
-      Enter: () => this.pick(this.cursor), s: () => this.goToSlowest(), S: () => this.goToSlowest(),
-      "+": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.look(0, Infinity),
+      ArrowUp: () => this.walk(-1, 0),
+      ArrowDown: () => this.walk(1, 0),
+      ArrowLeft: () => this.walk(0, -1),
+      ArrowRight: () => this.walk(0, 1),
+      PageUp: () => this.walk(-PAGE_RANKS, 0),
+      PageDown: () => this.walk(PAGE_RANKS, 0),
+      Home: () => this.walk(0, -Infinity),
+      End: () => this.walk(0, Infinity),
+      Enter: () => this.pick(this.cursor),
+      s: () => this.goToSlowest(),
+      S: () => this.goToSlowest(),
+      "+": () => this.zoom(0.5),
+      "-": () => this.zoom(2),
+      0: () => this.look(0, Infinity),
     }[event.key];
     if (act === undefined) return;
     event.preventDefault();
@@ -228,7 +259,8 @@ export class HeatMap {
   /** The picture of these ranks; while only the cursor moves it is the one from before. */
   imageOf(...asked) {
     const key = [this.map, this.colours, ...asked];
-    if (!this.kept?.key.every((one, place) => one === key[place])) this.kept = { key, image: toImage(this.reduce(...asked)) };
+    if (!this.kept?.key.every((one, place) => one === key[place]))
+      this.kept = { key, image: toImage(this.reduce(...asked)) };
     return this.kept.image;
   }
 
