@@ -209,6 +209,7 @@ def test_the_runs_are_listed(server: HttpServer) -> None:
                 "open_findings": 0,
                 "samples_per_s": None,
                 "tokens_per_s": None,
+                "steps_per_s": None,
             }
         ]
     }
