@@ -1,6 +1,6 @@
 """The tables of docs/faults.md, from what the tests have measured: `python -m tests.integration.fault_tables FILE...`.
 
-    FAULT_FIGURES=FILE SOAK=1 python -m pytest tests/integration/test_faults_*.py tests/integration/test_bad_peers.py
+    cd tests/integration; FAULT_FIGURES=FILE SOAK=1 python -m pytest test_faults_*.py test_relay.py test_bad_peers.py
 
 writes FILE. Each table stands between two marks of the page, and only what is between them is written.
 """
@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.benchmarks.machine import describe_run
 from tests.integration.fault_figures import FaultFigure, Figure, InputFigure, read_figures
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "faults.md"
 COMMAND: Final = (
-    "FAULT_FIGURES=FILE SOAK=1 python -m pytest tests/integration/test_faults_*.py tests/integration/test_bad_peers.py"
+    "cd tests/integration; FAULT_FIGURES=FILE SOAK=1 python -m pytest test_faults_*.py test_relay.py test_bad_peers.py"
 )
 MIB: Final = 1 << 20
 MS_PER_S: Final = 1_000
@@ -65,7 +64,7 @@ def replace_between(text: str, begin: str, block: str) -> str:
 def write(text: str, figures: Sequence[Figure], head: str) -> str:
     """The page with these figures in its tables."""
     # By test, and those of one test in the order in which it has noted them.
-    ordered = sorted(figures, key=lambda one: one.command)
+    ordered = sorted(figures, key=_name_test)
     faults = [one for one in ordered if isinstance(one, FaultFigure)]
     inputs = [one for one in ordered if isinstance(one, InputFigure)]
     for name, block in (
@@ -81,6 +80,8 @@ def _name_test(one: Figure) -> str:
 
 def main() -> None:
     """Read the figures, write the page."""
+    from tests.benchmarks.machine import describe_run  # noqa: PLC0415 - loads torch
+
     parser = argparse.ArgumentParser(description="Write the tables of docs/faults.md.")
     parser.add_argument("files", type=Path, nargs="+", help="what FAULT_FIGURES named when the tests ran")
     figures = [figure for file in parser.parse_args().files for figure in read_figures(file)]
