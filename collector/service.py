@@ -1,7 +1,11 @@
 """ASSEMBLY and loop of the collector: receive -> admit -> handle -> carry out effects -> publish.
 
-One thread does all of it; the HTTP threads only read the finished snapshot. A bug in the state of one run is contained
-to that run: it is counted and logged, and the others go on.
+    receiving thread   ingest/reception.py: sockets and admission, so that everybody is heard at any time
+    this thread        the state of the runs, which nobody else writes: events, looks, pictures
+    HTTP threads       read the finished snapshot
+    the store's        writes what this thread hands over
+
+A bug in the state of one run is contained to that run: it is counted and logged, and the others go on.
 """
 
 import logging
@@ -11,59 +15,33 @@ from pathlib import Path
 
 from rankscope.collector.access import read_curve, read_http
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.clock_alignment import latest_arrival_ns
 from rankscope.collector.history.recorder import Recorder
 from rankscope.collector.history.store import KeptRun
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunLook
-from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
+from rankscope.collector.ingest.admission import Admission, LifeCounts
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.processes import is_gone
-from rankscope.collector.ingest.receiver import Received, Receiver
-from rankscope.collector.ingest.refusal_log import RefusalLog
+from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.relays import Relays
+from rankscope.collector.ingest.reception import AskForClock, Batch, Exchange, ForgetRun, Reception
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
-from rankscope.collector.state.events import (
-    ClockSampled,
-    CollectorAway,
-    DuplicateSeen,
-    EndSeen,
-    GoodbyeAdmitted,
-    JobEvent,
-    ProcessGone,
-    RankJoined,
-    ReportAdmitted,
-    Tick,
-    UnresponsiveSeen,
-)
+from rankscope.collector.state.events import CollectorAway, JobEvent, ProcessGone, RankJoined, Tick
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError
-from rankscope.measure.identity import RankIdentity
 from rankscope.measure.machine import read_machine_id
-from rankscope.measure.messages import (
-    Ack,
-    ClockPing,
-    ClockPong,
-    Goodbye,
-    Hello,
-    HelloWanted,
-    RankEnded,
-    RankUnresponsive,
-    Report,
-    Welcome,
-)
-from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s, s_to_ns
+from rankscope.measure.units import NS_PER_S, ns_to_s, s_to_ns
 
 LOG = logging.getLogger("rankscope.collector")
 
-RECEIVES_PER_POLL_MAX = 512
-"""Messages taken in before the tick gets its turn: at 30 us each 15 ms."""
+WAIT_S_MAX = 1.0
+"""Longest wait for events: a request to stop may come just before one begins."""
 AWAY_NS_MIN = NS_PER_S
 """Lateness of a tick from which on it counts as an absence of the collector: what a busy one is late is far less, and
 the shortest silence that can be set for a rank is twice as long."""
@@ -90,10 +68,11 @@ class Service:
             curve=curve,
             relays=self._relays,
         )
-        self._refusals = RefusalLog(clock)
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
+        self._exchange = Exchange()
+        self._reception = Reception(self._receiver, self._admission, self._exchange, clock, self._count_contained)
         self._jobs: dict[str, JobState] = {}
-        self._to_acknowledge: dict[bytes, int] = {}
+        self._counting = threading.Lock()
         self._contained: dict[str, int] = {}
         self._runs_evicted = 0
         self._machine_id = read_machine_id()
@@ -119,8 +98,10 @@ class Service:
             )
         except Exception:
             self._receiver.close()
+            self._exchange.close()
             self._shut_stores()
             raise
+        self._reception.metrics_url = self.metrics_url
         self._read_http_refused = lambda: self._http.refused
         self._snapshot = self._take_snapshot()
 
@@ -142,14 +123,18 @@ class Service:
     def stop(self) -> None:
         """Make `run` return soon."""
         self._stopping.set()
+        self._exchange.interrupt()
 
     def run(self, on_tick: Callable[[Snapshot], None] = lambda _snapshot: None) -> None:
         """Receive and tick until stopped. `on_tick` is called with each new snapshot."""
         tick_ns = s_to_ns(self._config.tick_s)
         next_tick_ns: int = self._clock.monotonic_ns()
+        self._reception.start()
         try:
             while not self._stopping.is_set():
-                self._receive(max(0, next_tick_ns - self._clock.monotonic_ns()))
+                wait_ns = next_tick_ns - self._clock.monotonic_ns()
+                for batch in self._exchange.take(min(ns_to_s(wait_ns), WAIT_S_MAX)):
+                    self._take(batch)
                 if self._clock.monotonic_ns() >= next_tick_ns:
                     self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
@@ -157,7 +142,9 @@ class Service:
                     on_tick(self._snapshot)
         finally:
             self._http.close()
+            self._reception.end()
             self._receiver.close()
+            self._exchange.close()
             self._shut_stores()
 
     # -- what outlives it ---------------------------------------------------------------------------------------------
@@ -216,81 +203,21 @@ class Service:
             self._recorder.shut()
         self._journal.shut(self._wall_s())
 
-    # -- receiving ----------------------------------------------------------------------------------------------------
+    # -- what has come in ---------------------------------------------------------------------------------------------
 
-    def _receive(self, wait_ns: int) -> None:
-        messages = self._receiver.poll(timeout_ms=-(-wait_ns // NS_PER_MS), batch_max=RECEIVES_PER_POLL_MAX)
-        for received in messages:
-            self._admit(received)
-        for peer, through in self._to_acknowledge.items():
-            self._receiver.send(peer, Ack(through=through))
-        self._to_acknowledge.clear()
-
-    def _admit(self, received: Received) -> None:
-        peer, message, key = received.peer, received.message, received.key
-        match message:
-            case Hello():
-                self._admit_hello(peer, message, key)
-            case Report() | Goodbye():
-                self._admit_numbered(peer, message, key)
-            case ClockPong():
-                self._take_clock(received, message)
-            case RankEnded() | RankUnresponsive():
-                self._take_notice(peer, message, key)
-            case _:
-                self._count_contained("unexpected_message")
-
-    def _admit_hello(self, peer: bytes, hello: Hello, key: str) -> None:
-        answer = self._admission.hello(peer, hello, key)
-        if isinstance(answer, Welcome):
-            identity = hello.identity
-            self._jobs.setdefault(identity.run, JobState(identity.run, self._config))
-            self._handle(identity, RankJoined(hello, self._clock.monotonic_ns()))
-            answer = Welcome(admitted_through=answer.admitted_through, metrics_url=self.metrics_url)
-        else:
-            rank, run = hello.identity.rank, hello.identity.run
-            self._refusals.note(answer.reason, f"rank {rank} of run {run!r}: {answer.detail}")
-        self._receiver.send(peer, answer)
-
-    def _admit_numbered(self, peer: bytes, message: Report | Goodbye, key: str) -> None:
-        verdict = self._admission.number(peer, message.sequence, key)
-        now_ns = self._clock.monotonic_ns()
-        match verdict:
-            case Admitted(identity):
-                event: JobEvent = (
-                    GoodbyeAdmitted(identity.boot_id, message, now_ns)
-                    if isinstance(message, Goodbye)
-                    else (ReportAdmitted(identity.boot_id, message, now_ns, ns_to_s(self._clock.wall_ns())))
-                )
-                self._handle(identity, event)
-            case Duplicate(identity):
-                self._handle(identity, DuplicateSeen(identity.boot_id))
-        if isinstance(verdict, UnknownPeer) or (isinstance(verdict, Jump) and verdict.hello_wanted):
-            self._receiver.send(peer, HelloWanted())
-        if not isinstance(verdict, UnknownPeer):
-            self._to_acknowledge[peer] = verdict.through
-
-    def _take_clock(self, received: Received, pong: ClockPong) -> None:
-        identity = self._admission.identity(received.peer, received.key)
-        if identity is not None:
-            arrived_ns = latest_arrival_ns(self._clock.monotonic_ns(), received.age_ns)
-            self._handle(identity, ClockSampled(identity.boot_id, pong.job_ns, pong.host_ns, arrived_ns))
-
-    def _take_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive, key: str) -> None:
-        """A sidecar speaks for a rank. It is no rank itself: it has no Hello, and its notices need no order."""
-        if not self._admission.knows(notice.identity, key):
-            return  # perhaps the rank's Hello is still on its way: the sidecar sends it again
-        boot_id, now_ns = notice.identity.boot_id, self._clock.monotonic_ns()
-        if isinstance(notice, RankEnded):
-            self._handle(notice.identity, EndSeen(boot_id, notice, now_ns))
-        else:
-            self._handle(notice.identity, UnresponsiveSeen(boot_id, notice, now_ns))
-        self._receiver.send(peer, Ack(through=notice.sequence))
-
-    def _handle(self, identity: RankIdentity, event: JobEvent) -> None:
-        job = self._jobs.get(identity.run)
-        if job is not None:
-            self._contain(job, event)
+    def _take(self, batch: Batch) -> None:
+        """Everything of a batch into the state of its runs, and then the word that it is."""
+        touched: dict[str, JobState] = {}
+        for run, event in batch.events:
+            job = self._jobs.get(run)
+            if job is None and isinstance(event, RankJoined):
+                job = self._jobs[run] = JobState(run, self._config)
+            if job is not None:
+                touched[run] = job
+                self._contain(job, event)
+        for job in touched.values():
+            self._contain_settling(job)
+        self._exchange.answer(batch)
 
     def _contain(self, job: JobState, event: JobEvent) -> None:
         try:
@@ -300,9 +227,17 @@ class Service:
             if self._count_contained("job_state") == 1:
                 LOG.exception("run %r: %s could not be handled; the run goes on", job.run, type(event).__name__)
 
+    def _contain_settling(self, job: JobState) -> None:
+        try:
+            job.settle()
+        except Exception:
+            if self._count_contained("job_state") == 1:
+                LOG.exception("run %r: steps could not be placed; the run goes on", job.run)
+
     def _count_contained(self, where: str) -> int:
-        self._contained[where] = self._contained.get(where, 0) + 1
-        return self._contained[where]
+        with self._counting:
+            self._contained[where] = self._contained.get(where, 0) + 1
+            return self._contained[where]
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
@@ -319,7 +254,6 @@ class Service:
             self._contain(job, Tick(now_ns, wall_s))
             if not job.has_live_ranks and now_ns - job.last_change_job_ns > s_to_ns(self._config.run_kept_s):
                 self._forget(job)
-        self._refusals.look(self._receiver.connections_refused)
         self._last_tick_ns = now_ns
         self._snapshot = self._take_snapshot()
         self._look_at_incidents(wall_s)
@@ -334,7 +268,7 @@ class Service:
 
     def _forget(self, job: JobState) -> None:
         del self._jobs[job.run]
-        self._admission.forget(job.run)
+        self._exchange.answer(ForgetRun(job.run))
         if self._recorder is not None:
             self._recorder.forget(job.run)
         self._runs_evicted += 1
@@ -353,9 +287,7 @@ class Service:
     def _carry_out(self, effect: JobEffect) -> None:
         match effect:
             case AskClock(boot_id):
-                peer = self._admission.peer_of(boot_id)
-                if peer is not None:
-                    self._receiver.send(peer, ClockPing(job_ns=self._clock.monotonic_ns()))
+                self._exchange.answer(AskForClock(boot_id))
             case OpenFinding(run, finding):
                 LOG.warning("run %r: %s", run, finding.sentence)
                 self._journal.open(run, finding, self._wall_s())

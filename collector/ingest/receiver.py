@@ -1,4 +1,4 @@
-"""The collector's end of the wire: a ZeroMQ ROUTER that turns bytes into messages and back. It belongs to one thread.
+"""The collector's end of the wire: a ZeroMQ ROUTER that turns bytes into messages and back. One thread at a time has it.
 
 Whatever arrives, `poll` raises nothing: what is not a message is counted by reason, and so is a connection that is not
 let in. What cannot be sent is counted too: an agent that lacks an answer asks again by itself.
@@ -158,10 +158,15 @@ class Receiver:
         """Connections that were not let in, by the reasons of curve.py."""
         return self._failed.counts
 
+    def watch(self, file: int) -> None:
+        """Let `poll` return, too, when this file can be read."""
+        self._poller.register(file, zmq.POLLIN)
+
     def poll(self, timeout_ms: int, batch_max: int) -> list[Received]:
         """What has come in: at most `batch_max` messages, those refused included.
 
-        Waits at most `timeout_ms` for the first frame or for somebody who wants to connect, and for no second one.
+        Waits at most `timeout_ms` for the first frame, for somebody who wants to connect or for a watched file, and for
+        no second one.
         """
         self._send_answers()
         return self.take(dict(self._poller.poll(timeout_ms)), batch_max)

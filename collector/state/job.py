@@ -119,6 +119,9 @@ class JobState:
                     self._handle_life(rank, event)
         return []
 
+    def settle(self) -> None:
+        """Everything that was handled is in the state now; what is put off is done here."""
+
     def live_identities(self) -> list[RankIdentity]:
         """The lives that have not ended, to be looked for on this machine."""
         return [rank.identity for rank in self._ranks().values() if rank.is_live or rank.ended == "silent"]

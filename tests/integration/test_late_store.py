@@ -48,11 +48,14 @@ class Direct:
             case RankJoined(hello):
                 self._hello(hello)
             case ReportAdmitted(boot_id, report):
-                self._service._admit(Received(boot_id.encode(), report))
+                self._receive(Received(boot_id.encode(), report))
         return []
 
     def _hello(self, hello: Hello) -> None:
-        self._service._admit(Received(hello.identity.boot_id.encode(), hello))
+        self._receive(Received(hello.identity.boot_id.encode(), hello))
+
+    def _receive(self, received: Received) -> None:
+        self._service._take(self._service._reception.admit([received]))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,56 @@
+"""When the numbered messages of a peer are acknowledged. Pure: the time is an argument.
+
+An acknowledgement says "everything up to this number", so one does for many. While little comes in each message is
+acknowledged at once: nobody waits, and it costs nothing. While much comes in, an acknowledgement of each would cost the
+collector nearly as much as the report itself (15 us with encryption against 30): then a peer gets one for every
+REPORTS_MAX messages, or when the oldest of them has waited for AGE_NS_MAX.
+"""
+
+from collections import deque
+from typing import Final
+
+from rankscope.measure.units import NS_PER_MS
+
+REPORTS_MAX: Final = 8
+"""Of the 64 that an agent sends ahead of their acknowledgement, so that a backlog never waits for one."""
+
+AGE_NS_MAX: Final = 1_200 * NS_PER_MS
+"""An agent asks where the collector stands after 2 s without an acknowledgement. At a report a second this is one for
+two reports, and 0.8 s are left for the way."""
+
+
+class Acknowledgements:
+    """What is to be acknowledged to whom. `wake_ns` is when `take_due` has something without another `note`."""
+
+    def __init__(self) -> None:
+        self._through: dict[bytes, tuple[int, int]] = {}
+        """By peer: the number up to which, and how many messages that acknowledges."""
+        self._ages: deque[tuple[int, bytes]] = deque()
+        """When each peer's is due at the latest, in the order of time; an entry may have been overtaken."""
+        self._now: dict[bytes, int] = {}
+
+    def note(self, peer: bytes, through: int, count: int, now_ns: int, *, at_once: bool) -> None:
+        """So many more messages of that peer have been taken in, or were known: all up to `through` are."""
+        _, waiting = self._through.get(peer, (0, 0))
+        if at_once or waiting + count >= REPORTS_MAX:
+            self._through.pop(peer, None)
+            self._now[peer] = through
+            return
+        if not waiting:
+            self._ages.append((now_ns + AGE_NS_MAX, peer))
+        self._through[peer] = through, waiting + count
+
+    def take_due(self, now_ns: int) -> dict[bytes, int]:
+        """By peer the number to acknowledge now."""
+        due, self._now = self._now, {}
+        while self._ages and self._ages[0][0] <= now_ns:
+            _, peer = self._ages.popleft()
+            found = self._through.pop(peer, None)
+            if found is not None:
+                due[peer] = found[0]
+        return due
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When something is due at the latest; None while nothing waits."""
+        return self._ages[0][0] if self._ages else None

@@ -1,0 +1,336 @@
+"""What the receiving thread does: frames in, answers out. What changes the state of a run it hands on as events.
+
+    agents --> Receiver --> Admission --> Batch of events --> Exchange.inbox  --> the thread of the state
+    agents <-- Receiver <-- Acknowledgements <--------------- Exchange.outbox <--
+
+Two threads, because a look at 16,384 ranks takes hundreds of milliseconds in one piece, and nobody should wait for that
+to be heard. Neither touches what is the other's: the sockets, the admission and the acknowledgements belong to this
+thread, the state of the runs to the other one, and between them there are two queues. A message is acknowledged when
+the batch it came in has been taken into the state, and not before.
+
+When the state falls behind, this thread stops reading: EVENTS_WAITING_MAX events wait here, and the rest where they are
+bounded too, in the sockets and in the agents.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from rankscope.collector.detect.clock_alignment import latest_arrival_ns
+from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, UnknownPeer
+from rankscope.collector.ingest.receiver import Received, Receiver
+from rankscope.collector.ingest.refusal_log import RefusalLog
+from rankscope.collector.state.events import (
+    ClockSampled,
+    DuplicateSeen,
+    EndSeen,
+    GoodbyeAdmitted,
+    JobEvent,
+    RankJoined,
+    ReportAdmitted,
+    UnresponsiveSeen,
+)
+from rankscope.measure.clock import Clock
+from rankscope.measure.messages import (
+    Ack,
+    ClockPing,
+    ClockPong,
+    Goodbye,
+    Hello,
+    HelloWanted,
+    RankEnded,
+    RankUnresponsive,
+    Report,
+    Welcome,
+)
+from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
+
+LOG = logging.getLogger("rankscope.collector")
+
+RECEIVES_PER_TURN_MAX: Final = 2048
+"""Messages taken in before answers get their turn: at 10 us each 20 ms."""
+
+EVENTS_WAITING_MAX: Final = 32_768
+"""Two seconds of 16,384 ranks, about 60 MB. Beyond that this thread reads no more until the state has caught up."""
+
+CROWD_FROM: Final = 4
+"""After so many messages at a time NAP_S is slept, so that the next turn finds many too: a turn for each message alone
+costs as much as the message."""
+NAP_S: Final = 0.01
+BUSY_FROM: Final = 32
+"""So many at a time are some thousand a second, and acknowledgements are put together."""
+
+WAIT_NS_MAX: Final = NS_PER_S
+"""Longest wait for a message. Answers that are to go out end it."""
+
+
+class RunEvent(NamedTuple):
+    """An event of one run."""
+
+    run: str
+    event: JobEvent
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one turn has read: events in their order, and what is to be acknowledged once they are in the state."""
+
+    events: list[RunEvent] = field(default_factory=list)
+    numbered: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """By peer the number up to which everything is in the state then, and how many messages of it are in here."""
+    at_once: set[bytes] = field(default_factory=set)
+    """Peers that wait for it: the last message of a life, or one that came a second time."""
+    notices: list[tuple[bytes, int]] = field(default_factory=list)
+    """Notices of sidecars, each acknowledged by its own number."""
+    is_busy: bool = False
+
+
+class ForgetRun(NamedTuple):
+    """The state has let go of a run."""
+
+    run: str
+
+
+class AskForClock(NamedTuple):
+    """Ask this life of a rank what time it is."""
+
+    boot_id: str
+
+
+Answer = Batch | ForgetRun | AskForClock
+"""What the thread of the state asks of this one. A Batch that comes back has been taken in."""
+
+
+class Exchange:
+    """The two queues, and a bell for each side. Everything here may be called from both threads."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._inbox: list[Batch] = []
+        self._events = 0
+        self._outbox: deque[Answer] = deque()
+        self.bell, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """Readable when there is something in the outbox, or `ring` was called."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many events wait for the state as may."""
+        return self._events >= EVENTS_WAITING_MAX
+
+    def hand_on(self, batch: Batch) -> None:
+        """From the receiving thread: something to be taken in."""
+        with self._arrived:
+            self._inbox.append(batch)
+            self._events += len(batch.events)
+            self._arrived.notify()
+
+    def take(self, wait_s: float) -> list[Batch]:
+        """To the thread of the state: everything that waits, in order; nothing when nothing came within that time."""
+        with self._arrived:
+            if not self._inbox:
+                self._arrived.wait(max(0.0, wait_s))
+            batches, self._inbox, self._events = self._inbox, [], 0
+            return batches
+
+    def interrupt(self) -> None:
+        """Make the present `take` return; from any thread, and from a signal's handler."""
+        with self._arrived:
+            self._arrived.notify_all()
+
+    def answer(self, *answers: Answer) -> None:
+        """From the thread of the state: to be done by the receiving one, soon."""
+        if answers:
+            self._outbox.extend(answers)
+            self.ring()
+
+    def take_answers(self) -> list[Answer]:
+        """To the receiving thread: everything that is to be done, in order."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.bell, 4096)  # many rings are one; one that is lost rings for what is taken now
+        answers: list[Answer] = []
+        while self._outbox:
+            answers.append(self._outbox.popleft())
+        return answers
+
+    def ring(self) -> None:
+        """Wake the receiving thread."""
+        with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake anyway; or closed
+            os.write(self._rope, b"\0")
+
+    def close(self) -> None:
+        """Let go of the bell. Both threads are through."""
+        os.close(self.bell)
+        os.close(self._rope)
+
+
+class Reception:
+    """The receiving thread. `count` is called with what has gone wrong, from this thread."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        admission: Admission,
+        exchange: Exchange,
+        clock: Clock,
+        count: Callable[[str], int],
+    ) -> None:
+        self._receiver = receiver
+        self._admission = admission
+        self._exchange = exchange
+        self._clock = clock
+        self._count = count
+        self._refusals = RefusalLog(clock)
+        self._acknowledgements = Acknowledgements()
+        self._batch = Batch()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="rankscope-receive", daemon=True)
+        self.metrics_url = ""
+        receiver.watch(exchange.bell)
+
+    def start(self) -> None:
+        """Begin to receive."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Receive no more, after a last turn for what is to be answered; it is over when this returns."""
+        self._ends.set()
+        self._exchange.ring()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._ends.is_set():
+            try:
+                self.turn()
+            except Exception:
+                if self._count("reception") == 1:
+                    LOG.exception("a turn of receiving went wrong; the collector goes on")
+        self._answer(self._clock.monotonic_ns(), is_last=True)
+        self._receiver.poll(0, 0)  # relays' answers go out with it
+
+    def turn(self) -> None:
+        """Wait until there is something to do, and do it."""
+        received: list[Received] = []
+        if self._exchange.is_full:
+            time.sleep(NAP_S)
+        else:
+            received = self._receiver.poll(self._find_wait_ms(), RECEIVES_PER_TURN_MAX)
+        if received:
+            self._exchange.hand_on(self.admit(received))
+        self._answer(self._clock.monotonic_ns())
+        self._refusals.look(self._receiver.connections_refused)
+        if len(received) >= CROWD_FROM:
+            time.sleep(NAP_S)
+
+    def _find_wait_ms(self) -> int:
+        wake_ns, wait_ns = self._acknowledgements.wake_ns, WAIT_NS_MAX
+        if wake_ns is not None:
+            wait_ns = min(wait_ns, max(0, wake_ns - self._clock.monotonic_ns()))
+        return -(-wait_ns // NS_PER_MS)
+
+    def _answer(self, now_ns: int, *, is_last: bool = False) -> None:
+        for answer in self._exchange.take_answers():
+            match answer:
+                case Batch():
+                    self._note_taken(answer, now_ns)
+                case AskForClock(boot_id):
+                    peer = self._admission.peer_of(boot_id)
+                    if peer is not None:
+                        self._receiver.send(peer, ClockPing(job_ns=self._clock.monotonic_ns()))
+                case ForgetRun(run):
+                    self._admission.forget(run)
+        due = self._acknowledgements.take_due(now_ns + AGE_NS_MAX if is_last else now_ns)
+        for peer, through in due.items():
+            self._receiver.send(peer, Ack(through=through))
+
+    def _note_taken(self, batch: Batch, now_ns: int) -> None:
+        for peer, (through, count) in batch.numbered.items():
+            at_once = not batch.is_busy or peer in batch.at_once
+            self._acknowledgements.note(peer, through, count, now_ns, at_once=at_once)
+        for peer, number in batch.notices:
+            self._receiver.send(peer, Ack(through=number))
+
+    # -- from a message to an event -----------------------------------------------------------------------------------
+
+    def admit(self, received: Sequence[Received]) -> Batch:
+        """What the messages are to the state. A mistake of ours about one of them costs that one only."""
+        batch = self._batch = Batch(is_busy=len(received) >= BUSY_FROM)
+        for one in received:
+            try:
+                self._admit(one)
+            except Exception:
+                if self._count("reception") == 1:
+                    LOG.exception("a %s could not be admitted; the collector goes on", type(one.message).__name__)
+        return batch
+
+    def _admit(self, received: Received) -> None:
+        peer, message, key = received.peer, received.message, received.key
+        match message:
+            case Report() | Goodbye():
+                self._admit_numbered(peer, message, key)
+            case Hello():
+                self._admit_hello(peer, message, key)
+            case ClockPong():
+                self._take_clock(received, message)
+            case RankEnded() | RankUnresponsive():
+                self._take_notice(peer, message, key)
+            case _:
+                self._count("unexpected_message")
+
+    def _hand_on(self, run: str, event: JobEvent) -> None:
+        self._batch.events.append(RunEvent(run, event))
+
+    def _admit_hello(self, peer: bytes, hello: Hello, key: str) -> None:
+        answer = self._admission.hello(peer, hello, key)
+        if isinstance(answer, Welcome):
+            self._hand_on(hello.identity.run, RankJoined(hello, self._clock.monotonic_ns()))
+            answer = Welcome(admitted_through=answer.admitted_through, metrics_url=self.metrics_url)
+        else:
+            rank, run = hello.identity.rank, hello.identity.run
+            self._refusals.note(answer.reason, f"rank {rank} of run {run!r}: {answer.detail}")
+        self._receiver.send(peer, answer)
+
+    def _admit_numbered(self, peer: bytes, message: Report | Goodbye, key: str) -> None:
+        verdict = self._admission.number(peer, message.sequence, key)
+        match verdict:
+            case Admitted(identity):
+                now_ns = self._clock.monotonic_ns()
+                if isinstance(message, Report):
+                    now_wall_s = ns_to_s(self._clock.wall_ns())
+                    self._hand_on(identity.run, ReportAdmitted(identity.boot_id, message, now_ns, now_wall_s))
+                else:
+                    self._hand_on(identity.run, GoodbyeAdmitted(identity.boot_id, message, now_ns))
+                    self._batch.at_once.add(peer)
+            case Duplicate(identity):
+                self._hand_on(identity.run, DuplicateSeen(identity.boot_id))
+                self._batch.at_once.add(peer)
+            case Jump(hello_wanted=True) | UnknownPeer():
+                self._receiver.send(peer, HelloWanted())
+        if not isinstance(verdict, UnknownPeer):
+            _, count = self._batch.numbered.get(peer, (0, 0))
+            self._batch.numbered[peer] = verdict.through, count + 1
+
+    def _take_clock(self, received: Received, pong: ClockPong) -> None:
+        identity = self._admission.identity(received.peer, received.key)
+        if identity is not None:
+            arrived_ns = latest_arrival_ns(self._clock.monotonic_ns(), received.age_ns)
+            self._hand_on(identity.run, ClockSampled(identity.boot_id, pong.job_ns, pong.host_ns, arrived_ns))
+
+    def _take_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive, key: str) -> None:
+        """A sidecar speaks for a rank. It is no rank itself: it has no Hello, and its notices need no order."""
+        if not self._admission.knows(notice.identity, key):
+            return  # perhaps the rank's Hello is still on its way: the sidecar sends it again
+        boot_id, now_ns = notice.identity.boot_id, self._clock.monotonic_ns()
+        is_end = isinstance(notice, RankEnded)
+        event = EndSeen(boot_id, notice, now_ns) if is_end else UnresponsiveSeen(boot_id, notice, now_ns)
+        self._hand_on(notice.identity.run, event)
+        self._batch.notices.append((peer, notice.sequence))
