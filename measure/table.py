@@ -6,8 +6,8 @@ names, so that a column may be added without a new protocol number and a reader 
 numpy is imported where a table is made or read: a program that only sends messages without one stays 15 MB smaller.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -70,3 +70,37 @@ class Table(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def columns(self) -> "Mapping[str, Column]":
         """Every column by its name."""
         return {name: self.column(name) for name in self.names}
+
+
+class Block(NamedTuple):
+    """Tables with the same columns and as many rows, as one array of shape (tables, columns, rows)."""
+
+    names: tuple[str, ...]
+    values: "npt.NDArray[np.int64]"
+
+    def column(self, name: str) -> "Column":
+        """The column of that name of every table, shape (tables, rows); all MISSING when there is none."""
+        import numpy as np  # noqa: PLC0415
+
+        if name not in self.names:
+            return np.full((self.values.shape[0], self.values.shape[2]), MISSING, dtype=np.int64)
+        return self.values[:, self.names.index(name), :]
+
+
+def stack_tables(tables: Sequence[Table]) -> Iterator[tuple[list[int], Block]]:
+    """The tables as few blocks as there are different shapes of them, each with the places of its tables.
+
+    >>> one, other = Table.from_rows(("step",), [(7,)]), Table.from_rows(("step",), [(8,)])
+    >>> [(places, block.column("step").tolist()) for places, block in stack_tables([one, other])]
+    [([0, 1], [[7], [8]])]
+    """
+    import numpy as np  # noqa: PLC0415
+
+    places: dict[tuple[tuple[str, ...], int], list[int]] = {}
+    for place, table in enumerate(tables):
+        places.setdefault((table.names, table.row_count), []).append(place)
+    for (names, row_count), found in places.items():
+        shape = len(found), len(names), row_count
+        data = b"".join([tables[place].data for place in found])
+        values = np.frombuffer(data, dtype="<i8").reshape(shape) if data else np.empty(shape, dtype=np.int64)
+        yield found, Block(names, values)

@@ -51,22 +51,23 @@ class StepAccount:
         self._is_known_from_birth = first_sequence == 1
         self._reported_before: int | None = None
         self._published = 0
-        self._late = 0
+        self.late = 0
+        """Records that came too late to be compared."""
         self._saved_reported: int | None = None
         self._saved_dropped = 0
-        self.counts = StepCounts()
-        """The account of this moment."""
+        self._last: Report | None = None
+        self._restored = StepCounts()
 
     def restore(self, counts: StepCounts, dropped_said: int) -> None:
         """Go on from what the collector before has saved; `dropped_said` is what the agent had counted as dropped by
         then. It saves late records at once, the others with some delay: what was acknowledged after that is not sent
         again, and counts as published when the next report tells how much it is.
         """
-        self._published, self._late = counts.published, counts.late
+        self._published, self.late = counts.published, counts.late
         self._reported_before = counts.published_elsewhere
         self._saved_reported = counts.published + counts.late + counts.published_elsewhere + counts.dropped_in_reports
         self._saved_dropped = dropped_said
-        self.counts = counts
+        self._restored = counts
 
     def take(self, report: Report, late: int) -> None:
         """A report was admitted; `late` of its step records came too late to be compared."""
@@ -78,18 +79,26 @@ class StepAccount:
             self._published += max(0, report.totals.steps - rows - self._saved_reported - dropped_since)
             self._saved_reported = None
         self._published += rows - late
-        self._late += late
-        not_here = max(0, report.totals.steps - self._published - self._late)
-        missing_since = max(0, not_here - self._reported_before)
+        self.late += late
+        self._last = report
+
+    @property
+    def counts(self) -> StepCounts:
+        """The account as of the last report."""
+        report = self._last
+        if report is None:
+            return self._restored
+        not_here = max(0, report.totals.steps - self._published - self.late)
+        missing_since = max(0, not_here - (self._reported_before or 0))
         dropped = min(max(missing_since, report.losses.steps_dropped_in_reports), not_here)
         if self._is_known_from_birth:
             dropped = not_here
-        self.counts = StepCounts(
+        return StepCounts(
             made=report.losses.steps_made,
             buffered=report.losses.steps_buffered,
             published=self._published,
             published_elsewhere=not_here - dropped,
             overwritten=report.losses.steps_overwritten,
             dropped_in_reports=dropped,
-            late=self._late,
+            late=self.late,
         )

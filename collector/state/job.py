@@ -36,6 +36,7 @@ from rankscope.collector.state.events import (
     UnresponsiveSeen,
 )
 from rankscope.collector.state.group_members import GroupMembers
+from rankscope.collector.state.intake import Intake
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
@@ -60,6 +61,7 @@ class _Attempt:
     restart_count: int
     world_size: int
     window: StepWindow
+    intake: Intake = field(init=False)
     groups: GroupMembers = field(init=False)
     ranks: dict[int, RankState] = field(default_factory=dict)
     series: StepSeries | None = None
@@ -79,6 +81,7 @@ class _Attempt:
     """The last step that has been given to the history."""
 
     def __post_init__(self) -> None:
+        self.intake = Intake(self.window)
         self.groups = GroupMembers(self.world_size)
 
 
@@ -118,9 +121,6 @@ class JobState:
                 if rank is not None:
                     self._handle_life(rank, event)
         return []
-
-    def settle(self) -> None:
-        """Everything that was handled is in the state now; what is put off is done here."""
 
     def live_identities(self) -> list[RankIdentity]:
         """The lives that have not ended, to be looked for on this machine."""
@@ -229,20 +229,24 @@ class JobState:
             self._group_sizes[group.label] = len(group.ranks)
             attempt.window.learn_place(number, group.label, bisect_left(members, number))
             attempt.window.learn_group(group.label, len(group.ranks))
-        rank.steps.take(report, late=attempt.window.add_steps(number, report.steps))
-        if report.steps.row_count:
-            rank.last_step = int(report.steps.column("step").max())
-        attempt.window.add_collectives(number, report.collectives)
+        attempt.intake.add(rank, report)
         if report.totals.step_ns > attempt.step_ns:
             self._goodput.take_steps(_end_of_steps(report, event.now_job_ns), report.totals.step_ns - attempt.step_ns)
             attempt.step_ns = report.totals.step_ns
-        for first_step, last_step in report.covered_steps:
-            for kind in attempt.window.cover(number, first_step, last_step):
+
+    def settle(self) -> None:
+        """Place the steps and collectives of the reports that were handled since this was last called. To be called
+        after a batch of events; whatever reads the window calls it too.
+        """
+        attempt = self._attempt
+        if attempt is not None:
+            for kind in attempt.intake.settle():
                 attempt.ranks[kind.rank].add_kind(kind)
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
     def _tick(self, tick: Tick) -> list[JobEffect]:
+        self.settle()
         attempt = self._attempt
         if attempt is None:
             return []
@@ -344,10 +348,12 @@ class JobState:
     @property
     def lives(self) -> Mapping[int, RankState]:
         """The ranks of the present attempt, to be saved."""
+        self.settle()
         return self._ranks()
 
     def take_settled_steps(self, wall_s: float) -> list[StepAggregate]:
         """The steps that are settled since this was last called, for the history."""
+        self.settle()
         attempt = self._attempt
         if attempt is None:
             return []
@@ -362,6 +368,7 @@ class JobState:
 
     def snapshot(self, now_job_ns: int) -> RunSnapshot:
         """The immutable picture of the run."""
+        self.settle()
         attempt = self._attempt
         if attempt is None:
             return RunSnapshot(run=self.run, world_size=0, restart_count=0, ranks=())

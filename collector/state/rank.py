@@ -136,7 +136,7 @@ class RankState:
     @property
     def counters(self) -> tuple[object, ...]:
         """What must not be lost of it, in short: when this has changed it has to be saved."""
-        return self.identity.boot_id, self.missing, self.steps.counts.late, self._kinds_counted, self.ended
+        return self.identity.boot_id, self.missing, self.steps.late, self._kinds_counted, self.ended
 
     @property
     def ended(self) -> str | None:
@@ -217,7 +217,7 @@ class RankState:
             report_gaps=self.missing,
             first_sequence=self.first_sequence,
             last_sequence=self.last_sequence,
-            records_late=self.steps.counts.late,
+            records_late=self.steps.late,
             steps=self.steps.counts,
             breakdown=add_breakdowns(tuple(self.breakdowns)),
             totals=self.totals,

@@ -18,7 +18,7 @@ from rankscope.collector.detect.waits import KindWaits, RankCollectives, split_w
 from rankscope.collector.state.transfer_ring import TransferRing
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import PHASE_PREFIX, Collectives
-from rankscope.measure.table import MISSING, Table
+from rankscope.measure.table import MISSING, Block, Table, stack_tables
 
 PHASES_MAX = 32
 """Names of phases kept for a run: the five of every step and what its users add."""
@@ -83,16 +83,23 @@ class StepWindow:
 
     def add_steps(self, rank: int, table: Table) -> int:
         """Place a rank's steps; returns how many came too late for the window."""
-        steps = table.column("step")
+        return sum(int(self.add_steps_of(np.array([rank]), block).sum()) for _, block in stack_tables([table]))
+
+    def add_steps_of(self, ranks: Ints, block: Block) -> Ints:
+        """Place the steps of those ranks, one table of the block each, as if they came in that order; returns how many
+        of each rank came too late for the window.
+        """
+        steps = block.column("step").reshape(-1)
         before = np.maximum.accumulate(np.concatenate([[self.latest_step], steps]))[:-1]
         late = (steps < 0) | (steps <= before - self._kept)
         rows = self._make_room(steps, np.flatnonzero(~late))
-        slots = steps[rows] % self._kept
-        for name, column in table.columns().items():
+        slots, columns = steps[rows] % self._kept, np.repeat(ranks, block.values.shape[2])[rows]
+        for name in block.names if len(rows) else ():
             values = self._values_of(name)
             if values is not None:
-                values[slots, rank] = np.where(column[rows] == MISSING, np.nan, column[rows])
-        return int(late.sum())
+                found = block.column(name).reshape(-1)[rows]
+                values[slots, columns] = np.where(found == MISSING, np.nan, found)
+        return np.asarray(late.reshape(len(ranks), block.values.shape[2]).sum(axis=1))
 
     def _values_of(self, name: str) -> Floats | None:
         """Where a column of a table of steps is kept; None: it is not."""
@@ -109,29 +116,59 @@ class StepWindow:
 
     def add_collectives(self, rank: int, collectives: Collectives) -> None:
         """Keep a rank's collectives until all ranks' are there."""
-        table = collectives.table
-        steps = table.column("step")
-        order = np.argsort(steps, kind="stable")
-        rows = self._make_room(steps, order)
-        columns = [table.column(name)[rows] for name in COLUMNS_KEPT]
-        steps = steps[rows]
-        bounds = np.flatnonzero(np.diff(steps, prepend=-1, append=-1)).tolist()
+        for _, block in stack_tables([collectives.table]):
+            self.add_collectives_of([rank], [collectives], block)
+
+    def add_collectives_of(self, ranks: Sequence[int], told: Sequence[Collectives], block: Block) -> None:
+        """The same of several ranks, whose tables are the block. They are cut by step; ranks mostly tell of the same
+        steps, and then all are cut at once.
+        """
+        steps = block.column("step")
+        order = np.argsort(steps, axis=1, kind="stable")
+        steps = np.take_along_axis(steps, order, axis=1)
+        alike = np.flatnonzero((steps == steps[:1]).all(axis=1)) if steps.size else np.arange(0)
+        others = np.setdiff1d(np.arange(len(ranks)), alike).tolist()
+        columns = [np.take_along_axis(block.column(name), order, axis=1) for name in COLUMNS_KEPT]
+        for rows in (alike.tolist(), *([row] for row in others)):
+            if rows:
+                self._keep_collectives(rows, steps[rows[0]], ranks, told, columns)
+
+    def _keep_collectives(
+        self,
+        rows: Sequence[int],
+        steps: Ints,
+        ranks: Sequence[int],
+        told: Sequence[Collectives],
+        columns: Sequence[Ints],
+    ) -> None:
+        """Of these rows of the columns, whose steps are in order."""
+        kept = self._make_room(steps, np.arange(len(steps)))
+        steps, offset = steps[kept], len(steps) - len(kept)
+        bounds = (np.flatnonzero(np.diff(steps, prepend=-1, append=-1)) + offset).tolist()
         for begin, end in itertools.pairwise(bounds):
-            found = RankCollectives(collectives.groups, collectives.ops, *(column[begin:end] for column in columns))
-            self._pending.setdefault(int(steps[begin]), {})[rank] = found
+            pending = self._pending.setdefault(int(steps[begin - offset]), {})
+            cut = [column[:, begin:end] for column in columns]
+            for row in rows:
+                groups, ops = told[row].groups, told[row].ops
+                pending[ranks[row]] = RankCollectives(groups, ops, *(column[row] for column in cut))
 
     def cover(self, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
         """All collectives of these steps of that rank are here. Resolves the steps for which that is now true of all
         ranks and returns what their collectives came to.
         """
+        return self.cover_of(np.array([rank]), first_step, last_step)
+
+    def cover_of(self, ranks: Ints, first_step: int, last_step: int) -> list[KindWaits]:
+        """The same of several ranks, each once."""
         kinds: list[KindWaits] = []
         self._watched = True
         steps = np.arange(max(first_step, self.latest_step - self._kept + 1, 0), min(last_step, self.latest_step) + 1)
+        steps = steps[self._steps[steps % self._kept] == steps]
         slots = steps % self._kept
-        fresh = (self._steps[slots] == steps) & ~self._covered[slots, rank]
-        self._covered[slots[fresh], rank] = True
-        self._covered_count[slots[fresh]] += 1
-        resolved = steps[fresh & (self._covered_count[slots] == self._world_size)].tolist()
+        fresh = (~self._covered[np.ix_(slots, ranks)]).sum(axis=1)
+        self._covered[np.ix_(slots, ranks)] = True
+        self._covered_count[slots] += fresh
+        resolved = steps[(fresh > 0) & (self._covered_count[slots] == self._world_size)].tolist()
         if resolved:
             self._charge(resolved)
         for step in resolved:
