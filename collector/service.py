@@ -262,8 +262,8 @@ class Service:
         self._record(Clocks(now_ns, wall_s))
 
     def _look_for_gone_processes(self, job: JobState) -> None:
-        for identity in job.live_identities():
-            if identity.machine_id and identity.machine_id == self._machine_id and is_gone(identity.pid):
+        for identity in job.live_identities(self._machine_id) if self._machine_id else ():
+            if is_gone(identity.pid):
                 self._contain(job, ProcessGone(identity.boot_id, self._clock.monotonic_ns()))
 
     def _forget(self, job: JobState) -> None:
@@ -275,8 +275,8 @@ class Service:
 
     def _look_at_incidents(self, wall_s: float) -> None:
         looks = [
-            RunLook(run.run, run.open_findings, is_over=self._jobs[run.run].is_over, can_tell=run.abstained is None)
-            for run in self._snapshot.runs
+            RunLook(run, job.open_findings, is_over=job.is_over, can_tell=job.abstained is None)
+            for run, job in sorted(self._jobs.items())
         ]
         try:
             self._journal.tick(looks, wall_s)
@@ -313,7 +313,7 @@ class Service:
         return Snapshot(
             wall_s=ns_to_s(self._clock.wall_ns()),
             version=__version__,
-            runs=tuple(job.snapshot(now_ns) for _, job in sorted(self._jobs.items())),
+            runs=[job.draft(now_ns) for _, job in sorted(self._jobs.items())],
             steps={name: job.step_picture for name, job in self._jobs.items() if job.step_picture is not None},
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,

@@ -11,6 +11,7 @@ between, and what was known before it is forgotten. A jump that the bounds do no
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from rankscope.measure.units import NS_PER_S, HostNs, JobNs
@@ -20,7 +21,7 @@ DRIFT_PER_S_NS = 100_000
 READINGS_NS = 2
 """The two readings of the rank's clock behind two samples are whole nanoseconds: each may be up to one off."""
 
-_Sample = tuple[int, int, int, int]
+ClockSample = tuple[int, int, int, int]
 """sent, received, and of the moment half way: the offset, and half the round trip. Not a class: 16,384 ranks give 3,000
 answers a second, and each is held against the 16 before it."""
 
@@ -46,7 +47,7 @@ class ClockAlignment:
     """The alignment of one rank."""
 
     def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque(maxlen=SAMPLES_MAX)
+        self._samples: deque[ClockSample] = deque(maxlen=SAMPLES_MAX)
 
     def add(self, sent_job_ns: int, host_ns: int, received_job_ns: int) -> None:
         """Take in a ping's answer. One that came back before it was sent is no answer to ours and is ignored; so is one
@@ -70,19 +71,19 @@ class ClockAlignment:
         >>> alignment.at(JobNs(2_000))
         Alignment(offset_ns=500000, error_ns=500)
         """
-        best: Alignment | None = None
-        for sample in self._samples:
-            error_ns = _bound(sample, now_job_ns)
-            if best is None or error_ns <= best.error_ns:
-                best = Alignment(sample[2], error_ns)
-        return best
+        return find_alignment(self._samples, now_job_ns)
+
+    @property
+    def samples(self) -> tuple[ClockSample, ...]:
+        """What it is found from, for `find_alignment`."""
+        return tuple(self._samples)
 
     def to_job_time(self, host_ns: int, now_job_ns: int) -> JobNs | None:
         """A moment of the rank's clock on ours; None before the first answer."""
         alignment = self.at(now_job_ns)
         return None if alignment is None else JobNs(HostNs(host_ns) - alignment.offset_ns)
 
-    def _contradicts(self, sample: _Sample) -> bool:
+    def _contradicts(self, sample: ClockSample) -> bool:
         """Whether a sample and one of those kept cannot both be right about the moment when it was received."""
         _, now_job_ns, offset_ns, _ = sample
         near_ns = _bound(sample, now_job_ns) + READINGS_NS
@@ -93,7 +94,17 @@ class ClockAlignment:
         return False
 
 
-def _bound(sample: _Sample, now_job_ns: int) -> int:
+def find_alignment(samples: Iterable[ClockSample], now_job_ns: int) -> Alignment | None:
+    """The best alignment that these samples give at that moment; None when there are none."""
+    best: Alignment | None = None
+    for sample in samples:
+        error_ns = _bound(sample, now_job_ns)
+        if best is None or error_ns <= best.error_ns:
+            best = Alignment(sample[2], error_ns)
+    return best
+
+
+def _bound(sample: ClockSample, now_job_ns: int) -> int:
     """How far off a sample's offset may be at that moment."""
     sent_ns, received_ns, _, half_ns = sample
     return half_ns + max(now_job_ns - sent_ns, received_ns - now_job_ns) * DRIFT_PER_S_NS // NS_PER_S

@@ -50,6 +50,13 @@ class RankIntervals:
         self._interval_s = interval_s
         self._begun: dict[str, tuple[int, float, dict[int, _Mark]]] = {}
 
+    def is_due(self, run: str, attempt: int, wall_s: float, *, is_last: bool = False) -> bool:
+        """Whether `look` has something to do: an interval ends now, or the first one of an attempt begins."""
+        begun = self._begun.get(run)
+        if begun is None or begun[0] != attempt or is_last:
+            return True
+        return not 0.0 <= wall_s - begun[1] < self._interval_s
+
     def look(self, run: RunSnapshot, attempt: int, wall_s: float, *, is_last: bool = False) -> RankInterval | None:
         """The interval that ends now; None when none does, or nobody made a step in it. `is_last`: end it early."""
         begun = self._begun.get(run.run)

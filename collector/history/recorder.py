@@ -11,7 +11,7 @@ picture that is EXPORT_LAG_S_MAX old is given up for the present one: numbers th
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
@@ -20,7 +20,7 @@ from rankscope.collector.history.rank_intervals import RankIntervals
 from rankscope.collector.history.store import HistoryStore, KeptRun
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import Clocks, SavedStory
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.store.database import Database
 from rankscope.measure.errors import UnavailableError
 
@@ -98,10 +98,9 @@ class Recorder:
 
     def tick(self, jobs: Iterable[JobState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
         """Hand over what has changed. `snapshot` is of the same moment as the jobs."""
-        pictures = {run.run: run for run in snapshot.runs}
         with self._changed:
             for job in jobs:
-                self._contain(job, pictures, clocks, is_last=is_last)
+                self._contain(job, snapshot, clocks, is_last=is_last)
             self._waiting.snapshot = snapshot
             self._has_waiting = True
             self._changed.notify()
@@ -110,17 +109,17 @@ class Recorder:
             self._count(STORE)
         self._failures_counted = failures
 
-    def _contain(self, job: JobState, pictures: Mapping[str, RunSnapshot], clocks: Clocks, *, is_last: bool) -> None:
+    def _contain(self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
         """A mistake of ours about one run is that run's alone."""
         try:
-            self._take(job, pictures[job.run], clocks, is_last=is_last)
+            self._take(job, snapshot, clocks, is_last=is_last)
         except Exception:
             self._count(RUN)
             if job.run not in self._mistaken:
                 self._mistaken.add(job.run)
                 LOG.exception("run %r could not be handed to the store; the others are", job.run)
 
-    def _take(self, job: JobState, picture: RunSnapshot, clocks: Clocks, *, is_last: bool) -> None:
+    def _take(self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
         steps = job.take_settled_steps(clocks.wall_s)
         saved = job.save(clocks)
         if saved is None:
@@ -130,15 +129,18 @@ class Recorder:
         story = job.save_story()
         if self._stories.get(run) != story:
             waiting.stories[run] = self._stories[run] = story
-        pictures = {rank.identity.rank: rank for rank in picture.ranks}
         for number, rank in job.lives.items():
             before, counters = self._lives.get((run, number)), rank.counters
             if is_last or before is None or before.counters != counters or self._is_old(before, clocks.wall_s):
-                waiting.lives[run, number] = saved.attempt, rank.save(clocks, pictures[number])
+                waiting.lives[run, number] = saved.attempt, job.save_life(rank, clocks)
                 self._lives[run, number] = _Saved(counters, clocks.wall_s)
         for step in steps:
             waiting.add_step(run, step)
-        interval = self._intervals.look(picture, saved.attempt, clocks.wall_s, is_last=is_last or saved.is_over)
+        ends_now = is_last or saved.is_over
+        if not self._intervals.is_due(run, saved.attempt, clocks.wall_s, is_last=ends_now):
+            return  # so that nobody has to make the picture of all ranks for it
+        picture = next(picture for picture in snapshot.runs if picture.run == run)
+        interval = self._intervals.look(picture, saved.attempt, clocks.wall_s, is_last=ends_now)
         if interval is not None:
             waiting.add_interval(run, interval)
 

@@ -330,7 +330,8 @@ class Reception:
         if not self._admission.knows(notice.identity, key):
             return  # perhaps the rank's Hello is still on its way: the sidecar sends it again
         boot_id, now_ns = notice.identity.boot_id, self._clock.monotonic_ns()
-        is_end = isinstance(notice, RankEnded)
-        event = EndSeen(boot_id, notice, now_ns) if is_end else UnresponsiveSeen(boot_id, notice, now_ns)
-        self._hand_on(notice.identity.run, event)
+        if isinstance(notice, RankEnded):
+            self._hand_on(notice.identity.run, EndSeen(boot_id, notice, now_ns))
+        else:
+            self._hand_on(notice.identity.run, UnresponsiveSeen(boot_id, notice, now_ns))
         self._batch.notices.append((peer, notice.sequence))

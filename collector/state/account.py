@@ -10,6 +10,8 @@ dropped only the agent can say, and it may hold one for dropped whose acknowledg
 between two bounds: at least what is missing since the life is known here, at most all that is not here.
 """
 
+from typing import Final, NamedTuple
+
 import msgspec
 
 from rankscope.measure.messages import Report
@@ -42,6 +44,42 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.made - self.buffered - self.published - self.published_elsewhere - lost
 
 
+NOTHING_COUNTED: Final = StepCounts()
+
+
+class StepDraft(NamedTuple):
+    """What the account is computed from: where the life was first known from, what was published and late, and the last
+    report, None where there is only what another collector had counted.
+    """
+
+    is_known_from_birth: bool
+    reported_before: int
+    published: int
+    late: int
+    report: Report | None
+    restored: StepCounts
+
+    def build(self) -> StepCounts:
+        """The account as of that report."""
+        report = self.report
+        if report is None:
+            return self.restored
+        not_here = max(0, report.totals.steps - self.published - self.late)
+        missing_since = max(0, not_here - self.reported_before)
+        dropped = min(max(missing_since, report.losses.steps_dropped_in_reports), not_here)
+        if self.is_known_from_birth:
+            dropped = not_here
+        return StepCounts(
+            made=report.losses.steps_made,
+            buffered=report.losses.steps_buffered,
+            published=self.published,
+            published_elsewhere=not_here - dropped,
+            overwritten=report.losses.steps_overwritten,
+            dropped_in_reports=dropped,
+            late=self.late,
+        )
+
+
 class StepAccount:
     """Keeps the account of one life. `first_sequence` is the number its first Hello began with: of a life known from
     number 1 on nobody else has anything.
@@ -55,8 +93,8 @@ class StepAccount:
         """Records that came too late to be compared."""
         self._saved_reported: int | None = None
         self._saved_dropped = 0
-        self._last: Report | None = None
-        self._restored = StepCounts()
+        self._report: Report | None = None
+        self._restored = NOTHING_COUNTED
 
     def restore(self, counts: StepCounts, dropped_said: int) -> None:
         """Go on from what the collector before has saved; `dropped_said` is what the agent had counted as dropped by
@@ -80,25 +118,14 @@ class StepAccount:
             self._saved_reported = None
         self._published += rows - late
         self.late += late
-        self._last = report
+        self._report = report
+
+    def draft(self) -> StepDraft:
+        """What the account of this moment is computed from."""
+        before = self._reported_before or 0
+        return StepDraft(self._is_known_from_birth, before, self._published, self.late, self._report, self._restored)
 
     @property
     def counts(self) -> StepCounts:
-        """The account as of the last report."""
-        report = self._last
-        if report is None:
-            return self._restored
-        not_here = max(0, report.totals.steps - self._published - self.late)
-        missing_since = max(0, not_here - (self._reported_before or 0))
-        dropped = min(max(missing_since, report.losses.steps_dropped_in_reports), not_here)
-        if self._is_known_from_birth:
-            dropped = not_here
-        return StepCounts(
-            made=report.losses.steps_made,
-            buffered=report.losses.steps_buffered,
-            published=self._published,
-            published_elsewhere=not_here - dropped,
-            overwritten=report.losses.steps_overwritten,
-            dropped_in_reports=dropped,
-            late=self.late,
-        )
+        """The account of this moment."""
+        return self.draft().build()

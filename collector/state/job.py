@@ -4,11 +4,9 @@ A run goes through *attempts*: an elastic restart begins a new one, in which ste
 attempts before are kept as a count only.
 """
 
-import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -16,11 +14,13 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
 from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
+from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.slow_ranks import read_usual
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.twins import Twins, find_twins
-from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.detect.view import JobView
+from rankscope.collector.state.comparison import NOT_COMPARED, Comparison
+from rankscope.collector.state.draft import RunDraft
 from rankscope.collector.state.effects import AskClock, JobEffect
 from rankscope.collector.state.events import (
     ClockSampled,
@@ -38,8 +38,9 @@ from rankscope.collector.state.events import (
 from rankscope.collector.state.group_members import GroupMembers
 from rankscope.collector.state.intake import Intake
 from rankscope.collector.state.rank import RankState
+from rankscope.collector.state.samples import read_samples
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.state.standings import build_standings
 from rankscope.collector.state.step_history import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.state.step_picture import StepPicture
@@ -53,6 +54,11 @@ NOBODY_YET = "no rank has reported yet"
 SKIP_STEPS = 3
 """The first steps compile, allocate and fill caches; they are nobody's slowness."""
 
+PINGS_PER_S_MAX = 256
+"""A ping and its answer cost 50 us, so this is 1 % of a core. Beyond 1,280 ranks at the default of `clock_ping_s` each
+is asked less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms, and a verdict tells tenths of seconds.
+"""
+
 
 @dataclass(slots=True)
 class _Attempt:
@@ -64,9 +70,16 @@ class _Attempt:
     intake: Intake = field(init=False)
     groups: GroupMembers = field(init=False)
     ranks: dict[int, RankState] = field(default_factory=dict)
+    by_machine: dict[str, list[RankState]] = field(default_factory=dict)
     series: StepSeries | None = None
     slowdowns: Floats | None = None
+    comparison: Comparison = NOT_COMPARED
     twins: tuple[tuple[int, ...], Mapping[int, Signature], Twins] | None = None
+
+    def put(self, rank: RankState) -> None:
+        """A life takes its rank's place."""
+        self.ranks[rank.identity.rank] = rank
+        self.by_machine.setdefault(rank.identity.machine_id, []).append(rank)
 
     def find_twins(self, ranks: tuple[int, ...]) -> Twins:
         """Who is compared with whom: mostly the same as at the last look."""
@@ -122,9 +135,11 @@ class JobState:
                     self._handle_life(rank, event)
         return []
 
-    def live_identities(self) -> list[RankIdentity]:
-        """The lives that have not ended, to be looked for on this machine."""
-        return [rank.identity for rank in self._ranks().values() if rank.is_live or rank.ended == "silent"]
+    def live_identities(self, machine_id: str) -> list[RankIdentity]:
+        """The lives on that machine that have not ended, to be looked for there."""
+        attempt = self._attempt
+        here = attempt.by_machine.get(machine_id, ()) if attempt is not None else ()
+        return [rank.identity for rank in here if rank.is_live or rank.ended == "silent"]
 
     @property
     def is_over(self) -> bool:
@@ -161,7 +176,7 @@ class JobState:
                 self._goodput.restart(event.now_job_ns)
             attempt = self._begin_attempt(identity)
         if identity.rank < attempt.world_size:
-            attempt.ranks[identity.rank] = RankState(event.hello, event.now_job_ns)
+            attempt.put(RankState(event.hello, event.now_job_ns))
             self._rank_of_boot[identity.boot_id] = identity.rank
             self._goodput.begin(event.now_job_ns)
             if self._begun_job_ns is None:
@@ -252,13 +267,16 @@ class JobState:
             return []
         effects: list[JobEffect] = []
         silent_ns = s_to_ns(self._config.rank_silent_s)
+        # Of many ranks each is asked less often, so that the first ones do not use up what may be asked.
+        ping_pause_ns = s_to_ns(max(self._config.clock_ping_s, len(attempt.ranks) / PINGS_PER_S_MAX))
+        pings_max = max(1, round(PINGS_PER_S_MAX * self._config.tick_s))
         stalled: list[RankState] = []
         for rank in attempt.ranks.values():
             # Of 16,384 ranks nearly all need nothing: whether they live is asked last.
             if tick.now_job_ns - rank.last_seen_job_ns > silent_ns and rank.is_live:
                 rank.vitals.fall_silent()
-            if tick.now_job_ns >= rank.next_ping_job_ns and rank.is_live:
-                rank.next_ping_job_ns = tick.now_job_ns + s_to_ns(self._config.clock_ping_s)
+            if tick.now_job_ns >= rank.next_ping_job_ns and len(effects) < pings_max and rank.is_live:
+                rank.next_ping_job_ns = tick.now_job_ns + ping_pause_ns
                 effects.append(AskClock(rank.identity.boot_id))
             if rank.vitals.is_stalled and rank.ended in {None, "silent"}:
                 stalled.append(rank)
@@ -278,7 +296,7 @@ class JobState:
             series=attempt.series,
             twins=attempt.find_twins(ranks),
             nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
-            samples=_sample(attempt.ranks),
+            samples=read_samples(attempt.ranks),
             groups=attempt.groups.by_label,
             transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
             standings=standings,
@@ -289,6 +307,7 @@ class JobState:
         for steps, lost_ns in self._verdicts.charged:
             self._goodput.lose(steps.tolist(), lost_ns.tolist())
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
+        attempt.comparison = Comparison(attempt.series, attempt.slowdowns, self._config.detect_steps)
         self.step_picture = StepPicture.of(self._attempts, view)
         return effects
 
@@ -305,7 +324,7 @@ class JobState:
         attempt.step_ns, attempt.recorded_step = run.step_ns, run.recorded_step
         for life in lives:
             rank = RankState.restore(life, clocks)
-            attempt.ranks[rank.identity.rank] = rank
+            attempt.put(rank)
             job._rank_of_boot[rank.identity.boot_id] = rank.identity.rank
         job._attempts, job._former_boots = run.attempt, frozenset(story.former_boots)
         job._verdicts.restore(run.findings_opened, story.findings, run.lost)
@@ -351,6 +370,12 @@ class JobState:
         self.settle()
         return self._ranks()
 
+    def save_life(self, rank: RankState, clocks: Clocks) -> SavedLife:
+        """What is kept of one of them."""
+        comparison = self._attempt.comparison if self._attempt is not None else NOT_COMPARED
+        median_ns = comparison.step_ns_median(rank.identity.rank)
+        return rank.save(clocks, median_ns, rank.total_collectives(self._group_sizes))
+
     def take_settled_steps(self, wall_s: float) -> list[StepAggregate]:
         """The steps that are settled since this was last called, for the history."""
         self.settle()
@@ -368,71 +393,42 @@ class JobState:
 
     def snapshot(self, now_job_ns: int) -> RunSnapshot:
         """The immutable picture of the run."""
+        return self.draft(now_job_ns).build()
+
+    def draft(self, now_job_ns: int) -> RunDraft:
+        """What the picture of the run at this moment is made from, by any thread at any time."""
         self.settle()
         attempt = self._attempt
         if attempt is None:
-            return RunSnapshot(run=self.run, world_size=0, restart_count=0, ranks=())
-        open_findings = self._verdicts.open_findings
-        return RunSnapshot(
+            nobody = RunSnapshot(run=self.run, world_size=0, restart_count=0, ranks=())
+            return RunDraft(nobody, (), NOT_COMPARED, now_job_ns)
+        open_findings = self.open_findings
+        head = RunSnapshot(
             run=self.run,
             world_size=attempt.world_size,
             restart_count=attempt.restart_count,
-            ranks=tuple(self._rank_snapshots(attempt, now_job_ns)),
+            ranks=(),
             open_findings=open_findings,
             findings=(*self._verdicts.closed_findings, *open_findings),
             lost=self._verdicts.lost,
-            abstained=self._verdicts.abstained.get(STRAGGLER, None if attempt.series else NOBODY_YET),
+            abstained=self.abstained,
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings),
             goodput=self._goodput.snapshot(now_job_ns),
         )
+        sizes = self._group_sizes
+        ranks = [attempt.ranks[number].draft(sizes) for number in sorted(attempt.ranks)]
+        return RunDraft(head, ranks, attempt.comparison, now_job_ns)
 
-    def _rank_snapshots(self, attempt: _Attempt, now_job_ns: int) -> Iterator[RankSnapshot]:
-        compared = _compare_ranks(attempt, self._config.detect_steps)
-        for number in sorted(attempt.ranks):
-            yield attempt.ranks[number].snapshot(now_job_ns, self._group_sizes, **compared.get(number, {}))
+    @property
+    def open_findings(self) -> tuple[Finding, ...]:
+        """Those that hold at this moment."""
+        return self._verdicts.open_findings
 
-
-def _compare_ranks(attempt: _Attempt, steps: int) -> dict[int, dict[str, Any]]:
-    """What the last look says of each rank over its last steps, by field of RankSnapshot."""
-    series = attempt.series
-    if series is None or attempt.slowdowns is None:
-        return {}
-
-    def read(values: Floats) -> list[float | None]:
-        return [None if math.isnan(value) else value for value in values.tolist()]
-
-    phases = {name: read(medians_of_last(values, steps)) for name, values in series.phases_ns.items()}
-    step_ns, self_ns = (read(medians_of_last(values, steps)) for values in (series.step_ns, series.self_ns))
-    slowdowns = read(attempt.slowdowns)
-    caused = series.wait_caused_ns
-    caused_ns = [None] * len(series.ranks) if caused is None else read(medians_of_last(caused, steps))
-    return {
-        number: {
-            "step_ns_median": step_ns[column],
-            "phases_ns_median": {name: found[column] for name, found in phases.items() if found[column] is not None},
-            "self_ns_median": self_ns[column],
-            "slowdown_ratio": slowdowns[column],
-            "wait_caused_ns_median": caused_ns[column],
-        }
-        for column, number in enumerate(series.ranks)
-    }
-
-
-class _OfRanks(Mapping[int, Any]):
-    """One thing of every rank, looked up when it is asked for: of 16,384 ranks few are."""
-
-    def __init__(self, ranks: Mapping[int, RankState], read: Callable[[RankState], Any]) -> None:
-        self._ranks = ranks
-        self._read = read
-
-    def __getitem__(self, rank: int) -> Any:
-        return self._read(self._ranks[rank])
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranks)
-
-    def __len__(self) -> int:
-        return len(self._ranks)
+    @property
+    def abstained(self) -> str | None:
+        """Why detection gives no verdict; None when it looks."""
+        attempt = self._attempt
+        return self._verdicts.abstained.get(STRAGGLER, None if attempt and attempt.series else NOBODY_YET)
 
 
 def _end_of_steps(report: Report, now_job_ns: int) -> int:
@@ -441,16 +437,6 @@ def _end_of_steps(report: Report, now_job_ns: int) -> int:
         return now_job_ns
     ends_host_ns = report.steps.column("start_host_ns") + report.steps.column("duration_ns")
     return now_job_ns - max(0, report.host_ns - int(ends_host_ns.max()))
-
-
-def _sample(ranks: Mapping[int, RankState]) -> Samples:
-    return Samples(
-        breakdowns=_OfRanks(ranks, lambda rank: rank.breakdowns),
-        gc_pauses=_OfRanks(ranks, lambda rank: rank.gc_pauses),
-        devices=_OfRanks(ranks, lambda rank: rank.devices),
-        allocators=_OfRanks(ranks, lambda rank: rank.allocators),
-        hosts=_OfRanks(ranks, lambda rank: rank.host),
-    )
 
 
 def _run_slowdown_ratio(attempt: _Attempt, open_findings: Sequence[Finding]) -> float | None:

@@ -1,12 +1,14 @@
 """What is known of one life of one rank."""
 
 from collections import deque
+from collections.abc import Mapping
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
-from rankscope.collector.detect.ratios import add_breakdowns
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.account import StepAccount
+from rankscope.collector.state.comparison import NOT_COMPARED
+from rankscope.collector.state.draft import RankDraft
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.collector.state.vitals import Vitals
@@ -87,6 +89,7 @@ class RankState:
         self.last_step: int | None = None
         self._kinds: dict[tuple[str, str], _KindTotals] = {}
         self._kinds_counted = 0
+        self._totalled: tuple[tuple[int, int], tuple[CollectiveTotals, ...]] | None = None
         self.is_awaited = False
         """Whether it is known from the store only: nothing has come from it since the collector was started again."""
         self.allocators: deque[AllocatorCounts] = deque(maxlen=ALLOCATOR_COUNTS_KEPT)
@@ -109,8 +112,10 @@ class RankState:
         rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
         return rank
 
-    def save(self, clocks: Clocks, picture: RankSnapshot) -> SavedLife:
-        """What is kept of this life. `picture` is of the same moment: of 16,384 ranks nothing is added up twice."""
+    def save(
+        self, clocks: Clocks, step_ns_median: float | None, collectives: tuple[CollectiveTotals, ...]
+    ) -> SavedLife:
+        """What is kept of this life, and of what was found of it: the median of its steps, and its collectives."""
         vitals = self.vitals
         ended_ns = None if self.is_live else vitals.ended_job_ns
         return SavedLife(
@@ -122,11 +127,11 @@ class RankState:
             steps=self.steps.counts,
             last_report_wall_s=self.last_report_wall_s,
             last_step=self.last_step,
-            step_ns_median=picture.step_ns_median,
+            step_ns_median=step_ns_median,
             totals=self.totals,
             losses=self.losses,
             devices=self.devices,
-            collectives=picture.collectives,
+            collectives=collectives,
             said=vitals.said,
             seen=vitals.seen,
             is_gone=vitals.is_gone,
@@ -198,49 +203,52 @@ class RankState:
         self._kinds.setdefault(key, _KindTotals()).add(kind)
         self._kinds_counted += 1
 
-    def snapshot(self, now_job_ns: int, group_sizes: dict[str, int], **medians: object) -> RankSnapshot:
-        """The picture of this life; `medians` are the fields that compare it with others."""
-        alignment = self.clock.at(now_job_ns)
-        vitals, ending = self.vitals, self.vitals.ending
-        return RankSnapshot(
-            identity=self.identity,
-            up=ending is None,
-            ended=None if ending is None else ending.reason,
-            ended_detail="" if ending is None else ending.detail,
-            exit_code=None if ending is None else ending.exit_code,
-            torch_version=self._hello.torch_version,
-            agent_version=self._hello.agent_version,
-            last_report_wall_s=self.last_report_wall_s,
-            last_step=self.last_step,
-            reports_admitted=self.admitted,
-            reports_duplicate=self.duplicates,
-            report_gaps=self.missing,
-            first_sequence=self.first_sequence,
-            last_sequence=self.last_sequence,
-            records_late=self.steps.late,
-            steps=self.steps.counts,
-            breakdown=add_breakdowns(tuple(self.breakdowns)),
-            totals=self.totals,
-            losses=self.losses,
-            collectives=tuple(_kind_totals(key, kind, group_sizes) for key, kind in sorted(self._kinds.items())),
-            host=self.host,
-            devices=self.devices,
-            allocator=self.allocator,
-            overhead_ratio=self.overhead_ratio,
-            cost=self.cost,
-            clock_error_ns=alignment.error_ns if alignment is not None else None,
-            stalled=vitals.is_stalled if ending is None else None,
-            stall=vitals.stall,
-            unresponsive=vitals.unresponsive,
-            progress=vitals.progress,
-            end=vitals.seen,
-            ended_job_ns=None if ending is None else vitals.ended_job_ns,
-            awaited=self.is_awaited,
-            **medians,  # type: ignore[arg-type]
+    def draft(self, group_sizes: Mapping[str, int]) -> RankDraft:
+        """What the picture of this life at this moment is made from."""
+        vitals = self.vitals
+        return RankDraft(
+            self._hello,
+            vitals.ending,
+            self.last_report_wall_s,
+            self.last_step,
+            self.admitted,
+            self.duplicates,
+            self.first_sequence,
+            self.last_sequence,
+            self.steps.draft(),
+            tuple(self.breakdowns),
+            self.totals,
+            self.losses,
+            self.total_collectives(group_sizes),
+            self.host,
+            self.devices,
+            self.allocator,
+            self.overhead_ratio,
+            self.cost,
+            self.clock.samples,
+            vitals.is_stalled,
+            vitals.stall,
+            vitals.unresponsive,
+            vitals.progress,
+            vitals.seen,
+            vitals.ended_job_ns,
+            self.is_awaited,
         )
 
+    def snapshot(self, now_job_ns: int, group_sizes: Mapping[str, int]) -> RankSnapshot:
+        """The picture of this life alone, compared with nobody."""
+        return self.draft(group_sizes).build(now_job_ns, NOT_COMPARED)
 
-def _kind_totals(key: tuple[str, str], kind: _KindTotals, group_sizes: dict[str, int]) -> CollectiveTotals:
+    def total_collectives(self, group_sizes: Mapping[str, int]) -> tuple[CollectiveTotals, ...]:
+        """Its collectives by kind. Remembered until there are more, or another group is known."""
+        state = self._kinds_counted, len(group_sizes)
+        if self._totalled is None or self._totalled[0] != state:
+            totals = tuple([_kind_totals(key, kind, group_sizes) for key, kind in sorted(self._kinds.items())])
+            self._totalled = state, totals
+        return self._totalled[1]
+
+
+def _kind_totals(key: tuple[str, str], kind: _KindTotals, group_sizes: Mapping[str, int]) -> CollectiveTotals:
     group, op = key
     size = group_sizes.get(group, 0)
     # Of the others transfer cannot be told from waiting.

@@ -1,6 +1,7 @@
 """The immutable picture of every run, which the exporter, the API and the reports read without a lock."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol
 
 import msgspec
 
@@ -140,11 +141,45 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     history_dropped: int | None = None
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Everything the collector knows at one moment. `steps`: the last steps of each run that has been looked at."""
+NOTHING_COUNTED: Final = CollectorCounts()
 
-    wall_s: float
-    version: str
-    runs: tuple[RunSnapshot, ...] = ()
-    counts: CollectorCounts = CollectorCounts()
-    steps: Mapping[str, StepPicture] = {}
+
+class Draft(Protocol):
+    """A picture of a run that is still to be made."""
+
+    def build(self) -> RunSnapshot:
+        """Make it; it is the same whenever that is done."""
+        ...
+
+
+class Snapshot:
+    """Everything the collector knows at one moment. Never changed; any thread may read it. `steps`: the last steps of
+    each run that has been looked at.
+
+    The pictures of runs that are given as drafts are made when `runs` is asked for, by the thread that asks.
+    """
+
+    def __init__(
+        self,
+        *,
+        wall_s: float,
+        version: str,
+        runs: Iterable[RunSnapshot | Draft] = (),
+        counts: CollectorCounts = NOTHING_COUNTED,
+        steps: Mapping[str, StepPicture] | None = None,
+    ) -> None:
+        self.wall_s = wall_s
+        self.version = version
+        self.counts = counts
+        self.steps: Mapping[str, StepPicture] = steps or {}
+        self._drafts: tuple[RunSnapshot | Draft, ...] = tuple(runs)
+        self._runs: tuple[RunSnapshot, ...] | None = None
+
+    @property
+    def runs(self) -> tuple[RunSnapshot, ...]:
+        """Every run, in the order of their names. Two threads that ask first at the same time both make them."""
+        runs = self._runs
+        if runs is None:
+            runs = tuple(one if isinstance(one, RunSnapshot) else one.build() for one in self._drafts)
+            self._runs, self._drafts = runs, runs
+        return runs

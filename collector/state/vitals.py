@@ -164,6 +164,8 @@ class Vitals:
     @property
     def ending(self) -> Ending | None:
         """How the life ended; None while it lives."""
+        if not (self._is_silent or self._is_gone) and self._said is None and self._seen is None:
+            return None  # as nearly always
         known = conclude(self._said, self._seen)
         if known is not None:
             return known

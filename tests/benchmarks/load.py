@@ -91,13 +91,9 @@ class Ranks:
         known = [one for one in self._last if one is not None]
         if len(known) < len(self._last):
             return None
-        sums = [sum(getattr(one, name) for one in known) for name in Progress._fields[:7]]
-        return Progress(
-            *sums,
-            behind_ns=max(one.behind_ns for one in known),
-            cpu_ns=sum(one.cpu_ns for one in known),
-            is_done=all(one.is_done for one in known),
-        )
+        sums = {name: sum(getattr(one, name) for one in known) for name in Progress._fields}
+        sums |= {"behind_ns": max(one.behind_ns for one in known), "is_done": all(one.is_done for one in known)}
+        return Progress(**sums)
 
     def _is_done(self, place: int) -> bool:
         last = self._last[place]

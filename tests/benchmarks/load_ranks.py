@@ -94,7 +94,7 @@ class LoadRank:
         set_keys(dealer, task.keys)
         self._watch = HandshakeWatch(context, dealer, task.endpoint, task.keys)
         self.dealer = dealer
-        self.file: int = dealer.getsockopt(zmq.FD)
+        self.file: int = dealer.FD
 
     def connect(self) -> None:
         """Begin to."""
@@ -120,7 +120,7 @@ class LoadRank:
             except zmq.Again:
                 break
             self._take(decode(frame), monotonic_ns())
-        if self.delivery.blocked and self.dealer.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+        if self.delivery.blocked and self.dealer.poll(0, zmq.POLLOUT):
             self._carry_out(self.delivery.on_writable(monotonic_ns()))
 
     def close(self) -> None:

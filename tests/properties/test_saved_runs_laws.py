@@ -54,8 +54,7 @@ def save(story: Story) -> Kept:
     run = story.job.save(clocks)
     assert run is not None
     encode = msgspec.json.encode
-    pictures = story.snapshot().ranks
-    lives = [encode(rank.save(clocks, one)) for rank, one in zip(story.job.lives.values(), pictures, strict=True)]
+    lives = [encode(story.job.save_life(rank, clocks)) for rank in story.job.lives.values()]
     return Kept(encode(run), encode(story.job.save_story()), tuple(lives), read_counters(story))
 
 

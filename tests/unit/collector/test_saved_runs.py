@@ -34,8 +34,8 @@ def kill(story: Story, away_s: float = AWAY_S) -> Story:
     run = msgspec.json.decode(msgspec.json.encode(saved), type=SavedRun)
     told = msgspec.json.decode(msgspec.json.encode(story.job.save_story()), type=SavedStory)
     lives = [
-        msgspec.json.decode(msgspec.json.encode(rank.save(clocks, picture)), type=SavedLife)
-        for rank, picture in zip(story.job.lives.values(), story.snapshot().ranks, strict=True)
+        msgspec.json.decode(msgspec.json.encode(story.job.save_life(rank, clocks)), type=SavedLife)
+        for rank in story.job.lives.values()
     ]
     story.now_ns += round(away_s * S)
     clocks = wall_of(story)

@@ -1,0 +1,57 @@
+"""What the last look says of each rank over its last steps, ready for the picture of the run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
+
+Known = Sequence[float | None]
+"""A value a rank, None where it is not known."""
+
+
+class Comparison:
+    """Medians over the last steps by rank. Never changed."""
+
+    def __init__(self, series: StepSeries | None, slowdowns: Floats | None, steps: int) -> None:
+        self._columns: dict[str, Known] = {}
+        self._phases_ns: dict[str, Known] = {}
+        self._place: dict[int, int] = {}
+        if series is None or slowdowns is None:
+            return
+        self._place = {number: place for place, number in enumerate(series.ranks)}
+        caused_ns = series.wait_caused_ns
+        self._columns = {
+            "step_ns_median": _read(medians_of_last(series.step_ns, steps)),
+            "self_ns_median": _read(medians_of_last(series.self_ns, steps)),
+            "slowdown_ratio": _read(slowdowns),
+            "wait_caused_ns_median": (
+                [None] * len(series.ranks) if caused_ns is None else _read(medians_of_last(caused_ns, steps))
+            ),
+        }
+        self._phases_ns = {name: _read(medians_of_last(values, steps)) for name, values in series.phases_ns.items()}
+
+    def of(self, rank: int) -> Mapping[str, Any]:
+        """What is said of one rank, by field of RankSnapshot; nothing of one that was not compared."""
+        place = self._place.get(rank)
+        if place is None:
+            return {}
+        phases_ns = {name: values[place] for name, values in self._phases_ns.items() if values[place] is not None}
+        return {"phases_ns_median": phases_ns, **{name: values[place] for name, values in self._columns.items()}}
+
+    def step_ns_median(self, rank: int) -> float | None:
+        """The median of one rank's steps, in ns."""
+        place = self._place.get(rank)
+        return None if place is None else self._columns["step_ns_median"][place]
+
+
+def _read(values: Floats) -> Known:
+    known: list[float | None] = values.tolist()
+    for place in np.flatnonzero(np.isnan(values)).tolist():
+        known[place] = None
+    return known
+
+
+NOT_COMPARED: Final = Comparison(None, None, 1)
+"""Before the first look."""
