@@ -40,6 +40,8 @@ SPARE_FILES: Final = 256
 
 SLICE_NS: Final = 10 * NS_PER_MS
 """Between two turns of the loop: the ranks that are due then report together."""
+LATE_NS_MAX: Final = 100 * NS_PER_MS
+"""A process that cannot keep up on a busy machine lets time go by: making up for it would be another load."""
 TELL_NS: Final = NS_PER_S // 4
 FRAMES_HELD_MAX: Final = 4096
 BYTES_HELD_MAX: Final = 16 * 2**20
@@ -58,8 +60,8 @@ class Task(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where the ranks of one process stand. `reports_dropped` fell out of a full buffer: that is loss. `behind_ns`: how
-    late this process is itself.
+    """Where the ranks of one process stand. `reports_dropped` fell out of a full buffer: that is loss. `behind_ns`: the
+    time that this process has let go by because it could not keep up.
     """
 
     ranks: int
@@ -186,9 +188,13 @@ class RankProcess:
         told_ns = slice_ns = self._task.begin_ns
         parent = os.getppid()
         while os.getppid() == parent and not (self._stops and self._is_delivered()):
-            slice_ns = max(slice_ns + SLICE_NS, monotonic_ns() - NS_PER_S)
-            self._connect_due(slice_ns)
-            self._take_turns(slice_ns)
+            slice_ns += SLICE_NS
+            late_ns = monotonic_ns() - slice_ns
+            if late_ns > LATE_NS_MAX:  # the ranks make fewer reports then, and not all that are due at once
+                self._behind_ns += late_ns
+                slice_ns += late_ns
+            self._connect_due(slice_ns - self._behind_ns)
+            self._take_turns(slice_ns - self._behind_ns)
             self._wait_until(slice_ns)
             if monotonic_ns() - told_ns >= TELL_NS:
                 told_ns = monotonic_ns()
@@ -220,7 +226,6 @@ class RankProcess:
                 rank.turn(monotonic_ns())
             else:
                 rank.report(self._reports, monotonic_ns())
-        self._behind_ns = max(self._behind_ns, monotonic_ns() - now_ns - SLICE_NS)
 
     def _wait_until(self, until_ns: int) -> None:
         while True:
