@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -54,15 +55,32 @@ class StepSeries:
         return np.asarray(order[np.searchsorted(ordered, np.array(ranks, dtype=np.int64))], dtype=np.int64)
 
 
+LAGGING_STEPS: Final = 4
+"""By so many steps ranks may be apart that report one after the other: further back is looked only for the others."""
+
+
 def medians_of_last(values: Floats, steps: int) -> Floats:
     """Of every column the median of its last `steps` known values; shape (n, ranks) to (ranks,), NaN where none is."""
     found = np.full(values.shape[1], np.nan)
-    rows = np.flatnonzero(~np.isnan(values).all(axis=1))[-steps:]
-    if len(rows):
-        recent = values[rows]
-        complete = ~np.isnan(recent).any(axis=0)
-        found[complete] = np.median(recent[:, complete], axis=0)
-        for column in np.flatnonzero(~complete):
-            known = values[~np.isnan(values[:, column]), column][-steps:]
-            found[column] = np.median(known) if len(known) else np.nan
+    rows = np.flatnonzero(~np.isnan(values).all(axis=1))
+    if not len(rows):
+        return found
+    recent = values[rows[-steps - LAGGING_STEPS :]]
+    known = ~np.isnan(recent)
+    complete = known[-steps:].all(axis=0)
+    enough = ~complete & (known.sum(axis=0) >= steps)
+    others = ~complete & ~enough
+    found[complete] = np.median(recent[-steps:, complete], axis=0)
+    found[enough] = _median_of_known(recent[:, enough], steps)
+    found[others] = _median_of_known(values[:, others], steps)
     return found
+
+
+def _median_of_known(values: Floats, steps: int) -> Floats:
+    """The same where columns lack steps: while ranks report one after the other, most of them do."""
+    known = ~np.isnan(values)
+    wanted = known & (np.cumsum(known[::-1], axis=0)[::-1] <= steps)
+    count = wanted.sum(axis=0)
+    ordered = np.sort(np.where(wanted, values, np.nan), axis=0)  # NaN comes last
+    columns = np.arange(values.shape[1])
+    return np.asarray((ordered[np.maximum(count - 1, 0) // 2, columns] + ordered[count // 2, columns]) / 2)

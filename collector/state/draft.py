@@ -7,12 +7,10 @@ the thread that asks. What is referred to is immutable; what is not, is copied.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
 from rankscope.collector.detect.clock_alignment import ClockSample, find_alignment
-from rankscope.collector.detect.ratios import add_breakdowns
 from rankscope.collector.state.account import StepDraft
 from rankscope.collector.state.comparison import Comparison
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot
@@ -30,7 +28,7 @@ from rankscope.measure.records import (
 from rankscope.measure.stalls import GroupStatus, Stall
 
 
-class RankDraft(NamedTuple):
+class RankDraft(msgspec.Struct, frozen=True, gc=False):
     """One life of one rank; the fields are those of RankSnapshot, or what these are computed from."""
 
     hello: Hello
@@ -42,7 +40,7 @@ class RankDraft(NamedTuple):
     first_sequence: int
     last_sequence: int
     steps: StepDraft
-    breakdowns: tuple[WindowBreakdown, ...]
+    breakdown: WindowBreakdown | None
     totals: Totals
     losses: Losses
     collectives: tuple[CollectiveTotals, ...]
@@ -80,7 +78,7 @@ class RankDraft(NamedTuple):
             last_sequence=self.last_sequence,
             records_late=steps.late,
             steps=steps,
-            breakdown=add_breakdowns(self.breakdowns),
+            breakdown=self.breakdown,
             totals=self.totals,
             losses=self.losses,
             collectives=self.collectives,

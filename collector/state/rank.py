@@ -1,14 +1,17 @@
 """What is known of one life of one rank."""
 
-from collections import deque
 from collections.abc import Mapping
+from typing import Final
+
+import msgspec
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
-from rankscope.collector.detect.view import AllocatorCounts, GcPauses
+from rankscope.collector.detect.view import AllocatorCounts
 from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.account import StepAccount
 from rankscope.collector.state.comparison import NOT_COMPARED
 from rankscope.collector.state.draft import RankDraft
+from rankscope.collector.state.rings import BreakdownRing, PackedRing, PauseRing
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.collector.state.vitals import Vitals
@@ -32,6 +35,8 @@ GC_PAUSES_KEPT = 256
 ALLOCATOR_COUNTS_KEPT = 32
 KINDS_MAX = 64
 """Kinds of collective (group, op) kept for a rank: a rank of a 5-dimensional mesh has about 20."""
+
+_ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
 
 
 class _KindTotals:
@@ -80,7 +85,8 @@ class RankState:
         self.allocator: AllocatorSample | None = None
         self.overhead_ratio: float | None = None
         self.cost = AgentCost()
-        self.breakdowns: deque[WindowBreakdown] = deque(maxlen=BREAKDOWNS_KEPT)
+        self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
+        self._breakdown: WindowBreakdown | None = None
         self.steps = StepAccount(hello.first_sequence)
         self.admitted = 0
         self.duplicates = 0
@@ -92,8 +98,8 @@ class RankState:
         self._totalled: tuple[tuple[int, int], tuple[CollectiveTotals, ...]] | None = None
         self.is_awaited = False
         """Whether it is known from the store only: nothing has come from it since the collector was started again."""
-        self.allocators: deque[AllocatorCounts] = deque(maxlen=ALLOCATOR_COUNTS_KEPT)
-        self.gc_pauses: deque[GcPauses] = deque(maxlen=GC_PAUSES_KEPT)
+        self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
+        self.gc_pauses = PauseRing(GC_PAUSES_KEPT)
 
     @classmethod
     def restore(cls, saved: SavedLife, clocks: Clocks) -> "RankState":
@@ -165,7 +171,10 @@ class RankState:
         self.last_seen_job_ns = now_job_ns
         self.last_report_wall_s = now_wall_s
         self.totals, self.losses = report.totals, report.losses
-        self.breakdowns.extend(report.breakdowns)
+        if report.breakdowns:
+            for window in report.breakdowns:
+                self.breakdowns.append(window)
+            self._breakdown = self.breakdowns.sum
         self.overhead_ratio = report.overhead_ratio
         self.cost = report.cost
         self.devices = report.devices or self.devices
@@ -175,7 +184,7 @@ class RankState:
         if report.host is not None:
             self.host = report.host
             if report.host.gc_pause_ns is not None:
-                self.gc_pauses.append(GcPauses(report.totals.steps, report.host.gc_pause_ns))
+                self.gc_pauses.append(report.totals.steps, report.host.gc_pause_ns)
         self.vitals.take(report)
 
     @property
@@ -216,7 +225,7 @@ class RankState:
             self.first_sequence,
             self.last_sequence,
             self.steps.draft(),
-            tuple(self.breakdowns),
+            self._breakdown,
             self.totals,
             self.losses,
             self.total_collectives(group_sizes),

@@ -1,0 +1,130 @@
+"""The last few samples of one rank, kept small: as objects those of 16,384 ranks would be a gigabyte.
+
+    256 pauses of the garbage collector      as objects 32 KB a rank, here 5
+    32 counts of torch's allocator           20 KB, here 4
+    32 breakdowns of full windows            13 KB, here 3
+
+And none of it is anything that Python's garbage collector has to walk over.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar, overload
+
+import msgspec
+
+from rankscope.collector.detect.view import GcPauses
+from rankscope.measure.records import WindowBreakdown
+
+T = TypeVar("T")
+
+PAUSES_LEFT_AT_ONCE: Final = 64
+"""So many old pauses go at a time: each time all that stay are moved."""
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+class PackedRing(Sequence[T], Generic[T]):
+    """The last `kept` samples of one kind, packed. `decoder` is of that kind, one for all rings."""
+
+    def __init__(self, decoder: "msgspec.msgpack.Decoder[T]", kept: int) -> None:
+        self._decoder = decoder
+        self._packed: deque[bytes] = deque(maxlen=kept)
+
+    def append(self, sample: T) -> None:
+        """One more; beyond `kept` the oldest goes."""
+        self._packed.append(_ENCODER.encode(sample))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next one takes the place of the oldest."""
+        return len(self._packed) == self._packed.maxlen
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._decoder.decode, tuple(self._packed))
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[T]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        if isinstance(place, slice):
+            return tuple(self)[place]
+        return self._decoder.decode(self._packed[place])
+
+
+class PauseRing(Sequence[GcPauses]):
+    """The last pauses of Python's garbage collector, at least `kept` of them once there are so many."""
+
+    def __init__(self, kept: int) -> None:
+        self._numbers_max = 2 * (kept + PAUSES_LEFT_AT_ONCE)
+        self._numbers = array("q")
+
+    def append(self, steps: int, pause_ns: int) -> None:
+        """One more."""
+        numbers = self._numbers
+        numbers.append(steps)
+        numbers.append(pause_ns)
+        if len(numbers) >= self._numbers_max:
+            del numbers[: 2 * PAUSES_LEFT_AT_ONCE]
+
+    def __len__(self) -> int:
+        return len(self._numbers) // 2
+
+    @overload
+    def __getitem__(self, place: int) -> GcPauses: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[GcPauses]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        if isinstance(place, slice):
+            return tuple(self[one] for one in range(*place.indices(len(self))))
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        first = 2 * (place % len(self))
+        return GcPauses(self._numbers[first], self._numbers[first + 1])
+
+
+_BREAKDOWNS: Final = msgspec.msgpack.Decoder(WindowBreakdown)
+_SUMMED: Final = (
+    "step_count", "window_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_communication_ns", "copy_ns",
+    "idle_ns",
+)  # fmt: skip
+
+
+class BreakdownRing(PackedRing[WindowBreakdown]):
+    """The last `kept` breakdowns, and their sum, which is kept as they come and go."""
+
+    def __init__(self, kept: int) -> None:
+        super().__init__(_BREAKDOWNS, kept)
+        self._sums = dict.fromkeys(_SUMMED, 0)
+        self._operators = self._without_operators = 0
+
+    def append(self, sample: WindowBreakdown) -> None:
+        """One more; beyond `kept` the oldest goes."""
+        if self.is_full:
+            self._count(self[0], -1)
+        self._count(sample, 1)
+        super().append(sample)
+
+    @property
+    def sum(self) -> WindowBreakdown | None:
+        """All of them as one window, whose parts still sum to it. None while there is none."""
+        if not len(self):
+            return None
+        return WindowBreakdown(
+            first_step=self[0].first_step,
+            operator_count=None if self._without_operators else self._operators,
+            **self._sums,
+        )
+
+    def _count(self, sample: WindowBreakdown, sign: int) -> None:
+        for name in _SUMMED:
+            self._sums[name] += sign * getattr(sample, name)
+        if sample.operator_count is None:
+            self._without_operators += sign
+        else:
+            self._operators += sign * sample.operator_count
