@@ -10,6 +10,7 @@ A bug in the state of one run is contained to that run: it is counted and logged
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.events import CollectorAway, JobEvent, ProcessGone, RankJoined, Tick
 from rankscope.collector.state.job import JobState
+from rankscope.collector.state.pace import Pace
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
 from rankscope.measure import __version__
@@ -45,6 +47,10 @@ WAIT_S_MAX = 1.0
 AWAY_NS_MIN = NS_PER_S
 """Lateness of a tick from which on it counts as an absence of the collector: what a busy one is late is far less, and
 the shortest silence that can be set for a rank is twice as long."""
+LOOKS_SHARE = 0.05
+PICTURES_SHARE = 0.05
+"""Of a core, for detection and for the pictures that are published: 16,384 ranks are looked at every few seconds then,
+and every run that a tick can look at in 50 ms at every tick."""
 SILENT_TICKS_S = 10.0
 """A loop whose last tick is older than this is not healthy."""
 
@@ -71,6 +77,8 @@ class Service:
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
         self._exchange = Exchange()
         self._reception = Reception(self._receiver, self._admission, self._exchange, clock, self._count_contained)
+        self._looks = Pace(LOOKS_SHARE, s_to_ns(config.tick_s))
+        self._pictures = Pace(PICTURES_SHARE, s_to_ns(config.tick_s))
         self._jobs: dict[str, JobState] = {}
         self._counting = threading.Lock()
         self._contained: dict[str, int] = {}
@@ -249,17 +257,26 @@ class Service:
 
     def _tick(self) -> None:
         now_ns, wall_s = self._clock.monotonic_ns(), self._wall_s()
-        for job in list(self._jobs.values()):
-            self._look_for_gone_processes(job)
-            self._contain(job, Tick(now_ns, wall_s))
-            if not job.has_live_ranks and now_ns - job.last_change_job_ns > s_to_ns(self._config.run_kept_s):
-                self._forget(job)
+        self._look_at_runs(now_ns, wall_s)
         self._last_tick_ns = now_ns
-        self._snapshot = self._take_snapshot()
         self._look_at_incidents(wall_s)
         if self._recorder is None:  # perhaps the store can be opened only now
             self._recorder = self._open_recorder()
-        self._record(Clocks(now_ns, wall_s))
+        if self._pictures.is_due(now_ns):
+            began_ns = time.thread_time_ns()
+            self._snapshot = self._take_snapshot()
+            self._record(Clocks(now_ns, wall_s))
+            self._pictures.take(now_ns, time.thread_time_ns() - began_ns)
+
+    def _look_at_runs(self, now_ns: int, wall_s: float) -> None:
+        looks, began_ns = self._looks.is_due(now_ns), time.thread_time_ns()
+        for job in list(self._jobs.values()):
+            self._look_for_gone_processes(job)
+            self._contain(job, Tick(now_ns, wall_s, looks=looks))
+            if not job.has_live_ranks and now_ns - job.last_change_job_ns > s_to_ns(self._config.run_kept_s):
+                self._forget(job)
+        if looks:
+            self._looks.take(now_ns, time.thread_time_ns() - began_ns)
 
     def _look_for_gone_processes(self, job: JobState) -> None:
         for identity in job.live_identities(self._machine_id) if self._machine_id else ():

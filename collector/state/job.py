@@ -284,6 +284,8 @@ class JobState:
             self._goodput.stall(tick.now_job_ns)
         elif self.is_over:
             self._goodput.end(max(rank.vitals.ended_job_ns or 0 for rank in attempt.ranks.values()))
+        if not tick.looks:
+            return effects
         standings = build_standings(attempt.ranks, tick.now_job_ns) if stalled else {}
         return effects + self._detect(attempt, tick.now_job_ns, standings)
 

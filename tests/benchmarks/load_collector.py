@@ -54,6 +54,8 @@ class LoadCollector:
             "allowed-keys": str(keys / ALLOWED),
             "store": str(folder / "store.db"),
             "ranks-max": str(ranks),
+            # Of two steps in 20 s: so that there is a verdict within a minute.
+            "detect-steps-min": "4",
         }
         self._listen, self._http_listen = "tcp://127.0.0.1:0", "127.0.0.1:0"
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it

@@ -2,8 +2,7 @@
 
 A step a second on every rank, with jitter of its own; the step lasts until the slowest is done. Each report is one
 step, a sample of the process and one of the GPU. Every WINDOW_REPORTS reports a profiler window tells the collectives
-of the last two steps, as the agent's windows on a GPU do, here more often than its 20 s: a verdict wants twelve such
-steps, and a load test lasts a minute.
+of the last two steps, as the agent's windows on a GPU do at its defaults.
 
 What a rank's records say besides its times is the same in every VARIANTS-th rank: the production ReportBuilder builds
 that part. The columns of the steps and collectives of all ranks are made at once and cut into one block a rank.
@@ -39,7 +38,7 @@ RUN: Final = "load"
 WORLD_GROUP: Final = "default_pg"
 RANKS_PER_NODE: Final = 8
 VARIANTS: Final = 64
-WINDOW_REPORTS: Final = 8
+WINDOW_REPORTS: Final = 20
 WINDOW_STEPS: Final = 2
 CALLS: Final = 8
 """Collectives of a step: by turns one of the node's group and one of all ranks."""

@@ -1,4 +1,4 @@
-"""The ratios of a window, and windows added up."""
+"""The ratios of a window."""
 
 import pytest
 
@@ -52,25 +52,3 @@ def test_without_communication_there_is_no_overlap_to_speak_of() -> None:
 def test_window_of_no_length_has_no_ratios(ratio: object) -> None:
     assert callable(ratio)
     assert ratio(NOTHING_SEEN) is None
-
-
-def test_windows_add_up_to_one_whose_parts_still_sum_to_it() -> None:
-    long = window_of(
-        first_step=20, step_count=3, window_ns=300, compute_ns=100, communication_ns=100, overlap_ns=50,
-        exposed_communication_ns=50, copy_ns=0, idle_ns=150, operator_count=80,
-    )  # fmt: skip
-    assert ratios.add_breakdowns((window_of(), long)) == window_of(
-        step_count=4, window_ns=400, compute_ns=160, communication_ns=130, overlap_ns=60,
-        exposed_communication_ns=70, copy_ns=5, idle_ns=165, operator_count=120,
-    )  # fmt: skip
-
-
-def test_operators_are_counted_only_when_every_window_did() -> None:
-    added = ratios.add_breakdowns((window_of(), window_of(operator_count=None)))
-    assert added is not None
-    assert added.operator_count is None
-
-
-def test_one_window_is_itself_and_none_is_none() -> None:
-    assert ratios.add_breakdowns((window_of(),)) == window_of()
-    assert ratios.add_breakdowns(()) is None
