@@ -24,8 +24,8 @@ from rankscope.collector.ingest.admission import Admission, LifeCounts
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receiver import Receiver
+from rankscope.collector.ingest.reception import AskForClock, Batch, Exchange, Reception
 from rankscope.collector.ingest.relays import Relays
-from rankscope.collector.ingest.reception import AskForClock, Batch, Exchange, ForgetRun, Reception
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
@@ -180,7 +180,7 @@ class Service:
             lives = [life for life in kept.lives if self._restore_life(life)]
             self._jobs[kept.run.run] = JobState.restore(self._config, kept.run, kept.story, lives, clocks)
         except Exception:
-            self._admission.forget(kept.run.run)
+            self._reception.forget(kept.run.run)
             self._count_contained("history_run")
             LOG.exception("run %r could not be gone on with", kept.run.run)
 
@@ -193,7 +193,7 @@ class Service:
             duplicates=life.duplicates,
             jumps=0,
         )
-        return self._admission.restore(life.hello.identity, counts)
+        return self._reception.restore(life.hello.identity, counts)
 
     def _record(self, clocks: Clocks, *, is_last: bool = False) -> None:
         if self._recorder is None:
@@ -285,7 +285,7 @@ class Service:
 
     def _forget(self, job: JobState) -> None:
         del self._jobs[job.run]
-        self._exchange.answer(ForgetRun(job.run))
+        self._reception.forget(job.run)
         if self._recorder is not None:
             self._recorder.forget(job.run)
         self._runs_evicted += 1

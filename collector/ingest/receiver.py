@@ -1,4 +1,4 @@
-"""The collector's end of the wire: a ZeroMQ ROUTER that turns bytes into messages and back. One thread at a time has it.
+"""The collector's end of the wire: a ZeroMQ ROUTER that turns bytes into messages and back, in one thread at a time.
 
 Whatever arrives, `poll` raises nothing: what is not a message is counted by reason, and so is a connection that is not
 let in. What cannot be sent is counted too: an agent that lacks an answer asks again by itself.

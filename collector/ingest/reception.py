@@ -5,8 +5,9 @@
 
 Two threads, because a look at 16,384 ranks takes hundreds of milliseconds in one piece, and nobody should wait for that
 to be heard. Neither touches what is the other's: the sockets, the admission and the acknowledgements belong to this
-thread, the state of the runs to the other one, and between them there are two queues. A message is acknowledged when
-the batch it came in has been taken into the state, and not before.
+thread (what others ask of the admission they ask here, between two batches), the state of the runs to the other one,
+and between them there are two queues. A message is acknowledged when the batch it came in has been taken into the
+state, and not before.
 
 When the state falls behind, this thread stops reading: EVENTS_WAITING_MAX events wait here, and the rest where they are
 bounded too, in the sockets and in the agents.
@@ -24,7 +25,7 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.detect.clock_alignment import latest_arrival_ns
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
-from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, UnknownPeer
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.state.events import (
@@ -38,6 +39,7 @@ from rankscope.collector.state.events import (
     UnresponsiveSeen,
 )
 from rankscope.measure.clock import Clock
+from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
     Ack,
     ClockPing,
@@ -92,19 +94,13 @@ class Batch:
     is_busy: bool = False
 
 
-class ForgetRun(NamedTuple):
-    """The state has let go of a run."""
-
-    run: str
-
-
 class AskForClock(NamedTuple):
     """Ask this life of a rank what time it is."""
 
     boot_id: str
 
 
-Answer = Batch | ForgetRun | AskForClock
+Answer = Batch | AskForClock
 """What the thread of the state asks of this one. A Batch that comes back has been taken in."""
 
 
@@ -189,6 +185,7 @@ class Reception:
         self._refusals = RefusalLog(clock)
         self._acknowledgements = Acknowledgements()
         self._batch = Batch()
+        self._admitting = threading.Lock()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-receive", daemon=True)
         self.metrics_url = ""
@@ -204,6 +201,16 @@ class Reception:
         self._exchange.ring()
         if self._thread.is_alive():
             self._thread.join()
+
+    def restore(self, identity: RankIdentity, counts: LifeCounts) -> bool:
+        """A life that a collector before this one knew; whether there is a place for it. From any thread."""
+        with self._admitting:
+            return self._admission.restore(identity, counts)
+
+    def forget(self, run: str) -> None:
+        """The state has let go of a run. From any thread."""
+        with self._admitting:
+            self._admission.forget(run)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -246,8 +253,6 @@ class Reception:
                     peer = self._admission.peer_of(boot_id)
                     if peer is not None:
                         self._receiver.send(peer, ClockPing(job_ns=self._clock.monotonic_ns()))
-                case ForgetRun(run):
-                    self._admission.forget(run)
         due = self._acknowledgements.take_due(now_ns + AGE_NS_MAX if is_last else now_ns)
         for peer, through in due.items():
             self._receiver.send(peer, Ack(through=through))
@@ -264,12 +269,13 @@ class Reception:
     def admit(self, received: Sequence[Received]) -> Batch:
         """What the messages are to the state. A mistake of ours about one of them costs that one only."""
         batch = self._batch = Batch(is_busy=len(received) >= BUSY_FROM)
-        for one in received:
-            try:
-                self._admit(one)
-            except Exception:
-                if self._count("reception") == 1:
-                    LOG.exception("a %s could not be admitted; the collector goes on", type(one.message).__name__)
+        with self._admitting:
+            for one in received:
+                try:
+                    self._admit(one)
+                except Exception:
+                    if self._count("reception") == 1:
+                        LOG.exception("a %s could not be admitted; the collector goes on", type(one.message).__name__)
         return batch
 
     def _admit(self, received: Received) -> None:

@@ -130,9 +130,9 @@ class JobState:
                 for each in self._ranks().values():
                     each.pass_over(away_ns, now_job_ns)
             case _:
-                rank = self._life(event.boot_id)
-                if rank is not None:
-                    self._handle_life(rank, event)
+                life = self._life(event.boot_id)
+                if life is not None:
+                    self._handle_life(life, event)
         return []
 
     def live_identities(self, machine_id: str) -> list[RankIdentity]:

@@ -1,9 +1,9 @@
-"""What a job of many ranks costs its collector: `python -m tests.benchmarks.load --ranks 64 1024 4096 16384 --seconds 60`
+"""What a job of many ranks costs its collector: `python -m tests.benchmarks.load --ranks 64 1024 4096 16384`
 
-Every rank has a connection of its own over loopback TCP, encrypted (CURVE), and makes a report a second with the agent's
-own encoder and delivery code (load_ranks.py). The collector is `rankscope serve` with a store, as an operator starts
-it. Ranks and collector share the machine: CPU time is the kernel's account of the collector's process, so it holds
-whatever else runs; latencies are what they are there.
+Every rank has a connection of its own over loopback TCP, encrypted (CURVE), and makes a report a second with the
+agent's own encoder and delivery code (load_ranks.py). The collector is `rankscope serve` with a store, as an operator
+starts it. Ranks and collector share the machine: CPU time is the kernel's account of the collector's process, so it
+holds whatever else runs; latencies are what they are there.
 
 `--storm` measures two storms of connects instead: all ranks within STORM_S of each other, and again after the collector
 was killed and started anew.
@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.agent.report.reconnect import CONNECTS_PER_S
 from rankscope.measure.units import NS_PER_S, s_to_ns
+from rankscope.uplink.reconnect import CONNECTS_PER_S
 from tests.benchmarks.load_collector import LoadCollector, Usage
 from tests.benchmarks.load_probe import Looks, Probe, read_body
 from tests.benchmarks.load_ranks import RANKS_PER_PROCESS, Progress, Task, run_ranks
@@ -63,6 +63,16 @@ class _RunCounts(msgspec.Struct):
 
     ranks: tuple[_RankCounts, ...]
     findings: tuple[_Finding, ...]
+
+
+class Measured(NamedTuple):
+    """What was measured of one size in so many seconds, in which so many reports were made."""
+
+    seconds: float
+    made: int
+    before: Usage
+    after: Usage
+    looks: Looks
 
 
 class Ranks:
@@ -143,7 +153,7 @@ def collecting(count: int) -> Iterator[LoadCollector]:
 def measure_load(count: int, seconds: float, *, scrapes: bool = True) -> Load:
     """A job of so many ranks for so long, after it has settled."""
     with collecting(count) as collector, running(count, collector, count / CONNECTS_PER_S) as ranks:
-        ranks.wait_for(lambda found: is_settled(found), SETTLE_S_MAX, "all ranks are connected")
+        ranks.wait_for(is_settled, SETTLE_S_MAX, "all ranks are connected")
         probe = Probe(collector.endpoint, collector.url, collector.keys, scrapes=scrapes)
         probe.start()
         before, began_s = collector.read_usage(), time.monotonic()
@@ -153,7 +163,8 @@ def measure_load(count: int, seconds: float, *, scrapes: bool = True) -> Load:
         made = _expect(ranks.look()).made - made
         looks = probe.end()
         last = ranks.stop()
-        return build_load(count, took_s, made, (before, after), looks, last, read_counts(collector, last.made))
+        measured = Measured(took_s, made, before, after, looks)
+        return build_load(count, measured, last, read_counts(collector, last.made))
 
 
 def measure_storm(count: int) -> Storm:
@@ -185,11 +196,9 @@ def is_settled(found: Progress) -> bool:
     return found.welcomed == found.ranks and found.made >= found.ranks and found.held <= HELD_PER_RANK_MAX * found.ranks
 
 
-def build_load(
-    count: int, seconds: float, made: int, usage: tuple[Usage, Usage], looks: Looks, last: Progress, counts: _RunCounts
-) -> Load:
-    """The figures of one size. `made` are the reports of the measured seconds, `last` and `counts` are of the end."""
-    before, after = usage
+def build_load(count: int, measured: Measured, last: Progress, counts: _RunCounts) -> Load:
+    """The figures of one size; `last` and `counts` are of the end."""
+    seconds, made, before, after, looks = measured
     cpu = {name: (used - before.cpu_s.get(name, 0.0)) / seconds for name, used in after.cpu_s.items()}
     return Load(
         ranks=count,

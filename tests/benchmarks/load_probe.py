@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from rankscope.agent.collector_address import set_keys
 from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import ClockPing, ClockPong, Refused, Welcome
 from rankscope.measure.records import Losses
+from rankscope.uplink.curve_client import set_keys
 from tests.benchmarks.load_reports import build_hello
 
 RUN: Final = "probe"
@@ -91,7 +91,7 @@ class Probe:
 
     def _greet(self, dealer: "zmq.Socket[bytes]", rank: int) -> None:
         """Say Hello and wait for the Welcome; the clock's pings are answered, all else is passed over."""
-        dealer.send(encode(build_hello(RUN, rank, 2, _boot(rank), 1, time.monotonic_ns())))
+        dealer.send(encode(build_hello(RUN, rank, 2, _boot(rank))))
         while True:
             if not dealer.poll(round(ANSWER_S_MAX * 1000)):
                 raise TimeoutError(f"no Welcome within {ANSWER_S_MAX} s")

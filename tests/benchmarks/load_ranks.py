@@ -1,8 +1,8 @@
 """Many ranks in one process, each with a connection, an identity and a resend buffer of its own.
 
 What the ranks say and when they say it again is the agent's own code: ReportBuilder, the codec, ResendBuffer, Delivery
-and HandshakeWatch, on sockets with the sender's options. Only its loop is another one: an agent waits for one socket,
-this process for thousands of them, by epoll.
+and Connection, which watches the handshake too. Only its loop is another one: an agent waits for one socket, this
+process for thousands of them, by epoll.
 
 Each rank makes a report a second, at its own moment of it, whether the collector is there or not.
 """
@@ -13,22 +13,20 @@ import resource
 import select
 import signal
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection as Pipe
 from time import monotonic_ns, process_time_ns
 from typing import Final, NamedTuple
 
 import zmq
 
-from rankscope.agent.collector_address import set_keys
-from rankscope.agent.report.delivery import Delivery, DeliveryState, Send, SendFrame
-from rankscope.agent.report.handshake import HandshakeWatch
-from rankscope.agent.report.reconnect import draw_pauses
-from rankscope.agent.report.resend_buffer import ResendBuffer
-from rankscope.agent.report.sender import _OPTIONS as SENDER_OPTIONS
+from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, ClockPing, ClockPong, HelloWanted, Message, Refused, Welcome
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
+from rankscope.uplink.connection import Connection
+from rankscope.uplink.delivery import Delivery, DeliveryState, Send, SendFrame
+from rankscope.uplink.resend_buffer import ResendBuffer
 from tests.benchmarks.load_reports import PERIOD_NS, RUN, JobReports, build_hello
 
 FILES_PER_RANK: Final = 4
@@ -87,20 +85,16 @@ class LoadRank:
         self.buffer = ResendBuffer(FRAMES_HELD_MAX, BYTES_HELD_MAX)
         self.delivery = Delivery(self.buffer, chance)
         self.made = 0
-        dealer = context.socket(zmq.DEALER)
-        pauses = draw_pauses(chance)
-        own = {zmq.RECONNECT_IVL: pauses.first_ms, zmq.RECONNECT_IVL_MAX: pauses.longest_ms}
-        for option, value in (SENDER_OPTIONS | own).items():
-            dealer.setsockopt(option, value)
-        dealer.setsockopt(zmq.IDENTITY, self.boot_id.encode())
-        set_keys(dealer, task.keys)
-        self._watch = HandshakeWatch(context, dealer, task.endpoint, task.keys)
-        self.dealer = dealer
-        self.file: int = dealer.FD
+        self._context = context
+        self._connection: Connection | None = None
 
-    def connect(self) -> None:
-        """Begin to."""
-        self.dealer.connect(self._task.endpoint)
+    def connect(self) -> int:
+        """Begin to; the file that tells when something has come."""
+        task = self._task
+        self._connection = Connection(
+            self._context, zmq.Poller(), SystemClock(), task.endpoint, keys=task.keys, name=self.boot_id
+        )
+        return int(self._connection.socket.FD)
 
     def report(self, reports: JobReports, now_ns: int) -> None:
         """Make the next report, and send what is due."""
@@ -116,20 +110,17 @@ class LoadRank:
 
     def receive(self) -> None:
         """Take in all that has come."""
-        while True:
-            try:
-                frame = self.dealer.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        connection = self._connection
+        while connection is not None and (frame := connection.receive()) is not None:
             self._take(decode(frame), monotonic_ns())
-        if self.delivery.blocked and self.dealer.poll(0, zmq.POLLOUT):
+        if self.delivery.blocked and connection is not None and connection.socket.poll(0, zmq.POLLOUT):
             self._carry_out(self.delivery.on_writable(monotonic_ns()))
 
     def close(self) -> None:
         """Drop the connection."""
         self.delivery.close()
-        self._watch.close()
-        self.dealer.close(linger=0)
+        if self._connection is not None:
+            self._connection.close()
 
     def _carry_out(self, sends: Sequence[Send]) -> None:
         for index, send in enumerate(sends):
@@ -139,14 +130,10 @@ class LoadRank:
                 return
 
     def _try_send(self, frame: bytes) -> bool:
-        try:
-            self.dealer.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+        return self._connection is not None and self._connection.try_send(frame)
 
     def _say_hello(self, first_sequence: int) -> bytes:
-        return encode(build_hello(RUN, self.rank, self._task.world_size, self.boot_id, first_sequence, monotonic_ns()))
+        return encode(build_hello(RUN, self.rank, self._task.world_size, self.boot_id, first_sequence))
 
     def _take(self, message: Message, now_ns: int) -> None:
         match message:
@@ -168,20 +155,18 @@ class LoadRank:
 class RankProcess:
     """The ranks of one process, until they are told to stop making reports and everything is delivered."""
 
-    def __init__(self, task: Task, control: Connection) -> None:
+    def __init__(self, task: Task, control: Pipe) -> None:
         self._task = task
         self._control = control
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_PER_RANK * len(task.own) + SPARE_FILES)
         self._reports = JobReports(task.world_size, task.own)
         self._ranks = [LoadRank(task, rank, self._context) for rank in task.own]
-        self._by_file = {rank.file: rank for rank in self._ranks}
+        self._by_file: dict[int, LoadRank] = {}
         self._epoll = select.epoll(len(self._ranks))
         self._connected = self._turns = 0
         self._stops = False
         self._behind_ns = 0
-        for rank in self._ranks:
-            self._epoll.register(rank.file, select.EPOLLIN | select.EPOLLET)
 
     def run(self) -> None:
         """Connect, report and deliver until told to stop, and the process above is gone or has had the last word."""
@@ -210,7 +195,9 @@ class RankProcess:
         share = (now_ns - self._task.begin_ns) / max(1, self._task.connect_ns)
         due = len(self._ranks) if self._task.connect_ns == 0 else min(len(self._ranks), int(share * len(self._ranks)))
         for rank in self._ranks[self._connected : due]:
-            rank.connect()
+            file = rank.connect()
+            self._by_file[file] = rank
+            self._epoll.register(file, select.EPOLLIN | select.EPOLLET)
         self._connected = max(self._connected, due)
 
     def _take_turns(self, now_ns: int) -> None:
@@ -253,7 +240,7 @@ class RankProcess:
         )
 
 
-def run_ranks(task: Task, control: Connection) -> None:
+def run_ranks(task: Task, control: Pipe) -> None:
     """The main function of a process of ranks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process above says when to stop
     raise_open_files(len(task.own) * FILES_PER_RANK + SPARE_FILES)

@@ -9,6 +9,7 @@ that part. The columns of the steps and collectives of all ranks are made at onc
 """
 
 from collections.abc import Mapping
+from time import monotonic_ns, time_ns
 from typing import Final, NamedTuple
 
 import msgspec
@@ -58,7 +59,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Cycle(NamedTuple):
-    """Report `number` of every own rank: the builder's part by variant, and the blocks of all ranks under each other."""
+    """Report `number` of every own rank: the builder's part by variant, and the blocks of all ranks in a row."""
 
     number: int
     templates: tuple[Report, ...]
@@ -176,14 +177,14 @@ class JobReports:
         return self._durations[step]
 
 
-def build_hello(run: str, rank: int, world_size: int, boot_id: str, first_sequence: int, host_ns: int) -> Hello:
+def build_hello(run: str, rank: int, world_size: int, boot_id: str, first_sequence: int = 1) -> Hello:
     """What a rank says first."""
     identity = RankIdentity(
         run=run, rank=rank, local_rank=rank % RANKS_PER_NODE, world_size=world_size, restart_count=0,
         node=f"node{rank // RANKS_PER_NODE:04}", boot_id=boot_id, pid=1 + rank,
     )  # fmt: skip
     return Hello(
-        identity=identity, first_sequence=first_sequence, host_ns=host_ns, wall_ns=host_ns,
+        identity=identity, first_sequence=first_sequence, host_ns=monotonic_ns(), wall_ns=time_ns(),
         report_interval_ns=PERIOD_NS, agent_version="0.1.0", python_version="3.11", torch_version="2.13.0",
     )  # fmt: skip
 
@@ -204,8 +205,9 @@ def _build_interval(variant: int, step: int, host_ns: int, *, is_window: bool) -
         covered_steps=covered,
         breakdowns=[_build_breakdown(first, variant) for first, _ in covered],
         host=HostSample(
-            host_ns=host_ns, cpu_ns=step * NS_PER_S + variant, resident_bytes=2**33 + variant, voluntary_switches=step * 9,
-            involuntary_switches=step, major_faults=0, gc_pause_ns=step * NS_PER_MS + variant, gc_collections=step,
+            host_ns=host_ns, cpu_ns=step * NS_PER_S + variant, resident_bytes=2**33 + variant,
+            voluntary_switches=step * 9, involuntary_switches=step, major_faults=0,
+            gc_pause_ns=step * NS_PER_MS + variant, gc_collections=step,
         ),
         devices=(_build_device(host_ns, step, variant),),
         losses=Losses(steps_made=step + 1, steps_buffered=0),

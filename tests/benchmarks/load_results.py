@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tests.benchmarks.load_collector import MIB
 from tests.benchmarks.load_probe import Scrape
+
+
+CORES_SHOWN_MIN: Final = 0.001
+"""A thread that takes less is not shown."""
 
 
 class Load(NamedTuple):
@@ -86,55 +90,78 @@ collector share the machine, so times are upper bounds; CPU time and memory are 
 `lost` are reports that were made and are not in the state of the run at its end. `found`: rank 5, which is 1.3 times as
 slow as the others."""
 
-_STORM_EXPLANATION = """All ranks connect within 3 s, encrypted, and tell their process groups; then the collector is killed (SIGKILL) and
-started anew. Settled: every rank is welcomed and no backlog is left. CPU seconds are the collector's until then."""
+_STORM_EXPLANATION = """All ranks connect within 3 s, encrypted, and tell their process groups; then the collector is
+killed (SIGKILL) and started anew. Settled: every rank is welcomed and no backlog is left. CPU seconds are the
+collector's until then."""
+
+
+_LOAD_COLUMNS = (
+    "ranks", "reports/s", "lost", "sent twice", "cores", "us a report", "memory", "KiB a rank", "visible p50 / p99",
+    "answered p99 / longest", "longest scrapes", "found", "makers late",
+)  # fmt: skip
+_STORM_COLUMNS = (
+    "ranks", "settled after", "CPU", "killed, listens again after", "settled again after", "CPU", "memory at most",
+    "reports made", "dropped", "gaps",
+)  # fmt: skip
 
 
 def _render_loads(loads: Sequence[Load]) -> str:
-    lines = [
-        "| ranks | reports/s | lost | sent twice | cores | us a report | memory | KiB a rank | visible p50 / p99 | "
-        "answered p99 / longest | scrapes: longest | found | makers late |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    return _render_table(_LOAD_COLUMNS, [_load_row(load) for load in loads])
+
+
+def _load_row(load: Load) -> list[str]:
+    cores, memory = load.whole_cores, load.resident_bytes
+    visible = [find_quantile(load.visible_s, share) for share in (0.5, 0.99)]
+    answered = [1e3 * find_quantile(load.answered_s, share) for share in (0.99, 1.0)]
+    return [
+        f"{load.ranks:,}",
+        f"{load.reports_per_s:,.0f}",
+        str(load.lost),
+        str(load.duplicates),
+        f"{cores:.3f}",
+        f"{cores / load.reports_per_s * 1e6:.1f}",
+        f"{memory / MIB:,.0f} MiB",
+        f"{memory / 1024 / load.ranks:.1f}",
+        f"{visible[0]:.2f} / {visible[1]:.2f} s",
+        f"{answered[0]:.0f} / {answered[1]:.0f} ms",
+        _describe_scrapes(load.scrapes),
+        "yes" if load.found_slow_rank else "no",
+        f"{load.makers_behind_s:.2f} s",
     ]
-    for load in loads:
-        by_path: dict[str, list[Scrape]] = {}
-        for scrape in load.scrapes:
-            by_path.setdefault(scrape.path, []).append(scrape)
-        scrapes = "; ".join(
-            f"{path} {max(one.seconds for one in found) * 1e3:.0f} ms, {max(one.size_bytes for one in found) / 1e6:.1f} MB"
-            for path, found in by_path.items()
-        )
-        cores = load.whole_cores
-        lines.append(
-            f"| {load.ranks:,} | {load.reports_per_s:,.0f} | {load.lost} | {load.duplicates} | {cores:.3f} | "
-            f"{cores / load.reports_per_s * 1e6:.1f} | {load.resident_bytes / MIB:,.0f} MiB | "
-            f"{load.resident_bytes / 1024 / load.ranks:.1f} | "
-            f"{find_quantile(load.visible_s, 0.5):.2f} / {find_quantile(load.visible_s, 0.99):.2f} s | "
-            f"{find_quantile(load.answered_s, 0.99) * 1e3:.0f} / {max(load.answered_s, default=math.nan) * 1e3:.0f} ms | "
-            f"{scrapes or '-'} | {'yes' if load.found_slow_rank else 'no'} | {load.makers_behind_s:.2f} s |"
-        )
-    return "\n".join(lines)
+
+
+def _describe_scrapes(scrapes: Sequence[Scrape]) -> str:
+    """The longest of each page."""
+    longest = {one.path: one for one in sorted(scrapes, key=lambda one: one.seconds)}
+    told = [f"{path} {1e3 * one.seconds:.0f} ms, {one.size_bytes / 1e6:.1f} MB" for path, one in longest.items()]
+    return "; ".join(told) or "-"
 
 
 def _render_threads(loads: Sequence[Load]) -> str:
-    names = sorted({name for load in loads for name, cores in load.cores.items() if cores >= 0.001})
-    lines = [f"| ranks | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    lines += [
-        f"| {load.ranks:,} | {' | '.join(f'{load.cores.get(name, 0.0):.3f}' for name in names)} |" for load in loads
-    ]
-    return "\n".join(lines)
+    names = sorted({name for load in loads for name, cores in load.cores.items() if cores >= CORES_SHOWN_MIN})
+    rows = [[f"{load.ranks:,}", *(f"{load.cores.get(name, 0.0):.3f}" for name in names)] for load in loads]
+    return _render_table(["ranks", *names], rows)
 
 
 def _render_storms(storms: Sequence[Storm]) -> str:
-    lines = [
-        "| ranks | settled after | CPU | killed, listens again after | settled again after | CPU | memory at most | "
-        "reports made | dropped | gaps |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {storm.ranks:,} | {storm.settled_s:.1f} s | {storm.cpu_s:.1f} s | {storm.start_s:.1f} s | "
-        f"{storm.again_s:.1f} s | {storm.cpu_again_s:.1f} s | {storm.resident_bytes / MIB:,.0f} MiB | {storm.made:,} | "
-        f"{storm.dropped} | {storm.gaps} |"
+    rows = [
+        [
+            f"{storm.ranks:,}",
+            f"{storm.settled_s:.1f} s",
+            f"{storm.cpu_s:.1f} s",
+            f"{storm.start_s:.1f} s",
+            f"{storm.again_s:.1f} s",
+            f"{storm.cpu_again_s:.1f} s",
+            f"{storm.resident_bytes / MIB:,.0f} MiB",
+            f"{storm.made:,}",
+            str(storm.dropped),
+            str(storm.gaps),
+        ]
         for storm in storms
     ]
-    return "\n".join(lines)
+    return _render_table(_STORM_COLUMNS, rows)
+
+
+def _render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

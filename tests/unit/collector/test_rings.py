@@ -68,7 +68,13 @@ def test_packed_samples_come_back_as_they_were_the_last_ones_in_their_order() ->
     ring = PackedRing(msgspec.msgpack.Decoder(AllocatorCounts), kept=3)
     for sample in samples:
         ring.append(sample)
-    assert (len(ring), list(ring), ring[0], ring[-1], list(ring[1:])) == (3, samples[2:], samples[2], samples[4], samples[3:])
+    assert (len(ring), list(ring), ring[0], ring[-1], list(ring[1:])) == (
+        3,
+        samples[2:],
+        samples[2],
+        samples[4],
+        samples[3:],
+    )
 
 
 def test_at_least_so_many_pauses_are_kept_and_never_many_more() -> None:
@@ -84,6 +90,6 @@ def test_pauses_are_a_sequence_like_any_other() -> None:
     ring = PauseRing(kept=10)
     for step in (1, 2, 3):
         ring.append(step, step)
-    assert (list(ring[1:]), ring[-3], list(reversed(ring))[0]) == ([GcPauses(2, 2), GcPauses(3, 3)], (1, 1), (3, 3))
+    assert (list(ring[1:]), ring[-3], next(reversed(ring))) == ([GcPauses(2, 2), GcPauses(3, 3)], (1, 1), (3, 3))
     with pytest.raises(IndexError):
         ring[3]
