@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
@@ -92,7 +90,7 @@ class Reporter:
         self._guard = guard
         self._probes = probes
         self._clock = clock
-        self._builder = ReportBuilder()
+        self._builder = ReportBuilder(identity.rank)
         self._spill = self._make_spill(make_hello) if config.spill_dir else None
         self._buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max, self._spill)
         self._delivery = Delivery(self._buffer, random.Random(identity.boot_id))  # noqa: S311 - spreads connects, no secret
@@ -286,11 +284,10 @@ class Reporter:
             stalled_since_host_ns=look.stalled_since_host_ns,
             stall=look.stall,
         )
-        report = self._builder.build(interval, now_ns)
         if self._groups_wanted:
-            report = msgspec.structs.replace(report, groups=tuple(interval.groups.values()))
+            self._builder.tell_groups_again()
             self._groups_wanted = False
-        self._push(report, step_count=len(steps))
+        self._push(self._builder.build(interval, now_ns), step_count=len(steps))
 
     def _read_groups(self) -> Mapping[str, GroupInfo]:
         if not self._guard.is_off(GROUPS):

@@ -4,7 +4,6 @@ A run goes through *attempts*: an elastic restart begins a new one, in which ste
 attempts before are kept as a count only.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +47,7 @@ from rankscope.collector.state.verdicts import Verdicts
 from rankscope.collector.state.window import Signature, StepWindow
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
+from rankscope.measure.records import GroupInfo
 from rankscope.measure.units import s_to_ns
 
 NOBODY_YET = "no rank has reported yet"
@@ -234,20 +234,26 @@ class JobState:
         attempt = self._attempt
         if attempt is None:
             return
-        report, number = event.report, rank.identity.rank
+        report = event.report
         self.last_change_job_ns = event.now_job_ns
         rank.take(report, event.now_job_ns, event.now_wall_s)
         for group in report.groups or ():
-            members = attempt.groups.learn(group)
-            if members is None:
-                continue
-            self._group_sizes[group.label] = len(group.ranks)
-            attempt.window.learn_place(number, group.label, bisect_left(members, number))
-            attempt.window.learn_group(group.label, len(group.ranks))
+            self._learn_group(attempt, group)
         attempt.intake.add(rank, report)
         if report.totals.step_ns > attempt.step_ns:
             self._goodput.take_steps(_end_of_steps(report, event.now_job_ns), report.totals.step_ns - attempt.step_ns)
             attempt.step_ns = report.totals.step_ns
+
+    def _learn_group(self, attempt: _Attempt, group: GroupInfo) -> None:
+        """A rank tells who is in a group; mostly somebody has before."""
+        known = attempt.groups.by_label.get(group.label)
+        members = attempt.groups.learn(group)
+        if members is None or members is known:
+            return
+        self._group_sizes[group.label] = len(members)
+        attempt.window.learn_group(group.label, len(members))
+        for place, member in enumerate(members):
+            attempt.window.learn_place(member, group.label, place)
 
     def settle(self) -> None:
         """Place the steps and collectives of the reports that were handled since this was last called. To be called

@@ -100,8 +100,12 @@ class JobReports:
                 Table(COLLECTIVE_COLUMNS, CALLS * WINDOW_STEPS, block),
             )
         if number == 1:
-            changes["groups"] = (self._world, self._node_group(rank))
+            changes["groups"] = self._tell_groups(rank, host_ns)
         return msgspec.structs.replace(template, **changes)
+
+    def _tell_groups(self, rank: int, host_ns: int) -> tuple[GroupInfo, ...] | None:
+        groups = {"0": self._world, "1": self._node_group(rank)}
+        return ReportBuilder(rank).build(Interval(groups=groups), host_ns).groups
 
     def _node_group(self, rank: int) -> GroupInfo:
         first = rank - rank % RANKS_PER_NODE

@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 from tests.benchmarks.load_collector import MIB
 from tests.benchmarks.load_probe import Scrape
 
-
 CORES_SHOWN_MIN: Final = 0.001
 """A thread that takes less is not shown."""
 

@@ -105,6 +105,26 @@ def test_groups_are_in_a_report_only_when_they_have_changed() -> None:
     assert sent == [(), None, (WORLD,), None, (WORLD, PIPE), None, ()]
 
 
+def test_of_a_large_group_eight_ranks_spread_over_it_tell_and_of_a_small_one_each() -> None:
+    """Of 20 members those at place 0, 20/8, 40/8 ...: 0, 2, 5, 7, 10, 12, 15, 17."""
+    large = GroupInfo(label="large", description="dp", ranks=tuple(range(100, 120)), backend="nccl")
+    small = GroupInfo(label="small", description="tp", ranks=tuple(range(100, 108)), backend="nccl")
+    told = {
+        rank: ReportBuilder(rank).build(Interval(groups={"0": large, "1": small}), 0).groups for rank in large.ranks
+    }
+    tellers = [rank for rank, groups in told.items() if groups is not None and large in groups]
+    assert tellers == [100, 102, 105, 107, 110, 112, 115, 117]
+    assert all(groups is not None and small in groups for groups in told.values())
+
+
+def test_groups_are_told_again_when_they_are_asked_for() -> None:
+    builder = ReportBuilder()
+    builder.build(Interval(groups={"0": WORLD}), 0)
+    builder.tell_groups_again()
+    told = [builder.build(Interval(groups={"0": WORLD}), 0).groups for _ in range(2)]
+    assert told == [(WORLD,), None]
+
+
 def test_everything_of_the_interval_is_in_the_report() -> None:
     collective = CollectiveRecord(step=3, group="default_pg", op="all_reduce", start_host_ns=9, duration_ns=4)
     report = ReportBuilder().build(
