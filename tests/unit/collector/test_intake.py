@@ -41,7 +41,7 @@ def hello_of(rank: int) -> RankJoined:
     return RankJoined(hello, NOW_NS)
 
 
-def report_of(rank: int, sequence: int, steps: Sequence[int], chance: np.random.Generator) -> ReportAdmitted:
+def report_of(rank: int, sequence: int, steps: range, chance: np.random.Generator) -> ReportAdmitted:
     """These steps with an all-reduce each; every other report has a phase of the user's own."""
     records, collectives = [], []
     for step in steps:
@@ -56,8 +56,8 @@ def report_of(rank: int, sequence: int, steps: Sequence[int], chance: np.random.
                 duration_ns=int(chance.integers(1, 100)), sequence=step, bytes=64,
             )
         )  # fmt: skip
-    covered = ((min(steps), max(steps)),) if steps else ()
-    made = max(steps, default=-1) + 1
+    covered = ((steps[0], steps[-1]),) if steps else ()
+    made = steps.stop
     report = Report(
         sequence=sequence,
         host_ns=0,
