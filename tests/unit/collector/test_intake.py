@@ -23,7 +23,7 @@ from rankscope.measure.records import (
 
 RANKS = 4
 NOW_NS = 10**12
-KEPT = 32
+KEPT = 128
 
 
 def hello_of(rank: int) -> RankJoined:
