@@ -1,7 +1,6 @@
 """`rankscope serve | relay | top | status | incidents | report | keys | analyze | merge | doctor | demo`."""
 
 import argparse
-import gc
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ import msgspec
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.doctor_command import add_doctor
 from rankscope.collector.embedded import Lifetime
+from rankscope.collector.footprint import keep_one_heap, spare_the_garbage_collector
 from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.inquiry import add_url, ask, check_url, read_credentials
@@ -39,8 +39,6 @@ from rankscope.measure.errors import RankscopeError, SettingError
 from rankscope.measure.settings import find_settings
 
 USAGE_ERROR = 2
-GC_OBJECTS_MIN = 50_000
-"""New objects between two looks of the garbage collector, about 5 MB: at 16,384 ranks some looks a second."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,6 +129,7 @@ def serve(options: argparse.Namespace) -> int:
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[to_stderr])
+    keep_one_heap()
     clock = SystemClock()
     fresh = RunKeys.make() if options.fresh_keys else None
     service = Service(config, clock, None if fresh is None else CurveServer(fresh.collector, fresh.is_allowed))
@@ -139,7 +138,7 @@ def serve(options: argparse.Namespace) -> int:
     logging.getLogger(__name__).info("ranks connect to %s, metrics at %s", service.endpoint, service.metrics_url)
     if options.announce or options.embedded:
         _announce(service, fresh)
-    _spare_the_garbage_collector()
+    spare_the_garbage_collector()
     if not options.embedded:
         service.run()
         return 0
@@ -148,14 +147,6 @@ def serve(options: argparse.Namespace) -> int:
     if not options.no_summary:
         _print_summaries(service.snapshot)
     return 0
-
-
-def _spare_the_garbage_collector() -> None:
-    """Python's garbage collector looks for cycles, of which there are few here. What is there now stays, and is not
-    looked at again; and with the usual 700 new objects between two looks a batch of reports would be one.
-    """
-    gc.freeze()
-    gc.set_threshold(GC_OBJECTS_MIN)
 
 
 def _announce(service: Service, keys: RunKeys | None) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.rank_intervals import RankIntervals
 from rankscope.collector.history.store import HistoryStore, KeptRun
@@ -193,6 +194,7 @@ class Recorder:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        name_this_thread("store")
         while True:
             with self._changed:
                 pause_s = RETRY_S if self._problem is not None else None

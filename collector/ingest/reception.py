@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.clock_alignment import latest_arrival_ns
+from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
 from rankscope.collector.ingest.receiver import Received, Receiver
@@ -215,6 +216,7 @@ class Reception:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        name_this_thread("receive")
         while not self._ends.is_set():
             try:
                 self.turn()

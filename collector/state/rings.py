@@ -20,7 +20,7 @@ from rankscope.measure.records import WindowBreakdown
 T = TypeVar("T")
 
 PAUSES_LEFT_AT_ONCE: Final = 64
-"""So many old pauses go at a time: each time all that stay are moved."""
+"""So many pauses beyond those that count go at a time: each time all that stay are moved."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -58,9 +58,10 @@ class PackedRing(Sequence[T], Generic[T]):
 
 
 class PauseRing(Sequence[GcPauses]):
-    """The last pauses of Python's garbage collector, at least `kept` of them once there are so many."""
+    """The last `kept` pauses of Python's garbage collector."""
 
     def __init__(self, kept: int) -> None:
+        self._kept = kept
         self._numbers_max = 2 * (kept + PAUSES_LEFT_AT_ONCE)
         self._numbers = array("q")
 
@@ -73,7 +74,7 @@ class PauseRing(Sequence[GcPauses]):
             del numbers[: 2 * PAUSES_LEFT_AT_ONCE]
 
     def __len__(self) -> int:
-        return len(self._numbers) // 2
+        return min(self._kept, len(self._numbers) // 2)
 
     @overload
     def __getitem__(self, place: int) -> GcPauses: ...
@@ -84,7 +85,7 @@ class PauseRing(Sequence[GcPauses]):
             return tuple(self[one] for one in range(*place.indices(len(self))))
         if not -len(self) <= place < len(self):
             raise IndexError(place)
-        first = 2 * (place % len(self))
+        first = len(self._numbers) - 2 * (len(self) - place % len(self))
         return GcPauses(self._numbers[first], self._numbers[first + 1])
 
 

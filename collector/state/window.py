@@ -20,6 +20,9 @@ from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block, Table, stack_tables
 
+WHOLE_CELLS_MAX = 2**20
+"""Up to so many steps x ranks, 8 MiB, a duration is kept in 64 bits; beyond (4,096 ranks at the default of 256 steps)
+in 32, which are seven digits: 0.1 us of a step of a second. All columns of 16,384 ranks are 150 MiB then, not 300."""
 PHASES_MAX = 32
 """Names of phases kept for a run: the five of every step and what its users add."""
 STAND_IN_STEPS = 64
@@ -50,6 +53,7 @@ class StepWindow:
     def __init__(self, steps_kept: int, world_size: int) -> None:
         self._kept = steps_kept
         self._world_size = world_size
+        self._cell = np.float64 if steps_kept * world_size <= WHOLE_CELLS_MAX else np.float32
         self._steps = np.full(steps_kept, -1, dtype=np.int64)
         self._columns = {name: self._empty() for name in ("duration_ns", "cpu_ns", "tokens")}
         self._wait_ns = self._empty()
@@ -69,7 +73,8 @@ class StepWindow:
         self._watched = False
 
     def _empty(self) -> Floats:
-        return np.full((self._kept, self._world_size), np.nan)
+        """Floats in type only: the cells of a large job have half the size. Who reads them makes them whole."""
+        return np.full((self._kept, self._world_size), np.nan, dtype=self._cell)
 
     # -- filling ------------------------------------------------------------------------------------------------------
 
@@ -262,15 +267,15 @@ class StepWindow:
         slots = self._slots_from(skip_steps)
         columns = np.array(ranks, dtype=np.int64)
         cells = slots if len(ranks) == self._world_size else np.ix_(slots, columns)
-        step_ns = self._columns["duration_ns"][cells]
+        step_ns = _read(self._columns["duration_ns"], cells)
         phases_ns = _Selected(self._phases_ns, cells)
-        self_ns = step_ns - self._wait_ns[cells]
+        self_ns = step_ns - _read(self._wait_ns, cells)
         measured = self._watched or self.latest_step < STAND_IN_STEPS
         if not measured:
             present = [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
             self_ns = np.sum(present, axis=0) if present else self_ns
-        cpu_ns, tokens = (self._columns[name][cells] for name in ("cpu_ns", "tokens"))
-        caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns[cells]
+        cpu_ns, tokens = (_read(self._columns[name], cells) for name in ("cpu_ns", "tokens"))
+        caused_ns = None if self._wait_caused_ns is None else _read(self._wait_caused_ns, cells)
         return StepSeries(self._steps[slots], ranks, step_ns, self_ns, cpu_ns, phases_ns, measured, tokens, caused_ns)
 
     def transfers(self, *, skip_steps: int) -> GroupTransfers:
@@ -283,7 +288,7 @@ class StepWindow:
         a rank, unless that is `patience` steps behind the latest: then it is given as it is, NaN where a rank lacks.
         """
         slots = self._slots_from(after_step + 1)
-        durations_ns = self._columns["duration_ns"][slots]
+        durations_ns = _read(self._columns["duration_ns"], slots)
         waiting = np.isnan(durations_ns).any(axis=1) & (self._steps[slots] > self.latest_step - patience)
         count = int(np.argmax(waiting)) if waiting.any() else len(slots)
         slots = slots[:count]
@@ -305,7 +310,7 @@ class _Selected(Mapping[str, Floats]):
 
     def __getitem__(self, name: str) -> Floats:
         if name not in self._taken:
-            self._taken[name] = np.asarray(self._values[name][self._cells])
+            self._taken[name] = _read(self._values[name], self._cells)
         return self._taken[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -313,3 +318,8 @@ class _Selected(Mapping[str, Floats]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+def _read(values: Floats, cells: Any) -> Floats:
+    """A copy of these cells, whole."""
+    return np.asarray(values[cells].astype(np.float64, copy=False))

@@ -75,8 +75,9 @@ class LoadCollector:
         if stdout is not None and select.select([stdout], [], [], START_S_MAX)[0]:
             line = stdout.readline()
         if not line:
+            log = self.read_log()
             self.close()
-            raise TimeoutError(f"the collector did not say where it listens: {self.read_log()}")
+            raise TimeoutError(f"the collector did not say where it listens: {log}")
         announced = json.loads(line)
         self.endpoint: str = announced["endpoint"]
         self.url: str = announced["metrics_url"].removesuffix("/metrics")
@@ -91,6 +92,7 @@ class LoadCollector:
         """SIGKILL; it is gone when this returns."""
         self._child.send_signal(signal.SIGKILL)
         self._child.wait()
+        self._hang_up()
 
     def read_usage(self) -> Usage:
         """What it has used up to now."""
@@ -114,5 +116,9 @@ class LoadCollector:
     def close(self) -> None:
         """End it: asked, then made to."""
         end(self._child)
+        self._hang_up()
+        self._stderr.close()
+
+    def _hang_up(self) -> None:
         if self._child.stdout is not None:
             self._child.stdout.close()
