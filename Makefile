@@ -66,11 +66,14 @@ demo: $(STAMP) ## a small training on this machine with one slow rank
 score: $(STAMP) ## how well stragglers are found in simulated jobs whose truth is known
 	$(BIN)/python -m tests.simulation.score --workers $(WORKERS)
 
-bench: $(STAMP) ## what the agent costs; writes tests/benchmarks/results
+bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes tests/benchmarks/results
 	$(BIN)/python -m tests.benchmarks.overhead
 	$(BIN)/python -m tests.benchmarks.start
 	$(BIN)/python -m tests.benchmarks.wire
 	$(BIN)/python -m tests.benchmarks.fan_in
+	$(BIN)/python -m tests.benchmarks.tick
+	$(BIN)/python -m tests.benchmarks.load
+	$(BIN)/python -m tests.benchmarks.load --storm
 
 screenshots: $(STAMP) ## the pictures in the README, taken during the demo; needs chromium
 	$(BIN)/python -m tests.screenshots.live_page

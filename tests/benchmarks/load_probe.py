@@ -84,6 +84,7 @@ class Probe:
     def _connect(self, rank: int) -> "zmq.Socket[bytes]":
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.IDENTITY, _boot(rank).encode())
+        dealer.setsockopt(zmq.LINGER, 0)
         set_keys(dealer, self._keys)
         dealer.connect(self._endpoint)
         self._greet(dealer, rank)
@@ -104,27 +105,22 @@ class Probe:
                     raise RuntimeError(f"the probe was refused: {reason}: {detail}")
 
     def _ping(self) -> None:
-        dealer = self._connect(1)
-        while not self._ends.wait(PING_MS / 1000):
-            began_ns = time.monotonic_ns()
-            self._greet(dealer, 1)
-            self._looks.answered_ns.append(time.monotonic_ns() - began_ns)
+        with self._connect(1) as dealer:
+            while not self._ends.wait(PING_MS / 1000):
+                began_ns = time.monotonic_ns()
+                self._greet(dealer, 1)
+                self._looks.answered_ns.append(time.monotonic_ns() - began_ns)
 
     def _report(self) -> None:
-        dealer = self._connect(0)
-        builder = ReportBuilder()
-        number = 0
-        chance = random.Random(1)
-        while not self._ends.wait(REPORT_S * chance.uniform(0.5, 1.5)):
-            number += 1
-            interval = Interval(losses=Losses(steps_made=number, steps_buffered=0))
-            report = builder.build(interval, time.monotonic_ns())
-            self._made_ns[number] = report.host_ns
-            dealer.send(encode(report))
-            while dealer.poll(0):
-                message = decode(dealer.recv())
-                if isinstance(message, ClockPing):
-                    dealer.send(encode(ClockPong(job_ns=message.job_ns, host_ns=time.monotonic_ns())))
+        builder, chance, number = ReportBuilder(), random.Random(1), 0
+        with self._connect(0) as dealer:
+            while not self._ends.wait(REPORT_S * chance.uniform(0.5, 1.5)):
+                number += 1
+                interval = Interval(losses=Losses(steps_made=number, steps_buffered=0))
+                report = builder.build(interval, time.monotonic_ns())
+                self._made_ns[number] = report.host_ns
+                dealer.send(encode(report))
+                _answer_pings(dealer)
 
     def _look(self) -> None:
         seen = 0
@@ -142,6 +138,13 @@ class Probe:
                 status, body = read_body(f"{self._url}{path}", gzip=True)
                 if status == 200:
                     self._looks.scrapes.append(Scrape(path, time.monotonic() - began_s, len(body)))
+
+
+def _answer_pings(dealer: "zmq.Socket[bytes]") -> None:
+    while dealer.poll(0):
+        message = decode(dealer.recv())
+        if isinstance(message, ClockPing):
+            dealer.send(encode(ClockPong(job_ns=message.job_ns, host_ns=time.monotonic_ns())))
 
 
 def _boot(rank: int) -> str:

@@ -1,0 +1,152 @@
+"""The receiving side between the sockets and the state: what is handed on, and when it is acknowledged. No socket."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX
+from rankscope.collector.ingest.admission import Admission
+from rankscope.collector.ingest.receiver import Received
+from rankscope.collector.ingest.reception import BUSY_FROM, EVENTS_WAITING_MAX, Batch, Exchange, Reception, RunEvent
+from rankscope.collector.state.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, Tick
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
+from rankscope.measure.units import HostNs, WallNs
+
+START_NS = 10**9
+
+
+class Clock:
+    now_ns = START_NS
+
+    def monotonic_ns(self) -> HostNs:
+        return HostNs(self.now_ns)
+
+    def wall_ns(self) -> WallNs:
+        return WallNs(self.now_ns)
+
+
+class Wire:
+    """What the receiver is to the reception: messages that wait, and answers that were sent."""
+
+    connections_refused: dict[str, int] = {}  # noqa: RUF012 - nobody writes to it
+
+    def __init__(self) -> None:
+        self.waiting: list[Received] = []
+        self.sent: list[tuple[bytes, Message]] = []
+
+    def watch(self, file: int) -> None:
+        assert file >= 0
+
+    def poll(self, timeout_ms: int, batch_max: int) -> list[Received]:
+        assert timeout_ms >= 0
+        found, self.waiting = self.waiting[:batch_max], self.waiting[batch_max:]
+        return found
+
+    def send(self, peer: bytes, message: Message) -> None:
+        self.sent.append((peer, message))
+
+    def take_sent(self) -> list[tuple[bytes, Message]]:
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class World:
+    def __init__(self) -> None:
+        self.wire, self.clock, self.exchange = Wire(), Clock(), Exchange()
+        self.mistakes: list[str] = []
+        self.reception = Reception(
+            self.wire,  # type: ignore[arg-type]
+            Admission(4, 4096),
+            self.exchange,
+            self.clock,
+            self._count,
+        )
+
+    def _count(self, where: str) -> int:
+        self.mistakes.append(where)
+        return len(self.mistakes)
+
+    def come(self, *messages: tuple[bytes, Message]) -> list[Batch]:
+        """These have come in and are taken in a turn; what the state gets."""
+        self.wire.waiting += [Received(peer, message) for peer, message in messages]
+        self.reception.turn()
+        return self.exchange.take(0.0)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    found = World()
+    yield found
+    found.exchange.close()
+
+
+def name_of(rank: int) -> bytes:
+    return f"boot-{rank:04}".encode()
+
+
+def hello(rank: int, world_size: int = 2) -> tuple[bytes, Hello]:
+    identity = RankIdentity(
+        run="r", rank=rank, local_rank=0, world_size=world_size, node="n", restart_count=0,
+        boot_id=name_of(rank).decode(), pid=1,
+    )  # fmt: skip
+    greeting = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=1)
+    return name_of(rank), greeting
+
+
+def report(rank: int, sequence: int) -> tuple[bytes, Report]:
+    return name_of(rank), Report(sequence=sequence, host_ns=0)
+
+
+def test_messages_become_events_of_their_run_in_their_order(world: World) -> None:
+    (batch,) = world.come(hello(0), report(0, 1), (name_of(0), Goodbye(sequence=2, reason="finished")))
+    assert [run for run, _ in batch.events] == ["r"] * 3
+    assert [type(event) for _, event in batch.events] == [RankJoined, ReportAdmitted, GoodbyeAdmitted]
+
+
+def test_a_report_is_acknowledged_once_it_is_in_the_state_and_not_before(world: World) -> None:
+    (batch,) = world.come(hello(0), report(0, 1))
+    assert [type(message) for _, message in world.wire.take_sent()] == [Welcome]
+    world.exchange.answer(batch)
+    assert world.come() == []
+    assert world.wire.take_sent() == [(name_of(0), Ack(through=1))]
+
+
+def test_of_many_reports_acknowledgements_wait_but_not_that_of_a_last_message(world: World) -> None:
+    """The goodbye's comes now, those of the others when they are old enough."""
+    count = BUSY_FROM
+    world.exchange.answer(*world.come(*(hello(rank, count) for rank in range(count))))
+    world.come()
+    world.wire.take_sent()
+    last = (name_of(0), Goodbye(sequence=2, reason="finished"))
+    world.exchange.answer(*world.come(*(report(rank, 1) for rank in range(count)), last))
+    world.come()
+    assert world.wire.take_sent() == [(name_of(0), Ack(through=2))]
+    world.clock.now_ns += AGE_NS_MAX
+    world.come()
+    assert world.wire.take_sent() == [(name_of(rank), Ack(through=1)) for rank in range(1, count)]
+
+
+def test_who_is_not_known_is_asked_for_a_hello_and_not_acknowledged(world: World) -> None:
+    (batch,) = world.come(report(0, 1))
+    assert (batch.events, batch.numbered) == ([], {})
+    assert world.wire.take_sent() == [(name_of(0), HelloWanted())]
+
+
+def test_while_the_state_is_behind_nothing_more_is_read(world: World) -> None:
+    world.exchange.hand_on(Batch(events=[RunEvent("r", Tick(0, 0.0))] * EVENTS_WAITING_MAX))
+    world.wire.waiting.append(Received(*hello(0)))
+    world.reception.turn()
+    assert len(world.wire.waiting) == 1
+    (waiting,) = world.exchange.take(0.0)
+    assert len(waiting.events) == EVENTS_WAITING_MAX
+    assert len(world.come()) == 1
+
+
+def test_a_mistake_of_ours_about_one_message_costs_that_one_only(world: World) -> None:
+    _, whole = hello(1)
+    broken = (name_of(1), msgspec.structs.replace(whole, identity=None))
+    (batch,) = world.come(broken, hello(0))
+    assert [type(event) for _, event in batch.events] == [RankJoined]
+    assert world.mistakes == ["reception"]
