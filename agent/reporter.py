@@ -18,8 +18,9 @@ from rankscope.agent.probe.device_timers import DeviceTimers, find_cuda
 from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.kineto_windows import PART as WINDOWS
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
+from rankscope.agent.probe.live_steps import LiveSteps
+from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
 from rankscope.agent.probe.ring import Ring
-from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.report.builder import Interval, ReportBuilder
@@ -70,6 +71,7 @@ class Probes(NamedTuple):
     device_timers: DeviceTimers | None = None
     read_steps_made: Callable[[], int] = lambda: 0
     """How many records the training thread has made: each goes into `device_timers` or `steps` at once."""
+    live_steps: LiveSteps = LiveSteps()
 
 
 class Reporter:
@@ -114,7 +116,7 @@ class Reporter:
             config.overhead_ratio_max,
             probes.plan,
             self._samples,
-            hooks=probes.hooks,
+            hooks=probes.hooks.log,
             windows=probes.windows,
             timers=probes.device_timers,
             children=self._reduction,
@@ -257,6 +259,7 @@ class Reporter:
             self._samples.run_all(now_ns)  # a short job has its samples too, and a long one how it ended
         elif self._samples.due(now_ns):
             self._samples.run(now_ns)
+        self._probes.hooks.log.catch_up_late()
         windows = [self._reduce(window) for window in self._probes.raw_windows.drain()]
         windows += self._collect(self._reduction.finish if last else self._reduction.collect)
         steps = self._probes.steps.drain()
@@ -344,6 +347,7 @@ class Reporter:
         if len(self._step_times_ns) >= STEPS_MIN:
             step_ns = _median_ns(self._step_times_ns)
             self._probes.plan.learn(step_ns)
+            self._probes.live_steps.learn_step(step_ns)
             if self._probes.device_timers is not None:
                 self._probes.device_timers.plan.learn_step(step_ns)
 

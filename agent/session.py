@@ -29,11 +29,13 @@ from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
+from rankscope.agent.probe.live_steps import LiveSteps
+from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
+from rankscope.agent.probe.moment_log import MomentLog
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.throughput import Throughput, ThroughputMeter, describe_throughput
-from rankscope.agent.probe.torch_hooks import PART as STEP_HOOKS
 from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
 from rankscope.agent.probe.torch_profiler import TorchProfiler, is_current_stream_capturing
 from rankscope.agent.probe.window_plan import WindowPlan
@@ -81,6 +83,7 @@ class Session:
         self._device_timers = self._make_device_timers()
         timers = self._device_timers
         self._read_moment_ns = monotonic_ns if timers is None else timers.read_moment_ns
+        self._live_steps = LiveSteps()
         self._timer = self._make_timer()
         self._hooks = TorchHooks(
             self._timer,
@@ -89,6 +92,7 @@ class Session:
             self._ranges,
             device_timers=timers,
             captures=self._captures,
+            log=self._make_log(),
         )
         self._stopping = threading.Event()
         self._device = TrainingDevice()
@@ -103,6 +107,7 @@ class Session:
             self._captures,
             timers,
             lambda: self._steps_made,
+            self._live_steps,
         )
         self._reporter = Reporter(
             config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello
@@ -123,6 +128,16 @@ class Session:
             on_charge=None if timers is None else timers.on_charge,
             phases_max=self._config.phases_max,
             read_clock_ns=self._read_moment_ns,
+        )
+
+    def _make_log(self) -> MomentLog:
+        timers = self._device_timers
+        return MomentLog(
+            self._timer,
+            self._guard,
+            self._find_next_live,
+            self._read_elsewhere_ns,
+            lambda: timers is None or timers.is_idle,
         )
 
     @classmethod
@@ -266,6 +281,7 @@ class Session:
         """Threads and sockets did not come along into the child: it is not measured."""
         self.is_running = False
         with contextlib.suppress(Exception):
+            self._hooks.log.renew_turn()
             self._hooks.remove()
 
     def _note_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -340,7 +356,6 @@ class Session:
             self._steps.append(record)
         else:
             self._device_timers.on_record(record)
-        self._observe_device()
         if self._windows is not None:
             self._windows.on_record(record)
 
@@ -351,7 +366,22 @@ class Session:
             except Exception as error:  # noqa: BLE001 - not to know the GPU must not cost the steps
                 self._guard.record(DEVICE, error)
 
+    def _find_next_live(self, step: int) -> int:
+        found = self._live_steps.find_next(step)
+        if self._windows is not None:
+            found = min(found, self._windows.find_next(step))
+        if self._device_timers is not None:
+            found = min(found, self._device_timers.find_next(step))
+        return found
+
+    def _read_elsewhere_ns(self) -> int:
+        """What windows and device times have cost so far, which they count themselves."""
+        windows, timers = self._windows, self._device_timers
+        spent_ns = 0 if windows is None else windows.full_spent_ns + windows.light_spent_ns
+        return spent_ns if timers is None else spent_ns + timers.spent_ns
+
     def _on_boundary(self, step: int) -> None:
+        self._observe_device()
         if self._device_timers is not None:
             self._device_timers.on_boundary(step)
         if self._windows is not None:
@@ -390,7 +420,7 @@ class Session:
         if self._guard.is_off("user_calls") or not self.is_running:
             return
         try:
-            self._hooks.catch_up()
-            moment(self._read_moment_ns(), *arguments)
+            with self._hooks.log.caught_up():
+                moment(self._read_moment_ns(), *arguments)
         except Exception as error:  # noqa: BLE001
             self._guard.record("user_calls", error)

@@ -92,6 +92,11 @@ class TimingPlan:
         since = step - self._warmup_steps
         return since >= 0 and since % self.interval_steps == 0
 
+    def find_next(self, step: int) -> int:
+        """The first step after this one that is to be timed."""
+        since = max(-1, step - self._warmup_steps)
+        return self._warmup_steps + (since // self.interval_steps + 1) * self.interval_steps
+
     def _choose(self) -> None:
         """The smallest sufficient power of two; a shorter interval only with room to spare, so that it stands still."""
         allowed_ns = self._overhead_ratio_max * self._step_ns
@@ -167,6 +172,15 @@ class DeviceTimers:
     def records_waiting(self) -> int:
         """How many records wait for device times, and those behind them."""
         return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step is being timed and no record waits, so that a record may be given on another thread."""
+        return self._timing is None and not self._waiting
+
+    def find_next(self, step: int) -> int:
+        """The first step after this one whose begin, or whose end, must be seen at its moment."""
+        return step + 1 if self._timing is not None else self.plan.find_next(step)
 
     # -- what StepTimer and the hooks tell ----------------------------------------------------------------------------
 

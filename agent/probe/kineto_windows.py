@@ -144,6 +144,11 @@ class KinetoWindows:
         if is_due:
             self._run(self._advance, step)
 
+    def find_next(self, step: int) -> int:
+        """The first step after this one at whose begin there may be something to do."""
+        is_soon = self._running or self._user_profilers or (self._full_wanted and self._profiler.is_first_of_device)
+        return step + 1 if is_soon else self._plan.find_next(step)
+
     def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
         """The user's profiler is about to begin, or has ended, on any thread. Returns when ours is off."""
         with self._beginning:  # a window of ours that is just beginning must be seen

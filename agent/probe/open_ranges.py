@@ -17,22 +17,31 @@ NO_SESSION = 0
 
 class OpenRanges:
     """Knows in which session each range was entered, the user's sessions included. `__enter__` and `__exit__` of
-    record_function are wrapped by it.
+    record_function are wrapped by it while a session is on; outside of all nothing harmful can happen, and a training
+    step that enters a handful of ranges pays nothing.
     """
 
     def __init__(self) -> None:
         self._session = NO_SESSION
         self._sessions_begun = 0
         self._left_late: deque[Callable[[], Any]] = deque()
+        self._begin_watching: Callable[[], None] = lambda: None
+        self._end_watching: Callable[[], None] = lambda: None
+
+    def watch_sessions(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        """From now on `begin` puts the wrappers in place when a session begins, and `end` takes them away again."""
+        self._begin_watching, self._end_watching = begin, end
 
     def session_begins(self) -> None:
         """A profiler session, anybody's, is about to be on."""
         self._sessions_begun += 1
         self._session = self._sessions_begun
+        self._begin_watching()
 
     def session_has_ended(self) -> None:
         """No session is on any more: what waited for this is left now."""
         self._session = NO_SESSION
+        self._end_watching()
         while self._left_late:
             self._left_late.popleft()()
 

@@ -27,57 +27,22 @@ to its end without a backward. A step that never saw an optimizer step (the end 
 
 The CPU time of a step
 ----------------------
-Reading the thread's CPU clock takes 5 us amid training (it is a system call), so it is read once a step: where a batch
-is asked for, if that is where the steps of this loop end, else at the end of the optimizer step. A step that ends where
-the one before did not (mostly the last of a job) has no CPU time.
+Reading the thread's CPU clock takes 5 us amid training (it is a system call), so it is read once a step at most: where
+a batch is asked for, if that is where the steps of this loop end, else at the end of the optimizer step. A step that
+ends where the one before did not (mostly the last of a job) has no CPU time; nor has one that began or ended at a
+moment that was only written down (`moment_log.py`): what the clock says later is not what it said then.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from time import monotonic_ns, thread_time_ns
 
-from rankscope.agent.probe.batches import UNKNOWN, UNTOLD, BatchSize, Told, add_sizes
+from rankscope.agent.probe.batches import UNKNOWN, UNTOLD, BatchSize, add_sizes
+from rankscope.agent.probe.open_step import HeldStep, OpenStep
 from rankscope.measure.records import PHASES, StepRecord
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
 EVALUATION = "evaluation"
 """The phase of an evaluation that the user marks amid a step."""
-
-
-@dataclass(slots=True)
-class _OpenStep:
-    """A step that is still running."""
-
-    start_ns: int
-    start_cpu_ns: int | None
-    phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
-    batches: int = 0
-    backwards: int = 0
-    optimizers: set[int] = field(default_factory=set)
-    loaders: set[int] = field(default_factory=set)
-    looked_through: bool = False
-    read: BatchSize | None = None
-    said: BatchSize | None = None
-    told: Told = UNTOLD
-
-    def join(self, later: "_OpenStep") -> None:
-        for name, duration_ns in later.phases_ns.items():
-            self.phases_ns[name] = self.phases_ns.get(name, 0) + duration_ns
-        self.batches += later.batches
-        self.backwards += later.backwards
-        self.optimizers |= later.optimizers
-        self.loaders |= later.loaders
-        self.read = add_sizes(self.read, later.read)
-        self.said = add_sizes(self.said, later.said)
-
-
-@dataclass(slots=True)
-class _HeldStep:
-    """A step that may have ended: the next optimizer step tells."""
-
-    step: _OpenStep
-    end_ns: int
-    end_cpu_ns: int | None
 
 
 class StepTimer:
@@ -87,6 +52,8 @@ class StepTimer:
     that begins, at the very moment it begins: there profiler windows are started and stopped. `on_pause` is called when
     an evaluation begins: what was started at a boundary must not go on through it. `on_charge` is told every moment
     up to which time was charged to a step, and the phase.
+
+    While `is_live` is False moments come late: no clock is read, and no boundary is told.
     """
 
     def __init__(
@@ -106,10 +73,11 @@ class StepTimer:
         self._on_charge = on_charge
         self._phases_max = phases_max
         self._read_clock_ns = read_clock_ns
-        self._read_cpu_ns = read_cpu_ns
+        self._read_cpu_clock_ns = read_cpu_ns
+        self.is_live = True
         self._next_step = 0
-        self._open: _OpenStep | None = None
-        self._held: _HeldStep | None = None
+        self._open: OpenStep | None = None
+        self._held: HeldStep | None = None
         self._mark_ns = 0
         self._stepped = False
         self._stepped_cpu_ns: int | None = None
@@ -128,6 +96,60 @@ class StepTimer:
         self._fetches_training = True
         self._told = UNTOLD
         self._said_ahead: BatchSize | None = None
+
+    @property
+    def step(self) -> int:
+        """The number of the first step that has not been told of."""
+        return self._next_step
+
+    @property
+    def ends_at_batch(self) -> bool:
+        """Whether the steps of this loop end where a batch is asked for, so not at the end of an optimizer step."""
+        return self._ends_at_batch
+
+    def count_ends_until(self, step: int) -> int:
+        """How many more optimizer steps must end, or calls of `end_step` come, before that step can begin; 0 when it
+        may begin with the next moment.
+        """
+        if self._open is None or self._held is not None:
+            return 0
+        return max(0, step - self._next_step - self._stepped)
+
+    # -- many steps at once -------------------------------------------------------------------------------------------
+
+    @property
+    def plain_optimizer(self) -> int | None:
+        """The optimizer of which plain steps may follow, right after a step has begun with a fetch; None when anything
+        out of the ordinary is going on, so that each moment must be looked at.
+        """
+        step = self._open
+        if (
+            step is None
+            or (self._data_depth, self._backward_depth, self._optimizer_depth) != (1, 0, 0)
+            or self._mark_ns != step.start_ns
+            or step.optimizers
+            or step.batches + step.backwards
+            or step.looked_through
+            or step.said is not None
+            or step.told != UNTOLD
+            or self._held is not None
+            or self._user_phases
+            or self._on_charge is not None
+            or self._manual
+            or self._evaluates_amid_step
+            or not self._fetches_training
+            or len(self._cycle) != 1
+        ):
+            return None
+        return next(iter(self._cycle))
+
+    def add_plain_steps(self, records: Sequence[StepRecord]) -> None:
+        """These steps have come since, numbered on, and at the end of the last the next batch was asked for."""
+        self._ends_at_batch = True
+        self._next_step += len(records)
+        for record in records:
+            self._on_record(record)
+        self._begin(records[-1].end_host_ns, None)
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
@@ -358,7 +380,7 @@ class StepTimer:
         if at_this_moment and self._cycle_is_complete():
             self._seal(end_cpu_ns)
         elif self._open is not None:
-            self._held = _HeldStep(self._open, self._mark_ns, end_cpu_ns)
+            self._held = HeldStep(self._open, self._mark_ns, end_cpu_ns)
             self._begin(self._mark_ns, end_cpu_ns)
             if self._optimizer_depth:
                 self._resolve_held()
@@ -384,11 +406,15 @@ class StepTimer:
 
     def _announce(self) -> None:
         """A step begins at this moment; what others do at the boundary is charged to it."""
-        self._on_boundary(self._next_step)
-        self._charge(self._read_clock_ns(), OTHER)
+        if self.is_live:
+            self._on_boundary(self._next_step)
+            self._charge(self._read_clock_ns(), OTHER)
+
+    def _read_cpu_ns(self) -> int | None:
+        return self._read_cpu_clock_ns() if self.is_live else None
 
     def _begin(self, start_ns: int, start_cpu_ns: int | None) -> None:
-        self._open = _OpenStep(start_ns, start_cpu_ns, said=self._said_ahead, told=self._told)
+        self._open = OpenStep(start_ns, start_cpu_ns, said=self._said_ahead, told=self._told)
         self._said_ahead = None
         self._mark_ns = start_ns
         self._stepped = False
@@ -402,7 +428,7 @@ class StepTimer:
         if held is not None:
             self._publish(held.step, held.end_ns, held.end_cpu_ns)
 
-    def _publish(self, step: _OpenStep, end_ns: int, end_cpu_ns: int | None) -> None:
+    def _publish(self, step: OpenStep, end_ns: int, end_cpu_ns: int | None) -> None:
         if step.optimizers:
             self._cycle = frozenset(step.optimizers)
         size = step.told.choose(step.read, step.said)

@@ -1,32 +1,34 @@
 """The one file that patches torch. Everything is found at run time and put back by `remove()`.
 
-A moment costs the training thread far more inside a training than in a bare loop, where it takes 2 us: torch's own code
-has pushed ours out of the caches by then (`tests/benchmarks/results/moments.md`). So most moments are only written
-down, and the state machine goes through them in one go when a step may end. Module hooks are not used: a global one
-costs 2 to 5 us per module call and makes torch.compile warn.
+A moment costs the training thread far more inside a training than in a bare loop: torch's own code has pushed ours out
+of the caches by then (`tests/benchmarks/results/moments.md`). So a hook touches as little as it can: it looks which
+thread it is on, reads the clock and writes into a list, without a call of our own. The state machine goes through the
+list later (`moment_log.py`). Module hooks are not used: a global one costs 2 to 5 us per module call and makes
+torch.compile warn.
 """
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable
-from threading import get_ident, main_thread
+from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.batches import UNKNOWN, BatchReader
+from rankscope.agent.probe.batches import BatchReader
 from rankscope.agent.probe.device_timers import DeviceTimers
 from rankscope.agent.probe.graph_captures import GraphCaptures
-from rankscope.agent.probe.moment_meter import TIMED_EVERY, MomentMeter
+from rankscope.agent.probe.moment_log import FIELDS, MOMENTS_MAX, PART, MomentLog
 from rankscope.agent.probe.open_ranges import OpenRanges
+from rankscope.agent.probe.patches import Patch, hide_from_compiler
 from rankscope.agent.probe.steps import StepTimer
 
-PART = "step_hooks"
-PENDING_MAX = 64
-"""Moments written down before the state machine goes through them although no step has ended."""
+NO_ARGUMENTS = ()
+GRADIENTS_ON, GRADIENTS_OFF = (True,), (False,)
+"""What a moment is written down with; made once, since making one amid training costs."""
 
 Hook = Callable[..., Any]
+OptimizerHook = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 
 class TorchHooks:
@@ -45,26 +47,23 @@ class TorchHooks:
         *,
         device_timers: DeviceTimers | None = None,
         captures: GraphCaptures | None = None,
+        log: MomentLog | None = None,
     ) -> None:
         self._timer = timer
-        self._device_timers = device_timers
         self._read_moment_ns = monotonic_ns if device_timers is None else device_timers.read_moment_ns
         self._guard = guard
         self._ranges = ranges or OpenRanges()
         self._captures = captures or GraphCaptures()
         self._on_user_profiler = on_user_profiler
-        self._thread: int | None = main_thread().ident
-        self._thread_is_sure = False
         self._undo: list[Callable[[], None]] = []
-        self._pending: list[tuple[Callable[..., None], int, tuple[object, ...]]] = []
-        self._meter = MomentMeter()
+        self._optimizer_hooks: tuple[OptimizerHook, OptimizerHook]
         self._thread_paused: tuple[int | None, bool] = (None, True)
-        self.moments = 0
+        self.log = log or MomentLog(timer, guard)
 
     @property
-    def spent_ns(self) -> int:
-        """What the hooks have cost the training thread so far. For one other thread to ask."""
-        return self._meter.spent_ns(self.moments)
+    def moments(self) -> int:
+        """How many moments were seen."""
+        return self.log.moments
 
     def install(self) -> None:
         """Patch torch. Raises what torch's absence or another shape of it raises; what was patched is put back."""
@@ -72,8 +71,8 @@ class TorchHooks:
         import torch.utils.data.dataloader as loader  # noqa: PLC0415
 
         try:
-            for entrance in (TorchHooks._moment, TorchHooks._note, BatchReader.read):
-                _hide_from_compiler(entrance, callees_too=True)
+            for entrance in (MomentLog.catch_up_live, BatchReader.read):
+                hide_from_compiler(entrance, callees_too=True)
             self._hook_optimizers()
             self._replace(torch.autograd, "backward", self._wrap_backward)
             self._replace(loader._BaseDataLoaderIter, "__next__", self._wrap_next)
@@ -89,7 +88,7 @@ class TorchHooks:
 
     def remove(self) -> None:
         """Put torch back as it was. A hook that somebody has wrapped since stays in place and is silent."""
-        self._thread, self._thread_is_sure = None, True
+        self._see_no_thread()
         while self._undo:
             self._undo.pop()()
 
@@ -103,117 +102,115 @@ class TorchHooks:
     def pause(self) -> None:
         """See nothing until `resume`: an evaluation runs."""
         self.catch_up()
-        self._thread_paused = (self._thread, self._thread_is_sure)
-        self._thread, self._thread_is_sure = None, True
+        self._thread_paused = (self.log.thread, self.log.thread_is_sure)
+        self._see_no_thread()
 
     def resume(self) -> None:
         """See again."""
-        self._thread, self._thread_is_sure = self._thread_paused
+        self.log.thread, self.log.thread_is_sure = self._thread_paused
 
     def catch_up(self) -> None:
-        """Let the StepTimer have the moments that were only written down. To be called before it is called directly."""
-        pending, self._pending = self._pending, []
-        if self._guard.is_off(PART):
-            return
-        for event, now_ns, arguments in pending:
-            try:
-                event(now_ns, *arguments)
-            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
-                self._guard.record(PART, error)
-                if self._guard.is_off(PART):
-                    return
+        """Let the StepTimer have the moments that were only written down. To be called by the training thread."""
+        with self.log.caught_up():
+            pass
 
-    # -- one moment ---------------------------------------------------------------------------------------------------
-
-    def _note(self, event: Callable[..., None], *arguments: object) -> None:
-        """A moment that ends no step: written down."""
-        if get_ident() == self._thread:
-            self.moments += 1
-            now_ns = self._read_moment_ns()
-            self._pending.append((event, now_ns, arguments))
-            if len(self._pending) >= PENDING_MAX:
-                self.catch_up()
-            if self.moments % TIMED_EVERY == 0:
-                self._meter.note(monotonic_ns() - now_ns)
-
-    def _moment(self, event: Callable[..., None], *arguments: object) -> None:
-        """A moment that may end a step: handled now, after those before it."""
-        if get_ident() == self._thread:
-            self.moments += 1
-            now_ns = self._read_moment_ns()
-            self._pending.append((event, now_ns, arguments))
-            self.catch_up()
-            if self.moments % TIMED_EVERY == 0:
-                self._meter.note(monotonic_ns() - now_ns)
+    def _see_no_thread(self) -> None:
+        self.log.thread, self.log.thread_is_sure = None, True
 
     def _claim_thread(self) -> None:
-        if not self._thread_is_sure:
-            self._thread = get_ident()
-            self._thread_is_sure = True
+        self.log.thread, self.log.thread_is_sure = get_ident(), True
 
     # -- what is patched ----------------------------------------------------------------------------------------------
 
     def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
+        log, timer, read_moment_ns = self.log, self._timer, self._read_moment_ns
+        write = log.entries.extend
+        optimizer_begin, optimizer_end = log.events.optimizer_begin, log.events.optimizer_end
+
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
-            self._claim_thread()
-            self._note(self._timer.optimizer_begin, id(optimizer))
+            if not log.thread_is_sure:
+                self._claim_thread()
+            if get_ident() == log.thread:
+                write((optimizer_begin, read_moment_ns(), (id(optimizer),)))
 
         def after(_optimizer: object, _args: object, _kwargs: object) -> None:
-            self._moment(self._timer.optimizer_end)
+            if get_ident() == log.thread:
+                write((optimizer_end, read_moment_ns(), NO_ARGUMENTS))
+                log.ends_left -= 1
+                if log.ends_left <= 0 and not timer.ends_at_batch:
+                    log.catch_up_live(monotonic_ns())
 
         for hook in (before, after):
-            _hide_from_compiler(hook)
+            hide_from_compiler(hook)
         self._undo.append(optimizers.register_optimizer_step_pre_hook(before).remove)
         self._undo.append(optimizers.register_optimizer_step_post_hook(after).remove)
+        self._optimizer_hooks = before, after
 
     def _wrap_backward(self, original: Hook) -> Hook:
-        timer = self._timer
+        log, read_moment_ns = self.log, self._read_moment_ns
+        entries, write = log.entries, log.entries.extend
+        backward_begin, backward_end = log.events.backward_begin, log.events.backward_end
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            self._note(timer.backward_begin)
+            if get_ident() != log.thread:
+                return original(*args, **kwargs)
+            write((backward_begin, read_moment_ns(), NO_ARGUMENTS))
+            if len(entries) > FIELDS * MOMENTS_MAX:
+                log.catch_up_live(monotonic_ns())
             try:
                 return original(*args, **kwargs)
             finally:
-                self._note(timer.backward_end)
+                write((backward_end, read_moment_ns(), NO_ARGUMENTS))
 
         return backward
 
     def _wrap_next(self, original: Hook) -> Hook:
         import torch  # noqa: PLC0415
 
-        timer, batches, is_grad_enabled = self._timer, BatchReader(torch), torch.is_grad_enabled
+        log, read_moment_ns = self.log, self._read_moment_ns
+        entries, write = log.entries, log.entries.extend
+        data_begin, data_end = log.events.data_begin, log.events.data_end
+        read_size, is_grad_enabled = BatchReader(torch).read, torch.is_grad_enabled
 
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the loader's own
-            self._moment(timer.data_begin, is_grad_enabled())
-            got_batch, size = False, UNKNOWN
+            if get_ident() != log.thread:
+                return original(iterator)
+            if is_grad_enabled():
+                write((data_begin, read_moment_ns(), GRADIENTS_ON))
+                if log.ends_left <= 0 or len(entries) > FIELDS * MOMENTS_MAX:
+                    log.catch_up_live(monotonic_ns())
+            else:
+                write((data_begin, read_moment_ns(), GRADIENTS_OFF))
+                log.catch_up_live(monotonic_ns())
             try:
                 batch = original(iterator)
-                got_batch = True
-                # Of one that is not noted, on another thread or in an evaluation, the size is not asked for.
-                if get_ident() == self._thread:
-                    size = batches.read(batch, iterator)
-                return batch
-            finally:
-                self._note(timer.data_end, got_batch, id(iterator), size)
+            except BaseException:
+                write((data_end, read_moment_ns(), (False, id(iterator))))
+                log.ends_left = 0  # what comes next may be an evaluation, or its end
+                raise
+            write((data_end, read_moment_ns(), (True, id(iterator), read_size(batch, iterator))))
+            return batch
 
         return __next__
 
     def _wrap_scaler_step(self, original: Hook) -> Hook:
         """GradScaler.step does not call the optimizer when it found inf: the boundary must not be lost with it."""
-        timer = self._timer
+        log = self.log
+        before, after = self._optimizer_hooks
 
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._claim_thread()
-            self._note(timer.optimizer_begin, id(optimizer))
+            ends_left = log.ends_left
+            before(optimizer, (), {})
             try:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:
-                self._moment(timer.optimizer_end)
+                log.ends_left = ends_left  # the optimizer's own step inside is the same one
+                after(optimizer, (), {})
 
         return step
 
@@ -252,8 +249,19 @@ class TorchHooks:
 
     def _watch_ranges(self, torch: Any) -> None:
         record_function = torch.autograd.profiler.record_function
-        self._replace(record_function, "__enter__", self._ranges.wrap_enter)
-        self._replace(record_function, "__exit__", self._ranges.wrap_exit)
+        enter = Patch(record_function, "__enter__", self._ranges.wrap_enter)
+        leave = Patch(record_function, "__exit__", self._ranges.wrap_exit)
+
+        def begin() -> None:
+            enter.put_on()
+            leave.put_on()
+
+        def end() -> None:
+            enter.take_off()
+            leave.take_off()
+
+        self._ranges.watch_sessions(begin, end)
+        self._undo.append(end)
 
     def _watch_captures(self, torch: Any) -> None:
         by_any_device = getattr(getattr(torch, "accelerator", None), "Graph", None)  # torch 2.13 and newer
@@ -263,33 +271,9 @@ class TorchHooks:
                 self._replace(graph, "capture_end", self._captures.wrap_end)
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Hook], Hook]) -> None:
-        original = getattr(owner, name)
-        replacement = wrap(original)
-        _hide_from_compiler(replacement)
-        setattr(owner, name, replacement)
-
-        def put_back() -> None:
-            # Somebody may have wrapped ours since: taking theirs away would be worse than leaving ours in place.
-            if getattr(owner, name) is replacement:
-                setattr(owner, name, original)
-
-        self._undo.append(put_back)
-
-
-def _hide_from_compiler(function: Any, *, callees_too: bool = False) -> None:
-    """Keep torch.compile from tracing a function of ours when a compiled training step calls it: it would warn the user
-    about the thread and the clock that are asked for, and compile a dozen frames of ours.
-
-    These are what torch.compiler.disable uses, without the seconds that importing torch._dynamo takes. A torch that has
-    them not warns once, and works.
-    """
-    with contextlib.suppress(ImportError, AttributeError, TypeError):
-        function._torchdynamo_disable = True
-        from torch._C._dynamo import eval_frame  # noqa: PLC0415
-
-        action = eval_frame._FrameAction
-        then = action.SKIP if callees_too else action.DEFAULT
-        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(action.SKIP, then))
+        patch = Patch(owner, name, wrap)
+        patch.put_on()
+        self._undo.append(patch.take_off)
 
 
 def torch_version() -> str:

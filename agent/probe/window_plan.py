@@ -91,21 +91,21 @@ class WindowPlan:
 
     def _set_light(self, step_ns: int) -> None:
         wished = self._collective_window_ns / max(1, step_ns)
-        self.light_window_steps = _nearest_power(wished, self.light_window_steps)
+        self.light_window_steps = nearest_power(wished, self.light_window_steps)
         share = 1.0 if FULL_WINDOWS in self._allowance.dropped else 0.5
         paid_ns = _interval_paying(self._expected_light_ns, share * self._allowance.windows_ratio)
         paid = paid_ns / max(1, step_ns)
         if paid <= self.light_window_steps:
             self.light_interval_steps = self.light_window_steps
         else:
-            self.light_interval_steps = _nearest_power(max(wished, paid), self.light_interval_steps)
+            self.light_interval_steps = nearest_power(max(wished, paid), self.light_interval_steps)
         self.light_stretch_ratio = self.light_interval_steps / self.light_window_steps
 
     def _set_full(self, step_ns: int) -> None:
         wished = max(self._full_window_interval_ns / max(1, step_ns), 2 * self.full_window_steps)
         paid_ns = _interval_paying(self._expected_full_ns, self._full_ratio)
         self._full_is_too_rare = paid_ns > INTERVAL_NS_MAX
-        self.full_interval_steps = _nearest_power(max(wished, paid_ns / max(1, step_ns)), self.full_interval_steps)
+        self.full_interval_steps = nearest_power(max(wished, paid_ns / max(1, step_ns)), self.full_interval_steps)
         self.full_stretch_ratio = max(1.0, self.full_interval_steps / _power_at_least(wished))
 
     # -- what is decided ----------------------------------------------------------------------------------------------
@@ -116,6 +116,18 @@ class WindowPlan:
         full_is_off = self._full_is_too_rare or not self.full_window_steps
         own = frozenset({FULL_WINDOWS}) if full_is_off else frozenset()
         return own | (self._allowance.dropped & {FULL_WINDOWS, LIGHT_WINDOWS})
+
+    def find_next(self, step: int) -> int:
+        """A step after this one before which no window begins or ends that has not begun yet."""
+        since = step - self._warmup_steps
+        if since < 0:
+            return self._warmup_steps
+        grid = min(self.light_window_steps, self.light_interval_steps, self.full_interval_steps)
+        if self.light_interval_steps == UNKNOWN_STEPS:
+            grid = min(grid, LIGHT_FIRST_INTERVAL_STEPS)
+        if since < self.full_interval_steps:
+            grid = min(grid, FULL_FIRST_INTERVAL_STEPS)
+        return self._warmup_steps + (since // grid + 1) * grid
 
     def begins_full(self, step: int) -> bool:
         """Whether a full window begins with this step."""
@@ -186,7 +198,7 @@ def _power_at_least(count: float) -> int:
     return power
 
 
-def _nearest_power(wanted: float, present: int) -> int:
+def nearest_power(wanted: float, present: int) -> int:
     """The power of two nearest to the present one that is at least what is wanted and at most ROOM times that.
 
     Of two ranks that want different intervals the one that wants the longer never gets the shorter, whatever each had

@@ -1,7 +1,8 @@
 """What one hooked moment costs the training thread: `python -m tests.benchmarks.moments [--rounds 40] [--out FILE]`.
 
 A step has six moments: begin and end of the batch, of the backward and of the optimizer step. Two loops are timed, with
-hooks and without, one right after the other in every round:
+hooks and without, one right after the other in every round, as steps of 10 ms are seen (every 64th begins live,
+`agent/probe/live_steps.py`) and as long ones are, which all do:
 
     bare   the hooks around functions that do nothing: the hook, the clock and the state machine, and nothing else
     torch  a training so small that a step takes a fraction of a millisecond: the same hooks as training meets them,
@@ -24,6 +25,8 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.live_steps import LiveSteps
+from rankscope.agent.probe.moment_log import MomentLog
 from rankscope.agent.probe.moment_meter import UNSEEN_TIMES
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.torch_hooks import TorchHooks
@@ -34,6 +37,11 @@ BARE_STEPS = 2000
 TORCH_STEPS = 200
 MOMENTS_PER_STEP = 6
 RESAMPLES = 10_000
+
+
+SHORT_STEP_NS = 10_000_000
+LONG_STEP_NS = 150_000_000
+"""Step times that the hooks are told, whatever the loop takes: they set how often it is caught up with."""
 
 
 class Costs(NamedTuple):
@@ -49,9 +57,12 @@ class Costs(NamedTuple):
     metered: float
 
 
-def make_hooks() -> TorchHooks:
-    """Hooks that feed a real state machine, whose records go nowhere."""
-    return TorchHooks(StepTimer(lambda _record: None), Guard(error_budget=1), lambda _begins: None)
+def make_hooks(step_ns: int) -> TorchHooks:
+    """Hooks that feed a real state machine, whose records go nowhere, as in a job with steps of that length."""
+    live = LiveSteps()
+    live.learn_step(step_ns)
+    timer, guard = StepTimer(lambda _record: None), Guard(error_budget=1)
+    return TorchHooks(timer, guard, lambda _begins: None, log=MomentLog(timer, guard, live.find_next))
 
 
 # -- the two loops ----------------------------------------------------------------------------------------------------
@@ -96,14 +107,14 @@ class TinyTraining:
         return thread_time_ns() - begin_ns
 
 
-def measure(loop: Callable[[TorchHooks | None], int], steps: int, rounds: int) -> Costs:
+def measure(loop: Callable[[TorchHooks | None], int], steps: int, rounds: int, step_ns: int) -> Costs:
     """A moment's cost over all rounds, with hooks less without; which of the two comes first takes turns."""
     costs, metered = [], []
     for number in range(rounds):
-        hooks = make_hooks()
+        hooks = make_hooks(step_ns)
         taken_ns = {with_: time_loop(loop, hooks if with_ else None) for with_ in (number % 2 == 0, number % 2 == 1)}
         costs.append((taken_ns[True] - taken_ns[False]) / (steps * MOMENTS_PER_STEP))
-        metered.append(hooks.spent_ns / hooks.moments)
+        metered.append(hooks.log.spent_ns / hooks.moments)
     return summarise(costs, metered)
 
 
@@ -159,10 +170,11 @@ def main() -> None:
     torch.set_num_threads(1)
     training = TinyTraining()
     for loop in (time_bare, training.time):  # the first passes import and allocate
-        time_loop(loop, make_hooks())
+        time_loop(loop, make_hooks(LONG_STEP_NS))
     results = {
-        "bare": measure(time_bare, BARE_STEPS, options.rounds),
-        "torch": measure(training.time, TORCH_STEPS, options.rounds),
+        f"{name}, {kind} steps": measure(loop, steps, options.rounds, step_ns)
+        for name, loop, steps in (("bare", time_bare, BARE_STEPS), ("torch", training.time, TORCH_STEPS))
+        for kind, step_ns in (("short", SHORT_STEP_NS), ("long", LONG_STEP_NS))
     }
     text = render(head, results)
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,10 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.moment_log import PART
+from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.agent.probe.steps import StepTimer
-from rankscope.agent.probe.torch_hooks import PART, TorchHooks, torch_version
+from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
 from rankscope.agent.probe.torch_profiler import TorchProfiler
 from rankscope.measure.records import StepRecord
 
@@ -319,8 +321,6 @@ def state_of_torch() -> list[Any]:
         torch.amp.GradScaler.__dict__["step"],
         profile.__dict__["_prepare_trace"],
         profile.__dict__["__exit__"],
-        torch.autograd.profiler.record_function.__dict__["__enter__"],
-        torch.autograd.profiler.record_function.__dict__["__exit__"],
         torch.cuda.CUDAGraph.__dict__["capture_begin"],
         torch.cuda.CUDAGraph.__dict__["capture_end"],
         dict(optimizers._global_optimizer_pre_hooks),
@@ -337,6 +337,28 @@ def test_removed_hooks_leave_torch_exactly_as_it_was() -> None:
     watched.hooks.remove()
     assert all(one is not other and one != other for one, other in zip(before, hooked, strict=True))
     assert state_of_torch() == before
+
+
+def state_of_ranges() -> list[Any]:
+    """What a range does when it is entered, and when it is left."""
+    record_function = torch.autograd.profiler.record_function
+    return [record_function.__dict__["__enter__"], record_function.__dict__["__exit__"]]
+
+
+def test_ranges_are_watched_while_a_profiler_is_on_and_cost_nothing_otherwise() -> None:
+    before, ranges = state_of_ranges(), OpenRanges()
+    hooks = TorchHooks(StepTimer(lambda _: None), Guard(1), lambda _begins: None, ranges)
+    hooks.install()
+    try:
+        assert state_of_ranges() == before
+        ranges.session_begins()
+        assert all(one is not other for one, other in zip(before, state_of_ranges(), strict=True))
+        ranges.session_has_ended()
+        assert state_of_ranges() == before
+        ranges.session_begins()
+    finally:
+        hooks.remove()
+    assert state_of_ranges() == before
 
 
 def test_a_torch_that_lacks_a_piece_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,3 +242,24 @@ def test_a_step_time_of_nothing_does_no_harm() -> None:
     plan.learn(0)
     assert plan.light_interval_steps >= 2 * NS_PER_S
     assert plan.full_interval_steps >= 20 * NS_PER_S
+
+
+# -- when to look -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", [plan_with(), plan_at(3), plan_at(10), plan_at(150), plan_at(700), plan_at(30_000)])
+def test_no_window_begins_or_ends_before_the_next_step_at_which_to_look(plan: WindowPlan) -> None:
+    step = 0
+    while step < STEPS.stop:
+        following = plan.find_next(step)
+        assert following > step
+        between = range(step + 1, following)
+        assert not any(plan.begins_full(at) or plan.begins_light(at) for at in between)
+        assert len({plan.is_light(at) for at in range(max(step, WARMUP_STEPS), following)}) <= 1
+        step = following
+
+
+def test_short_steps_are_looked_at_seldom() -> None:
+    plan = plan_at(10)
+    assert (plan.full_interval_steps, plan.light_window_steps) == (2048, 256)
+    assert plan.find_next(WARMUP_STEPS + 2048) == WARMUP_STEPS + 2048 + 256

@@ -1,0 +1,84 @@
+"""Laws of the moment log: that moments are gone through late and many at once changes nothing in the steps."""
+
+import itertools
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.agent.guard import Guard
+from rankscope.agent.probe.batches import UNKNOWN, BatchSize
+from rankscope.agent.probe.moment_log import MomentLog
+from rankscope.agent.probe.plain_steps import Events
+from rankscope.agent.probe.steps import StepTimer
+from rankscope.measure.records import StepRecord
+
+Moments = list[tuple[str, tuple[Any, ...]]]
+
+ASK: tuple[str, tuple[Any, ...]] = "data_begin", (True,)
+FETCH: Moments = [ASK, ("data_end", (True, 1, BatchSize(4, 32)))]
+FETCH_UNKNOWN: Moments = [ASK, ("data_end", (True, 2, UNKNOWN))]
+BACKWARD: Moments = [("backward_begin", ()), ("backward_end", ())]
+STEP_1: Moments = [("optimizer_begin", (1,)), ("optimizer_end", ())]
+STEP_2: Moments = [("optimizer_begin", (2,)), ("optimizer_end", ())]
+PLAIN = [*FETCH, *BACKWARD, *STEP_1]
+PARTS: list[Moments] = [
+    PLAIN,
+    3 * PLAIN,
+    [*FETCH_UNKNOWN, *BACKWARD, *STEP_1],
+    [*FETCH, *BACKWARD, *STEP_2],
+    [*FETCH, *BACKWARD, *STEP_1, *BACKWARD, *STEP_2],
+    [*FETCH, *BACKWARD, *FETCH, *BACKWARD, *STEP_1],
+    [*FETCH, STEP_1[0], *BACKWARD, STEP_1[1]],
+    [*BACKWARD, *STEP_1],
+    [ASK, ("data_end", (False, 1))],
+    [("data_begin", (False,)), ("data_end", (True, 3, UNKNOWN))],
+    [ASK, *FETCH, ("data_end", (True, 1, UNKNOWN))],
+    *([one] for one in (*FETCH, *BACKWARD, *STEP_1)),
+]
+scripts = st.lists(st.sampled_from(PARTS), max_size=20).map(lambda parts: list(itertools.chain(*parts)))
+
+
+class Watched:
+    """A timer, and all it tells."""
+
+    def __init__(self) -> None:
+        self.records: list[StepRecord] = []
+        self.pauses = 0
+        self.timer = StepTimer(self.records.append, on_pause=self._on_pause, read_cpu_ns=int)
+
+    def _on_pause(self) -> None:
+        self.pauses += 1
+
+
+def play_one_by_one(moments: Moments) -> Watched:
+    watched = Watched()
+    watched.timer.is_live = False
+    for now_ns, (name, arguments) in enumerate(moments):
+        getattr(watched.timer, name)(now_ns * now_ns, *arguments)
+    watched.timer.finish()
+    return watched
+
+
+def play_from_the_log(moments: Moments, lengths: list[int]) -> Watched:
+    """In heaps of these lengths, one after the other."""
+    watched = Watched()
+    log = MomentLog(watched.timer, Guard(1))
+    times_ns = itertools.count()
+    heaps = itertools.cycle(lengths)
+    while moments:
+        length = next(heaps)
+        heap, moments = moments[:length], moments[length:]
+        for (name, arguments), now_ns in zip(heap, times_ns, strict=False):
+            log.entries.extend((log.events[Events._fields.index(name)], now_ns * now_ns, arguments))
+        log.catch_up_late()
+    watched.timer.finish()
+    return watched
+
+
+@given(scripts, st.lists(st.integers(1, 40), min_size=1, max_size=4))
+@settings(max_examples=300)
+def test_steps_are_the_same_gone_through_one_by_one_and_in_heaps(moments: Moments, lengths: list[int]) -> None:
+    alone, together = play_one_by_one(moments), play_from_the_log(moments, lengths)
+    assert together.records == alone.records
+    assert together.pauses == alone.pauses
