@@ -260,31 +260,28 @@ def steps_to_table(records: Sequence[StepRecord]) -> Table:
     phases = list(PHASES) + sorted({name for record in records for name in record.phases_ns} - set(PHASES))
     room = COLUMNS_MAX - len(STEP_COLUMNS) - len(phases)
     on_device = phases[:room] if any(r.device_phases_ns is not None for r in records) and room >= len(PHASES) else []
-    rows = [
-        [
-            r.step,
-            r.start_host_ns,
-            r.duration_ns,
-            r.cpu_ns,
-            r.batches,
-            r.backwards,
-            r.samples,
-            r.tokens,
-            *(r.phases_ns.get(p, 0) for p in phases),
-            *_device_row(r.device_phases_ns, on_device),
-        ]
-        for r in records
+    columns: list[Sequence[int | None]] = [
+        [r.step for r in records],
+        [r.start_host_ns for r in records],
+        [r.duration_ns for r in records],
+        [r.cpu_ns for r in records],
+        [r.batches for r in records],
+        [r.backwards for r in records],
+        [r.samples for r in records],
+        [r.tokens for r in records],
+        *([r.phases_ns.get(name, 0) for r in records] for name in phases),
     ]
+    if on_device:
+        columns += zip(*(_device_row(r.device_phases_ns, on_device) for r in records), strict=True)
     names = [*STEP_COLUMNS, *(PHASE_PREFIX + name for name in phases), *(DEVICE_PREFIX + name for name in on_device)]
-    return Table.from_rows(names, rows)
+    return Table.from_columns(names, columns)
 
 
 def _device_row(phases_ns: Mapping[str, int] | None, columns: Sequence[str]) -> list[int | None]:
     if phases_ns is None:
         return [None] * len(columns)
     row: dict[str, int | None] = {name: phases_ns.get(name, 0) for name in columns}
-    if columns:
-        row["other"] = sum(phases_ns.values()) - sum(ns or 0 for name, ns in row.items() if name != "other")
+    row["other"] = sum(phases_ns.values()) - sum(ns or 0 for name, ns in row.items() if name != "other")
     return list(row.values())
 
 
