@@ -221,6 +221,7 @@ class Reporter:
             if self._spill is not None:
                 self._spill.close()
             self._devices.close()
+            self._host.close()
 
     def _open_when_found(self) -> None:
         if self._address is not None and self._clock.monotonic_ns() >= self._open_due_ns:

@@ -4,12 +4,16 @@ import gc
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import pytest
 
-from rankscope.agent.sample.host import GcMeter, HostSampler
+from rankscope.agent.sample.host import GcMeter, HostSampler, ResidentMemory
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.units import HostNs, WallNs
+
+MIB = 1024 * 1024
 
 
 @dataclass
@@ -163,3 +167,32 @@ def test_meter_installed_by_a_finalizer_ignores_the_collection_it_did_not_see_be
     assert (meter.pause_ns, meter.collections) == (0, 0)
     gc.collect()
     assert meter.collections == 1
+
+
+def test_resident_memory_is_that_of_this_process_and_grows_with_it() -> None:
+    memory = ResidentMemory()
+    before = memory.read_bytes()
+    held = bytearray(64 * MIB)
+    for page in range(0, len(held), resource.getpagesize()):
+        held[page] = 1
+    assert memory.read_bytes() - before > 32 * MIB
+    memory.close()
+    memory.close()
+
+
+def test_resident_memory_is_that_which_psutil_tells() -> None:
+    told = psutil.Process().memory_info().rss
+    assert ResidentMemory().read_bytes() == pytest.approx(told, rel=0.2)
+
+
+def test_where_there_is_no_proc_psutil_is_asked(tmp_path: Path) -> None:
+    told = psutil.Process().memory_info().rss
+    assert ResidentMemory(str(tmp_path / "statm")).read_bytes() == pytest.approx(told, rel=0.2)
+
+
+@pytest.mark.parametrize("text", ["", "12", "many pages"])
+def test_what_is_no_number_of_pages_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "statm"
+    file.write_text(text)
+    with pytest.raises(OSError, match="statm"):
+        ResidentMemory(str(file)).read_bytes()
