@@ -6,9 +6,10 @@ So it is made at most once a stall, and a few times in a life to learn the group
 """
 
 import functools
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from rankscope.agent.capture.flight_dump import Pending, find_names, find_pending, to_statuses
 from rankscope.agent.probe.graph_captures import GraphCaptures
@@ -49,7 +50,7 @@ class FlightRecorder:
 
     def read_progress(self) -> tuple[GroupStatus, ...]:
         """How far each group is. Empty before any collective."""
-        dumps = [json.loads(dump(includeCollectives=False)) for dump in self._dumps.values()]
+        dumps = [msgspec.json.decode(dump(includeCollectives=False)) for dump in self._dumps.values()]
         numbers = {int(number) for dump in dumps for number in dump.get("pg_status", {})}
         return to_statuses(dumps, self._find_labels(numbers)) if numbers else ()
 
@@ -69,7 +70,7 @@ class FlightRecorder:
             if text is None:
                 absent["pending"] = "a CUDA graph is being captured"
             else:
-                dumps.append(json.loads(text))
+                dumps.append(msgspec.json.decode(text))
         return dumps
 
     def _find_labels(self, numbers: set[int]) -> dict[int, str]:

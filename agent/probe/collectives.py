@@ -1,9 +1,10 @@
 """What torch.distributed knows without being asked twice: how far each process group is, and who is in it."""
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import msgspec
 
 from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.measure.communication import HOST_BACKENDS, HOST_PREFIXES, find_operation, input_bytes
@@ -109,7 +110,7 @@ class GroupProgress:
         names: dict[int, tuple[str, str]] = {}
         seen: set[tuple[object, ...]] = set()
         for dump, from_number in ((self._dump, 0), (self._dump_of_nccl, DEVICE_NUMBERS_FROM)):
-            found = json.loads(dump(includeCollectives=True)).get("entries", ()) if dump is not None else ()
+            found = msgspec.json.decode(dump(includeCollectives=True)).get("entries", ()) if dump is not None else ()
             for entry in sorted(found, key=lambda one: int(one["record_id"])):
                 name, description = map(str, entry["process_group"])
                 identity = (name, description, entry["record_id"], entry["time_created_ns"])
@@ -128,7 +129,7 @@ class GroupProgress:
 
     def _read_timed_entries(self) -> list[TimedEntry]:
         dump = self._dump_of_nccl or self._dump
-        found = json.loads(dump(includeCollectives=True)).get("entries", ()) if dump is not None else ()
+        found = msgspec.json.decode(dump(includeCollectives=True)).get("entries", ()) if dump is not None else ()
         return [
             _to_timed_entry(entry)
             for entry in sorted(found, key=lambda one: int(one["record_id"]))
@@ -137,7 +138,7 @@ class GroupProgress:
 
 
 def _read_status(dump: Any) -> dict[int, int]:
-    status = json.loads(dump(includeCollectives=False)).get("pg_status", {}) if dump is not None else {}
+    status = msgspec.json.decode(dump(includeCollectives=False)).get("pg_status", {}) if dump is not None else {}
     return {int(number): int(group["last_enqueued_collective"]) for number, group in status.items()}
 
 
