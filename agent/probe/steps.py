@@ -123,23 +123,11 @@ class StepTimer:
         out of the ordinary is going on, so that each moment must be looked at.
         """
         step = self._open
-        if (
-            step is None
-            or (self._data_depth, self._backward_depth, self._optimizer_depth) != (1, 0, 0)
-            or self._mark_ns != step.start_ns
-            or step.optimizers
-            or step.batches + step.backwards
-            or step.looked_through
-            or step.said is not None
-            or step.told != UNTOLD
-            or self._held is not None
-            or self._user_phases
-            or self._on_charge is not None
-            or self._manual
-            or self._evaluates_amid_step
-            or not self._fetches_training
-            or len(self._cycle) != 1
-        ):
+        is_fresh = step is not None and step == OpenStep(step.start_ns, step.start_cpu_ns)
+        is_plain = (self._data_depth, self._backward_depth, self._optimizer_depth) == (1, 0, 0) and not (
+            self._held or self._user_phases or self._on_charge or self._manual or self._evaluates_amid_step
+        )
+        if not (is_fresh and is_plain and self._fetches_training and len(self._cycle) == 1):
             return None
         return next(iter(self._cycle))
 

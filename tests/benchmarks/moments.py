@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rankscope.agent.guard import Guard
 from rankscope.agent.probe.live_steps import LiveSteps
 from rankscope.agent.probe.moment_log import MomentLog
-from rankscope.agent.probe.moment_meter import UNSEEN_TIMES
+from rankscope.agent.probe.moment_meter import AFTERMATH_TIMES, UNSEEN_TIMES
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from tests.benchmarks.machine import RESULTS, describe_run
@@ -155,7 +155,8 @@ def render(head: str, results: dict[str, Costs]) -> str:
         "Hook, clock and state machine: the thread's CPU time with hooks less that without, divided by the "
         f"{MOMENTS_PER_STEP} moments of a step. *bare*: around functions that do nothing, {BARE_STEPS} steps a pass. "
         f"*torch*: in a training of one layer, {TORCH_STEPS} steps a pass. The last column is what "
-        f"`agent/probe/moment_meter.py` made of the moments that timed themselves, {UNSEEN_TIMES} times what they saw."
+        f"`agent/probe/moment_meter.py` made of the moments that timed themselves, {UNSEEN_TIMES} times what they saw, and of "
+        f"going through them, {AFTERMATH_TIMES} times what that took."
     )
     return "\n\n".join(["# What one hooked moment costs", head, explanation, "\n".join(lines)]) + "\n"
 

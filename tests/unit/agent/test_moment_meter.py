@@ -1,6 +1,13 @@
 """MomentMeter: the cost of all hooked moments from the few that timed themselves, and of going through them."""
 
-from rankscope.agent.probe.moment_meter import ASSUMED_NS, LONGEST_NS, TIMED_KEPT, UNSEEN_TIMES, MomentMeter
+from rankscope.agent.probe.moment_meter import (
+    AFTERMATH_TIMES,
+    ASSUMED_NS,
+    LONGEST_NS,
+    TIMED_KEPT,
+    UNSEEN_TIMES,
+    MomentMeter,
+)
 
 
 def test_before_a_moment_was_timed_a_constant_is_assumed() -> None:
@@ -14,11 +21,11 @@ def test_a_moment_costs_a_multiple_of_what_it_sees_of_itself() -> None:
     assert meter.spent_ns(10) == 10 * UNSEEN_TIMES * 400
 
 
-def test_what_going_through_the_moments_took_is_added_as_it_was_measured() -> None:
+def test_going_through_the_moments_costs_a_multiple_of_what_it_took() -> None:
     meter = MomentMeter()
     meter.note(400, 50_000)
     meter.note(None, 30_000)
-    assert meter.spent_ns(0) == 80_000
+    assert meter.spent_ns(0) == AFTERMATH_TIMES * 80_000
 
 
 def test_what_was_counted_stays_counted_when_moments_become_cheaper() -> None:
