@@ -3,11 +3,12 @@
 While no collector has been found reports are made all the same and wait in the resend buffer, which is bounded.
 """
 
+import functools
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
@@ -24,11 +25,10 @@ from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.report.reduced_window import NOTHING, ReducedWindow
 from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill import Spill
 from rankscope.agent.report.timed_collectives import TimedCollectives
-from rankscope.agent.report.window_child import WindowChildren
-from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
 from rankscope.agent.sample.amd import AmdSampler
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
@@ -45,6 +45,9 @@ from rankscope.measure.units import s_to_ns
 from rankscope.uplink.delivery import Delivery
 from rankscope.uplink.reconnect import draw_first_delay_ns
 from rankscope.uplink.resend_buffer import ResendBuffer
+
+if TYPE_CHECKING:
+    from rankscope.agent.report.window_reduction import WindowReduction
 
 PART = "agent_thread"
 GROUPS = "groups"
@@ -100,8 +103,6 @@ class Reporter:
         self._groups: Mapping[str, GroupInfo] = {}
         self._groups_wanted = False
         self._sender = Sender(self._delivery, clock, identity.boot_id, self._introduce)
-        source = GroupSource(self._find_groups, probes.progress.read_entries)
-        self._reduction = WindowReduction(source, WindowChildren(), events_max=config.window_events_max)
         self._timed = TimedCollectives(
             probes.progress.read_timed_entries,
             self._find_groups,
@@ -119,7 +120,7 @@ class Reporter:
             hooks=probes.hooks.log,
             windows=probes.windows,
             timers=probes.device_timers,
-            children=self._reduction,
+            children=self,
             started_ns=clock.monotonic_ns(),
         )
         self._watchdog = Watchdog(
@@ -138,6 +139,20 @@ class Reporter:
         self._goodbye: tuple[str, str, int | None] = ("finished", "", None)
         self._refusal_said = self._spill_said = False
         self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
+
+    @functools.cached_property
+    def _reduction(self) -> "WindowReduction":
+        # Imported by the agent thread: what reads traces takes 10 to 15 ms, which at the start would be training's.
+        from rankscope.agent.report.window_child import WindowChildren  # noqa: PLC0415
+        from rankscope.agent.report.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
+
+        source = GroupSource(self._find_groups, self._probes.progress.read_entries)
+        return WindowReduction(source, WindowChildren(), events_max=self._config.window_events_max)
+
+    @property
+    def child_cpu_ns(self) -> int:
+        """The CPU time of the processes that break windows down. For the agent thread."""
+        return self._reduction.child_cpu_ns
 
     def _make_devices(self) -> NvmlSampler | AmdSampler:
         device = self._probes.device
@@ -311,15 +326,16 @@ class Reporter:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]
 
     def _reduce(self, window: RawWindow) -> ReducedWindow:
+        reduction = self._reduction  # not in the time of the first window
         begin_ns = time.thread_time_ns()
-        too_large_before = self._reduction.windows_too_large
+        too_large_before = reduction.windows_too_large
         try:
-            return self._reduction.reduce(window)
+            return reduction.reduce(window)
         except Exception as error:  # noqa: BLE001 - what cannot be read of a window must not cost the steps
             self._guard.record(WINDOWS, error)
-            return ReducedWindow([], [], None)
+            return NOTHING
         finally:
-            if self._reduction.windows_too_large > too_large_before:
+            if reduction.windows_too_large > too_large_before:
                 self._probes.plan.learn_too_large(full=window.full)
             self._learn_cost(window, time.thread_time_ns() - begin_ns)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from rankscope.agent.probe.collectives import TimedEntry
-from rankscope.agent.report.window_reduction import ReducedWindow
+from rankscope.agent.report.reduced_window import ReducedWindow
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from rankscope.measure.units import NS_PER_S
 

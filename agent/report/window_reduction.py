@@ -8,27 +8,15 @@ import json
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from rankscope.agent.probe.collectives import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
+from rankscope.agent.report.reduced_window import NOTHING, ReducedWindow
 from rankscope.agent.report.window_child import ON_THEIR_WAY_MAX, WindowChildren
 from rankscope.agent.report.window_reading import HostRange, read_window
 from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes
-from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord, WindowBreakdown
-
-
-class ReducedWindow(NamedTuple):
-    """What a window tells. `covered_steps` are the first and last step all of whose collectives are in it, if any."""
-
-    collectives: list[CollectiveRecord]
-    breakdowns: list[WindowBreakdown]
-    covered_steps: tuple[int, int] | None
-
-
-NOTHING = ReducedWindow([], [], None)
-
+from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 
 TOO_LARGE = "events_max"
 

@@ -7,8 +7,9 @@ import pytest
 
 from rankscope.agent.probe.collectives import FlightEntry
 from rankscope.agent.probe.kineto_windows import RawWindow
+from rankscope.agent.report.reduced_window import ReducedWindow
 from rankscope.agent.report.window_child import WindowChildren
-from rankscope.agent.report.window_reduction import GroupSource, ReducedWindow, WindowReduction
+from rankscope.agent.report.window_reduction import GroupSource, WindowReduction
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from tests.unit.agent.traced_activities import PARAM_COMMS, TracedActivity
 

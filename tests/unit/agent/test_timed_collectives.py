@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rankscope.agent.probe.collectives import TimedEntry
+from rankscope.agent.report.reduced_window import ReducedWindow
 from rankscope.agent.report.timed_collectives import COST_SHARE_MAX, INTERVAL_NS, STEPS_MAX, TimedCollectives
-from rankscope.agent.report.window_reduction import ReducedWindow
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 
 WALL = 1_700_000_000_000_000_000
