@@ -34,13 +34,15 @@ ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
 """What python is started with, and what is set. Torch looks for backends such as rankscope unless it is told not to."""
 MOMENTS = {"script begins": "begun_ns", "torch imported": "imported_ns", "first step done": "stepped_ns"}
 PARTS = """
-import json, os, time
+import gc, json, os, time
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 import torch
+gc.disable()  # as agent/launch.py does around its imports
 took = {}
 def measure(name, action):
-    begin_ns = time.perf_counter_ns()
+    begin_ns, begin_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
     result = action()
+    took[name + ", CPU"] = time.thread_time_ns() - begin_cpu_ns
     took[name] = time.perf_counter_ns() - begin_ns
     return result
 measure("import numpy, zmq, msgspec", lambda: [__import__(n) for n in NAMES])
@@ -55,8 +57,9 @@ session.stop()
 def run(arguments: list[str], environment: dict[str, str]) -> dict[str, int]:
     """What a python started so printed in its last line. Raises CalledProcessError when it failed."""
     command = [sys.executable, *arguments]
+    compiled = {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=RUN_S_MAX, check=True, cwd=Path.cwd()
+        command, env=compiled, capture_output=True, text=True, timeout=RUN_S_MAX, check=True, cwd=Path.cwd()
     )
     measured: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return measured
@@ -87,7 +90,7 @@ def measure_parts(rounds: int, endpoint: str) -> dict[str, list[float]]:
     """ms of each part in each round."""
     environment = clean_environment() | RANK | {"OMP_NUM_THREADS": "1", "RANKSCOPE_COLLECTOR": endpoint}
     runs = [run(["-c", PARTS], environment) for _ in range(rounds)]
-    return {name: [run[name] / 1e6 for run in runs] for name in runs[0]}
+    return {name: [run[name] / 1e6 for run in runs] for name in sorted(runs[0])}
 
 
 def render(head: str, arms: list[dict[str, dict[str, float]]], parts: dict[str, list[float]]) -> str:
@@ -121,6 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     head = describe_run(f"python -m tests.benchmarks.start --rounds {options.rounds}")
     with collector() as (endpoint, _):
+        run_arm(AGENT, endpoint)  # compiles
         arms = measure_arms(options.rounds, endpoint)
         parts = measure_parts(options.rounds, endpoint)
     text = render(head, arms, parts) + "\n"
