@@ -7,7 +7,7 @@ from rankscope.measure.units import NS_PER_MS
 
 DISTANCE_NS: Final = 400 * NS_PER_MS
 """A live step costs two looks at the state machine with cold caches, up to 100 us each amid training: in this distance
-0.05 % of the time, a tenth of what the agent may cost. Steps that take as long as this all begin live."""
+0.05 % of the time, a tenth of what the agent may cost. Steps that take half as long as this all begin live."""
 DISTANCE_STEPS_MAX: Final = 64
 """However short the steps: among the last 64 one has its CPU time, which tells why a rank is slow."""
 
