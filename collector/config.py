@@ -93,6 +93,26 @@ class CollectorConfig(Settings):
             largest=10,
         ),
     )
+    metrics_ranks_max: int = setting(
+        64,
+        Setting(
+            "Up to so many ranks of all runs together /metrics has the families of every rank too; beyond that they "
+            "are at /metrics/ranks.",
+            unit="ranks",
+            smallest=0,
+            largest=1_000_000,
+        ),
+    )
+    series_max: int = setting(
+        250_000,
+        Setting(
+            "Most series of a page of metrics. A family that would bring it beyond that is left out and counted. "
+            "Prometheus reads so many in 0.8 s; of more, /metrics/ranks?shard=I/N gives parts.",
+            unit="series",
+            smallest=1000,
+            largest=100_000_000,
+        ),
+    )
     receive_hwm: int = setting(
         16,
         Setting(

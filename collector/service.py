@@ -27,6 +27,7 @@ from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.reception import AskForClock, Batch, Exchange, Reception
 from rankscope.collector.ingest.relays import Relays
 from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.events import CollectorAway, JobEvent, ProcessGone, RankJoined, Tick
@@ -103,6 +104,7 @@ class Service:
                 read_exported=self._find_exported,
                 read_report=(lambda run: report_as_json(store, run)) if config.store else None,
                 store=store if config.store else None,
+                metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
             )
         except Exception:
             self._receiver.close()

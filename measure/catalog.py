@@ -18,6 +18,7 @@ from rankscope.measure.collector_measures import COLLECTOR
 from rankscope.measure.delivery_measures import DELIVERY
 from rankscope.measure.device_measures import DEVICES
 from rankscope.measure.exported import NOT_NEGATIVE, Measure
+from rankscope.measure.overview_measures import OVERVIEW
 from rankscope.measure.rank_measures import RANKS
 from rankscope.measure.run_measures import RUNS
 
@@ -27,13 +28,17 @@ SERIES_LEFT_OUT: Final = "rankscope_series_left_out"
 CATALOG: Final[tuple[Measure, ...]] = (
     *RANKS,
     *RUNS,
+    *OVERVIEW,
     *DEVICES,
     *AGENT,
     *DELIVERY,
     *COLLECTOR,
     Measure(
-        SERIES_LEFT_OUT, "gauge", "", (),
-        "Series this page lacks because it would have more than it may.", "series - series_max, at least 0",
-        "collector: this page", NOT_NEGATIVE,
+        SERIES_LEFT_OUT, "gauge", "", ("page",),
+        "Series that this page lacks: of a family that would bring it beyond series_max, or of a rank with too many.",
+        "count", "collector: this page", NOT_NEGATIVE,
     ),
 )  # fmt: skip
+
+SERIES_PER_RANK_MAX: Final = sum(measure.series_per_rank_max for measure in CATALOG)
+"""Most series that one rank can have: with every kind of collective, GPU, phase and part there may be."""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from rankscope.measure.exported import COLLECTIVE, NOT_NEGATIVE, ONE, RANK, RANK_INFO, RATIO, Measure
+from rankscope.measure.exported import COLLECTIVE, NOT_NEGATIVE, ONE, RANK, RANK_END_INFO, RANK_INFO, RATIO, Measure
 
 _STEPS: Final = "agent: steps by the host clock (Totals)"
 _TIMERS: Final = "agent: events on the device, in some steps (Totals)"
@@ -49,7 +49,7 @@ RANKS: Final[tuple[Measure, ...]] = (
         "agent: Stall; sidecar: RankUnresponsive", RATIO,
     ),
     Measure(
-        "rankscope_rank_end_info", "info", "", ("run", "rank", "reason", "exit_code", "signal"),
+        "rankscope_rank_end_info", "info", "", RANK_END_INFO,
         "How a rank that has ended did so; exit_code and signal are empty where not known.",
         "always 1", "agent: Goodbye; sidecar: RankEnded", ONE,
     ),

@@ -1,6 +1,7 @@
 """What the collector knows, over HTTP: read-only, a thread a request, from the latest snapshot.
 
-    GET /metrics                 the Prometheus page, in the text format that the client prefers
+    GET /metrics                 for Prometheus, in the text format that the client prefers
+    GET /metrics/ranks           the same, the families of ranks of large runs; ?shard=I/N gives a part of them
     GET /healthz, /readyz        200, or 503 with the reason; /readyz also says what the collector does without
     GET /api/v1/runs             the runs, a line each
     GET /api/v1/runs/RUN         everything about one run; RUN is percent-encoded
@@ -31,6 +32,7 @@ from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.api import Api
 from rankscope.collector.publish.http_access import CHALLENGE, OPEN, HttpAccess
 from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, EventStream, LiveFeed
+from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.state.snapshot import Snapshot
@@ -75,6 +77,7 @@ class HttpServer:
         read_exported: Callable[[], Snapshot] | None = None,
         read_report: Callable[[str], bytes] | None = None,
         store: Path | None = None,
+        metric_pages: MetricPages | None = None,
     ) -> None:
         problem = find_address_problem(address, listening=True)
         if problem is not None:
@@ -94,7 +97,7 @@ class HttpServer:
         )
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
-            read_exported=read_exported, read_report=read_report,
+            read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
             answer_first=Api(read_snapshot, server.feed.read_shares, store).answer,
         )  # fmt: skip
         self._thread = threading.Thread(
@@ -128,14 +131,15 @@ class HttpServer:
 
     @property
     def errors_contained(self) -> int:
-        """Requests answered with 500: mistakes of ours."""
-        return self._server.errors_contained
+        """Requests answered with 500 and pages that could not be prepared: mistakes of ours."""
+        return self._server.errors_contained + self._server.routes.metrics.errors_contained
 
     def close(self) -> None:
         """Free the port and end the accepting thread; what is being answered is not waited for. Twice does no harm."""
         self._server.shutdown()
         self._server.server_close()
         self._server.feed.close()
+        self._server.routes.metrics.close()
         self._thread.join()
 
 

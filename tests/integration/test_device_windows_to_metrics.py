@@ -11,7 +11,6 @@ from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, WindowReduction
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.publish.prometheus import SnapshotExporter
 from rankscope.collector.state.events import RankJoined, ReportAdmitted
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.snapshot import Snapshot
@@ -20,6 +19,7 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
 from rankscope.measure.records import GroupInfo, StepRecord
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
+from tests.library_exporter import SnapshotExporter
 from tests.unit.agent.traced_activities import PARAM_COMMS, TracedActivity
 
 RANKS = (0, 1)
@@ -106,7 +106,7 @@ def metrics() -> dict[tuple[str, str], float]:
     for rank in RANKS:
         job.handle(ReportAdmitted(f"boot-{rank}", report_of(rank), 0, 0.0))
     snapshot = Snapshot(wall_s=0.0, version="0", runs=(job.snapshot(0),))
-    families = SnapshotExporter(lambda: snapshot, series_max=10_000).collect()
+    families = SnapshotExporter(lambda: snapshot).collect()
     samples = [sample for family in families for sample in family.samples]
     return {(sample.name, sample.labels.get("rank", "")): sample.value for sample in samples}
 

@@ -124,7 +124,7 @@ def test_a_crash_is_told_with_its_signal_and_the_python_stack(
     assert (frame.file.rpartition("/")[2], frame.function) == ("paced.py", function)
     assert failed_by_its_neighbour(first), first
     page = served.read_metrics()
-    line = f'rankscope_rank_end_info{{exit_code="",rank="1",reason="crashed",run="{end}",signal="{signal_name}"}} 1.0'
+    line = f'rankscope_rank_end_info{{exit_code="",reason="crashed",signal="{signal_name}",rank="1",run="{end}"}} 1.0'
     assert line in page
 
 

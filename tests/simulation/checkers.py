@@ -6,9 +6,9 @@ That every finding is opened once and closed at most once is checked by `collect
 import pickle
 from typing import NamedTuple
 
-from rankscope.collector.publish.prometheus import SnapshotExporter
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.measure.units import ns_to_s
+from tests.library_exporter import SnapshotExporter
 from tests.simulation.world import World
 
 

@@ -1,26 +1,29 @@
 """From a snapshot to metric families: what is shown, what is absent, and what a stranger's names may do."""
 
 import math
+import re
 
 import msgspec
 import pytest
 from prometheus_client import Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
-from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
-from rankscope.collector.publish.prometheus import SnapshotExporter
+from rankscope.collector.publish.exposition import TextFormat
+from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.snapshot import CollectiveTotals, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.measure.catalog import CATALOG
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
 
 S = 1_000_000_000
 """ns per s"""
+
+OPENMETRICS = TextFormat.OPENMETRICS
+LABELS = {re.sub("_(total|info)$", "", measure.name): measure.labels for measure in CATALOG}
 
 
 def rank_of(rank: int = 0, run: str = "a", node: str = "n0", **known: object) -> RankSnapshot:
@@ -42,19 +45,21 @@ def snapshot_of(*runs: RunSnapshot) -> Snapshot:
     return Snapshot(wall_s=0.0, version="0", runs=runs)
 
 
-def exporter_of(*runs: RunSnapshot, series_max: int = 1000) -> SnapshotExporter:
-    """An exporter of these runs."""
-    return SnapshotExporter(lambda: snapshot_of(*runs), series_max=series_max)
+def page_of(*runs: RunSnapshot, series_max: int = 10_000, text_format: TextFormat = OPENMETRICS) -> str:
+    """/metrics with everything of these runs."""
+    pages = MetricPages(series_max=series_max)
+    return b"".join(pages.render(snapshot_of(*runs), Page(METRICS_PATH), text_format)).decode()
 
 
-def families_of(*runs: RunSnapshot) -> dict[str, Metric]:
+def families_of(*runs: RunSnapshot, series_max: int = 10_000) -> dict[str, Metric]:
     """The families by name; a counter's is without `_total`, an info's without `_info`."""
-    return {family.name: family for family in exporter_of(*runs).collect()}
+    return {family.name: family for family in parse_openmetrics(page_of(*runs, series_max=series_max))}  # type: ignore[no-untyped-call]
 
 
 def values(family: Metric) -> dict[tuple[str, ...], float]:
-    """The values of a family by the values of its labels."""
-    return {tuple(sample.labels.values()): sample.value for sample in family.samples}
+    """The values of a family by the values of its labels, in the order of the catalogue."""
+    names = LABELS[family.name]
+    return {tuple(sample.labels[name] for name in names): sample.value for sample in family.samples}
 
 
 # -- unknown and zero -------------------------------------------------------------------------------------------------
@@ -222,52 +227,16 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_any_name_survives_both_text_formats(name: str) -> None:
-    registry = CollectorRegistry()
-    registry.register(exporter_of(run_of(rank_of(run=name, node=name, totals=Totals(phases_ns={name: S})), run=name)))
-    modern = openmetrics.generate_latest(registry).decode()  # type: ignore[no-untyped-call]
-    for text, parse in ((generate_latest(registry).decode(), parse_classic), (modern, parse_openmetrics)):
-        families = {family.name: family for family in parse(text)}
+    run = run_of(rank_of(run=name, node=name, totals=Totals(phases_ns={name: S})), run=name)
+    for text_format, parse in ((TextFormat.CLASSIC, parse_classic), (OPENMETRICS, parse_openmetrics)):
+        families = {family.name: family for family in parse(page_of(run, text_format=text_format))}
         assert families["rankscope_rank_up"].samples[0].labels == {"run": name, "rank": "0"}
         phases = next(family for key, family in families.items() if key.startswith("rankscope_step_phase_seconds"))
         assert [sample.labels["phase"] for sample in phases.samples] == [name]
         assert len(families["rankscope_rank_up"].samples) == 1
 
 
-# -- bounds -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_series_are_counted() -> None:
-    registry = CollectorRegistry()
-    exporter = exporter_of(run_of(rank_of(0), rank_of(1)))
-    registry.register(exporter)
-    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
-    assert exporter.series_count == len(lines)
-
-
-def test_beyond_series_max_the_last_ones_are_left_out_and_counted() -> None:
-    run = run_of(rank_of(0), rank_of(1))
-    whole = exporter_of(run).series_count - 1  # without the one that tells how many are left out
-    families = {family.name: family for family in exporter_of(run, series_max=4).collect()}
-    # 1 run info, 2 rank infos, 1 of the 2 rank_up
-    assert list(families) == ["rankscope_run", "rankscope_rank", "rankscope_rank_up", "rankscope_series_left_out"]
-    assert len(families["rankscope_rank_up"].samples) == 1
-    assert values(families["rankscope_series_left_out"]) == {(): whole - 4}
-
-
-def test_registering_needs_no_snapshot() -> None:
-    def read_snapshot() -> Snapshot:
-        raise AssertionError("not to be read yet")
-
-    CollectorRegistry(auto_describe=True).register(SnapshotExporter(read_snapshot))
-
-
-def test_each_page_reads_the_snapshot_once_and_anew() -> None:
-    snapshots = iter([snapshot_of(run_of(rank_of(up=True))), snapshot_of(run_of(rank_of(up=False)))])
-    exporter = SnapshotExporter(lambda: next(snapshots))
-    first, second = (
-        next(family for family in exporter.collect() if family.name == "rankscope_rank_up") for _ in range(2)
-    )  # fmt: skip
-    assert (values(first), values(second)) == ({("a", "0"): 1}, {("a", "0"): 0})
+# -- series that come twice -------------------------------------------------------------------------------------------
 
 
 def test_a_series_that_comes_twice_is_shown_once() -> None:

@@ -6,7 +6,6 @@ import pytest
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, LifeCounts, UnknownPeer
-from rankscope.collector.publish.prometheus import SnapshotExporter
 from rankscope.collector.state.events import EndSeen, ProcessGone, ReportAdmitted
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
@@ -14,6 +13,7 @@ from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapsh
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, RankEnded, Refused, Report, Welcome
 from rankscope.measure.records import Losses, Totals
+from tests.library_exporter import SnapshotExporter
 from tests.unit.collector.job_stories import S, Story, boot_of
 
 WALL_S = 1_800_000_000.0

@@ -1,0 +1,91 @@
+"""Prometheus' text formats, written by column: text 0.0.4 and OpenMetrics 1.0.
+
+A line is a head that all lines of a column share (`name{direction="tx",`), the labels of its row, prepared once for all
+families of a page (`run="a",rank="3"} `), and a number. The numbers of a column become text in one go, through JSON,
+which writes what is no number (None, NaN, an infinity) as `null`: such a row has no line.
+
+Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and
+https://prometheus.io/docs/specs/om/open_metrics_spec/.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from itertools import compress
+from operator import add
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rankscope.measure.exported import Measure
+
+_NULL: Final = b"null"
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class TextFormat(Enum):
+    """A text format, by the media type that names it."""
+
+    CLASSIC = "text/plain; version=0.0.4; charset=utf-8"
+    OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+    @property
+    def end(self) -> bytes:
+        """What a page ends with."""
+        return b"# EOF\n" if self is TextFormat.OPENMETRICS else b""
+
+
+class Lines(NamedTuple):
+    """Lines of one family, and how many series they are."""
+
+    text: bytes
+    series: int
+
+
+def render_head(measure: Measure, text_format: TextFormat) -> bytes:
+    """The lines before the samples of a family. OpenMetrics names it without `_total` and `_info`, and has its unit."""
+    name, kind = measure.name, measure.kind
+    text = measure.help.replace("\\", r"\\").replace("\n", r"\n")
+    if text_format is TextFormat.CLASSIC:
+        return f"# HELP {name} {text}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n".encode()
+    name = name.removesuffix({"counter": "_total", "info": "_info", "gauge": ""}[kind])
+    unit = f"# UNIT {name} {measure.unit}\n" if measure.unit else ""
+    return f"# HELP {name} {text.replace(chr(34), chr(92) + chr(34))}\n# TYPE {name} {kind}\n{unit}".encode()
+
+
+def render_labels(names: Sequence[str], values: Sequence[str]) -> bytes:
+    r"""Labels as they stand within the braces, without a comma at either end.
+
+    >>> render_labels(("run", "rank"), ('a "b"', "3")).decode()
+    'run="a \\"b\\"",rank="3"'
+    """
+    return ",".join([f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True)]).encode()
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def render_numbers(values: Sequence[float | None]) -> list[bytes]:
+    """Each value, as the float that it is to Prometheus, in the shortest text that is read as the same float; `null`
+    for what is none.
+
+    >>> render_numbers([412, 0.1, 1e22, True, None, float("nan")])
+    [b'412.0', b'0.1', b'1e22', b'1.0', b'null', b'null']
+    """
+    if not values:
+        return []
+    floats = [None if value is None else float(value) for value in values]
+    return _ENCODER.encode(floats)[1:-1].split(b",")
+
+
+def render_samples(head: bytes, labels: Sequence[bytes], values: Sequence[float | None]) -> Lines:
+    """A line for each row that has a number: the head, the row's labels, the number."""
+    numbers = render_numbers(values)
+    if _NULL in numbers:
+        is_known = [number != _NULL for number in numbers]
+        numbers = list(compress(numbers, is_known))
+        labels = list(compress(labels, is_known))
+    if not numbers:
+        return Lines(b"", 0)
+    joined = (b"\n" + head).join(map(add, labels, numbers))
+    return Lines(b"%b%b\n" % (head, joined), len(numbers))

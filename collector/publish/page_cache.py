@@ -1,0 +1,285 @@
+"""Pages of metrics, written at most once for a snapshot, and large ones before they are asked for.
+
+A small page is written when it is asked for and there is a new snapshot. A large one takes up to a second, which a
+scrape must not wait for: whoever asked for it twice is expected again at the same distance (scrape_beat.py), and it is
+written shortly before. What nobody asks for is not written. In between the written page is what everybody gets, until
+it is PREPARED_AGE_S_MAX old.
+
+A page is kept compressed (144 MB of text are 7 MB). It is written in short pieces with a pause between any two, so that
+the thread that receives reports gets the interpreter when it wants it.
+"""
+
+import functools
+import importlib
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, Protocol
+
+from rankscope.collector.publish.exposition import TextFormat
+from rankscope.collector.publish.metric_pages import MetricPages, Page
+from rankscope.collector.publish.scrape_beat import ScrapeBeat
+from rankscope.collector.state.snapshot import Snapshot
+
+LOG = logging.getLogger("rankscope.collector")
+
+GZIP_LEVEL: Final = 1
+"""57 MB of metrics: zlib's level 1 takes 0.34 s, level 9 2.8 s for a fifth less; isal's level 1 takes 0.08 s."""
+GZIP_WINDOW_BITS: Final = 31
+"""zlib's word for a window of 32 KiB within gzip's head and tail."""
+
+SMALL_BYTES_MAX: Final = 1 << 20
+"""A page of so much text, 12,000 series, takes 10 ms to write: nothing to prepare."""
+PREPARED_AGE_S_MAX: Final = 5.0
+"""A third of the usual scrape interval: an expected scrape finds a page of a second or two."""
+LEAD_S: Final = 0.25
+LEAD_RATIO: Final = 1.5
+"""A page is begun so long before it is expected: half as long again as the last one took, for a busy machine."""
+LEAD_S_MAX: Final = 4.0
+"""Earlier it would be too old when it is asked for."""
+PAGES_MAX: Final = 512
+"""Both formats of as many shards as there may be; beyond that the one that was not asked for longest goes."""
+
+WORK_S: Final = 0.001
+PAUSE_S: Final = 0.001
+"""After each millisecond of work one of rest, in which 30 reports are received. Without it the receiving thread would
+wait 5 ms, the interpreter's switch interval, each time it has let go of the interpreter."""
+
+
+class Compressor(Protocol):
+    """What zlib and isal have in common."""
+
+    def compress(self, data: bytes, /) -> bytes:
+        """Take more in."""
+        ...
+
+    def flush(self) -> bytes:
+        """The rest."""
+        ...
+
+
+class _Library(NamedTuple):
+    begin: Callable[[], Compressor]
+    decompress: Callable[[bytes], bytes]
+
+
+class Written(NamedTuple):
+    """A page as it was written: compressed, how long its text is, the number of its snapshot, when it was begun, and
+    how long it took.
+    """
+
+    compressed: bytes
+    text_bytes: int
+    snapshot_number: int
+    begun_s: float
+    took_s: float
+
+
+class _Wanted:
+    """A page that somebody has asked for."""
+
+    def __init__(self) -> None:
+        self.beat = ScrapeBeat()
+        self.written: Written | None = None
+        self.expected_s = float("-inf")
+        """The last moment that it was expected at and written for, or found fresh enough."""
+
+
+Key = tuple[Page, TextFormat]
+
+
+class PageCache:
+    """Gives pages, from any thread, and prepares them in one of its own, which begins with the first large page.
+
+    `read_snapshot` gives the latest snapshot; `now_s` and `sleep` are the clock.
+    """
+
+    def __init__(
+        self,
+        read_snapshot: Callable[[], Snapshot],
+        pages: MetricPages,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        pages_max: int = PAGES_MAX,
+    ) -> None:
+        self._read_snapshot = read_snapshot
+        self._pages = pages
+        self._now_s = now_s
+        self._sleep = sleep
+        self._pages_max = pages_max
+        self._wanted: dict[Key, _Wanted] = {}
+        self._seen: Snapshot | None = None
+        self._seen_number = 0
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self.errors_contained = 0
+        """Pages that could not be prepared: mistakes of ours."""
+
+    def find(self, page: Page, text_format: TextFormat) -> bytes:
+        """The page, compressed."""
+        key = page, text_format
+        wanted = self._note(key)
+        written = wanted.written
+        if written is None or self._is_outdated(written):
+            with self._writing:
+                written = wanted.written  # perhaps somebody else has asked for it too
+                if written is None or self._is_outdated(written):
+                    written = self._write(key, wanted)
+        if written.text_bytes > SMALL_BYTES_MAX:
+            self._wake()
+        return written.compressed
+
+    def prepare(self) -> float | None:
+        """Write what is expected soon. Returns after how many seconds to come again, None: nobody is expected."""
+        waits_s = []
+        for key, wanted in self._find_large():
+            wait_s = self._prepare_page(key, wanted)
+            if wait_s is not None:
+                waits_s.append(wait_s)
+        return min(waits_s, default=None)
+
+    def close(self) -> None:
+        """End the thread, after the page that it is writing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _note(self, key: Key) -> _Wanted:
+        """It is asked for now, and becomes the last of `_wanted`."""
+        with self._changed:
+            wanted = self._wanted.pop(key, None) or _Wanted()
+            self._wanted[key] = wanted
+            wanted.beat.note(self._now_s())
+            if len(self._wanted) > self._pages_max:
+                del self._wanted[next(iter(self._wanted))]
+            return wanted
+
+    def _look(self) -> tuple[int, Snapshot]:
+        """The present snapshot and its number. Pages are known by the number of theirs: to keep a snapshot for each,
+        with every rank of it, would take more room than the pages.
+        """
+        snapshot = self._read_snapshot()
+        with self._changed:
+            if snapshot is not self._seen:
+                self._seen = snapshot
+                self._seen_number += 1
+            return self._seen_number, snapshot
+
+    def _is_outdated(self, written: Written) -> bool:
+        if written.snapshot_number == self._look()[0]:
+            return False
+        return written.text_bytes <= SMALL_BYTES_MAX or self._now_s() - written.begun_s > PREPARED_AGE_S_MAX
+
+    def _find_large(self) -> list[tuple[Key, _Wanted]]:
+        with self._changed:
+            return [
+                (key, wanted)
+                for key, wanted in self._wanted.items()
+                if wanted.written is not None and wanted.written.text_bytes > SMALL_BYTES_MAX
+            ]
+
+    def _prepare_page(self, key: Key, wanted: _Wanted) -> float | None:
+        """Write a page if it is time to, or let it go when nobody is expected any more. Returns how long there is
+        nothing to do for it, None: for ever.
+        """
+        now_s, written = self._now_s(), wanted.written
+        if written is None:
+            return None
+        expected_s = wanted.beat.expected_s(max(now_s, wanted.expected_s))
+        if expected_s is None:
+            useless_s = max(written.begun_s + PREPARED_AGE_S_MAX, wanted.expected_s)
+            if now_s > useless_s:
+                wanted.written = None
+                return None
+            return useless_s - now_s + LEAD_S
+        lead_s = min(LEAD_S + LEAD_RATIO * written.took_s, LEAD_S_MAX)
+        if now_s < expected_s - lead_s:
+            return expected_s - lead_s - now_s
+        wanted.expected_s = expected_s
+        if expected_s - written.begun_s > PREPARED_AGE_S_MAX:
+            with self._writing:
+                self._write(key, wanted)
+        return 0.0
+
+    def _write(self, key: Key, wanted: _Wanted) -> Written:
+        """Write the page of the present snapshot. To be called with `_writing` held."""
+        begun_s = self._now_s()
+        number, snapshot = self._look()
+        pace = _Pace(self._sleep)
+        pieces = self._pages.render(snapshot, *key, rest=pace.rest)
+        compressed, text_bytes = _compress(pieces)
+        took_s = self._now_s() - begun_s
+        wanted.written = Written(compressed, text_bytes, number, begun_s, took_s)
+        return wanted.written
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name="rankscope-pages", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                wait_s = self.prepare()
+            except Exception:
+                self.errors_contained += 1
+                LOG.exception("a page of metrics could not be prepared")
+                wait_s = None
+            with self._changed:
+                if self._is_closed:
+                    return
+                if wait_s != 0.0:
+                    self._changed.wait(wait_s)
+
+
+class _Pace:
+    """Work and rest of the thread that writes a page."""
+
+    def __init__(self, sleep: Callable[[float], None]) -> None:
+        self._sleep = sleep
+        self._worked_from_s = time.thread_time()
+
+    def rest(self) -> None:
+        """Rest, if there has been enough work since the last time."""
+        if time.thread_time() - self._worked_from_s >= WORK_S:
+            self._sleep(PAUSE_S)
+            self._worked_from_s = time.thread_time()
+
+
+def decompress(compressed: bytes) -> bytes:
+    """The text of a page, for who cannot take it compressed."""
+    return _load_library().decompress(compressed)
+
+
+def _compress(pieces: Iterable[bytes]) -> tuple[bytes, int]:
+    """The pieces as one gzip member, and how long they were together."""
+    compressor = _load_library().begin()
+    found, text_bytes = [], 0
+    for piece in pieces:
+        text_bytes += len(piece)
+        found.append(compressor.compress(piece))
+    found.append(compressor.flush())
+    return b"".join(found), text_bytes
+
+
+@functools.cache
+def _load_library() -> _Library:
+    """isal where it is installed (`rankscope[traces]`), else zlib."""
+    try:
+        library: Any = importlib.import_module("isal.isal_zlib")
+    except ImportError:
+        library = zlib
+    return _Library(
+        lambda: library.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW_BITS),
+        lambda compressed: library.decompress(compressed, wbits=GZIP_WINDOW_BITS),
+    )

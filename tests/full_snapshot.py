@@ -1,0 +1,195 @@
+"""A snapshot of which everything is known: the one behind the golden page of metrics."""
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.goodput import GoodputSnapshot
+from rankscope.collector.state.account import StepCounts
+from rankscope.collector.state.snapshot import (
+    CollectiveTotals,
+    CollectorCounts,
+    LostSeconds,
+    RankSnapshot,
+    RunSnapshot,
+    Snapshot,
+)
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import RankEnded
+from rankscope.measure.records import (
+    AgentCost,
+    AllocatorSample,
+    DeviceSample,
+    HostSample,
+    Losses,
+    Totals,
+    WindowBreakdown,
+)
+
+MS = 1_000_000
+"""ns per ms"""
+
+
+def full_rank(rank: int) -> RankSnapshot:
+    """A rank of which everything is known. Rank 0 is slow; rank 1 has double the times where the two may differ."""
+    times = rank + 1
+    return RankSnapshot(
+        identity=RankIdentity(
+            run="bert", rank=rank, local_rank=rank, world_size=5, node="node-a", restart_count=1,
+            boot_id=f"boot-of-{rank}", pid=4000 + rank,
+        ),
+        up=True,
+        torch_version="2.8.0",
+        agent_version="0.1.0",
+        last_report_wall_s=1_800_000_000.5,
+        last_step=99,
+        reports_admitted=40,
+        report_gaps=2 * rank,
+        steps=StepCounts(
+            made=108 + 9 * rank, buffered=3, published=90, published_elsewhere=10, overwritten=5,
+            dropped_in_reports=6 * rank, late=3 * rank,
+        ),
+        step_ns_median=250.0 * MS,
+        slowdown_ratio=1.5 - rank / 2,
+        wait_caused_ns_median=80.0 * MS if rank == 0 else 0.0,
+        breakdown=window_of(times),
+        totals=totals_of(times),
+        losses=Losses(
+            steps_overwritten=5, steps_dropped_in_reports=6 * rank, reports_dropped=rank,
+            errors={"nvml": 1, "steps": 0}, device_timings_skipped={"capture": 2 * rank},
+        ),
+        collectives=collectives_of(times),
+        host=HostSample(host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS),
+        devices=(device_of(rank),),
+        allocator=AllocatorSample(
+            host_ns=1, allocated_bytes=40 * 2**30, reserved_bytes=60 * 2**30, active_bytes=41 * 2**30,
+            inactive_split_bytes=3 * 2**30, retries=rank, ooms=0, device_allocs=310, device_frees=12 * rank,
+        ),
+        overhead_ratio=0.0025,
+        cost=AgentCost(
+            part_ns={"step_hooks": 30 * MS, "full_windows": times * 20 * MS}, dropped={"full_windows": rank == 1},
+            full_stretch_ratio=4.0, light_stretch_ratio=1.0, changes=rank,
+        ),
+        stalled=rank == 1,
+    )  # fmt: skip
+
+
+def window_of(times: int) -> WindowBreakdown:
+    """A window of 100 ms: 60 compute, 20 communication of which half is hidden, 5 copies, 25 idle."""
+    return WindowBreakdown(
+        first_step=90, step_count=4, window_ns=times * 100 * MS, compute_ns=times * 60 * MS,
+        communication_ns=times * 20 * MS, overlap_ns=times * 10 * MS, exposed_communication_ns=times * 10 * MS,
+        copy_ns=times * 5 * MS, idle_ns=times * 25 * MS,
+    )  # fmt: skip
+
+
+def totals_of(times: int) -> Totals:
+    """100 steps of 250 ms, three windows of the kind above, and ten steps timed on the device."""
+    return Totals(
+        steps=100,
+        step_ns=25_000 * MS,
+        phases_ns={
+            "data": 1_000 * MS, "forward": 9_000 * MS, "backward": 12_000 * MS,
+            "optimizer": 2_500 * MS, "other": 500 * MS,
+        },
+        batches=100,
+        samples=3_200,
+        tokens=409_600,
+        windows=3,
+        window_ns=times * 300 * MS,
+        compute_ns=times * 180 * MS,
+        communication_ns=times * 60 * MS,
+        overlap_ns=times * 30 * MS,
+        exposed_communication_ns=times * 30 * MS,
+        copy_ns=times * 15 * MS,
+        idle_ns=times * 75 * MS,
+        device_steps=10,
+        device_step_ns=times * 2_000 * MS,
+        device_phases_ns={
+            "data": 0, "forward": times * 700 * MS, "backward": times * 1_000 * MS,
+            "optimizer": times * 250 * MS, "other": times * 50 * MS,
+        },
+    )  # fmt: skip
+
+
+def collectives_of(times: int) -> tuple[CollectiveTotals, ...]:
+    """One kind of which all is known, and one of which only the calls and their time are."""
+    return (
+        CollectiveTotals(
+            group="default_pg", op="all_reduce", count=200, duration_ns=times * 2_000 * MS, bytes=200 * 2**20,
+            matched=200, wait_ns=(times - 1) * 2_000 * MS, transfer_ns=2_000 * MS, bus_bandwidth_bytes_per_s=1.5e11,
+        ),
+        CollectiveTotals(group="mesh_tp/0-1", op="broadcast", count=3, duration_ns=6 * MS),
+    )  # fmt: skip
+
+
+def device_of(rank: int) -> DeviceSample:
+    """A GPU; that of rank 0 is held down by heat."""
+    return DeviceSample(
+        host_ns=1, uuid=f"GPU-{rank}", model="NVIDIA H200", utilization_ratio=0.93 if rank == 0 else 0.0,
+        memory_used_bytes=64 * 2**30, memory_total_bytes=140 * 2**30, power_watts=655.5, temperature_celsius=71.0,
+        sm_clock_hertz=1_755_000_000, throttle_reasons=("hw_thermal_slowdown",) if rank == 0 else (),
+        memory_clock_hertz=3_201_000_000, power_limit_watts=700.0, nvlink_tx_bytes=2**40, nvlink_rx_bytes=2**41,
+        pcie_tx_bytes=2**33, pcie_rx_bytes=2**34, ecc_corrected=3, ecc_uncorrected=0, remapped_rows_correctable=1,
+        remapped_rows_uncorrectable=0, remapping_pending=rank == 0, remapping_failed=False,
+        xid_count=2 if rank == 0 else 0, xid_last=79 if rank == 0 else None, sm_active_ratio=0.75,
+        sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
+        xgmi_tx_bytes=2**35, xgmi_rx_bytes=2**36, nvlink_tx_bytes_per_s=2.0**30, nvlink_rx_bytes_per_s=2.0**31,
+    )  # fmt: skip
+
+
+def unmeasured_rank() -> RankSnapshot:
+    """A rank that has said Hello and nothing else."""
+    identity = RankIdentity(
+        run="bert", rank=2, local_rank=0, world_size=5, node="node-b", restart_count=1, boot_id="boot-of-2", pid=4002
+    )  # fmt: skip
+    return RankSnapshot(identity=identity, up=True, torch_version="2.8.0", agent_version="0.1.0")
+
+
+def crashed_rank() -> RankSnapshot:
+    """A rank whose sidecar saw it die of SIGSEGV."""
+    identity = RankIdentity(
+        run="bert", rank=3, local_rank=0, world_size=5, node="node-c", restart_count=1, boot_id="boot-of-3", pid=4003
+    )  # fmt: skip
+    seen = RankEnded(sequence=1, identity=identity, host_ns=1, wall_ns=1, reason="crashed", signal=11)
+    return RankSnapshot(
+        identity=identity, up=False, ended="crashed", end=seen, torch_version="2.8.0", agent_version="0.1.0"
+    )
+
+
+def silent_rank() -> RankSnapshot:
+    """The other rank of that node, of which nothing is heard any more."""
+    identity = RankIdentity(
+        run="bert", rank=4, local_rank=1, world_size=5, node="node-c", restart_count=1, boot_id="boot-of-4", pid=4004
+    )  # fmt: skip
+    return RankSnapshot(identity=identity, up=False, ended="silent", torch_version="2.8.0", agent_version="0.1.0")
+
+
+def full_snapshot() -> Snapshot:
+    """The snapshot behind the golden page."""
+    finding = Finding(
+        kind="straggler",
+        ranks=(0,),
+        since_step=60,
+        slowdown_ratio=1.5,
+        cause="gpu_thermal_throttle",
+        sentence="Rank 0 ...",
+    )
+    run = RunSnapshot(
+        run="bert",
+        world_size=5,
+        restart_count=1,
+        ranks=(full_rank(0), full_rank(1), unmeasured_rank(), crashed_rank(), silent_rank()),
+        open_findings=(finding,),
+        findings=(finding,),
+        lost=(LostSeconds(0, "gpu_thermal_throttle", 12.5), LostSeconds(0, "unattributed", 0.5)),
+        run_slowdown_ratio=1.2,
+        goodput=GoodputSnapshot(
+            wall_ns=100_000 * MS, productive_ns=72_000 * MS, slow_ns=8_000 * MS, startup_ns=10_000 * MS,
+            between_steps_ns=4_000 * MS, stalled_ns=3_000 * MS, restart_ns=2_500 * MS, unreported_ns=500 * MS,
+        ),
+    )  # fmt: skip
+    counts = CollectorCounts(
+        frames_received=83, frames_refused={"bad_magic": 2, "protocol_too_new": 1}, contained_errors={"job_state": 0},
+        peers_refused={"key_not_allowed": 3}, answers_unsent={"full": 4}, relays=2, relay_batches=40,
+        relay_dropped={"no_collector": 6}, relay_refused={"bad_magic": 7}, http_refused={"unauthorised": 5},
+        store_writable=True, store_bytes=61_440, history_dropped=0,
+    )  # fmt: skip
+    return Snapshot(wall_s=1_800_000_001.0, version="0.1.0", runs=(run,), counts=counts)

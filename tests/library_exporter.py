@@ -1,0 +1,84 @@
+"""The families of a snapshot as objects of the prometheus-client library: what its writers make of them is what ours
+must say too.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from rankscope.collector.publish.exposition import TextFormat
+from rankscope.collector.publish.overview import OVERVIEW_READERS, build_overview
+from rankscope.collector.publish.prometheus import READERS, Value
+from rankscope.collector.publish.rank_columns import RANK_READERS
+from rankscope.collector.state.snapshot import Snapshot
+from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
+from rankscope.measure.exported import Measure
+
+Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
+
+
+class SnapshotExporter(Collector):
+    """Every family of the catalogue that has samples, on one page of which nothing is left out."""
+
+    def __init__(self, read_snapshot: Callable[[], Snapshot], *, page: str = "/metrics") -> None:
+        self._read_snapshot = read_snapshot
+        self._page = page
+
+    def describe(self) -> Iterator[Family]:
+        """Every family without samples, so that registering needs no snapshot."""
+        return (_build_family(measure, ()) for measure in CATALOG)
+
+    def collect(self) -> Iterator[Family]:
+        """The families, in the order of the catalogue."""
+        snapshot = self._read_snapshot()
+        for measure in CATALOG:
+            values = [((self._page,), 0)] if measure.name == SERIES_LEFT_OUT else _read(measure, snapshot)
+            known = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
+            if known:
+                yield _build_family(measure, known.items())
+
+
+def render_by_library(snapshot: Snapshot, text_format: TextFormat, *, page: str = "/metrics") -> str:
+    """The page as the library writes it."""
+    registry = CollectorRegistry()
+    registry.register(SnapshotExporter(lambda: snapshot, page=page))
+    if text_format is TextFormat.CLASSIC:
+        return generate_latest(registry).decode()
+    text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
+    return text.decode()
+
+
+def _read(measure: Measure, snapshot: Snapshot) -> Iterable[Value]:
+    if measure.name in RANK_READERS:
+        return _read_ranks(measure, snapshot)
+    if measure.name in OVERVIEW_READERS:
+        return OVERVIEW_READERS[measure.name](build_overview(snapshot))
+    return READERS[measure.name](snapshot)
+
+
+def _read_ranks(measure: Measure, snapshot: Snapshot) -> Iterator[Value]:
+    rows, columns = RANK_READERS[measure.name]
+    for run in snapshot.runs:
+        owners, labels, items, _ = rows.find(run.ranks, measure.series_per_rank_max)
+        for row, (owner, item) in enumerate(zip(owners, items, strict=True)):
+            own = labels[row] if labels else ()
+            for last, read in columns.items():
+                yield (run.run, str(run.ranks[owner].identity.rank), *own, *last), read(item)
+
+
+def _build_family(measure: Measure, values: Iterable[tuple[tuple[str, ...], float]]) -> Family:
+    if measure.kind == "info":
+        # The library sets the `_info` at the end of the name itself, as it does with `_total`.
+        info = InfoMetricFamily(measure.name.removesuffix("_info"), measure.help, labels=measure.labels)
+        for labels, _ in values:
+            info.add_metric(labels, {})
+        return info
+    make = CounterMetricFamily if measure.kind == "counter" else GaugeMetricFamily
+    family = make(measure.name, measure.help, labels=measure.labels, unit=measure.unit)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
