@@ -1,0 +1,348 @@
+"""When a page of metrics is written: small ones when they are asked for, large ones before. The clock is the test's."""
+
+import gzip
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.collector.publish import page_cache
+from rankscope.collector.publish.exposition import TextFormat
+from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
+from rankscope.collector.publish.page_cache import (
+    LEAD_S_MAX,
+    PAUSE_S,
+    PREPARED_AGE_S_MAX,
+    SMALL_BYTES_MAX,
+    WORK_S,
+    PageCache,
+    decompress,
+)
+from rankscope.collector.publish.scrape_beat import ScrapeBeat
+from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
+
+METRICS, RANKS = Page(METRICS_PATH), Page(RANKS_PATH)
+CLASSIC, OPENMETRICS = TextFormat.CLASSIC, TextFormat.OPENMETRICS
+SCRAPE_S = 15.0
+DEADLINE_S = 20.0
+
+
+class CountedPages(MetricPages):
+    """Pages that are as long as the test wants, and take as long by the test's clock; their text is the snapshot's
+    number.
+    """
+
+    def __init__(self, world: "World") -> None:
+        super().__init__()
+        self._world = world
+
+    def render(self, snapshot: Snapshot, page: Page, text_format: TextFormat, rest: object = None) -> Iterator[bytes]:  # noqa: ARG002
+        world = self._world
+        world.written.append((page, text_format))
+        world.now_s += world.took_s
+        if world.broken:
+            raise ZeroDivisionError
+        yield b"%d" % snapshot.counts.frames_received
+        yield b" " * world.padding
+
+
+class World:
+    """A cache, its snapshots and its clock."""
+
+    def __init__(self, *, large: bool = False, took_s: float = 0.0) -> None:
+        self.now_s = 1000.0
+        self.took_s = took_s
+        self.padding = SMALL_BYTES_MAX if large else 0
+        self.broken = False
+        self.written: list[tuple[Page, TextFormat]] = []
+        self.snapshot = Snapshot(wall_s=0.0, version="0")
+        self.cache = PageCache(
+            lambda: self.snapshot, CountedPages(self), now_s=lambda: self.now_s, sleep=lambda _s: None, pages_max=3
+        )
+        # Preparing is the test's to do, at its moment.
+        self.cache._wake = lambda: None  # type: ignore[method-assign]
+
+    def tick(self) -> None:
+        """There is a new snapshot."""
+        received = self.snapshot.counts.frames_received + 1
+        counts = CollectorCounts(frames_received=received)
+        self.snapshot = Snapshot(wall_s=0.0, version="0", counts=counts)
+
+    def ask(self, page: Page = METRICS, text_format: TextFormat = CLASSIC) -> int:
+        """The number of the snapshot that the page shows."""
+        return int(decompress(self.cache.find(page, text_format)))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time go by, with a snapshot every second, and prepare what is to be prepared when it is."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.tick()
+            wait_s = self.cache.prepare()
+            while wait_s == 0.0:
+                wait_s = self.cache.prepare()
+            step_s = 1.0 if wait_s is None else min(1.0, wait_s)
+            self.now_s += min(step_s, max(0.0, end_s - self.now_s)) or 1e-6
+
+
+# -- small pages ------------------------------------------------------------------------------------------------------
+
+
+def test_a_small_page_shows_the_present_snapshot() -> None:
+    world = World()
+    for number in range(3):
+        assert world.ask() == number
+        world.tick()
+
+
+def test_a_page_of_one_snapshot_is_written_once_for_each_format() -> None:
+    world = World()
+    for _ in range(3):
+        world.ask(METRICS, CLASSIC)
+        world.ask(METRICS, OPENMETRICS)
+        world.ask(RANKS, CLASSIC)
+    assert sorted(world.written, key=str) == sorted(
+        [(METRICS, CLASSIC), (METRICS, OPENMETRICS), (RANKS, CLASSIC)], key=str
+    )
+
+
+def test_what_nobody_asks_for_is_not_written() -> None:
+    world = World(large=True)
+    world.ask()
+    world.pass_time(300.0)
+    assert len(world.written) == 1
+
+
+def test_a_small_page_is_never_prepared() -> None:
+    world = World()
+    for _ in range(4):
+        world.ask()
+        world.pass_time(SCRAPE_S)
+    assert len(world.written) == 4
+
+
+# -- large pages ------------------------------------------------------------------------------------------------------
+
+
+def test_a_large_page_is_written_shortly_before_it_is_expected_and_no_scrape_waits() -> None:
+    world = World(large=True, took_s=1.0)
+    world.ask()
+    world.pass_time(SCRAPE_S)
+    world.ask()  # the second one: from here on the distance is known
+    for _ in range(4):
+        world.pass_time(SCRAPE_S)
+        written = len(world.written)
+        shown = world.ask()
+        assert len(world.written) == written
+        # Begun 1.75 s before, with the snapshot of that second.
+        assert world.snapshot.counts.frames_received - shown <= 3
+
+
+def test_between_two_scrapes_a_large_page_is_written_once() -> None:
+    world = World(large=True)
+    for _ in range(3):
+        world.ask()
+        world.pass_time(SCRAPE_S)
+    before = len(world.written)
+    for _ in range(10):
+        world.ask()
+        world.pass_time(SCRAPE_S)
+    assert len(world.written) - before == 10
+
+
+def test_two_servers_that_scrape_at_alternating_distances_both_find_a_page() -> None:
+    world = World(large=True, took_s=0.5)
+    for _ in range(3):
+        world.ask()
+        world.pass_time(4.0)
+        world.ask()
+        world.pass_time(SCRAPE_S - 4.0)
+    for distance_s in (4.0, SCRAPE_S - 4.0) * 3:
+        written = len(world.written)
+        world.ask()
+        assert len(world.written) == written
+        world.pass_time(distance_s)
+
+
+def test_whoever_asks_again_and_again_gets_the_written_page_until_it_is_too_old() -> None:
+    world = World(large=True)
+    for _ in range(20):
+        world.ask()
+        world.now_s += 1.0
+        world.tick()
+    # At 0, 6, 12 and 18 s: when the page is more than PREPARED_AGE_S_MAX old.
+    assert (PREPARED_AGE_S_MAX, len(world.written)) == (5.0, 4)
+
+
+def test_a_page_that_is_too_old_is_written_anew_for_whoever_comes_late() -> None:
+    world = World(large=True)
+    world.ask()
+    world.tick()
+    world.now_s += PREPARED_AGE_S_MAX + 0.1
+    assert world.ask() == 1
+
+
+def test_a_page_that_takes_long_is_not_begun_so_early_that_it_would_be_too_old() -> None:
+    world = World(large=True, took_s=4.0)
+    assert LEAD_S_MAX < PREPARED_AGE_S_MAX
+    for _ in range(4):
+        world.ask()
+        world.pass_time(SCRAPE_S - 4.0)
+    written = len(world.written)
+    world.ask()
+    assert len(world.written) == written
+
+
+def test_a_page_that_nobody_comes_for_any_more_is_let_go() -> None:
+    world = World(large=True)
+    for _ in range(3):
+        world.ask()
+        world.pass_time(SCRAPE_S)
+    written = len(world.written)
+    world.pass_time(120.0)
+    assert len(world.written) <= written + 1
+    assert all(wanted.written is None for wanted in world.cache._wanted.values())
+
+
+# -- bounds and mistakes ----------------------------------------------------------------------------------------------
+
+
+def test_of_too_many_pages_the_one_that_was_not_asked_for_longest_goes() -> None:
+    world = World()
+    shards = [Page(RANKS_PATH, Shard(part, 4)) for part in range(4)]
+    for shard in (*shards[:3], shards[0], shards[3]):
+        world.ask(shard)
+    assert [page.shard and page.shard.part for page, _ in world.cache._wanted] == [2, 0, 3]
+
+
+def test_a_page_that_cannot_be_written_is_told_to_whoever_asks_and_may_be_asked_for_again() -> None:
+    world = World()
+    world.broken = True
+    with pytest.raises(ZeroDivisionError):
+        world.ask()
+    world.broken = False
+    assert world.ask() == 0
+
+
+def test_two_who_ask_at_the_same_time_share_what_is_written() -> None:
+    world = World()
+    both = threading.Barrier(2, timeout=DEADLINE_S)
+    found: list[int] = []
+
+    def ask() -> None:
+        both.wait()
+        found.append(world.ask())
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert (found, len(world.written)) == ([0, 0], 1)
+
+
+# -- the thread -------------------------------------------------------------------------------------------------------
+
+
+def test_the_thread_begins_with_the_first_large_page_prepares_and_ends_with_the_cache() -> None:
+    now_s = [0.0]
+    prepared = threading.Event()
+
+    class LargePages(MetricPages):
+        def render(self, *_: object, **__: object) -> Iterator[bytes]:
+            if threading.current_thread().name == "rankscope-pages":
+                prepared.set()
+            yield b"#" * (SMALL_BYTES_MAX + 1)
+
+    cache = PageCache(lambda: Snapshot(wall_s=0.0, version="0"), LargePages(), now_s=lambda: now_s[0])
+    before = set(threading.enumerate())
+    for now_s[0] in (0.0, 10.0):
+        cache.find(METRICS, CLASSIC)
+    assert {thread.name for thread in set(threading.enumerate()) - before} == {"rankscope-pages"}
+    now_s[0] = 19.9  # the page is expected at 20 s, and is to be written 0.25 s before
+    cache._wake()
+    assert prepared.wait(DEADLINE_S)
+    cache.close()
+    cache.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_mistake_in_the_thread_is_counted_and_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    cache = PageCache(lambda: Snapshot(wall_s=0.0, version="0"), MetricPages())
+    went_on = threading.Event()
+    mistakes = iter([ZeroDivisionError()])
+
+    def prepare() -> float | None:
+        for mistake in mistakes:
+            raise mistake
+        went_on.set()
+        return None
+
+    cache.prepare = prepare  # type: ignore[method-assign]
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not went_on.is_set() and time.monotonic() < deadline_s:
+        cache._wake()
+        went_on.wait(0.01)
+    cache.close()
+    assert went_on.is_set()
+    assert cache.errors_contained == 1
+    assert "a page of metrics could not be prepared" in caplog.text
+
+
+def test_whoever_writes_rests_after_a_millisecond_of_work_and_not_before() -> None:
+    rests_s: list[float] = []
+    pace = page_cache._Pace(rests_s.append)
+    pace.rest()
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < WORK_S:
+        pass
+    pace.rest()
+    assert rests_s[-1:] == [PAUSE_S]
+    assert len(rests_s) <= 2
+
+
+# -- compression ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["isal", "zlib"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Compressing with either library: without isal its import fails, as it does where it is not installed."""
+    if request.param == "zlib":
+        monkeypatch.setitem(sys.modules, "isal", None)
+        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    page_cache._load_library.cache_clear()
+    yield request.param
+    page_cache._load_library.cache_clear()
+
+
+def test_a_page_is_one_gzip_member_that_anybody_can_read(library: str) -> None:
+    compressed, text_bytes = page_cache._compress([b"one ", b"", b"two"])
+    assert gzip.decompress(compressed) == decompress(compressed) == b"one two"
+    assert text_bytes == 7
+    assert page_cache._load_library().decompress.__module__ == page_cache.__name__, library
+
+
+# -- the beat ---------------------------------------------------------------------------------------------------------
+
+
+def beat_of(*moments_s: float) -> ScrapeBeat:
+    beat = ScrapeBeat()
+    for moment_s in moments_s:
+        beat.note(moment_s)
+    return beat
+
+
+def test_who_has_asked_once_is_not_expected() -> None:
+    assert beat_of(5.0).expected_s(5.0) is None
+
+
+def test_who_has_asked_twice_is_expected_at_that_distance_and_not_after_it() -> None:
+    beat = beat_of(5.0, 20.0)
+    assert beat.expected_s(20.0) == beat.expected_s(34.9) == 35.0
+    assert beat.expected_s(35.0) is None
+
+
+def test_a_distance_that_has_not_come_for_long_is_forgotten() -> None:
+    beat = beat_of(0.0, 1.0, 16.0, 31.0, 46.0, 61.0)
+    assert beat.expected_s(61.0) == 76.0
