@@ -192,7 +192,7 @@ class MetricPages:
         of up to some 0.5 ms, for a thread that others must not wait for.
         """
         self._texts.begin(snapshot.runs)
-        blocks = self._build_blocks(snapshot, page)
+        blocks = self._build_blocks(snapshot, page, rest)
         is_summary = page.path == METRICS_PATH
         overview = build_overview(snapshot, rest) if is_summary else ()
         room, left_out = self._series_max, 0
@@ -213,7 +213,7 @@ class MetricPages:
                 yield from (piece.text for piece in family.lines)
         yield text_format.end
 
-    def _build_blocks(self, snapshot: Snapshot, page: Page) -> list[_Block]:
+    def _build_blocks(self, snapshot: Snapshot, page: Page, rest: Callable[[], None]) -> list[_Block]:
         """The ranks whose families stand on the page; none when they stand on the other one."""
         of_all = page.path == METRICS_PATH
         # By the ranks the runs are to have, so that nothing moves while they join.
@@ -221,10 +221,10 @@ class MetricPages:
         blocks: list[_Block] = []
         for run in snapshot.runs if of_all == is_small else ():
             ranks = run.ranks if page.shard is None else page.shard.find_ranks(run)
-            tails = self._texts.find_ranks(run.run, ranks)
             for first in range(0, len(ranks), BLOCK_RANKS):
-                some = slice(first, first + BLOCK_RANKS)
-                blocks.append(_Block(ranks[some], tails[some]))
+                some = ranks[first : first + BLOCK_RANKS]
+                blocks.append(_Block(some, self._texts.find_ranks(run.run, some)))
+                rest()
         return blocks
 
     def _render_columns(self, measure: Measure, blocks: Sequence[_Block], rest: Callable[[], None]) -> _Family:

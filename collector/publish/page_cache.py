@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.metric_pages import MetricPages, Page
+from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.publish.scrape_beat import ScrapeBeat
 from rankscope.collector.state.snapshot import Snapshot
 
@@ -31,9 +31,13 @@ GZIP_WINDOW_BITS: Final = 31
 """zlib's word for a window of 32 KiB within gzip's head and tail."""
 
 SMALL_BYTES_MAX: Final = 1 << 20
-"""A page of so much text, 12,000 series, takes 10 ms to write: nothing to prepare."""
+SMALL_RANKS_MAX: Final = 2048
+"""A page of so much text, 12,000 series, takes 10 ms to write, and to look at so many ranks for /metrics 15 ms: nothing
+to prepare."""
 PREPARED_AGE_S_MAX: Final = 5.0
 """A third of the usual scrape interval: an expected scrape finds a page of a second or two."""
+LATE_AGE_S_MAX: Final = 30.0
+"""Two scrape intervals: so old a page may be when the machine is too busy to write all of them in time."""
 LEAD_S: Final = 0.25
 LEAD_RATIO: Final = 1.5
 """A page is begun so long before it is expected: half as long again as the last one took, for a busy machine."""
@@ -66,12 +70,12 @@ class _Library(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A page as it was written: compressed, how long its text is, the number of its snapshot, when it was begun, and
-    how long it took.
+    """A page as it was written: compressed, whether it is written in no time, the number of its snapshot, when it was
+    begun, and how long it took.
     """
 
     compressed: bytes
-    text_bytes: int
+    is_small: bool
     snapshot_number: int
     begun_s: float
     took_s: float
@@ -125,19 +129,19 @@ class PageCache:
         key = page, text_format
         wanted = self._note(key)
         written = wanted.written
-        if written is None or self._is_outdated(written):
+        if written is None or (self._is_outdated(written) and not self._is_good_enough_now(written)):
             with self._writing:
                 written = wanted.written  # perhaps somebody else has asked for it too
                 if written is None or self._is_outdated(written):
                     written = self._write(key, wanted)
-        if written.text_bytes > SMALL_BYTES_MAX:
+        if not written.is_small:
             self._wake()
         return written.compressed
 
     def prepare(self) -> float | None:
         """Write what is expected soon. Returns after how many seconds to come again, None: nobody is expected."""
         waits_s = []
-        for key, wanted in self._find_large():
+        for key, wanted in self._find_large():  # those that take least time first: they wait for none of the others
             wait_s = self._prepare_page(key, wanted)
             if wait_s is not None:
                 waits_s.append(wait_s)
@@ -176,15 +180,20 @@ class PageCache:
     def _is_outdated(self, written: Written) -> bool:
         if written.snapshot_number == self._look()[0]:
             return False
-        return written.text_bytes <= SMALL_BYTES_MAX or self._now_s() - written.begun_s > PREPARED_AGE_S_MAX
+        return written.is_small or self._now_s() - written.begun_s > PREPARED_AGE_S_MAX
+
+    def _is_good_enough_now(self, written: Written) -> bool:
+        """Whether to give what there is rather than let a scrape wait for another page that is being written."""
+        return self._writing.locked() and self._now_s() - written.begun_s <= LATE_AGE_S_MAX
 
     def _find_large(self) -> list[tuple[Key, _Wanted]]:
         with self._changed:
-            return [
-                (key, wanted)
+            found = [
+                (wanted.written.took_s, key, wanted)
                 for key, wanted in self._wanted.items()
-                if wanted.written is not None and wanted.written.text_bytes > SMALL_BYTES_MAX
+                if wanted.written is not None and not wanted.written.is_small
             ]
+        return [(key, wanted) for _, key, wanted in sorted(found, key=lambda each: each[0])]
 
     def _prepare_page(self, key: Key, wanted: _Wanted) -> float | None:
         """Write a page if it is time to, or let it go when nobody is expected any more. Returns how long there is
@@ -213,11 +222,12 @@ class PageCache:
         """Write the page of the present snapshot. To be called with `_writing` held."""
         begun_s = self._now_s()
         number, snapshot = self._look()
-        pace = _Pace(self._sleep)
+        pace = Pace(self._sleep)
         pieces = self._pages.render(snapshot, *key, rest=pace.rest)
         compressed, text_bytes = _compress(pieces)
-        took_s = self._now_s() - begun_s
-        wanted.written = Written(compressed, text_bytes, number, begun_s, took_s)
+        ranks = sum(len(run.ranks) for run in snapshot.runs) if key[0].path == METRICS_PATH else 0
+        is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX
+        wanted.written = Written(compressed, is_small, number, begun_s, self._now_s() - begun_s)
         return wanted.written
 
     def _wake(self) -> None:
@@ -242,7 +252,7 @@ class PageCache:
                     self._changed.wait(wait_s)
 
 
-class _Pace:
+class Pace:
     """Work and rest of the thread that writes a page."""
 
     def __init__(self, sleep: Callable[[float], None]) -> None:

@@ -259,6 +259,13 @@ def test_a_rank_with_everything_on_has_a_hundred_series() -> None:
     assert sum(key[0] in PER_RANK for key in shown) == 100
 
 
+def test_a_node_has_eleven_series_on_metrics_however_many_ranks_it_has() -> None:
+    # docs/metrics.md states it.
+    few, many = (series_of(snapshot_of(ranks), METRICS, metrics_ranks_max=0) for ranks in (2, 8))
+    of_node = [[name for name, labels in shown if dict(labels).keys() == {"run", "node"}] for shown in (few, many)]
+    assert [len(names) for names in of_node] == [11, 11]
+
+
 def test_what_one_rank_has_too_much_of_costs_no_other_rank_anything() -> None:
     other = rank_of(1, totals=Totals(steps=1, phases_ns={"data": 1}), losses=Losses(), collectives=collectives_of(1))
     shown = series_of(snapshot_with(hostile_rank(), other), METRICS)

@@ -12,6 +12,7 @@ from rankscope.collector.publish import page_cache
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
 from rankscope.collector.publish.page_cache import (
+    LATE_AGE_S_MAX,
     LEAD_S_MAX,
     PAUSE_S,
     PREPARED_AGE_S_MAX,
@@ -183,6 +184,29 @@ def test_a_page_that_is_too_old_is_written_anew_for_whoever_comes_late() -> None
     assert world.ask() == 1
 
 
+def test_while_another_page_is_written_a_scrape_gets_what_there_is_and_does_not_wait() -> None:
+    world = World(large=True)
+    world.ask(METRICS)
+    world.tick()
+    world.now_s += LATE_AGE_S_MAX
+    with world.cache._writing:
+        assert world.ask(METRICS) == 0
+    assert world.ask(METRICS) == 1
+
+
+def test_of_two_pages_that_are_expected_the_one_that_takes_less_time_is_written_first() -> None:
+    world = World(large=True)
+    for begin_s in (1000.0, 1020.0):
+        for page, world.took_s in ((RANKS, 2.0), (METRICS, 0.1)):
+            world.tick()
+            world.now_s = begin_s
+            world.ask(page)
+    world.written.clear()
+    world.now_s = 1039.8
+    world.cache.prepare()
+    assert [page for page, _ in world.written] == [METRICS, RANKS]
+
+
 def test_a_page_that_takes_long_is_not_begun_so_early_that_it_would_be_too_old() -> None:
     world = World(large=True, took_s=4.0)
     assert LEAD_S_MAX < PREPARED_AGE_S_MAX
@@ -292,7 +316,7 @@ def test_a_mistake_in_the_thread_is_counted_and_it_goes_on(caplog: pytest.LogCap
 
 def test_whoever_writes_rests_after_a_millisecond_of_work_and_not_before() -> None:
     rests_s: list[float] = []
-    pace = page_cache._Pace(rests_s.append)
+    pace = page_cache.Pace(rests_s.append)
     pace.rest()
     began_s = time.thread_time()
     while time.thread_time() - began_s < WORK_S:
