@@ -22,6 +22,7 @@ from rankscope.collector.publish.prometheus import READERS
 from rankscope.collector.publish.rank_columns import RANK_READERS
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
 from rankscope.measure.exported import RANK, SERIES_PER_RANK_MAX, Measure
+from tests.contract.metrics_table import read_table, render_table
 from tests.full_snapshot import full_snapshot
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
@@ -84,6 +85,10 @@ def test_every_value_is_within_its_measure_s_valid_range() -> None:
         smallest, largest = ranges[name]
         assert smallest is None or value >= smallest, (name, labels)
         assert largest is None or value <= largest, (name, labels)
+
+
+def test_the_reference_page_is_that_of_the_catalogue() -> None:
+    assert read_table() == render_table()
 
 
 # -- the catalogue ----------------------------------------------------------------------------------------------------
