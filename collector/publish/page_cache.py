@@ -9,13 +9,14 @@ A page is kept compressed (144 MB of text are 7 MB). It is written in short piec
 the thread that receives reports gets the interpreter when it wants it.
 """
 
+import contextlib
 import functools
 import importlib
 import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.publish.exposition import TextFormat
@@ -46,6 +47,8 @@ LEAD_S_MAX: Final = 4.0
 PAGES_MAX: Final = 512
 """Both formats of as many shards as there may be; beyond that the one that was not asked for longest goes."""
 
+PAUSE_FOR_ASKERS_S: Final = 0.02
+"""How long what is only expected waits while somebody waits for another page. A lock has no order of its own."""
 WORK_S: Final = 0.001
 PAUSE_S: Final = 0.001
 """After each millisecond of work one of rest, in which 30 reports are received. Without it the receiving thread would
@@ -119,6 +122,7 @@ class PageCache:
         self._seen_number = 0
         self._changed = threading.Condition()
         self._writing = threading.Lock()
+        self._askers = 0
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self.errors_contained = 0
@@ -130,7 +134,7 @@ class PageCache:
         wanted = self._note(key)
         written = wanted.written
         if written is None or (self._is_outdated(written) and not self._is_good_enough_now(written)):
-            with self._writing:
+            with self._waiting():
                 written = wanted.written  # perhaps somebody else has asked for it too
                 if written is None or self._is_outdated(written):
                     written = self._write(key, wanted)
@@ -155,6 +159,18 @@ class PageCache:
             thread = self._thread
         if thread is not None:
             thread.join()
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Write for somebody who waits for it: what is only expected is begun after that."""
+        with self._changed:
+            self._askers += 1
+        try:
+            with self._writing:
+                yield
+        finally:
+            with self._changed:
+                self._askers -= 1
 
     def _note(self, key: Key) -> _Wanted:
         """It is asked for now, and becomes the last of `_wanted`."""
@@ -212,6 +228,8 @@ class PageCache:
         lead_s = min(LEAD_S + LEAD_RATIO * written.took_s, LEAD_S_MAX)
         if now_s < expected_s - lead_s:
             return expected_s - lead_s - now_s
+        if self._askers:
+            return PAUSE_FOR_ASKERS_S
         wanted.expected_s = expected_s
         if expected_s - written.begun_s > PREPARED_AGE_S_MAX:
             with self._writing:

@@ -14,6 +14,7 @@ from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, M
 from rankscope.collector.publish.page_cache import (
     LATE_AGE_S_MAX,
     LEAD_S_MAX,
+    PAUSE_FOR_ASKERS_S,
     PAUSE_S,
     PREPARED_AGE_S_MAX,
     SMALL_BYTES_MAX,
@@ -192,6 +193,19 @@ def test_while_another_page_is_written_a_scrape_gets_what_there_is_and_does_not_
     with world.cache._writing:
         assert world.ask(METRICS) == 0
     assert world.ask(METRICS) == 1
+
+
+def test_what_is_expected_is_begun_only_when_nobody_waits_for_a_page() -> None:
+    world = World(large=True)
+    for world.now_s in (1000.0, 1020.0):
+        world.ask()
+        world.tick()
+    world.now_s = 1039.9
+    with world.cache._waiting():
+        assert world.cache.prepare() == PAUSE_FOR_ASKERS_S
+        assert len(world.written) == 2
+    world.cache.prepare()
+    assert len(world.written) == 3
 
 
 def test_of_two_pages_that_are_expected_the_one_that_takes_less_time_is_written_first() -> None:
