@@ -45,8 +45,8 @@ GZIP_LEVEL_OF_LIBRARY = 9
 NAP_S = 0.0005
 BASELINE_S = 2.0
 SCRAPE_S = 15.0
-SCRAPES = 5
-SCRAPES_TO_LEARN = 2
+SCRAPES = 7
+SCRAPES_TO_LEARN = 3
 MIB = 1 << 20
 
 Times = dict[str, list[float]]
@@ -201,7 +201,7 @@ def _count_samples(pieces: list[bytes]) -> int:
 
 def measure_answers(ranks: int) -> list[Answer]:
     """How long a scrape takes in the client, which asks for /metrics and the ranks whole, and then, of another server,
-    for /metrics and the ranks in shards. The first two scrapes of a page, from which the beat is learnt, do not count.
+    for /metrics and the ranks in shards. The first scrapes of a page, from which the beat is learnt, do not count.
     """
     snapshot = build_snapshot(ranks)
     whole = [METRICS_PATH, RANKS_PATH]
