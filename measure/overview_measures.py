@@ -100,6 +100,6 @@ OVERVIEW: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_worst_rank_wait_caused_seconds", "gauge", "seconds", WORST,
         f"Waiting of all ranks in a step caused by each of the {WORST_RANKS} live ranks that caused most.",
-        f"the {WORST_RANKS} largest of rankscope_rank_wait_caused_seconds above 0", _DETECTION, NOT_NEGATIVE,
+        f"the {WORST_RANKS} largest of rankscope_rank_wait_caused_seconds", _DETECTION, NOT_NEGATIVE,
     ),
 )  # fmt: skip

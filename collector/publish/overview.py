@@ -143,7 +143,7 @@ def _throttled(gpu: DeviceSample) -> Number:
 
 
 def _wait_caused_s(rank: RankSnapshot) -> Number:
-    return ns_to_s(rank.wait_caused_ns_median) if rank.wait_caused_ns_median else None
+    return None if rank.wait_caused_ns_median is None else ns_to_s(rank.wait_caused_ns_median)
 
 
 OVERVIEW_READERS: Final[Mapping[str, OverviewReader]] = {

@@ -141,9 +141,10 @@ def test_the_ten_slowest_live_ranks_are_told_with_their_nodes() -> None:
     assert found == {(f"n{rank // 4}", str(rank)): 1 + rank / 100 for rank in range(2, 12)}
 
 
-def test_a_rank_that_keeps_nobody_waiting_is_none_of_the_worst() -> None:
-    ranks = rank_of(0, wait_caused_ns_median=0.0), rank_of(1, wait_caused_ns_median=80.0 * MS)
-    assert read("worst_rank_wait_caused_seconds", *ranks) == {("n0", "1"): 0.08}
+def test_the_ranks_that_keep_most_waiting_are_told_and_those_of_whom_that_is_not_known_are_not() -> None:
+    ranks = [rank_of(rank, wait_caused_ns_median=rank * 8.0 * MS) for rank in range(11)]
+    found = read("worst_rank_wait_caused_seconds", *ranks, rank_of(11))
+    assert found == pytest.approx({("n0", str(rank)): rank * 0.008 for rank in range(1, 11)})
 
 
 def test_whoever_looks_at_many_ranks_rests_now_and_then() -> None:
