@@ -90,6 +90,8 @@ class _Wanted:
     def __init__(self) -> None:
         self.beat = ScrapeBeat()
         self.written: Written | None = None
+        self.is_large = False
+        """Whether it was large when it was last written."""
         self.expected_s = float("-inf")
         """The last moment that it was expected at and written for, or found fresh enough."""
 
@@ -123,6 +125,7 @@ class PageCache:
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._askers = 0
+        self._is_writing_large = False
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self.errors_contained = 0
@@ -199,8 +202,8 @@ class PageCache:
         return written.is_small or self._now_s() - written.begun_s > PREPARED_AGE_S_MAX
 
     def _is_good_enough_now(self, written: Written) -> bool:
-        """Whether to give what there is rather than let a scrape wait for another page that is being written."""
-        return self._writing.locked() and self._now_s() - written.begun_s <= LATE_AGE_S_MAX
+        """Whether to give what there is rather than let a scrape wait for a large page that is being written."""
+        return self._is_writing_large and self._now_s() - written.begun_s <= LATE_AGE_S_MAX
 
     def _find_large(self) -> list[tuple[Key, _Wanted]]:
         with self._changed:
@@ -240,11 +243,14 @@ class PageCache:
         """Write the page of the present snapshot. To be called with `_writing` held."""
         begun_s = self._now_s()
         number, snapshot = self._look()
-        pace = Pace(self._sleep)
-        pieces = self._pages.render(snapshot, *key, rest=pace.rest)
-        compressed, text_bytes = _compress(pieces)
+        self._is_writing_large = wanted.is_large
+        try:
+            compressed, text_bytes = _compress(self._pages.render(snapshot, *key, rest=Pace(self._sleep).rest))
+        finally:
+            self._is_writing_large = False
         ranks = sum(len(run.ranks) for run in snapshot.runs) if key[0].path == METRICS_PATH else 0
         is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX
+        wanted.is_large = not is_small
         wanted.written = Written(compressed, is_small, number, begun_s, self._now_s() - begun_s)
         return wanted.written
 
