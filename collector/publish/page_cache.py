@@ -134,9 +134,9 @@ class PageCache:
     def find(self, page: Page, text_format: TextFormat) -> bytes:
         """The page, compressed."""
         key = page, text_format
-        wanted = self._note(key)
+        wanted, is_on_beat = self._note(key)
         written = wanted.written
-        if written is None or (self._is_outdated(written) and not self._is_good_enough_now(written)):
+        if written is None or (self._is_outdated(written) and not self._is_good_enough(written, is_on_beat=is_on_beat)):
             with self._waiting():
                 written = wanted.written  # perhaps somebody else has asked for it too
                 if written is None or self._is_outdated(written):
@@ -175,15 +175,17 @@ class PageCache:
             with self._changed:
                 self._askers -= 1
 
-    def _note(self, key: Key) -> _Wanted:
-        """It is asked for now, and becomes the last of `_wanted`."""
+    def _note(self, key: Key) -> tuple[_Wanted, bool]:
+        """It is asked for now, and becomes the last of `_wanted`. Returns whether that was to be expected, too."""
+        now_s = self._now_s()
         with self._changed:
             wanted = self._wanted.pop(key, None) or _Wanted()
             self._wanted[key] = wanted
-            wanted.beat.note(self._now_s())
+            is_on_beat = wanted.beat.is_on_beat(now_s)
+            wanted.beat.note(now_s)
             if len(self._wanted) > self._pages_max:
                 del self._wanted[next(iter(self._wanted))]
-            return wanted
+            return wanted, is_on_beat
 
     def _look(self) -> tuple[int, Snapshot]:
         """The present snapshot and its number. Pages are known by the number of theirs: to keep a snapshot for each,
@@ -201,9 +203,12 @@ class PageCache:
             return False
         return written.is_small or self._now_s() - written.begun_s > PREPARED_AGE_S_MAX
 
-    def _is_good_enough_now(self, written: Written) -> bool:
-        """Whether to give what there is rather than let a scrape wait for a large page that is being written."""
-        return self._is_writing_large and self._now_s() - written.begun_s <= LATE_AGE_S_MAX
+    def _is_good_enough(self, written: Written, *, is_on_beat: bool) -> bool:
+        """Whether to give what there is rather than let a scrape wait: for a large page that is being written, or for
+        its own, which was expected and could not be written in time.
+        """
+        is_late = self._is_writing_large or (is_on_beat and not written.is_small)
+        return is_late and self._now_s() - written.begun_s <= LATE_AGE_S_MAX
 
     def _find_large(self) -> list[tuple[Key, _Wanted]]:
         with self._changed:

@@ -172,11 +172,12 @@ def test_two_servers_that_scrape_at_alternating_distances_both_find_a_page() -> 
 
 def test_whoever_asks_again_and_again_gets_the_written_page_until_it_is_too_old() -> None:
     world = World(large=True)
+    shown = []
     for _ in range(20):
-        world.ask()
-        world.now_s += 1.0
-        world.tick()
-    # At 0, 6, 12 and 18 s: when the page is more than PREPARED_AGE_S_MAX old.
+        shown.append(world.snapshot.counts.frames_received - world.ask())
+        world.pass_time(1.0)
+    assert max(shown) <= 2 * PREPARED_AGE_S_MAX  # there are up to two snapshots a second here
+    # Once each time when the page would be more than PREPARED_AGE_S_MAX old at the next second.
     assert (PREPARED_AGE_S_MAX, len(world.written)) == (5.0, 4)
 
 
@@ -186,6 +187,19 @@ def test_a_page_that_is_too_old_is_written_anew_for_whoever_comes_late() -> None
     world.tick()
     world.now_s += PREPARED_AGE_S_MAX + 0.1
     assert world.ask() == 1
+
+
+def test_a_scrape_on_its_beat_does_not_wait_for_a_page_that_could_not_be_written_in_time() -> None:
+    world = World(large=True)
+    shown = []
+    for world.now_s in (1000.0, 1015.0):
+        shown.append(world.ask())
+        world.tick()
+    assert shown == [0, 1]  # the first two are written for who asks
+    world.now_s = 1030.0
+    assert world.ask() == 1
+    world.now_s = 1046.0  # the page is more than LATE_AGE_S_MAX old
+    assert world.ask() == 2
 
 
 def test_while_a_large_page_is_written_a_scrape_gets_what_there_is_of_another_and_does_not_wait() -> None:
