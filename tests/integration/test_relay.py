@@ -50,7 +50,8 @@ def end_without_loss(served: Served, crew: Crew, fault: Fault | None = None) -> 
         fault.is_delivered()
     assert crew.stop()
     accounts = wait_for_accounts(served, RUN, made_by(crew))
-    fault.settle(served, accounts)
+    if fault is not None:
+        fault.settle(served, accounts)
     assert {rank: account.overwritten for rank, account in accounts.items()} == {
         rank.identity.rank: rank.overwritten for rank in crew.ranks
     }
