@@ -12,7 +12,8 @@
 
 Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), a time limit for each
 read and write, the standard library's limits for the request line and the headers, and `requests_max` at a time.
-Who may read, and whether it is encrypted, is in http_access.py; only /healthz and /readyz are open to all.
+Who may read, and whether it is encrypted, is in http_access.py; only /healthz and /readyz are open to all,
+and the files of the live page, which hold nothing about any run.
 Errors are JSON: {"error": "what, and what to do"}.
 """
 

@@ -16,6 +16,7 @@ import pytest
 from rankscope.collector.cli import main
 from rankscope.collector.publish.http_access import OPEN, HttpAccess, read_http_access
 from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.publish.page_files import read_page_files
 from rankscope.collector.state.snapshot import Snapshot
 from tests.integration.serving import wait_for
 
@@ -87,6 +88,16 @@ def test_with_the_token_everything_is_as_without_one(path: str) -> None:
 def test_an_orchestrator_needs_no_token(path: str) -> None:
     with serve(HttpAccess(TOKEN)) as server:
         assert ask(server, path)[::2] == (200, "ok\n")
+
+
+@pytest.mark.parametrize("path", ["/", "/live/page.js", "/live/page.css"])
+def test_a_browser_gets_the_page_without_a_token_and_it_is_the_same_everywhere(path: str) -> None:
+    browser = {"Accept": "text/html,*/*;q=0.8"}
+    name = path.removeprefix("/live/") if path != "/" else "index.html"
+    with serve(HttpAccess(TOKEN)) as server:
+        assert ask(server, path, browser)[::2] == (200, read_page_files()[name].decode())
+        assert ask(server, "/live/none.js", browser)[0] == 401
+        assert ask(server, "/api/v1/events", browser)[0] == 401
 
 
 @pytest.mark.parametrize("path", ["/healthz/../metrics", "/%68ealthz", "/metrics?/healthz", "/healthz#/x"])
