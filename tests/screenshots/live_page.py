@@ -26,7 +26,7 @@ SLOW_RANK: Final = 2
 WIDTH: Final = 1_100
 HEIGHT_MAX: Final = 1_500
 """CSS pixels: the runs, the finding, the heat map, the slowest ranks, and the shares of time as pictures."""
-COLUMNS_MIN: Final = 100
+COLUMNS_MIN: Final = 125
 """Steps of the heat map, so that both is to be seen: how it was before step 60, and how it has been since."""
 FOUND_S_MAX: Final = 240.0
 IS_FOUND: Final = """
