@@ -49,9 +49,10 @@ AWAY_NS_MIN = NS_PER_S
 """Lateness of a tick from which on it counts as an absence of the collector: what a busy one is late is far less, and
 the shortest silence that can be set for a rank is twice as long."""
 LOOKS_SHARE = 0.05
-PICTURES_SHARE = 0.05
-"""Of a core, for detection and for the pictures that are published: 16,384 ranks are looked at every few seconds then,
-and every run that a tick can look at in 50 ms at every tick."""
+"""Of a core, for detection: 16,384 ranks are looked at every other second, smaller runs at every tick."""
+PICTURES_SHARE = 0.1
+"""Of a core, for the pictures that are published. One of 16,384 ranks takes 80 ms with what is saved of it, so that
+there is a new one each second, as with few."""
 SILENT_TICKS_S = 10.0
 """A loop whose last tick is older than this is not healthy."""
 
