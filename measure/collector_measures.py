@@ -49,8 +49,8 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_http_refused_total", "counter", "", ("reason",),
-        "HTTP requests turned away: busy, streams_busy, unauthorised, or tls_failed. And what those who follow live did "
-        "not get: slow_reader when a stream was ended, picture_skipped for each picture left out.",
+        "HTTP requests turned away: busy, streams_busy, unauthorised, or tls_failed. And what those who follow live "
+        "did not get: slow_reader when a stream was ended, picture_skipped for each picture left out.",
         "count by reason", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(

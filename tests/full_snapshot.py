@@ -193,3 +193,10 @@ def full_snapshot() -> Snapshot:
         store_writable=True, store_bytes=61_440, history_dropped=0,
     )  # fmt: skip
     return Snapshot(wall_s=1_800_000_001.0, version="0.1.0", runs=(run,), counts=counts)
+
+
+def with_runs(snapshot: Snapshot, runs: tuple[RunSnapshot, ...]) -> Snapshot:
+    """Another picture of the same moment."""
+    return Snapshot(
+        wall_s=snapshot.wall_s, version=snapshot.version, runs=runs, counts=snapshot.counts, steps=snapshot.steps
+    )

@@ -30,3 +30,19 @@ def overlap_ratio(window: WindowBreakdown) -> float | None:
 
 def _over(part_ns: int, whole_ns: int) -> float | None:
     return part_ns / whole_ns if whole_ns > 0 else None
+
+
+def add_breakdowns(windows: tuple[WindowBreakdown, ...]) -> WindowBreakdown | None:
+    """Several windows of one rank as one: the sums, so that the parts still sum to the window. None of none."""
+    if not windows:
+        return None
+    names = (
+        "window_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_communication_ns", "copy_ns", "idle_ns",
+    )  # fmt: skip
+    counts = [window.operator_count for window in windows if window.operator_count is not None]
+    return WindowBreakdown(
+        first_step=windows[0].first_step,
+        step_count=sum(window.step_count for window in windows),
+        operator_count=sum(counts) if len(counts) == len(windows) else None,
+        **{name: sum(getattr(window, name) for window in windows) for name in names},
+    )

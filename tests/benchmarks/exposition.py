@@ -33,7 +33,7 @@ from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, M
 from rankscope.collector.publish.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS, Pace
 from rankscope.collector.state.snapshot import RankSnapshot, Snapshot
 from tests.benchmarks.machine import RESULTS, describe_run
-from tests.full_snapshot import full_rank, full_snapshot
+from tests.full_snapshot import full_rank, full_snapshot, with_runs
 from tests.library_exporter import render_by_library
 
 SIZES = (1_024, 16_384)
@@ -109,7 +109,7 @@ def build_snapshot(ranks: int) -> Snapshot:
     """One run of so many ranks, each with names and numbers of its own."""
     model, full = full_snapshot(), full_rank(0)
     run = replace(model.runs[0], world_size=ranks, ranks=tuple(_build_rank(full, rank) for rank in range(ranks)))
-    return replace(model, runs=(run,))
+    return with_runs(model, (run,))
 
 
 def _build_rank(full: RankSnapshot, rank: int) -> RankSnapshot:
@@ -216,8 +216,8 @@ def measure_answers(ranks: int) -> list[Answer]:
 
 def _ask(snapshot: Snapshot, targets: list[str]) -> list[list[float]]:
     server = HttpServer(
-        "127.0.0.1:0", lambda: replace(snapshot), tuple, is_healthy=lambda: None, is_ready=lambda: None,
-        metric_pages=MetricPages(series_max=UNBOUNDED, metrics_ranks_max=0),
+        "127.0.0.1:0", lambda: with_runs(snapshot, snapshot.runs), tuple,
+        is_healthy=lambda: None, is_ready=lambda: None, metric_pages=MetricPages(series_max=UNBOUNDED, metrics_ranks_max=0),
     )  # fmt: skip
     try:
         with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -50,6 +50,7 @@ def type_in(block: str, home: Path, addresses: Mapping[str, str] | None = None) 
 
 
 def find_block(word: str) -> str:
+    block: str
     (block,) = [block for block in BLOCKS if word in block]
     return block
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from rankscope.collector.state.snapshot import CollectiveTotals, CollectorCounts
 from rankscope.measure.exported import GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals
-from tests.full_snapshot import full_snapshot
+from tests.full_snapshot import full_snapshot, with_runs
 from tests.library_exporter import render_by_library
 
 PARSERS: dict[TextFormat, Callable[[str], Iterable[Metric]]] = {
@@ -130,7 +129,7 @@ def test_a_page_is_the_same_whatever_was_rendered_before(snapshot: Snapshot) -> 
     pages = MetricPages()
     classic = [b"".join(pages.render(each, Page(METRICS_PATH), TextFormat.CLASSIC)) for each in (snapshot,) * 2]
     assert all(first == second for first, second in pairwise(classic))
-    other = msgspec.structs.replace(snapshot, runs=tuple(reversed(snapshot.runs)))
+    other = with_runs(snapshot, tuple(reversed(snapshot.runs)))
     assert b"".join(pages.render(other, Page(METRICS_PATH), TextFormat.CLASSIC)).decode() == page_of(
         other, TextFormat.CLASSIC
     )
