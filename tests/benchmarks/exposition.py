@@ -217,7 +217,8 @@ def measure_answers(ranks: int) -> list[Answer]:
 def _ask(snapshot: Snapshot, targets: list[str]) -> list[list[float]]:
     server = HttpServer(
         "127.0.0.1:0", lambda: with_runs(snapshot, snapshot.runs), tuple,
-        is_healthy=lambda: None, is_ready=lambda: None, metric_pages=MetricPages(series_max=UNBOUNDED, metrics_ranks_max=0),
+        is_healthy=lambda: None, is_ready=lambda: None,
+        metric_pages=MetricPages(series_max=UNBOUNDED, metrics_ranks_max=0),
     )  # fmt: skip
     try:
         with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -155,8 +155,8 @@ def render(head: str, results: dict[str, Costs]) -> str:
         "Hook, clock and state machine: the thread's CPU time with hooks less that without, divided by the "
         f"{MOMENTS_PER_STEP} moments of a step. *bare*: around functions that do nothing, {BARE_STEPS} steps a pass. "
         f"*torch*: in a training of one layer, {TORCH_STEPS} steps a pass. The last column is what "
-        f"`agent/probe/moment_meter.py` made of the moments that timed themselves, {UNSEEN_TIMES} times what they saw, and "
-        f"of going through them, {AFTERMATH_TIMES} times what that took."
+        f"`agent/probe/moment_meter.py` made of the moments that timed themselves, {UNSEEN_TIMES} times what they saw, "
+        f"and of going through them, {AFTERMATH_TIMES} times what that took."
     )
     return "\n\n".join(["# What one hooked moment costs", head, explanation, "\n".join(lines)]) + "\n"
 
