@@ -107,6 +107,11 @@ class Served(Api):
         """Where it listens for ranks, and for HTTP."""
         return int(self.endpoint.rpartition(":")[2]), int(self.url.rpartition(":")[2])
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is gone."""
+        return self._child.poll() is not None
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
         self._child.send_signal(number)

@@ -60,6 +60,7 @@ class Saboteur:
     def carry_out(self, fault: PlannedFault, first_s: float) -> DoneFault:
         """Wait until the fault is due, `first_s` being when the first one was, and carry it out."""
         self._pause.wait(max(0.0, first_s + fault.at_s - self._watch.elapsed_s))
+        self._fleet.revive_collector()
         began_s = self._watch.elapsed_s
         with self._kinds[fault.kind](fault):
             self._pause.wait(fault.duration_s)

@@ -141,6 +141,13 @@ class Fleet:
         self.served = self._serve()
         self.collectors += 1
 
+    def revive_collector(self) -> None:
+        """A collector that has ended by itself is told, and replaced."""
+        if self.served.has_ended:
+            said = self.served.read_stderr()[-STDERR_CHARACTERS_MAX:]
+            self.tracebacks.append(f"collector {self.collectors} has ended by itself: {said}")
+            self.serve_again()
+
     def end_collector(self) -> None:
         """Make sure that the present collector is gone, and keep what it has said that it should not have to."""
         said = self.served.read_stderr()

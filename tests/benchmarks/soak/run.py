@@ -96,7 +96,9 @@ def run_soak(settings: SoakSettings) -> SoakResult:
                 done = tuple(settings.tell(saboteur.carry_out(fault, first_s)) for fault in faults)
                 threading.Event().wait(max(0.0, first_s + settings.seconds - watch.elapsed_s))
                 seconds = watch.elapsed_s
+                fleet.revive_collector()
                 lives = fleet.finish_nodes()
+                fleet.revive_collector()
                 left = fleet.finish_left()
                 page = _wait_for_end(watch, lives)
             fleet.end_collector()
@@ -179,11 +181,13 @@ def _wait_for_ranks(watch: Watch, shape: Shape) -> None:
 def _wait_for_end(watch: Watch, lives: Sequence[LifeAccount]) -> Page:
     """The page once everything that was made is on it, or as it is when that does not come about."""
     made = {(life.run, str(life.rank)): life.made for life in lives}
-    last: list[Page] = []
+    last = [Page({}, {}, {})]
 
     def look() -> Page | None:
-        page = watch.read_page()
-        last[:] = [page]
+        try:
+            page = last[0] = watch.read_page()
+        except OSError:
+            return None
         seen = {
             (labels["run"], labels["rank"]): value
             for (name, text), value in page.samples.items()
