@@ -34,6 +34,7 @@ from rankscope.collector.publish.api import Api
 from rankscope.collector.publish.http_access import CHALLENGE, OPEN, HttpAccess
 from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, EventStream, LiveFeed
 from rankscope.collector.publish.metric_pages import MetricPages
+from rankscope.collector.publish.paced_snapshots import PacedSnapshots
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.state.snapshot import Snapshot
@@ -93,13 +94,14 @@ class HttpServer:
                 f"the collector's HTTP server cannot listen at {address}: {error.strerror}. Stop what listens there, "
                 "or give another address of this machine."
             ) from error
+        read_paced = PacedSnapshots(read_snapshot).read
         server.feed = LiveFeed(
-            read_snapshot, streams_max=requests_max // 2, count=server.count_refused, contain=server.contain
+            read_snapshot, read_paced, streams_max=requests_max // 2, count=server.count_refused, contain=server.contain
         )
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
             read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
-            answer_first=Api(read_snapshot, server.feed.read_shares, store).answer,
+            answer_first=Api(read_paced, server.feed.read_shares, store).answer,
         )  # fmt: skip
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(STOP_POLL_S,), name="rankscope-http", daemon=True

@@ -5,7 +5,8 @@
 
 An event is a LivePicture in JSON; its `id` counts the pictures, so that a reader sees from a gap what it was not sent.
 
-The collector's loop knows nothing of it: one thread here looks whether there is a new snapshot, LOOK_S apart. Each
+The collector's loop knows nothing of it: while anybody follows, one thread here looks whether there is a new snapshot,
+LOOK_S apart, and makes its picture no more often than `paced_snapshots.py` allows. Each
 reader has a thread and no queue: once its last event is out it is given the newest picture, and those in between are
 skipped and counted. One that does not take an event within the time limit for a write is let go of, and counted. So a
 reader costs a thread and one event, however slow it is, and there are at most `streams_max` of them.
@@ -81,19 +82,22 @@ class _Numbered(NamedTuple):
 
 
 class LiveFeed:
-    """The pictures of a collector, for those who follow them. `count` is told of what readers did not get, by reason;
-    `contain` of a mistake of ours.
+    """The pictures of a collector, for those who follow them. `read_snapshot` gives the latest one, at no cost, and
+    `read_paced` the latest whose picture may be made (PacedSnapshots). `count` is told of what readers did not get, by
+    reason; `contain` of a mistake of ours.
     """
 
     def __init__(
         self,
         read_snapshot: Callable[[], Snapshot],
+        read_paced: Callable[[], Snapshot],
         *,
         streams_max: int,
         count: Callable[[str], None],
         contain: Callable[[str, BaseException], None],
     ) -> None:
         self._read_snapshot = read_snapshot
+        self._read_paced = read_paced
         self._streams_max = streams_max
         self._count = count
         self._contain = contain
@@ -126,6 +130,7 @@ class LiveFeed:
         if not 1 <= count <= COUNT_MAX:
             error = f"count is {text[:80]!r}; it must be a whole number from 1 to {COUNT_MAX}"
             return refuse(HTTPStatus.BAD_REQUEST, error)
+        self._look_for_news()  # nobody has looked while nobody followed
         with self._changed:
             is_full = self._streams >= self._streams_max
             self._streams += not is_full
@@ -150,13 +155,18 @@ class LiveFeed:
                 self._contain("the live feed", error)
 
     def _look(self) -> None:
-        snapshot = self._read_snapshot()
-        if snapshot is self._newest.snapshot:
-            return
+        if self._streams:
+            self._look_for_news()
+        if self._shares.is_due(self._read_snapshot().wall_s):
+            snapshot = self._read_paced()
+            self._shares.take(snapshot.runs, snapshot.wall_s)
+
+    def _look_for_news(self) -> None:
+        snapshot = self._read_paced()
         with self._changed:
-            self._newest = _Numbered(self._newest.revision + 1, snapshot, {})
-            self._changed.notify_all()
-        self._shares.take(snapshot.runs, snapshot.wall_s)
+            if snapshot is not self._newest.snapshot:
+                self._newest = _Numbered(self._newest.revision + 1, snapshot, {})
+                self._changed.notify_all()
 
     def _leave(self) -> None:
         with self._changed:

@@ -5,7 +5,7 @@ there are as many stretches as there may be, neighbours are added up: a long run
 lost.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -18,8 +18,11 @@ STRETCHES_MAX: Final = 360
 """More are not told apart on a screen; of a run about 200 KB."""
 STRETCH_S_MIN: Final = 2.0
 """A report comes every second or so: shorter stretches would show when it came."""
-RANKS_PER_SECOND: Final = 1_024
-"""To add up a rank takes about 2 us: at so many of them for each second of a stretch 0.2 % of one core."""
+RANKS_PER_SECOND: Final = 512
+"""To make the picture of a rank and add it up takes 15 us: at so many of them for each second of a stretch it is 0.8 %
+of one core."""
+NEW_RUN_S_MAX: Final = 15.0
+"""How long it may take until a run that is new is looked at."""
 
 
 class ShareStretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +89,10 @@ class RunShares:
             self._stretches = tuple(_join_neighbours(self._stretches))
             self._stretch_s *= 2
 
+    def find_due_wall_s(self, run: RunSnapshot) -> float | None:
+        """When the next picture is to be taken; None: at once."""
+        return None if self._taken_wall_s is None else self._taken_wall_s + self._pause_s(run)
+
     def _pause_s(self, run: RunSnapshot) -> float:
         return max(self._stretch_s, len(run.ranks) / RANKS_PER_SECOND)
 
@@ -95,14 +102,23 @@ class Shares:
 
     def __init__(self) -> None:
         self._runs: dict[str, RunShares] = {}
+        self._rests_wall_s: tuple[float, float] | None = None
 
-    def take(self, runs: Iterable[RunSnapshot], wall_s: float) -> None:
+    def is_due(self, wall_s: float) -> bool:
+        """Whether a picture is to be taken: to make one of a large job costs more than to look at the time."""
+        return self._rests_wall_s is None or not self._rests_wall_s[0] <= wall_s < self._rests_wall_s[1]
+
+    def take(self, runs: Sequence[RunSnapshot], wall_s: float) -> None:
         """The runs as they are now; of those that are not among them nothing is kept."""
         known: dict[str, RunShares] = {}
         for run in runs:
             shares = known[run.run] = self._runs.get(run.run) or RunShares()
             shares.take(run, wall_s)
         self._runs = known
+        ranks = sum(len(run.ranks) for run in runs)
+        due_wall_s = [known[run.run].find_due_wall_s(run) or wall_s for run in runs]
+        look_wall_s = wall_s + max(NEW_RUN_S_MAX if runs else STRETCH_S_MIN, ranks / RANKS_PER_SECOND)
+        self._rests_wall_s = (wall_s, min([*due_wall_s, look_wall_s]))
 
     def of(self, run: str) -> tuple[ShareStretch, ...]:
         """The stretches of a run, oldest first; none of a run that is not known."""

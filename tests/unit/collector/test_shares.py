@@ -102,6 +102,22 @@ def test_clock_that_is_set_back_costs_no_more_than_its_stretch() -> None:
     assert [stretch.steps for stretch in shares.stretches] == [1, 3]
 
 
+def test_picture_is_asked_for_only_when_one_is_due() -> None:
+    shares = Shares()
+    assert shares.is_due(0.0)
+    shares.take([at(1)], 100.0)
+    assert [shares.is_due(wall_s) for wall_s in (100.0, 101.9, 102.0, 99.0)] == [False, False, True, True]
+    large = run_of(*(life_of(rank, 1) for rank in range(4 * RANKS_PER_SECOND)))
+    shares.take([large], 200.0)
+    assert [shares.is_due(wall_s) for wall_s in (203.9, 204.0)] == [False, True]
+
+
+def test_collector_without_a_run_looks_for_one() -> None:
+    shares = Shares()
+    shares.take([], 100.0)
+    assert [shares.is_due(wall_s) for wall_s in (101.9, 102.0)] == [False, True]
+
+
 def test_run_that_is_forgotten_is_forgotten_here_too() -> None:
     shares = Shares()
     shares.take([at(1)], 0.0)
