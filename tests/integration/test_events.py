@@ -245,6 +245,35 @@ def test_mistake_of_ours_costs_one_look_and_is_counted(world: LiveWorld, caplog:
         assert "the live feed could not be answered" in caplog.text
 
 
+class CountedRun:
+    """A run whose picture is still to be made."""
+
+    made = 0
+
+    def build(self) -> RunSnapshot:
+        """Make it."""
+        CountedRun.made += 1
+        return run_of("counted")
+
+
+def test_nobody_has_pictures_made_while_nobody_follows(world: LiveWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Snapshot] = []
+
+    def read() -> Snapshot:
+        """A new snapshot at each look, at a time that stands still: no stretch of time is ever due."""
+        looks.append(Snapshot(wall_s=100.0, version="0", runs=[CountedRun()]))
+        return looks[-1]
+
+    monkeypatch.setattr(CountedRun, "made", 0)
+    world.read = read
+    with world.serve() as server:
+        wait_for(lambda: len(looks) > 8 or None, lambda: f"{len(looks)} looks")
+        assert CountedRun.made == 1, "where the first stretch begins"
+        with following(server, "?run=counted&count=1") as reader:
+            assert reader.read_event()[1].run is not None
+        assert CountedRun.made > 1
+
+
 @contextmanager
 def idle_reader(server: HttpServer, query: str = "") -> Iterator[socket.socket]:
     """Somebody who asks to follow, and then reads nothing."""
