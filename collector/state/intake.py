@@ -69,3 +69,11 @@ class Intake:
         for (first_step, last_step), numbers in ranks.items():
             kinds += self._window.cover_of(np.unique(numbers), first_step, last_step)
         return kinds
+
+
+def find_end_of_steps(report: Report, now_job_ns: int) -> int:
+    """When the last step of a report that comes now ended: so long ago as it had when the report was made."""
+    if not report.steps.row_count:
+        return now_job_ns
+    ends_host_ns = report.steps.column("start_host_ns") + report.steps.column("duration_ns")
+    return now_job_ns - max(0, report.host_ns - int(ends_host_ns.max()))

@@ -35,7 +35,7 @@ from rankscope.collector.state.events import (
     UnresponsiveSeen,
 )
 from rankscope.collector.state.group_members import GroupMembers
-from rankscope.collector.state.intake import Intake
+from rankscope.collector.state.intake import Intake, find_end_of_steps
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.samples import read_samples
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
@@ -46,7 +46,7 @@ from rankscope.collector.state.step_picture import StepPicture
 from rankscope.collector.state.verdicts import Verdicts
 from rankscope.collector.state.window import Signature, StepWindow
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello, Report
+from rankscope.measure.messages import Hello
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.units import s_to_ns
 
@@ -241,7 +241,9 @@ class JobState:
             self._learn_group(attempt, group)
         attempt.intake.add(rank, report)
         if report.totals.step_ns > attempt.step_ns:
-            self._goodput.take_steps(_end_of_steps(report, event.now_job_ns), report.totals.step_ns - attempt.step_ns)
+            self._goodput.take_steps(
+                find_end_of_steps(report, event.now_job_ns), report.totals.step_ns - attempt.step_ns
+            )
             attempt.step_ns = report.totals.step_ns
 
     def _learn_group(self, attempt: _Attempt, group: GroupInfo) -> None:
@@ -437,14 +439,6 @@ class JobState:
         """Why detection gives no verdict; None when it looks."""
         attempt = self._attempt
         return self._verdicts.abstained.get(STRAGGLER, None if attempt and attempt.series else NOBODY_YET)
-
-
-def _end_of_steps(report: Report, now_job_ns: int) -> int:
-    """When the last step of a report that comes now ended: so long ago as it had when the report was made."""
-    if not report.steps.row_count:
-        return now_job_ns
-    ends_host_ns = report.steps.column("start_host_ns") + report.steps.column("duration_ns")
-    return now_job_ns - max(0, report.host_ns - int(ends_host_ns.max()))
 
 
 def _run_slowdown_ratio(attempt: _Attempt, open_findings: Sequence[Finding]) -> float | None:
