@@ -72,6 +72,7 @@ bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes tes
 	$(BIN)/python -m tests.benchmarks.wire
 	$(BIN)/python -m tests.benchmarks.fan_in
 	$(BIN)/python -m tests.benchmarks.tick
+	$(BIN)/python -m tests.benchmarks.ingest
 	$(BIN)/python -m tests.benchmarks.load
 	$(BIN)/python -m tests.benchmarks.load --storm
 	$(BIN)/python -m tests.benchmarks.exposition

@@ -25,7 +25,7 @@ import msgspec
 from rankscope.measure.units import NS_PER_S, s_to_ns
 from rankscope.uplink.reconnect import CONNECTS_PER_S
 from tests.benchmarks.load_collector import LoadCollector, Usage
-from tests.benchmarks.load_probe import Looks, Probe, read_body
+from tests.benchmarks.load_probe import SCRAPE_S, Looks, Probe, read_body
 from tests.benchmarks.load_ranks import RANKS_PER_PROCESS, Progress, Task, run_ranks
 from tests.benchmarks.load_reports import RUN, SLOW_RANK
 from tests.benchmarks.load_results import Load, Storm, render
@@ -42,7 +42,11 @@ DRAIN_S_MAX: Final = 120.0
 LOOK_S: Final = 0.25
 TELL_S_MAX: Final = 30.0
 """How long a picture may be older than the acknowledgement of what should be in it."""
-PROBES: Final = 2
+PROBES: Final = 1
+SHARD_RANKS: Final = 2_048
+"""Of more ranks each shard of the page of ranks has a scrape of its own."""
+WARM_S: Final = 2 * SCRAPE_S + 3.0
+"""Pages are written beforehand once they have been asked for twice at the same distance."""
 HELD_PER_RANK_MAX: Final = 4
 """Reports that a rank holds while all is well: acknowledgements come for several at a time."""
 
@@ -150,21 +154,29 @@ def collecting(count: int) -> Iterator[LoadCollector]:
             collector.close()
 
 
-def measure_load(count: int, seconds: float, *, scrapes: bool = True) -> Load:
-    """A job of so many ranks for so long, after it has settled."""
+def measure_load(count: int, seconds: float, *, scrapes: bool = True, warm_s: float = 0.0) -> Load:
+    """A job of so many ranks for so long, after it has settled and been scraped for `warm_s`."""
     with collecting(count) as collector, running(count, collector, count / CONNECTS_PER_S) as ranks:
         ranks.wait_for(is_settled, SETTLE_S_MAX, "all ranks are connected")
-        probe = Probe(collector.endpoint, collector.url, collector.keys, scrapes=scrapes)
+        probe = Probe(collector.endpoint, collector.url, collector.keys, find_pages(count) if scrapes else ())
         probe.start()
+        time.sleep(warm_s)
         before, began_s = collector.read_usage(), time.monotonic()
         made = _expect(ranks.look()).made
         time.sleep(seconds)
         after, took_s = collector.read_usage(), time.monotonic() - began_s
         made = _expect(ranks.look()).made - made
-        looks = probe.end()
+        looks = probe.end().since(began_s if warm_s else 0.0)
         last = ranks.stop()
         measured = Measured(took_s, made, before, after, looks)
         return build_load(count, measured, last, read_counts(collector, last.made))
+
+
+def find_pages(count: int) -> tuple[str, ...]:
+    """The pages that are scraped of so many ranks: one for them all, or one for each shard."""
+    shards = -(-count // SHARD_RANKS)
+    ranks = [f"/metrics/ranks?shard={shard}/{shards}" for shard in range(shards)] if shards > 1 else ["/metrics/ranks"]
+    return ("/metrics", *ranks)
 
 
 def measure_storm(count: int) -> Storm:
@@ -212,8 +224,8 @@ def build_load(count: int, measured: Measured, last: Progress, counts: _RunCount
         found_slow_rank=any(SLOW_RANK in finding.ranks for finding in counts.findings),
         cores=cpu,
         resident_bytes=after.resident_bytes_max,
-        visible_s=tuple(ns / NS_PER_S for ns in looks.visible_ns),
-        answered_s=tuple(ns / NS_PER_S for ns in looks.answered_ns),
+        visible_s=tuple(age for _, age in looks.ages),
+        answered_s=tuple(answer for _, answer in looks.answered),
         scrapes=tuple(looks.scrapes),
         makers_behind_s=last.behind_ns / NS_PER_S,
     )
@@ -251,7 +263,10 @@ def main() -> None:
         text = render(head, [], [measure_storm(count) for count in options.ranks])
     else:
         head = describe_run(f"python -m tests.benchmarks.load {arguments} --seconds {options.seconds:g}")
-        loads = [measure_load(count, options.seconds, scrapes=not options.no_scrapes) for count in options.ranks]
+        loads = [
+            measure_load(count, options.seconds, scrapes=not options.no_scrapes, warm_s=WARM_S)
+            for count in options.ranks
+        ]
         text = render(head, loads, [])
     out = options.out or RESULTS / ("storm.md" if options.storm else "load.md")
     out.write_text(text)

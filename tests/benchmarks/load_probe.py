@@ -2,62 +2,72 @@
 scrape takes. Each look has a connection and a thread of its own in the process of the test.
 """
 
-import random
 import re
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from gzip import decompress as gunzip
 from typing import Final, NamedTuple
 
 import zmq
 
-from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import ClockPing, ClockPong, Refused, Welcome
-from rankscope.measure.records import Losses
 from rankscope.uplink.curve_client import set_keys
 from tests.benchmarks.load_reports import build_hello
 
 RUN: Final = "probe"
 PING_MS: Final = 25
-REPORT_S: Final = 0.25
-LOOK_S: Final = 0.1
 SCRAPE_S: Final = 15.0
 ANSWER_S_MAX: Final = 60.0
 HTTP_S_MAX: Final = 120.0
-_SEEN: Final = re.compile(rb'^rankscope_steps_made_total\{(?=[^}]*run="probe")[^}]*\} (\d+)', re.MULTILINE)
+GZIP_MAGIC: Final = b"\x1f\x8b"
+_LAST_REPORT: Final = re.compile(
+    rb'^rankscope_rank_last_report_timestamp_seconds\{(?=[^}]*run="load")[^}]*\} (\S+)', re.MULTILINE
+)
 
 
 class Scrape(NamedTuple):
     """One answer of the collector over HTTP."""
 
     path: str
+    began_s: float
     seconds: float
     size_bytes: int
 
 
 class Looks(NamedTuple):
-    """What was seen, in ns but for the scrapes. Visible: from a report's making to a page that has it."""
+    """What was seen. `ages`: when a scrape began, and how old then the newest report of a rank was that its page shows;
+    of each rank and scrape one. `answered`: when a Hello was said, and after how long it was answered. In s.
+    """
 
-    visible_ns: list[int]
-    answered_ns: list[int]
+    ages: list[tuple[float, float]]
+    answered: list[tuple[float, float]]
     scrapes: list[Scrape]
+
+    def since(self, begin_s: float) -> "Looks":
+        """Those that began at that moment of the monotonic clock, or later."""
+        return Looks(
+            [age for age in self.ages if age[0] >= begin_s],
+            [answer for answer in self.answered if answer[0] >= begin_s],
+            [scrape for scrape in self.scrapes if scrape.began_s >= begin_s],
+        )
 
 
 class Probe:
-    """Two more ranks, of a run of their own: rank 0 reports, rank 1 says Hello again and again."""
+    """One more rank, of a run of its own, that says Hello again and again; and a scraper of the pages at `paths`."""
 
-    def __init__(self, endpoint: str, url: str, keys: ClientKeys, *, scrapes: bool = True) -> None:
+    def __init__(self, endpoint: str, url: str, keys: ClientKeys, paths: Sequence[str]) -> None:
+        self._paths = tuple(paths)
         self._endpoint, self._url, self._keys = endpoint, url, keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ends = threading.Event()
-        self._made_ns: dict[int, int] = {}
         self._looks = Looks([], [], [])
         self._failures: list[BaseException] = []
-        works = (self._ping, *((self._report, self._look, self._scrape) if scrapes else ()))
+        works = (self._ping, *((self._scrape,) if paths else ()))
         self._threads = [threading.Thread(target=self._contain, args=(work,), daemon=True) for work in works]
 
     def start(self) -> None:
@@ -92,7 +102,7 @@ class Probe:
 
     def _greet(self, dealer: "zmq.Socket[bytes]", rank: int) -> None:
         """Say Hello and wait for the Welcome; the clock's pings are answered, all else is passed over."""
-        dealer.send(encode(build_hello(RUN, rank, 2, _boot(rank))))
+        dealer.send(encode(build_hello(RUN, rank, 1, _boot(rank))))
         while True:
             if not dealer.poll(round(ANSWER_S_MAX * 1000)):
                 raise TimeoutError(f"no Welcome within {ANSWER_S_MAX} s")
@@ -105,46 +115,23 @@ class Probe:
                     raise RuntimeError(f"the probe was refused: {reason}: {detail}")
 
     def _ping(self) -> None:
-        with self._connect(1) as dealer:
-            while not self._ends.wait(PING_MS / 1000):
-                began_ns = time.monotonic_ns()
-                self._greet(dealer, 1)
-                self._looks.answered_ns.append(time.monotonic_ns() - began_ns)
-
-    def _report(self) -> None:
-        builder, chance, number = ReportBuilder(), random.Random(1), 0
         with self._connect(0) as dealer:
-            while not self._ends.wait(REPORT_S * chance.uniform(0.5, 1.5)):
-                number += 1
-                interval = Interval(losses=Losses(steps_made=number, steps_buffered=0))
-                report = builder.build(interval, time.monotonic_ns())
-                self._made_ns[number] = report.host_ns
-                dealer.send(encode(report))
-                _answer_pings(dealer)
-
-    def _look(self) -> None:
-        seen = 0
-        while not self._ends.wait(LOOK_S):
-            found = _SEEN.search(read_body(f"{self._url}/metrics")[1])
-            now_ns = time.monotonic_ns()
-            number = 0 if found is None else int(found[1])
-            self._looks.visible_ns.extend(now_ns - self._made_ns[one] for one in range(seen + 1, number + 1))
-            seen = max(seen, number)
+            while not self._ends.wait(PING_MS / 1000):
+                began_s = time.monotonic()
+                self._greet(dealer, 0)
+                self._looks.answered.append((began_s, time.monotonic() - began_s))
 
     def _scrape(self) -> None:
-        while not self._ends.wait(SCRAPE_S):
-            for path in ("/metrics", "/metrics/ranks"):
+        while True:
+            for path in self._paths:
                 began_s = time.monotonic()
-                status, body = read_body(f"{self._url}{path}", gzip=True)
-                if status == 200:
-                    self._looks.scrapes.append(Scrape(path, time.monotonic() - began_s, len(body)))
-
-
-def _answer_pings(dealer: "zmq.Socket[bytes]") -> None:
-    while dealer.poll(0):
-        message = decode(dealer.recv())
-        if isinstance(message, ClockPing):
-            dealer.send(encode(ClockPong(job_ns=message.job_ns, host_ns=time.monotonic_ns())))
+                _, body = read_body(f"{self._url}{path}", gzip=True)
+                self._looks.scrapes.append(Scrape(path, began_s, time.monotonic() - began_s, len(body)))
+                now_wall_s = time.time()
+                page = gunzip(body) if body.startswith(GZIP_MAGIC) else body
+                self._looks.ages.extend((began_s, now_wall_s - float(told)) for told in _LAST_REPORT.findall(page))
+            if self._ends.wait(SCRAPE_S):
+                return
 
 
 def _boot(rank: int) -> str:

@@ -83,11 +83,13 @@ def render(head: str, loads: Sequence[Load], storms: Sequence[Storm]) -> str:
 
 _EXPLANATION = """Every rank has an encrypted connection of its own and makes a report a second; the collector has a
 store, looks for slow ranks, and is scraped every 15 s. `cores` is CPU time of the whole collector process over time,
-`us a report` the same over the reports. `visible` is from the making of a report to the page at /metrics that has it,
-`answered` from a Hello to its Welcome, asked 40 times a second: its longest is the longest gap in receiving. Ranks and
-collector share the machine, so times are upper bounds; CPU time and memory are the kernel's account of the collector.
-`lost` are reports that were made and are not in the state of the run at its end. `found`: rank 5, which is 1.3 times as
-slow as the others."""
+`us a report` the same over the reports. `visible` is how old the newest report of a rank is that a page shows when the
+scrape is answered, of each rank and scrape: a report is up to 1 s old when the next one is made. `answered` is from a
+Hello to its Welcome, asked 40 times a second: its longest is the longest gap in receiving. Ranks and collector share
+the machine, so times are upper bounds; CPU time and memory are the kernel's account of the collector. `lost` are
+reports that were made and are not in the state of the run at its end. `found`: rank 5, which is 1.3 times as slow as
+the others; that takes two windows of the profiler, 40 s. `makers late` is time in which a process of ranks made no
+reports because the machine did not let it."""
 
 _STORM_EXPLANATION = """All ranks connect within 3 s, encrypted, and tell their process groups; then the collector is
 killed (SIGKILL) and started anew. Settled: every rank is welcomed and no backlog is left. CPU seconds are the
@@ -131,7 +133,7 @@ def _load_row(load: Load) -> list[str]:
 
 def _describe_scrapes(scrapes: Sequence[Scrape]) -> str:
     """The longest of each page."""
-    longest = {one.path: one for one in sorted(scrapes, key=lambda one: one.seconds)}
+    longest = {one.path.partition("?")[0]: one for one in sorted(scrapes, key=lambda one: one.seconds)}
     told = [f"{path} {1e3 * one.seconds:.0f} ms, {one.size_bytes / 1e6:.1f} MB" for path, one in longest.items()]
     return "; ".join(told) or "-"
 
