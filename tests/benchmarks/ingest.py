@@ -88,7 +88,7 @@ class Collector:
         draft = meter.time("references", lambda: self.job.draft(now_ns))
         snapshot = Snapshot(wall_s=clocks.wall_s, version="0", runs=[draft])
         meter.time("store", lambda: self._recorder.tick([self.job], snapshot, clocks))
-        meter.time("picture", lambda: snapshot.runs)
+        meter.time("picture", draft.build)
 
 
 def boot_of(rank: int) -> str:
