@@ -40,7 +40,7 @@ RESAMPLES = 10_000
 
 
 SHORT_STEP_NS = 10_000_000
-LONG_STEP_NS = 150_000_000
+LONG_STEP_NS = 1_000_000_000
 """Step times that the hooks are told, whatever the loop takes: they set how often it is caught up with."""
 
 

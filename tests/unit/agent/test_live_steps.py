@@ -1,47 +1,69 @@
 """LiveSteps: short steps begin live now and then, long ones always, and ranks agree about which."""
 
+import itertools
+
 import pytest
 
 from rankscope.agent.probe.live_steps import DISTANCE_NS, DISTANCE_STEPS_MAX, LiveSteps
 from rankscope.measure.units import NS_PER_MS
 
 
-def lives_of(step_ns: int, steps: int = 256) -> list[int]:
+def live_with(step_ns: int) -> LiveSteps:
     live = LiveSteps()
     live.learn_step(step_ns)
-    found, step = [], 0
-    while step < steps:
-        step = live.find_next(step)
-        found.append(step)
-    return found
+    return live
+
+
+def lives_of(live: LiveSteps, steps: int) -> list[int]:
+    """The steps after the first that begin live."""
+    found = [live.find_next(0)]
+    while found[-1] < steps:
+        found.append(live.find_next(found[-1]))
+    return found[:-1]
+
+
+def measured_of(step_ns: int, steps: int = 1024) -> list[int]:
+    live = live_with(step_ns)
+    return [step for step in range(steps) if live.is_measured(step)]
 
 
 def test_every_step_begins_live_until_the_step_time_is_known() -> None:
-    live = LiveSteps()
-    assert [live.find_next(step) for step in range(3)] == [1, 2, 3]
+    assert lives_of(LiveSteps(), 5) == [1, 2, 3, 4]
 
 
-def test_long_steps_all_begin_live() -> None:
-    assert lives_of(DISTANCE_NS, 5) == [1, 2, 3, 4, 5]
+@pytest.mark.parametrize("step_ns", [DISTANCE_NS // 2, DISTANCE_NS, 10 * DISTANCE_NS])
+def test_long_steps_all_begin_live(step_ns: int) -> None:
+    assert lives_of(live_with(step_ns), 5) == [1, 2, 3, 4]
 
 
-def test_a_live_step_is_followed_by_another_so_that_its_end_is_seen_too() -> None:
-    assert lives_of(50 * NS_PER_MS, 17) == [1, 8, 9, 16, 17]
+def test_a_measured_step_and_the_one_after_it_begin_live_and_no_others() -> None:
+    step_ns = 60 * NS_PER_MS  # 800 ms are 13.3 of them: one in 16
+    measured = measured_of(step_ns, 200)
+    assert measured[:4] == [0, 16, 32, 48]
+    both = sorted({step for found in measured for step in (found, found + 1)} - {0})
+    assert lives_of(live_with(step_ns), both[-1] + 1) == both
 
 
-@pytest.mark.parametrize("step_ns", [1, 1_000, 100_000])
-def test_however_short_the_steps_one_in_so_many_begins_live(step_ns: int) -> None:
-    assert lives_of(step_ns, 130) == [1, DISTANCE_STEPS_MAX, DISTANCE_STEPS_MAX + 1, 128, 129, 192]
+@pytest.mark.parametrize("step_ns", [1, 1_000, 10 * NS_PER_MS])
+def test_however_short_the_steps_one_in_so_many_is_measured(step_ns: int) -> None:
+    gaps = {after - before for before, after in itertools.pairwise(measured_of(step_ns, 100 * DISTANCE_STEPS_MAX))}
+    assert max(gaps) <= 2 * DISTANCE_STEPS_MAX
+    assert min(gaps) >= DISTANCE_STEPS_MAX - 1
 
 
-def test_live_steps_of_a_slower_rank_contain_those_of_a_faster_one() -> None:
-    assert set(lives_of(10 * NS_PER_MS)[:4]) <= set(lives_of(40 * NS_PER_MS))
+def test_steps_measured_on_a_faster_rank_are_among_those_of_a_slower_one() -> None:
+    assert set(measured_of(15 * NS_PER_MS)) < set(measured_of(60 * NS_PER_MS))
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 8, 16])
+def test_a_rank_that_is_slow_every_so_many_steps_is_measured_in_such_a_step_too(period: int) -> None:
+    assert {step % period for step in measured_of(60 * NS_PER_MS)} == set(range(period))
 
 
 def test_a_step_time_near_a_limit_does_not_make_the_distance_go_to_and_fro() -> None:
     live = LiveSteps()
     distances = []
-    for step_ms in (49, 51, 49, 51, 45, 55):
+    for step_ms in (98, 102, 98, 102, 90, 110):
         live.learn_step(step_ms * NS_PER_MS)
         distances.append(live.distance_steps)
-    assert distances == [16] * 6  # 400 ms are 8.2 steps of 49 ms, and 7.8 of 51 ms
+    assert distances == [16] * 6  # 800 ms are 8.2 steps of 98 ms, and 7.8 of 102 ms
