@@ -232,7 +232,7 @@ class StepTimer:
 
     def end_step(self, now_ns: int, size: BatchSize = UNKNOWN) -> None:
         """The user says that a step ends here, and perhaps what it held. From now on only the user does."""
-        self._manual = True
+        self._manual, self._evaluating = True, False
         self._held = None
         self._ensure_open(now_ns)
         self._charge(now_ns, OTHER)

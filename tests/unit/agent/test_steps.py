@@ -333,3 +333,12 @@ def test_an_end_without_its_begin_does_no_harm(moment: str) -> None:
     getattr(loop.timer, moment)(*arguments)
     plain_step(plain_step(loop))
     assert len(loop.finish()) == 2
+
+
+def test_an_evaluation_right_after_a_step_that_the_user_ended_pauses_what_began_with_the_next() -> None:
+    loop = Loop().data(training=False)
+    loop.timer.end_step(loop.wait(5).now_ns)
+    loop.timer.evaluation_begin(loop.wait(5).now_ns)
+    loop.timer.evaluation_end(loop.wait(5).now_ns)
+    assert loop.boundaries == [1, 1]
+    assert loop.pauses_ns == [1_000, 1_020]  # the fetch, and the evaluation: the boundary between them is undone
