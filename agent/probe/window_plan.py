@@ -122,12 +122,16 @@ class WindowPlan:
         since = step - self._warmup_steps
         if since < 0:
             return self._warmup_steps
-        grid = min(self.light_window_steps, self.light_interval_steps, self.full_interval_steps)
-        if self.light_interval_steps == UNKNOWN_STEPS:
-            grid = min(grid, LIGHT_FIRST_INTERVAL_STEPS)
-        if since < self.full_interval_steps:
-            grid = min(grid, FULL_FIRST_INTERVAL_STEPS)
-        return self._warmup_steps + (since // grid + 1) * grid
+        light = self.light_interval_steps
+        begun = since - since % light
+        found = [_next_multiple(since, self.full_interval_steps), _next_multiple(since, light)]
+        if since < begun + self.light_window_steps:
+            found.append(begun + self.light_window_steps)
+        if since < self.full_interval_steps or light == UNKNOWN_STEPS:
+            found.append(1 << since.bit_length())  # the next power of two
+        if light == UNKNOWN_STEPS:
+            found.append(_next_multiple(since, LIGHT_LENGTH_STEPS_MAX))
+        return self._warmup_steps + min(found)
 
     def begins_full(self, step: int) -> bool:
         """Whether a full window begins with this step."""
@@ -189,6 +193,10 @@ class WindowPlan:
 def _interval_paying(cost_ns: int, ratio: float) -> float:
     """The interval of which the cost is that ratio."""
     return cost_ns / ratio if ratio > 0 else float(UNKNOWN_STEPS)
+
+
+def _next_multiple(number: int, of: int) -> int:
+    return (number // of + 1) * of
 
 
 def _power_at_least(count: float) -> int:

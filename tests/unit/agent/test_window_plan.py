@@ -263,3 +263,4 @@ def test_short_steps_are_looked_at_seldom() -> None:
     plan = plan_at(10)
     assert (plan.full_interval_steps, plan.light_window_steps) == (2048, 256)
     assert plan.find_next(WARMUP_STEPS + 2048) == WARMUP_STEPS + 2048 + 256
+    assert plan.find_next(WARMUP_STEPS + 129) == WARMUP_STEPS + 256
