@@ -25,6 +25,13 @@ characters, is under 9 KiB."""
 REDIAL_NS: Final = 30 * NS_PER_S
 """After so long a connection is tried anew that ZeroMQ has given up: keys are changed by people."""
 
+SILENCE_NS: Final = 40 * NS_PER_S
+"""After so long without a word from a collector to which something was sent, the connection is tried anew. It answers
+each report within a second or two; one that stands still for longer loses nothing by it. Another peer that takes this
+one's name over leaves it a connection on which nobody answers."""
+SILENCE_JITTER: Final = 0.5
+"""Up to so much longer, by chance: thousands of ranks of one collector fall silent at one moment."""
+
 _OPTIONS: Final = {
     zmq.IMMEDIATE: 1,
     zmq.LINGER: 0,
@@ -34,9 +41,14 @@ _OPTIONS: Final = {
     zmq.RCVHWM: 64,
     # Otherwise an address that swallows packets is given about two minutes before it is tried again.
     zmq.CONNECT_TIMEOUT: 5_000,
-    # Only this side beats: a collector with 16,384 heartbeat timers spends its time walking them.
-    zmq.HEARTBEAT_IVL: 10_000,
-    zmq.HEARTBEAT_TIMEOUT: 30_000,
+    # A machine that is gone is noticed by the kernel: by what it does not acknowledge within 30 s, and on an idle
+    # connection by four unanswered probes. Not by ZeroMQ's heartbeats: libzmq 4.3.5 aborts a collector when a
+    # connection breaks while one of them waits there among unread messages.
+    zmq.TCP_MAXRT: 30_000,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 10,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 4,
 }  # fmt: skip
 
 
@@ -58,6 +70,7 @@ class Connection:
         name: str,
         frame_in_bytes_max: int = FRAME_IN_BYTES_MAX,
         redial_ns: int = REDIAL_NS,
+        silence_ns: int = SILENCE_NS,
     ) -> None:
         self._context = context
         self._poller = poller
@@ -67,6 +80,9 @@ class Connection:
         self._name = name
         self._frame_in_bytes_max = frame_in_bytes_max
         self._redial_after_ns = redial_ns
+        chance = random.Random(name)  # noqa: S311 - spreads connects, no secret
+        self._silence_ns = round(silence_ns * (1 + SILENCE_JITTER * chance.random()))
+        self._unanswered_since_ns: int | None = None
         self.redial_due_ns: int | None = None
         """When `redial_when_due` has something to do; None: nothing for now."""
         self.refusal: Refusal | None = None
@@ -74,8 +90,11 @@ class Connection:
         self._dial()
 
     def redial_when_due(self) -> None:
-        """Connect anew, some time after ZeroMQ has given up."""
-        if self.redial_due_ns is None or self._clock.monotonic_ns() < self.redial_due_ns:
+        """Connect anew, some time after ZeroMQ has given up, or when nobody answers."""
+        now_ns = self._clock.monotonic_ns()
+        since_ns = self._unanswered_since_ns
+        is_silent = since_ns is not None and now_ns - since_ns >= self._silence_ns
+        if not is_silent and (self.redial_due_ns is None or now_ns < self.redial_due_ns):
             return
         self.redial_due_ns = None
         self._hang_up()
@@ -94,14 +113,18 @@ class Connection:
             self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             return False
+        if self._unanswered_since_ns is None:
+            self._unanswered_since_ns = self._clock.monotonic_ns()
         return True
 
     def receive(self) -> bytes | None:
         """The next frame from the collector; None when there is none for now."""
         try:
-            return self.socket.recv(zmq.NOBLOCK)
+            frame = self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
+        self._unanswered_since_ns = None
+        return frame
 
     def register(self, events: int) -> None:
         """What the poller is to wait for on the socket, besides failed handshakes."""
@@ -125,6 +148,7 @@ class Connection:
         set_keys(dealer, self._keys)
         self.handshakes = HandshakeWatch(self._context, dealer, self._endpoint, self._keys)
         dealer.connect(self._endpoint)
+        self._unanswered_since_ns = None
         self._poller.register(self.handshakes.socket, zmq.POLLIN)
         self._poller.register(dealer, zmq.POLLIN)
         self.socket = dealer

@@ -19,7 +19,7 @@ from rankscope.measure.errors import DecodeError, SettingError
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, ClockPing, ClockPong, Hello, HelloWanted, Message, Refused, Welcome
 from rankscope.measure.units import NS_PER_MS
-from rankscope.uplink.connection import REDIAL_NS, Connection
+from rankscope.uplink.connection import REDIAL_NS, SILENCE_NS, Connection
 from rankscope.uplink.delivery import Delivery, DeliveryState, Refusal, Send, SendFrame
 
 RECEIVES_PER_ROUND_MAX: Final = 256
@@ -43,6 +43,7 @@ class Sender:
         make_hello: Callable[[int], Hello],
         *,
         redial_ns: int = REDIAL_NS,
+        silence_ns: int = SILENCE_NS,
     ) -> None:
         self._delivery = delivery
         self._clock = clock
@@ -52,6 +53,7 @@ class Sender:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._connection: Connection | None = None
         self._redial_after_ns = redial_ns
+        self._silence_ns = silence_ns
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.settimeout(0)
         self._wake_out.settimeout(0)
@@ -84,7 +86,7 @@ class Sender:
         try:
             self._connection = Connection(
                 context, self._poller, self._clock, endpoint,
-                keys=keys, name=self._boot_id, redial_ns=self._redial_after_ns,
+                keys=keys, name=self._boot_id, redial_ns=self._redial_after_ns, silence_ns=self._silence_ns,
             )  # fmt: skip
         except zmq.ZMQError as error:
             context.destroy(linger=0)

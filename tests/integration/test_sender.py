@@ -121,11 +121,11 @@ def living_collector(
 class Rank:
     """A sender and what drives it."""
 
-    def __init__(self, frames_max: int = 10_000) -> None:
+    def __init__(self, frames_max: int = 10_000, silence_s: float = 3600.0) -> None:
         self.clock = CountingClock()
         rules = DeliverySettings(resend_after_ns=s_to_ns(0.3), hello_interval_ns=s_to_ns(0.2))
         self.delivery = Delivery(ResendBuffer(frames_max, 10**8), random.Random(1), rules)
-        self.sender = Sender(self.delivery, self.clock, BOOT_ID, self._make_hello)
+        self.sender = Sender(self.delivery, self.clock, BOOT_ID, self._make_hello, silence_ns=s_to_ns(silence_s))
         self.pushed = 0
 
     def _make_hello(self, first_sequence: int) -> messages.Hello:
@@ -203,6 +203,23 @@ def test_a_collector_that_comes_late_gets_everything_held(rank: Rank) -> None:
     with living_collector(port) as collector:
         rank.exchange_until(rank.is_done)
         assert collector.log == list(range(1, 21))
+
+
+def test_rank_whose_connection_another_peer_has_taken_over_comes_back() -> None:
+    rank = Rank(silence_s=0.5)
+    with contextlib.closing(rank.sender), living_collector() as collector, zmq.Context() as context:
+        rank.sender.open(collector.endpoint)
+        rank.push(3)
+        rank.exchange_until(rank.is_done)
+        with context.socket(zmq.DEALER) as thief:
+            thief.setsockopt(zmq.IDENTITY, BOOT_ID.encode())
+            thief.setsockopt(zmq.LINGER, 0)
+            thief.connect(collector.endpoint)
+            thief.send(encode(messages.Goodbye(sequence=1, reason="mine")))
+            assert thief.poll(DEADLINE_S * 1000)  # the collector has answered the thief: the name is its now
+            rank.push(3)
+            rank.exchange_until(rank.is_done)
+        assert collector.log == [1, 2, 3, 4, 5, 6]
 
 
 def live_and_die(rank: Rank, port: int, admitted_through: int | None) -> Collector:
