@@ -3,7 +3,7 @@
 The collector's own code without its sockets and threads, in one process: frames are decoded, admitted, handled and
 settled in batches of BATCH, as they come at 16,384 reports a second, and half way through each second there is a tick
 with its look, the references for its picture, and what is handed to the store. Only CPU time of the one thread counts,
-so that it holds on a busy machine too; sockets and encryption come on top (tests/benchmarks/load.py measures the whole).
+so that it holds on a busy machine too; sockets and encryption come on top (tests/benchmarks/load.py measures all).
 """
 
 import argparse
@@ -78,7 +78,7 @@ class Collector:
         """The event that a report is."""
         verdict = self._admission.number(boot_of(rank).encode(), report.sequence)
         if not isinstance(verdict, Admitted):
-            raise ValueError(f"report {report.sequence} of rank {rank} is {verdict}")
+            raise ValueError(f"report {report.sequence} of rank {rank} is {verdict}")  # noqa: TRY004 - no type is wrong
         return ReportAdmitted(verdict.identity.boot_id, report, now_ns, ns_to_s(now_ns))
 
     def tick(self, meter: Meter, now_ns: int) -> None:

@@ -42,7 +42,7 @@ ROOM = 8
 """Runs, and ranks, that a collector has room for while it is flooded."""
 
 HEARTBEATS = {"HEARTBEAT_IVL": 200, "HEARTBEAT_TIMEOUT": 500}
-"""An agent's have 10 and 30 s. They show it that its connection has been taken over, and it makes a new one."""
+"""They show a peer that its connection has been taken over, and it makes a new one. An agent goes by silence."""
 
 WORLD_MAX = 2**24
 

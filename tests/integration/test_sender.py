@@ -216,7 +216,7 @@ def test_rank_whose_connection_another_peer_has_taken_over_comes_back() -> None:
             thief.setsockopt(zmq.LINGER, 0)
             thief.connect(collector.endpoint)
             thief.send(encode(messages.Goodbye(sequence=1, reason="mine")))
-            assert thief.poll(DEADLINE_S * 1000)  # the collector has answered the thief: the name is its now
+            assert thief.poll(int(DEADLINE_S * 1000))  # the collector has answered the thief: the name is its now
             rank.push(3)
             rank.exchange_until(rank.is_done)
         assert collector.log == [1, 2, 3, 4, 5, 6]
