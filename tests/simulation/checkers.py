@@ -3,8 +3,11 @@
 That every finding is opened once and closed at most once is checked by `collector_end.py` while the job runs.
 """
 
+import io
 import pickle
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.measure.units import ns_to_s
@@ -84,4 +87,15 @@ class CounterWatch:
 
 def measure_state(world: World) -> int:
     """How large the state of the run is at the collector, in pickled bytes."""
-    return len(pickle.dumps(world.end.job)) + len(pickle.dumps(world.end.admission))
+    file = io.BytesIO()
+    for state in (world.end.job, world.end.admission):
+        _StatePickler(file).dump(state)
+    return file.tell()
+
+
+class _StatePickler(pickle.Pickler):
+    """Decoders cannot be pickled. They are no state: there is one of each kind, whatever happens."""
+
+    def reducer_override(self, value: object) -> Any:
+        """How to pickle one value; NotImplemented: as usual."""
+        return (type(None), ()) if isinstance(value, msgspec.msgpack.Decoder) else NotImplemented
