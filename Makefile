@@ -79,6 +79,7 @@ bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes tes
 
 screenshots: $(STAMP) ## the pictures in the README, taken during the demo; needs chromium
 	$(BIN)/python -m tests.screenshots.live_page
+	$(BIN)/python -m tests.screenshots.top
 
 dist: $(STAMP) ## the wheel and the source distribution of this commit, the same bytes wherever it is made
 	$(BIN)/python deploy/dist.py

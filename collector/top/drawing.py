@@ -141,7 +141,7 @@ def _draw_ranks(board: Board, picture: Picture, ranks: Sequence[RankLine], width
     bars = room - node_width
     phase_width, device_width = bars - bars // 2, bars // 2
     slowest_ns = max((rank.step_ns_median or 0.0 for rank in picture.ranks), default=0.0)
-    by, arrow = ORDERS[board.order][0], "^" if board.is_reversed else "v"
+    by, arrow = ORDERS[board.order][0], "↑" if board.is_reversed else "↓"
     table = Table(box=None, padding=(0, 1, 0, 0), width=width, header_style="reverse", show_edge=False)
     heads = {"rank": "rank", "step time": "step ms", "own time": "own ms", "slowdown": "slow", "data": "phases"}
     for name, span, justify in (

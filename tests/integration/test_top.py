@@ -1,102 +1,17 @@
 """`rankscope top` at a real pseudo-terminal, of which a terminal emulator says what a person would see."""
 
-import contextlib
-import fcntl
-import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import pyte
 import pytest
 
 from tests.integration.light_ranks import crew_of
-from tests.integration.serving import DEADLINE_S, END_S_MAX, Served, serving
+from tests.integration.serving import END_S_MAX, Served, serving
+from tests.integration.terminal import top
 from tests.integration.wire_ranks import telling
 from tests.unit.collector.job_stories import Story
-
-COLUMNS, LINES = 80, 24
-READ_BYTES = 65_536
-LOOK_S = 0.1
-
-
-def take_terminal() -> None:
-    """Make stdin the terminal of this session, from which Ctrl-C comes."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-class Terminal:
-    """A pseudo-terminal of 80 x 24 with `rankscope top` in it."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._screen = pyte.Screen(COLUMNS, LINES)
-        self._stream = pyte.ByteStream(self._screen)
-        self._ours, theirs = pty.openpty()
-        self.resize(COLUMNS, LINES)
-        self.attributes = termios.tcgetattr(theirs)
-        self._theirs = theirs
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "rankscope.collector", "top", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
-            start_new_session=True,
-            preexec_fn=take_terminal,  # noqa: PLW1509 - one system call
-        )
-
-    def resize(self, columns: int, lines: int) -> None:
-        """As the window's corner is dragged."""
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self._screen.resize(lines, columns)
-
-    def press(self, keys: str) -> None:
-        """As somebody types."""
-        os.write(self._ours, keys.encode())
-
-    def wait_until(self, holds: Callable[[list[str]], bool]) -> list[str]:
-        """The lines of the screen once it is so. Fails after the deadline with what it shows."""
-        end_s = time.monotonic() + DEADLINE_S
-        while time.monotonic() < end_s:
-            readable, _, _ = select.select([self._ours], [], [], LOOK_S)
-            if readable:
-                self._stream.feed(os.read(self._ours, READ_BYTES))
-            if holds(self.lines):
-                return self.lines
-        raise AssertionError("the screen shows:\n" + "\n".join(self.lines))
-
-    @property
-    def lines(self) -> list[str]:
-        """What it shows, line by line."""
-        return [text.rstrip() for text in self._screen.display]
-
-    @property
-    def is_as_before(self) -> bool:
-        """Whether the terminal takes whole lines and shows what is typed, as it did."""
-        return termios.tcgetattr(self._theirs) == self.attributes
-
-    def close(self) -> None:
-        """Make sure that nothing is left."""
-        if self.child.poll() is None:
-            self.child.kill()
-        self.child.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
-
-
-@contextlib.contextmanager
-def top(*arguments: str) -> Iterator[Terminal]:
-    terminal = Terminal(*arguments)
-    try:
-        yield terminal
-    finally:
-        terminal.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,22 +7,16 @@ when the picture is there.
 
 import argparse
 import base64
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from selenium.webdriver import Chrome
 
 from rankscope.collector.demo.run import RUN
 from tests.integration.chromium import find, prefer, starting_chromium, wait_until
+from tests.screenshots.demo import SLOW_RANK, running_demo
 
 DEFAULT: Final = Path(__file__).parents[2] / "docs" / "images" / "live-page.png"
-SAYS_WHERE: Final = "live page: "
-STEPS: Final = 600
-"""Far more than the picture waits for: the job is ended with it."""
-SLOW_RANK: Final = 2
 WIDTH: Final = 1_100
 HEIGHT_MAX: Final = 1_500
 """CSS pixels: the runs, the finding, the heat map, the slowest ranks, and the shares of time as pictures."""
@@ -42,26 +36,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("file", nargs="?", type=Path, default=DEFAULT)
     file: Path = parser.parse_args().file
-    command = [sys.executable, "-m", "rankscope.collector", "demo", "--steps", str(STEPS)]
-    demo = subprocess.Popen(
-        [*command, "--slow-rank", str(SLOW_RANK)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        with starting_chromium() as browser:
-            picture = take_picture(browser, read_address(demo.stdout))
-    finally:
-        demo.send_signal(signal.SIGINT)  # as Ctrl-C: it ends its job and its collector
-        demo.communicate()
+    with running_demo() as address, starting_chromium() as browser:
+        picture = take_picture(browser, address)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(picture)
-
-
-def read_address(stdout: IO[str] | None) -> str:
-    """Where the demo says that its page is. Raises RuntimeError when it ends without a word of it."""
-    for line in stdout or ():
-        if line.startswith(SAYS_WHERE):
-            return line.removeprefix(SAYS_WHERE).strip()
-    raise RuntimeError("the demo ended before it said where its page is")
 
 
 def take_picture(browser: Chrome, address: str) -> bytes:
