@@ -86,7 +86,7 @@ def test_a_notice_is_acknowledged_by_its_own_number_and_shown(served: Served) ->
         (gone,) = served.wait_for_run("told", lambda run: run.ranks[0].ended is not None).ranks
     assert (gone.ended, gone.exit_code, gone.stalled) == ("out_of_memory", None, None)
     assert gone.end == ended(9, "told")
-    assert 'reason="out_of_memory",run="told",signal="SIGKILL"} 1.0' in served.read_metrics()
+    assert 'reason="out_of_memory",signal="SIGKILL",rank="0",run="told"} 1.0' in served.read_metrics()
 
 
 def test_a_notice_about_a_life_that_nobody_knows_is_not_acknowledged_until_it_has_said_hello(served: Served) -> None:
