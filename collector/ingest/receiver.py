@@ -136,7 +136,7 @@ class Receiver:
             zmq.IPV6: int("[" in endpoint),
             zmq.HANDSHAKE_IVL: handshake_ms,
             **_KEEP_ALIVE,
-            # No heartbeats on this side: 16,384 of their timers stall ZeroMQ's thread. The agents beat.
+            # No heartbeats: 16,384 of their timers stall ZeroMQ's thread, and libzmq 4.3.5 may abort on one.
         }
         for option, value in options.items():
             self._router.setsockopt(option, value)
