@@ -54,6 +54,11 @@ class Peer:
         """Send what may be no message."""
         self._dealer.send_multipart(parts)
 
+    def try_to_send(self, message: Message) -> None:
+        """Send a message if there is a connection; somebody who is not let in has none, sooner or later."""
+        with contextlib.suppress(zmq.Again):
+            self._dealer.send(encode(message), zmq.NOBLOCK)
+
     def await_answer(self, kind: type[M]) -> M:
         """The next answer of that kind; what else comes (the collector asks for the clock) is passed over."""
         while True:

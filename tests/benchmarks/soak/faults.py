@@ -139,7 +139,7 @@ class Saboteur:
             stranger.send(hello_of(identity_of("boot-stranger", run=run_name(fault.run), world_size=world)))
             stranger.send_bytes(self._chance.randbytes(GARBAGE_BYTES))
             stranger.send_bytes(b"x" * (FRAME_BYTES_MAX + 1))
-            nobody.send(hello_of(identity_of("boot-nobody", run="nobody")))
+            nobody.try_to_send(hello_of(identity_of("boot-nobody", run="nobody")))
             raw.sendall(self._chance.randbytes(GARBAGE_BYTES))
             yield
 
