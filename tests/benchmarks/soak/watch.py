@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
+from rankscope.collector.publish.page_cache import LATE_AGE_S_MAX
 from tests.integration.fault_figures import read_resident_bytes
 from tests.integration.faults import LABEL
 
@@ -29,6 +30,9 @@ ANSWER_S_MAX: Final = 60.0
 
 POINTS_MIN: Final = 3
 """Two points always lie on a line."""
+
+PAGE_AGE_S_MAX: Final = LATE_AGE_S_MAX + 5.0
+"""A page may be LATE_AGE_S_MAX old when it is answered, and the picture it was made from a few looks."""
 
 ERRORS: Final = "rankscope_collector_errors_total"
 COUNTED_BY_REASON: Final = frozenset({
@@ -173,6 +177,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._ending = threading.Event()
+        self._differ_since_s: float | None = None
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._scrape, self._weigh)]
 
     @contextlib.contextmanager
@@ -234,10 +239,14 @@ class Watch:
         return read_url(f"{self.find_url()}/readyz").decode()
 
     def _check_readiness(self, said: str, page: Page) -> None:
-        """The two are made at different moments, so it counts only where /readyz says the same before and after."""
+        """/readyz is of this moment, a page may be PAGE_AGE_S_MAX old: it counts where they differ for longer."""
         is_writable = page.samples["rankscope_store_writable", ""] == 1.0
         self.weak += not is_writable
-        if (said == "ok\n") != is_writable:
+        if (said == "ok\n") == is_writable:
+            self._differ_since_s = None
+        elif self._differ_since_s is None:
+            self._differ_since_s = monotonic()
+        elif monotonic() - self._differ_since_s > PAGE_AGE_S_MAX:
             self.problems.append(f"at {self.elapsed_s:.0f} s /readyz says {said!r} and the page {is_writable=}")
 
     # -- memory -------------------------------------------------------------------------------------------------------
