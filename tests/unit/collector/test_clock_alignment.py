@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.detect.clock_alignment import SAMPLES_MAX, Alignment, ClockAlignment
+from rankscope.collector.detect.clock_alignment import SAMPLES_MAX, Alignment, ClockAlignment, latest_arrival_ns
 from rankscope.measure.units import JobNs
 
 
@@ -21,6 +21,12 @@ def test_before_the_first_answer_nothing_is_known() -> None:
 
 def test_rank_read_its_clock_half_way_give_or_take_half_the_round_trip() -> None:
     assert alignment_of((1_000, 9_000, 1_400)).at(JobNs(1_400)) == Alignment(9_000 - 1_200, 200)
+
+
+def test_answer_that_a_relay_held_came_when_it_held_it_and_not_earlier_than_clocks_may_differ() -> None:
+    assert latest_arrival_ns(now_job_ns=5_000, age_ns=0) == 5_000
+    # 1,000,000 ns by the relay's clock are at least 999,900 by ours, and a whole nanosecond more for what is cut off.
+    assert latest_arrival_ns(now_job_ns=5_000_000, age_ns=1_000_000) == 4_000_000 + 100 + 1
 
 
 def test_half_of_an_odd_round_trip_is_rounded_up() -> None:
