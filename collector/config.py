@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rankscope.measure.errors import SettingError
 from rankscope.measure.settings import Ordered, Setting, Settings, Value, find_address_problem, read, setting
 
 _MIB = 1024 * 1024
+
+C = TypeVar("C", bound=Settings)
 
 
 def _find_listen_problem(address: str) -> str | None:
@@ -346,15 +348,22 @@ class CollectorConfig(Settings):
 def read_config(
     environment: Mapping[str, str], *, file_name: str = "", overrides: Mapping[str, Value] | None = None
 ) -> CollectorConfig:
-    """The collector's configuration from a file, the environment and the caller's overrides.
+    """The collector's configuration, as `read_with_file` reads it; RANKSCOPE_SERVE_CONFIG may name the file."""
+    return read_with_file(CollectorConfig, environment, file_name, overrides)
 
-    `file_name` is the argument of --config; when empty, RANKSCOPE_SERVE_CONFIG may name the file. Raises SettingError
+
+def read_with_file(
+    kind: type[C], environment: Mapping[str, str], file_name: str, overrides: Mapping[str, Value] | None
+) -> C:
+    """A configuration from a file, the environment and the caller's overrides.
+
+    `file_name` is the argument of --config; when empty, the kind's FILE_VARIABLE may name the file. Raises SettingError
     when the file cannot be read, a value cannot be used or a name is no setting.
     """
-    named_by = "--config" if file_name else CollectorConfig.FILE_VARIABLE
-    file_name = file_name or environment.get(CollectorConfig.FILE_VARIABLE, "")
+    named_by = "--config" if file_name else kind.FILE_VARIABLE
+    file_name = file_name or environment.get(kind.FILE_VARIABLE, "")
     return read(
-        CollectorConfig,
+        kind,
         file_text=_read_file(file_name, named_by) if file_name else None,
         file_name=file_name,
         environment=environment,

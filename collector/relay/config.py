@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from rankscope.measure.errors import SettingError
-from rankscope.measure.settings import Setting, Settings, Value, find_endpoint_problem, read, setting
+from rankscope.collector.config import read_with_file
+from rankscope.measure.settings import Setting, Settings, Value, find_endpoint_problem, setting
 from rankscope.measure.shards import parse_collectors
 
 _MIB = 1024 * 1024
@@ -97,25 +96,5 @@ class RelayConfig(Settings):
 def read_config(
     environment: Mapping[str, str], *, file_name: str = "", overrides: Mapping[str, Value] | None = None
 ) -> RelayConfig:
-    """The relay's configuration from a file, the environment and the caller's overrides.
-
-    `file_name` is the argument of --config; when empty, RANKSCOPE_RELAY_CONFIG may name the file. Raises SettingError
-    when the file cannot be read, a value cannot be used or a name is no setting.
-    """
-    named_by = "--config" if file_name else RelayConfig.FILE_VARIABLE
-    file_name = file_name or environment.get(RelayConfig.FILE_VARIABLE, "")
-    return read(
-        RelayConfig,
-        file_text=_read_file(file_name, named_by) if file_name else None,
-        file_name=file_name,
-        environment=environment,
-        overrides=overrides,
-    )
-
-
-def _read_file(name: str, named_by: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        text = f"{named_by} is {name!r}, which cannot be read: {error}. Name a readable file or leave {named_by} out."
-        raise SettingError(text) from error
+    """The relay's configuration, as `read_with_file` reads it; RANKSCOPE_RELAY_CONFIG may name the file."""
+    return read_with_file(RelayConfig, environment, file_name, overrides)
