@@ -6,7 +6,6 @@ take the doctor along, and since torch has to be that of the training. Nothing i
 
 import os
 import sys
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -18,47 +17,7 @@ from rankscope.agent.guard import describe
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError
-
-
-class TorchFound(msgspec.Struct, frozen=True, kw_only=True):
-    """`backends` are those of torch.distributed, `gpus` the UUIDs of the devices it sees, empty for those it cannot
-    tell. `problem`: why torch could not be imported.
-    """
-
-    version: str = ""
-    cuda: str = ""
-    hip: str = ""
-    backends: tuple[str, ...] = ()
-    has_kineto: bool = False
-    gpus: tuple[str, ...] = ()
-    problem: str = ""
-
-
-class GpuFound(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU by NVML: what of it cannot be read, with the reason by field."""
-
-    uuid: str
-    model: str = ""
-    absent: Mapping[str, str] = {}
-
-
-class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. `settings_problem` is the agent's own word on its settings and keys; `nvml_problem` is why NVML cannot
-    be used at all. `collector` is the endpoint the settings name, empty: rank 0 starts one.
-    """
-
-    python: str
-    release: str
-    torch: TorchFound
-    is_autoloaded: bool
-    settings_problem: str = ""
-    collector: str = ""
-    key_file: str = ""
-    collector_key_file: str = ""
-    spill_dir: str = ""
-    embedded_metrics_port: int = 0
-    nvml_problem: str = ""
-    gpus: tuple[GpuFound, ...] = ()
+from rankscope.measure.inspection import GpuFound, Inspection, TorchFound
 
 
 def inspect() -> Inspection:

@@ -10,11 +10,12 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, Check
-from rankscope.collector.doctor.interpreter import Interpreter, ask_interpreter, check_interpreter
+from rankscope.collector.doctor.interpreter import ask_interpreter, check_interpreter
 from rankscope.collector.doctor.machine import check_machine
 from rankscope.collector.doctor.reach import check_http, check_wire
 from rankscope.collector.inquiry import add_credentials, check_url, read_credentials
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.measure.inspection import Inspection
 
 SIGNS: Final = {OK: "ok  ", NOTE: "note", PROBLEM: "FAIL"}
 WIDTH: Final = 116
@@ -47,7 +48,7 @@ def examine(options: argparse.Namespace) -> int:
 
 def _run_checks(options: argparse.Namespace, environment: Mapping[str, str]) -> Iterator[Check]:
     found = ask_interpreter(options.python)
-    if isinstance(found, Interpreter):
+    if isinstance(found, Inspection):
         yield from check_interpreter(found, environment)
         spill_dir, port, has_gpus = found.spill_dir, found.embedded_metrics_port, bool(found.torch.gpus)
         keys = (found.key_file, found.collector_key_file)
@@ -55,7 +56,7 @@ def _run_checks(options: argparse.Namespace, environment: Mapping[str, str]) -> 
         yield found
         spill_dir, port, has_gpus, keys = "", 0, False, ("", "")
     yield from check_machine(environment, spill_dir, port, has_gpus=has_gpus)
-    collector = options.collector or (found.collector if isinstance(found, Interpreter) else "")
+    collector = options.collector or (found.collector if isinstance(found, Inspection) else "")
     if collector:
         yield from check_wire(collector, *keys)
     if options.url:

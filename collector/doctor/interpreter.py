@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.doctor.check import Check, note, ok, problem
+from rankscope.measure.inspection import Inspection, TorchFound
 
 INSPECTION: Final = ("-m", "rankscope.agent.inspection")
 TIMEOUT_S: Final = 120.0
@@ -19,44 +20,7 @@ EXPECTED_ABSENCES: Final = frozenset({"not_supported", "none_seen", "needs_two_s
 """What this model does not have, what has not happened, and what a second look would know."""
 
 
-class Torch(msgspec.Struct, frozen=True):
-    """As agent/inspection.py writes it."""
-
-    version: str = ""
-    cuda: str = ""
-    hip: str = ""
-    backends: tuple[str, ...] = ()
-    has_kineto: bool = False
-    gpus: tuple[str, ...] = ()
-    problem: str = ""
-
-
-class Gpu(msgspec.Struct, frozen=True):
-    """As there."""
-
-    uuid: str
-    model: str = ""
-    absent: Mapping[str, str] = {}
-
-
-class Interpreter(msgspec.Struct, frozen=True):
-    """As there. The collector does not know the agent: what stands between them is this JSON."""
-
-    python: str
-    release: str
-    torch: Torch
-    is_autoloaded: bool
-    settings_problem: str = ""
-    collector: str = ""
-    key_file: str = ""
-    collector_key_file: str = ""
-    spill_dir: str = ""
-    embedded_metrics_port: int = 0
-    nvml_problem: str = ""
-    gpus: tuple[Gpu, ...] = ()
-
-
-def ask_interpreter(program: str = sys.executable) -> Interpreter | Check:
+def ask_interpreter(program: str = sys.executable) -> Inspection | Check:
     """What is there, or that it could not be looked at: a process that hangs or dies is itself the finding."""
     environment = {name: value for name, value in os.environ.items() if name not in NOT_A_RANK}
     name = "python"
@@ -72,13 +36,13 @@ def ask_interpreter(program: str = sys.executable) -> Interpreter | Check:
             name, f"{program} cannot be run: {error}", "nothing can be measured", "Name another interpreter."
         )
     try:
-        return msgspec.json.decode(done.stdout, type=Interpreter)
+        return msgspec.json.decode(done.stdout, type=Inspection)
     except msgspec.MsgspecError:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         return problem(name, f"looking at torch and the GPU failed: {said[0]}", "training would fail too", cure)
 
 
-def check_interpreter(found: Interpreter, environment: Mapping[str, str]) -> Iterator[Check]:
+def check_interpreter(found: Inspection, environment: Mapping[str, str]) -> Iterator[Check]:
     """Everything that the inspection shows."""
     yield ok("python", f"Python {found.python}, rankscope {found.release}")
     yield _check_torch(found.torch)
@@ -90,7 +54,7 @@ def check_interpreter(found: Interpreter, environment: Mapping[str, str]) -> Ite
     yield _check_settings(found)
 
 
-def _check_torch(torch: Torch) -> Check:
+def _check_torch(torch: TorchFound) -> Check:
     if torch.problem:
         return note(
             "torch",
@@ -102,7 +66,7 @@ def _check_torch(torch: Torch) -> Check:
     return ok("torch", f"{torch.version}{built}, {len(torch.gpus)} GPUs")
 
 
-def _check_launch(found: Interpreter, environment: Mapping[str, str]) -> Check:
+def _check_launch(found: Inspection, environment: Mapping[str, str]) -> Check:
     by_hand = "Start with `torchrun ... -m rankscope.agent train.py`."
     if not found.is_autoloaded:
         return note("launch", "torch does not know the package", "RANKSCOPE=1 alone starts no agent", by_hand)
@@ -112,7 +76,7 @@ def _check_launch(found: Interpreter, environment: Mapping[str, str]) -> Check:
     return ok("launch", "RANKSCOPE=1 starts the agent with `import torch`")
 
 
-def _check_backends(torch: Torch) -> Check:
+def _check_backends(torch: TorchFound) -> Check:
     have = ", ".join(torch.backends) or "none"
     if torch.cuda and torch.gpus and "nccl" not in torch.backends:
         return note("backends", have, "GPUs cannot talk by NCCL", "Install a build of torch that has NCCL.")
@@ -122,14 +86,14 @@ def _check_backends(torch: Torch) -> Check:
     return ok("backends", have)
 
 
-def _check_profiler(torch: Torch) -> Check:
+def _check_profiler(torch: TorchFound) -> Check:
     if not torch.has_kineto:
         costs = "no windows: no collectives, no compute, overlap and idle ratios; steps and phases stay"
         return note("profiler", "this torch was built without Kineto", costs, "Install a build that has it.")
     return ok("profiler", "Kineto is there")
 
 
-def _check_gpus(found: Interpreter) -> Iterator[Check]:
+def _check_gpus(found: Inspection) -> Iterator[Check]:
     if not found.torch.gpus:
         costs = "no GPU metrics: that is right on a machine without GPUs"
         yield note(
@@ -157,7 +121,7 @@ def _fields_of(missing: Mapping[str, str], reason: str) -> list[str]:
     return sorted(field for field, why in missing.items() if why == reason)
 
 
-def _check_settings(found: Interpreter) -> Check:
+def _check_settings(found: Inspection) -> Check:
     if found.settings_problem:
         cure = "The sentence says which setting, where it is from and what it may be."
         return problem("settings", found.settings_problem, "the agent does not start; training goes on without", cure)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankscope.agent.inspection import TorchFound, _inspect_nvml
+from rankscope.agent.inspection import _inspect_nvml
+from rankscope.measure.inspection import TorchFound
 from tests.integration.serving import find_fixed_port, serving
 from tests.nvml_stand_in import compile_nvml
 from tests.nvml_stand_in.sampling import QUIET, STRAINED
@@ -87,7 +88,8 @@ def test_gpus_are_read_as_the_agent_reads_them(tmp_path: Path) -> None:
     """In a process of its own: pynvml loads its library once."""
     compile_nvml(tmp_path)
     script = (
-        "import msgspec\nfrom rankscope.agent.inspection import TorchFound, _inspect_nvml\n"
+        "import msgspec\nfrom rankscope.agent.inspection import _inspect_nvml\n"
+        "from rankscope.measure.inspection import TorchFound\n"
         f"print(msgspec.json.encode(_inspect_nvml(TorchFound(gpus=({STRAINED!r}, {QUIET!r})))).decode())"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
