@@ -6,7 +6,6 @@ as rankscope means something in it.
 
 import importlib.metadata
 import runpy
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +30,6 @@ KUSTOMIZATIONS = sorted(path.parent.name for path in K8S.glob("*/kustomization.y
 NOT_KUBERNETES = ("kubeflow.org/", "monitoring.coreos.com/")
 KUBERNETES = "1.31"
 
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl (kubernetes-client)")
 Document = dict[str, Any]
 
 
@@ -59,7 +57,6 @@ def find_pods(documents: list[Document]) -> Iterator[Document]:
             yield document["spec"]["template"]["spec"]
 
 
-@needs_kubectl
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
 def test_kubernetes_would_take_what_is_rendered(name: str) -> None:
     documents = render(name)
@@ -85,7 +82,6 @@ def test_kubernetes_would_take_the_examples(path: Path) -> None:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
-@needs_kubectl
 @pytest.mark.parametrize("name", [name for name in KUSTOMIZATIONS if name != "monitoring"])
 def test_our_pods_may_do_as_little_as_pods_can(name: str) -> None:
     for pod in find_pods(render(name)):
@@ -105,7 +101,6 @@ def read_cluster_config(documents: list[Document], tmp_path: Path) -> CollectorC
     return read_collector_config({}, file_name=str(file))
 
 
-@needs_kubectl
 def test_collector_of_the_cluster_finds_what_its_configuration_names(tmp_path: Path) -> None:
     documents = render("collector")
     config = read_cluster_config(documents, tmp_path)
@@ -122,7 +117,6 @@ def test_collector_of_the_cluster_finds_what_its_configuration_names(tmp_path: P
     assert config.http_listen.endswith(f":{ports['http']}")
 
 
-@needs_kubectl
 def test_service_policy_and_budget_mean_the_pods_of_the_collector() -> None:
     documents = render("collector")
     labels = find(documents, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
@@ -131,7 +125,6 @@ def test_service_policy_and_budget_mean_the_pods_of_the_collector() -> None:
     assert find(documents, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
 
 
-@needs_kubectl
 def test_agents_of_the_cluster_are_told_the_address_of_its_collector_and_may_reach_it() -> None:
     (agent,) = read_all(K8S / "examples" / "agent.yaml")
     documents = render("collector")
@@ -163,7 +156,6 @@ def test_prometheus_of_the_compose_file_is_that_of_one_host_with_other_addresses
     assert {name.partition(":")[0] for name in addresses.values()} <= services.keys()
 
 
-@needs_kubectl
 def test_relay_of_the_cluster_starts_with_options_that_exist_and_keys_that_are_mounted() -> None:
     documents = render("relay")
     (pod,) = find_pods(documents)
