@@ -25,6 +25,7 @@ from rankscope.measure.records import Losses, StepRecord
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.delivery import Delivery
 from rankscope.uplink.resend_buffer import ResendBuffer
+from tests.integration.serving import wait_for
 
 INTERVAL_NS = 25 * NS_PER_MS
 STEPS_PER_REPORT = 3
@@ -188,6 +189,29 @@ class Crew:
 
     def _run(self, rank: LightRank) -> None:
         self._heard.append(rank.run())
+
+
+def wait_for_reports(crew: Crew, count: int) -> None:
+    """Wait until every rank has made so many more."""
+    target = crew.fewest_reports() + count
+    wait_for(
+        lambda: True if crew.fewest_reports() >= target else None,
+        lambda: f"the ranks have made {crew.fewest_reports()} reports",
+    )
+
+
+def wait_for_acknowledgements(crew: Crew, count: int) -> None:
+    """Wait until of every rank so many more are acknowledged."""
+    target = crew.fewest_acknowledged() + count
+    wait_for(
+        lambda: True if crew.fewest_acknowledged() >= target else None,
+        lambda: f"of some rank only {crew.fewest_acknowledged()} of {target} are acknowledged",
+    )
+
+
+def made_by(crew: Crew) -> dict[int, int]:
+    """How many steps each rank has made, by its number."""
+    return {rank.identity.rank: rank.made for rank in crew.ranks}
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlencode
 
-from tests.integration.serving import END_S_MAX, find_fixed_port, read_url
+from tests.integration.serving import end_child, find_fixed_port, read_url
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[int, float]
@@ -41,12 +41,7 @@ class Store:
 
     def end(self) -> None:
         """End this very process."""
-        self._child.terminate()
-        try:
-            self._child.wait(END_S_MAX)
-        finally:
-            self._child.kill()
-            self._child.wait()
+        end_child(self._child)
 
 
 @contextlib.contextmanager

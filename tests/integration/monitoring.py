@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tests.integration.serving import END_S_MAX, find_fixed_port, read_url, wait_for
+from tests.integration.serving import end_child, find_fixed_port, read_url, wait_for
 from tests.programs import find_program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -91,12 +91,7 @@ class Running:
 
     def end(self) -> None:
         """End this very process."""
-        self._child.terminate()
-        try:
-            self._child.wait(END_S_MAX)
-        finally:
-            self._child.kill()
-            self._child.wait()
+        end_child(self._child)
 
 
 def shorten_rules(rules: Config, order: list[str]) -> Config:

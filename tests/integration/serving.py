@@ -18,8 +18,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from typing import IO, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -80,14 +80,14 @@ class Api:
         return self.wait_for_run(name, lambda run: have_stepped(run, steps))
 
 
-class Served(Api):
-    """A running `rankscope serve`. Made by `serving`."""
+class AnnouncingProcess:
+    """A process of ours that says where it listens, as one line of JSON. `name` is for those who read a failure."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._name = name
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
-        command = [sys.executable, "-m", "rankscope.collector", "serve", "--announce", *arguments]
         self._child = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "rankscope.collector", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -95,17 +95,10 @@ class Served(Api):
         )
         self.pid = self._child.pid
         try:
-            announced = json.loads(self._read_line())
+            self.announced: dict[str, Any] = json.loads(self._read_line())
         except BaseException:
             self.close()
             raise
-        super().__init__(announced["metrics_url"].removesuffix("/metrics"))
-        self.endpoint: str = announced["endpoint"]
-
-    @property
-    def ports(self) -> tuple[int, int]:
-        """Where it listens for ranks, and for HTTP."""
-        return int(self.endpoint.rpartition(":")[2]), int(self.url.rpartition(":")[2])
 
     @property
     def has_ended(self) -> bool:
@@ -143,8 +136,22 @@ class Served(Api):
         assert stdout is not None
         readable, _, _ = select.select([stdout], [], [], START_S_MAX)
         line = stdout.readline() if readable else b""
-        assert line, f"no collector after at most {START_S_MAX} s; stderr: {self.read_stderr()}"
+        assert line, f"no {self._name} after at most {START_S_MAX} s; stderr: {self.read_stderr()}"
         return line
+
+
+class Served(AnnouncingProcess, Api):
+    """A running `rankscope serve`. Made by `serving`."""
+
+    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        AnnouncingProcess.__init__(self, "collector", ("serve", "--announce", *arguments), environment)
+        Api.__init__(self, self.announced["metrics_url"].removesuffix("/metrics"))
+        self.endpoint: str = self.announced["endpoint"]
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Where it listens for ranks, and for HTTP."""
+        return int(self.endpoint.rpartition(":")[2]), int(self.url.rpartition(":")[2])
 
 
 @contextlib.contextmanager
@@ -179,6 +186,16 @@ def wait_for_readiness(api: Api, said: str) -> str:
         lambda: text if said in (text := read_url(f"{api.url}/readyz").decode()) else None,
         lambda: f"no {said!r} at /readyz",
     )
+
+
+def end_child(child: "subprocess.Popen[bytes]") -> None:
+    """End this very process by SIGTERM, and whatever happens, make sure that it is gone."""
+    child.terminate()
+    try:
+        child.wait(END_S_MAX)
+    finally:
+        child.kill()
+        child.wait()
 
 
 def wait_for_end_of(pid: int, deadline_s: float = DEADLINE_S) -> None:

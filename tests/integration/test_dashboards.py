@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.contract.dashboard_queries import Asked, find_annotations, find_dashboards, find_queries, find_variables
-from tests.integration.serving import END_S_MAX, find_fixed_port, read_url, wait_for
+from tests.integration.serving import end_child, find_fixed_port, read_url, wait_for
 from tests.integration.simulated_history import SLOW_RANK, History, write_history
 from tests.programs import find_program
 from tests.simulation.ranks import RUN
@@ -117,12 +117,7 @@ class StoredPrometheus:
 
     def end(self) -> None:
         """End this very process."""
-        self._child.terminate()
-        try:
-            self._child.wait(END_S_MAX)
-        finally:
-            self._child.kill()
-            self._child.wait()
+        end_child(self._child)
 
 
 def read_numbers(values: list[tuple[float, str]]) -> tuple[float, ...]:

@@ -14,9 +14,9 @@ from rankscope.measure.clock import SystemClock
 from rankscope.measure.units import NS_PER_S, HostNs, WallNs, s_to_ns
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, wait_for_accounts
-from tests.integration.light_ranks import crew_of
+from tests.integration.light_ranks import crew_of, made_by, wait_for_acknowledgements
 from tests.integration.serving import Api, find_rank
-from tests.integration.test_faults_collector import RANKS, RUN, made_by, wait_for_acknowledgements
+from tests.integration.test_faults_collector import RANKS, RUN
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

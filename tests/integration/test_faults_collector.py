@@ -14,33 +14,20 @@ import psutil
 from rankscope.collector.state.snapshot import RunSnapshot
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, sized, wait_for_accounts
-from tests.integration.light_ranks import STEPS_PER_REPORT, Crew, LightRank, crew_of, light_identity
-from tests.integration.serving import find_fixed_port, have_ended, read_url, serving, wait_for
+from tests.integration.light_ranks import (
+    STEPS_PER_REPORT,
+    Crew,
+    LightRank,
+    crew_of,
+    light_identity,
+    made_by,
+    wait_for_acknowledgements,
+    wait_for_reports,
+)
+from tests.integration.serving import find_fixed_port, have_ended, read_url, serving
 
 RANKS = 4
 RUN = "faults"
-
-
-def wait_for_reports(crew: Crew, count: int) -> None:
-    """Wait until every rank has made so many more."""
-    target = crew.fewest_reports() + count
-    wait_for(
-        lambda: True if crew.fewest_reports() >= target else None,
-        lambda: f"the ranks have made {crew.fewest_reports()} reports",
-    )
-
-
-def wait_for_acknowledgements(crew: Crew, count: int) -> None:
-    """Wait until of every rank so many more are acknowledged."""
-    target = crew.fewest_acknowledged() + count
-    wait_for(
-        lambda: True if crew.fewest_acknowledged() >= target else None,
-        lambda: f"of some rank only {crew.fewest_acknowledged()} of {target} are acknowledged",
-    )
-
-
-def made_by(crew: Crew) -> dict[int, int]:
-    return {rank.identity.rank: rank.made for rank in crew.ranks}
 
 
 def ended_in(restart_count: int) -> Callable[[RunSnapshot], bool]:

@@ -7,10 +7,10 @@ import pytest
 from rankscope.collector.history.reading import opening_run
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import sized, wait_for_accounts
-from tests.integration.light_ranks import crew_of
+from tests.integration.light_ranks import crew_of, made_by, wait_for_acknowledgements
 from tests.integration.serving import serving, wait_for_readiness
 from tests.integration.small_disk import fill, mounted
-from tests.integration.test_faults_collector import RANKS, RUN, made_by, wait_for_acknowledgements
+from tests.integration.test_faults_collector import RANKS, RUN
 
 
 def test_a_full_disk_of_the_store_costs_no_report_and_is_said_until_it_has_room_again(tmp_path: Path) -> None:

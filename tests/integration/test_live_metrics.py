@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rankscope.measure.catalog import CATALOG
 from rankscope.measure.exported import DEVICE
 from tests.integration.serving import (
-    END_S_MAX,
     Served,
+    end_child,
     find_fixed_port,
     have_ended,
     read_url,
@@ -102,12 +102,7 @@ class Prometheus:
 
     def end(self) -> None:
         """End this very process."""
-        self._child.terminate()
-        try:
-            self._child.wait(END_S_MAX)
-        finally:
-            self._child.kill()
-            self._child.wait()
+        end_child(self._child)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 from rankscope.measure.shards import choose_collector
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, sized, wait_for_accounts
-from tests.integration.light_ranks import Crew, crew_of
+from tests.integration.light_ranks import Crew, crew_of, made_by, wait_for_acknowledgements, wait_for_reports
 from tests.integration.relaying import relaying
 from tests.integration.serving import Served, find_fixed_port, find_rank, have_ended, serving, wait_for
 from tests.integration.torchrun import AGENT, OFTEN, run, torchrun
@@ -19,28 +19,6 @@ from tests.integration.wire_peer import read_counts
 
 RANKS = 4
 RUN = "relayed"
-
-
-def wait_for_reports(crew: Crew, count: int) -> None:
-    """Wait until every rank has made so many more."""
-    target = crew.fewest_reports() + count
-    wait_for(
-        lambda: True if crew.fewest_reports() >= target else None,
-        lambda: f"the ranks have made {crew.fewest_reports()} reports",
-    )
-
-
-def wait_for_acknowledgements(crew: Crew, count: int) -> None:
-    """Wait until of every rank so many more are acknowledged."""
-    target = crew.fewest_acknowledged() + count
-    wait_for(
-        lambda: True if crew.fewest_acknowledged() >= target else None,
-        lambda: f"of some rank only {crew.fewest_acknowledged()} of {target} are acknowledged",
-    )
-
-
-def made_by(crew: Crew) -> dict[int, int]:
-    return {rank.identity.rank: rank.made for rank in crew.ranks}
 
 
 def end_without_loss(served: Served, crew: Crew, fault: Fault | None = None) -> None:
