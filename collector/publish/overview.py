@@ -2,7 +2,7 @@
 
 import heapq
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -127,9 +127,14 @@ def _step_median_s(one: RunOverview) -> Number:
     return ns_to_s(statistics.median(known_ns)) if known_ns else None
 
 
+def _mean(numbers: Sequence[float]) -> float:
+    """Infinite where the sum is: a rank may say any number, and the page of all others must not fail by it."""
+    return sum(numbers) / len(numbers)
+
+
 def _gpu_utilization(one: RunOverview) -> Number:
     known = [ratio for node in one.nodes.values() for ratio in node.read(lambda gpu: gpu.utilization_ratio)]
-    return statistics.fmean(known) if known else None
+    return _mean(known) if known else None
 
 
 def _memory_used_ratio(gpu: DeviceSample) -> Number:
@@ -159,7 +164,7 @@ OVERVIEW_READERS: Final[Mapping[str, OverviewReader]] = {
     "rankscope_node_ranks": _per_node(lambda node: node.ranks),
     "rankscope_node_slowdown_ratio": _per_node(lambda node: node.slowdown_ratio),
     "rankscope_node_gpus": _per_node(lambda node: len(node.gpus) or None),
-    "rankscope_node_gpu_utilization_ratio": _of_gpus(statistics.fmean, lambda gpu: gpu.utilization_ratio),
+    "rankscope_node_gpu_utilization_ratio": _of_gpus(_mean, lambda gpu: gpu.utilization_ratio),
     "rankscope_node_gpu_memory_used_ratio": _of_gpus(max, _memory_used_ratio),
     "rankscope_node_gpu_power_watts": _of_gpus(sum, lambda gpu: gpu.power_watts),
     "rankscope_node_gpu_temperature_celsius": _of_gpus(max, lambda gpu: gpu.temperature_celsius),

@@ -1,5 +1,7 @@
 """The measures of a run's ranks together, of its nodes and of its worst ranks."""
 
+import math
+
 import pytest
 
 from rankscope.collector.publish.overview import OVERVIEW_READERS, build_overview
@@ -122,6 +124,15 @@ def test_a_gpu_that_two_ranks_share_counts_once() -> None:
     ranks = rank_of(0, devices=(shared,)), rank_of(1, devices=(shared,))
     assert read("node_gpus", *ranks) == {("n0",): 1}
     assert read("node_gpu_power_watts", *ranks) == {("n0",): 300.0}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "mean"), [((1e308, 1e308), math.inf), ((math.inf, -math.inf), math.nan), ((1.0, math.nan), math.nan)]
+)
+def test_ratios_that_are_none_are_told_as_they_are_and_fail_no_page(ratios: tuple[float, ...], mean: float) -> None:
+    rank = rank_of(0, devices=tuple(gpu(str(place), utilization_ratio=ratio) for place, ratio in enumerate(ratios)))
+    for found in (read("run_gpu_utilization_ratio", rank), read("node_gpu_utilization_ratio", rank)):
+        assert list(found.values()) == [pytest.approx(mean, nan_ok=True)]
 
 
 @pytest.mark.parametrize("devices", [(), (gpu("A"),), (gpu("A", memory_used_bytes=5, memory_total_bytes=0),)])
