@@ -52,6 +52,10 @@ _OPTIONS: Final = {
 }  # fmt: skip
 
 
+_READABLE: Final = int(zmq.POLLIN)
+"""As a plain number: the flags of an enumeration take as long to compare as the socket to ask."""
+
+
 class Connection:
     """Connects `poller`'s owner to `endpoint`, encrypted when there are keys, as the peer `name`.
 
@@ -119,6 +123,9 @@ class Connection:
 
     def receive(self) -> bytes | None:
         """The next frame from the collector; None when there is none for now."""
+        # To ask first takes 3 us; to be told by an exception that there is nothing takes 6.
+        if not int(self.socket.getsockopt(zmq.EVENTS)) & _READABLE:
+            return None
         try:
             frame = self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:

@@ -82,7 +82,7 @@ class Measured(NamedTuple):
 class Ranks:
     """All ranks of the job, in processes of RANKS_PER_PROCESS. Made by `running`."""
 
-    def __init__(self, count: int, collector: LoadCollector, connect_s: float) -> None:
+    def __init__(self, count: int, collector: LoadCollector, connect_s: float, *, waits_for_word: bool) -> None:
         context = multiprocessing.get_context("spawn")
         begin_ns = time.monotonic_ns() + s_to_ns(BEGIN_S + count * BEGIN_S_PER_RANK)
         self.begin_s = begin_ns / NS_PER_S
@@ -90,7 +90,7 @@ class Ranks:
         self.processes: list[SpawnProcess] = []
         for first in range(0, count, RANKS_PER_PROCESS):
             own = range(first, min(first + RANKS_PER_PROCESS, count))
-            task = Task(own, count, collector.endpoint, collector.keys, s_to_ns(connect_s), begin_ns)
+            task = Task(own, count, collector.endpoint, collector.keys, s_to_ns(connect_s), begin_ns, waits_for_word)
             mine, theirs = context.Pipe()
             self._controls.append(mine)
             self.processes.append(context.Process(target=run_ranks, args=(task, theirs), daemon=True))
@@ -122,6 +122,11 @@ class Ranks:
             time.sleep(LOOK_S)
         return found
 
+    def begin_reports(self) -> None:
+        """Once all are there."""
+        for control in self._controls:
+            control.send("report")
+
     def stop(self) -> Progress:
         """No more reports; where they stand once everything is delivered."""
         for control in self._controls:
@@ -130,9 +135,11 @@ class Ranks:
 
 
 @contextmanager
-def running(count: int, collector: LoadCollector, connect_s: float) -> Iterator[Ranks]:
-    """Ranks that begin to connect soon and report from then on; they do not outlive the block."""
-    ranks = Ranks(count, collector, connect_s)
+def running(count: int, collector: LoadCollector, connect_s: float, *, waits_for_word: bool = False) -> Iterator[Ranks]:
+    """Ranks that begin to connect soon, and report from then on or from `begin_reports` on; they do not outlive the
+    block.
+    """
+    ranks = Ranks(count, collector, connect_s, waits_for_word=waits_for_word)
     for process in ranks.processes:
         process.start()
     try:
@@ -156,8 +163,11 @@ def collecting(count: int) -> Iterator[LoadCollector]:
 
 def measure_load(count: int, seconds: float, *, scrapes: bool = True, warm_s: float = 0.0) -> Load:
     """A job of so many ranks for so long, after it has settled and been scraped for `warm_s`."""
-    with collecting(count) as collector, running(count, collector, count / CONNECTS_PER_S) as ranks:
-        ranks.wait_for(is_settled, SETTLE_S_MAX, "all ranks are connected")
+    connect_s = count / CONNECTS_PER_S
+    with collecting(count) as collector, running(count, collector, connect_s, waits_for_word=True) as ranks:
+        ranks.wait_for(is_welcome, SETTLE_S_MAX, "all ranks are connected")
+        ranks.begin_reports()
+        ranks.wait_for(is_settled, SETTLE_S_MAX, "all ranks report")
         probe = Probe(collector.endpoint, collector.url, collector.keys, find_pages(count) if scrapes else ())
         probe.start()
         time.sleep(warm_s)
@@ -201,6 +211,11 @@ def measure_storm(count: int) -> Storm:
             cpu_s=used.whole_cpu_s, cpu_again_s=usage.whole_cpu_s, resident_bytes=resident, made=last.made,
             dropped=last.reports_dropped, gaps=sum(rank.report_gaps for rank in counts.ranks),
         )  # fmt: skip
+
+
+def is_welcome(found: Progress) -> bool:
+    """Whether the collector knows every rank."""
+    return found.welcomed == found.ranks
 
 
 def is_settled(found: Progress) -> bool:

@@ -4,7 +4,8 @@ What the ranks say and when they say it again is the agent's own code: ReportBui
 and Connection, which watches the handshake too. Only its loop is another one: an agent waits for one socket, this
 process for thousands of them, by epoll.
 
-Each rank makes a report a second, at its own moment of it, whether the collector is there or not.
+Each rank makes a report a second, at its own moment of it, from the moment on that it is told to; whether the collector
+is there or not. Until then it connects and says Hello.
 """
 
 import os
@@ -12,6 +13,7 @@ import random
 import resource
 import select
 import signal
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection as Pipe
 from time import monotonic_ns, process_time_ns
@@ -37,17 +39,21 @@ RANKS_PER_PROCESS: Final = 4096
 SPARE_FILES: Final = 256
 
 SLICE_NS: Final = 10 * NS_PER_MS
-"""Between two turns of the loop: the ranks that are due then report together."""
+"""Between two turns of the loop: the ranks that are due then report together, and what has come for any is taken in."""
+NICENESS: Final = 5
+"""Ranks give way to the collector: of a job they are on other machines."""
 LATE_NS_MAX: Final = 100 * NS_PER_MS
 """A process that cannot keep up on a busy machine lets time go by: making up for it would be another load."""
-TELL_NS: Final = NS_PER_S // 4
+TELL_NS: Final = NS_PER_S // 2
 FRAMES_HELD_MAX: Final = 4096
 BYTES_HELD_MAX: Final = 16 * 2**20
 """The agent's own defaults, `resend_reports_max` and `resend_bytes_max`."""
 
 
 class Task(NamedTuple):
-    """What one process does: its ranks, where and with which keys, and in how long they begin to connect."""
+    """What one process does: its ranks, where and with which keys, and in how long they begin to connect. With
+    `waits_for_word` they make reports only once they are told "report".
+    """
 
     own: range
     world_size: int
@@ -55,6 +61,7 @@ class Task(NamedTuple):
     keys: ClientKeys | None
     connect_ns: int
     begin_ns: int
+    waits_for_word: bool
 
 
 class Progress(NamedTuple):
@@ -103,8 +110,7 @@ class LoadRank:
         self.turn(now_ns)
 
     def turn(self, now_ns: int) -> None:
-        """Time has passed: take in what has come, and send what is due."""
-        self.receive()
+        """Time has passed: send what is due."""
         self._carry_out(self.delivery.on_tick(now_ns))
         self.receive()  # sending reads the socket's mailbox, so that its file may not tell of a message any more
 
@@ -165,6 +171,7 @@ class RankProcess:
         self._by_file: dict[int, LoadRank] = {}
         self._epoll = select.epoll(len(self._ranks))
         self._connected = self._turns = 0
+        self._reports_begun = not task.waits_for_word
         self._stops = False
         self._behind_ns = 0
 
@@ -185,11 +192,15 @@ class RankProcess:
                 told_ns = monotonic_ns()
                 self._control.send(self._describe())
                 while self._control.poll():
-                    self._stops = self._control.recv() == "stop"
+                    self._take_word(self._control.recv())
         self._control.send(self._describe()._replace(is_done=True))
         for rank in self._ranks:
             rank.close()
         self._context.destroy(linger=0)
+
+    def _take_word(self, word: str) -> None:
+        self._reports_begun = self._reports_begun or word == "report"
+        self._stops = self._stops or word == "stop"
 
     def _connect_due(self, now_ns: int) -> None:
         share = (now_ns - self._task.begin_ns) / max(1, self._task.connect_ns)
@@ -202,25 +213,23 @@ class RankProcess:
 
     def _take_turns(self, now_ns: int) -> None:
         """Every rank has its turn once a period, one after the other; none before all have begun to connect. A turn is
-        a report, until there are to be no more: then it is time that passes for what is not delivered yet.
+        a report, or just time that passes: before there are to be reports, and when there are to be no more.
         """
         since_ns = now_ns - self._task.begin_ns - self._task.connect_ns
         due = max(0, since_ns) * len(self._ranks) // PERIOD_NS
         while self._turns < due:
             rank = self._ranks[self._turns % len(self._ranks)]
             self._turns += 1
-            if self._stops:
+            if self._stops or not self._reports_begun:
                 rank.turn(monotonic_ns())
             else:
                 rank.report(self._reports, monotonic_ns())
 
     def _wait_until(self, until_ns: int) -> None:
-        while True:
-            left_ns = until_ns - monotonic_ns()
-            for file, _ in self._epoll.poll(max(0, left_ns) / NS_PER_S, maxevents=1024):
-                self._by_file[file].receive()
-            if left_ns <= 0:
-                return
+        """Sleep, then take in all that has come meanwhile: to wake for each message costs as much as the message."""
+        time.sleep(max(0, until_ns - monotonic_ns()) / NS_PER_S)
+        for file, _ in self._epoll.poll(0, maxevents=max(1, len(self._by_file))):
+            self._by_file[file].receive()
 
     def _is_delivered(self) -> bool:
         return all(rank.delivery.everything_acknowledged for rank in self._ranks)
@@ -243,6 +252,7 @@ class RankProcess:
 def run_ranks(task: Task, control: Pipe) -> None:
     """The main function of a process of ranks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process above says when to stop
+    os.nice(NICENESS)
     raise_open_files(len(task.own) * FILES_PER_RANK + SPARE_FILES)
     RankProcess(task, control).run()
 
