@@ -9,7 +9,15 @@ from tests.benchmarks.soak.node import LifeAccount
 from tests.benchmarks.soak.plan import COLLECTOR_KILLED, KILLS_UNTIL, KINDS, plan, shape_of
 from tests.benchmarks.soak.result import render
 from tests.benchmarks.soak.run import SoakSettings, find_errors, find_missing, run_soak
-from tests.benchmarks.soak.watch import ERRORS, MemorySample, find_backward, find_trend, parse_page
+from tests.benchmarks.soak.watch import (
+    ERRORS,
+    MemorySample,
+    Settling,
+    find_backward,
+    find_comparable,
+    find_trend,
+    parse_page,
+)
 from tests.integration.faults import PageAccount
 
 SHAPE = shape_of(32)
@@ -33,7 +41,10 @@ def page(steps: int, frames: int = 9, restart: int = 0, up: int = 1) -> str:
 
 
 def test_through_every_kind_of_fault_nothing_is_lost_that_is_not_counted() -> None:
-    settings = SoakSettings(ranks=32, seconds=25, seed=7, fault_s_max=1.5, scrape_s=2.0, interval_s=0.5)
+    # Pages of 32 ranks are written when they are asked for, from a picture that may be a few looks old.
+    settings = SoakSettings(
+        ranks=32, seconds=25, seed=7, fault_s_max=1.5, scrape_s=1.0, page_age_s_max=3.0, interval_s=0.5
+    )
     result = run_soak(settings)
     assert result.problems == ()
     assert {done.planned.kind for done in result.faults} == set(KINDS)
@@ -65,23 +76,47 @@ def test_ranks_that_fill_no_node_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("later", "same_collector", "backward"),
+    ("later", "settled", "same_collector", "backward"),
     [
-        (page(11), True, []),
-        (page(9), True, ['rankscope_steps_total{run="a",rank="0"} went from 10 to 9']),
-        (page(9), False, ['rankscope_steps_total{run="a",rank="0"} went from 10 to 9']),
-        (page(9, restart=1), True, []),
-        (page(10, frames=8), True, ["rankscope_frames_received_total{} went from 9 to 8"]),
-        (page(10, frames=8), False, []),
-        (page(10, up=0), True, []),
+        (page(11), {"a"}, True, []),
+        (page(9), {"a"}, True, ['rankscope_steps_total{run="a",rank="0"} went from 10 to 9']),
+        (page(9), {"a"}, False, ['rankscope_steps_total{run="a",rank="0"} went from 10 to 9']),
+        (page(9), {"b"}, True, []),
+        (page(10, frames=8), set(), True, ["rankscope_frames_received_total{} went from 9 to 8"]),
+        (page(10, frames=8), set(), False, []),
+        (page(10, up=0), {"a"}, True, []),
     ],
     ids=[
-        "forward", "of a run", "of a run, over a kill", "in the next attempt", "of the collector",
+        "forward", "of a run", "of a run, over a kill", "of a run that is not settled", "of the collector",
         "of the next collector", "a gauge",
     ],
 )  # fmt: skip
-def test_a_counter_that_goes_backwards_is_seen(later: str, same_collector: bool, backward: list[str]) -> None:
-    assert find_backward(parse_page(page(10)), parse_page(later), same_collector=same_collector) == backward
+def test_a_counter_that_goes_backwards_is_seen(
+    later: str, settled: set[str], same_collector: bool, backward: list[str]
+) -> None:
+    before, after = parse_page(page(10)), parse_page(later)
+    keys = find_comparable(before, after, settled, same_collector=same_collector)
+    assert find_backward(before, after, keys) == backward
+
+
+@pytest.mark.parametrize(
+    ("scrapes", "settled"),
+    [
+        ([(0, 0, 0), (5, 0, 0)], False),
+        ([(0, 0, 0), (11, 0, 0)], True),
+        ([(0, 0, 0), (11, 0, 1)], False),
+        ([(0, 0, 0), (11, 1, 1)], False),
+        ([(0, 0, 0), (11, 1, 1), (20, 1, 1)], False),
+        ([(0, 0, 0), (11, 1, 1), (22, 1, 1)], True),
+    ],
+    ids=["young", "old enough", "restarted and not shown yet", "shown now", "shown lately", "shown long ago"],
+)
+def test_a_run_is_settled_when_no_page_can_be_of_another_restart(
+    scrapes: list[tuple[int, int, int]], settled: bool
+) -> None:
+    settling = Settling(10.0)
+    found = [settling.take(parse_page(page(1, restart=shown)), at_s, {"a": made}) for at_s, shown, made in scrapes]
+    assert found[-1] == ({"a"} if settled else set())
 
 
 def test_a_slope_is_that_of_all_processes_after_their_warm_up() -> None:

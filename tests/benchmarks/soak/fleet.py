@@ -165,6 +165,10 @@ class Fleet:
         self.nodes[run, node] = self._begin_node(run, node)
         self.nodes[run, node].read_line()
 
+    def find_restarts(self) -> dict[str, int]:
+        """By run how many times it has been restarted, also where no collector has heard of it yet."""
+        return {run_name(run): count for run, count in enumerate(self.restart_counts)}
+
     def finish_nodes(self) -> list[LifeAccount]:
         """Have every rank say goodbye; what each knows of its life."""
         for child in self.nodes.values():

@@ -12,7 +12,7 @@ from tests.benchmarks.soak.faults import DoneFault, Saboteur
 from tests.benchmarks.soak.fleet import LOSSY_RUN, Fleet, LeftDelivered, begun, run_name
 from tests.benchmarks.soak.node import LifeAccount
 from tests.benchmarks.soak.plan import Shape, plan, shape_of
-from tests.benchmarks.soak.watch import ERRORS, Key, Page, Trend, Watch, find_trend, parse_labels
+from tests.benchmarks.soak.watch import ERRORS, PAGE_AGE_S_MAX, Key, Page, Trend, Watch, find_trend, parse_labels
 from tests.integration.faults import PageAccount, to_accounts
 from tests.integration.serving import DEADLINE_S, wait_for
 from tests.integration.small_disk import mounted
@@ -29,13 +29,16 @@ DISK_MIB: Final = 512
 
 @dataclass(frozen=True, kw_only=True)
 class SoakSettings:
-    """What is asked for. Longest fault, scrape interval, report interval and warm-up are in seconds."""
+    """What is asked for. Longest fault, scrape interval, how old a page may be, report interval and warm-up are in
+    seconds.
+    """
 
     ranks: int
     seconds: float
     seed: int
     fault_s_max: float = 30.0
     scrape_s: float = 15.0
+    page_age_s_max: float = PAGE_AGE_S_MAX
     interval_s: float = 1.0
     warm_up_s: float = 120.0
     tell: Callable[[DoneFault], DoneFault] = lambda done: done
@@ -87,7 +90,9 @@ def run_soak(settings: SoakSettings) -> SoakResult:
                 find_url=lambda: fleet.served.url,
                 find_collector=lambda: fleet.served.pid,
                 find_nodes=lambda: [child.pid for child in list(fleet.nodes.values())],
+                find_restarts=fleet.find_restarts,
                 scrape_s=settings.scrape_s,
+                page_age_s_max=settings.page_age_s_max,
             )
             with watch.watching():
                 _wait_for_ranks(watch, shape)

@@ -6,7 +6,7 @@ import statistics
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -83,20 +83,49 @@ def parse_labels(text: str) -> dict[str, str]:
     return dict(LABEL.findall(text))
 
 
-def find_backward(before: Page, after: Page, *, same_collector: bool) -> list[str]:
-    """Counters that are smaller on the later page. Those of a run count while it is in the same restart, those of the
+def find_comparable(before: Page, after: Page, settled: Collection[str], *, same_collector: bool) -> list[Key]:
+    """Counters that may only grow from one page to the other: those of a run while it is `settled`, those of the
     collector itself while it is the same process.
     """
-    found = []
-    for key, value in before.counters.items():
-        later = after.counters.get(key)
-        if later is None or later >= value:
-            continue
-        run = parse_labels(key[1]).get("run")
-        is_live = same_collector if run is None else before.restarts.get(run) == after.restarts.get(run)
-        if is_live:
-            found.append(f"{key[0]}{{{key[1]}}} went from {value:g} to {later:g}")
-    return found
+
+    def counts_on(labels: str) -> bool:
+        run = parse_labels(labels).get("run")
+        return same_collector if run is None else run in settled
+
+    return [key for key in before.counters if key in after.counters and counts_on(key[1])]
+
+
+def find_backward(before: Page, after: Page, keys: Sequence[Key]) -> list[str]:
+    """Which of these counters are smaller on the later page."""
+    return [
+        f"{name}{{{labels}}} went from {before.counters[name, labels]:g} to {after.counters[name, labels]:g}"
+        for name, labels in keys
+        if after.counters[name, labels] < before.counters[name, labels]
+    ]
+
+
+@dataclass
+class Settling:
+    """Which runs are in the same restart on all pages. The page of the run and that of its ranks are not of one moment:
+    each may be `page_age_s_max` old, so that one shows a restart which the other does not know yet.
+    """
+
+    page_age_s_max: float
+    _since_s: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """By run the restart that pages show of it, and when the first scrape began that did."""
+
+    def take(self, page: Page, began_s: float, restarts: Mapping[str, int]) -> set[str]:
+        """Runs that nobody has restarted since their pages were all of the same restart. `restarts`: how many times
+        each run has been restarted by now, shown or not.
+        """
+        settled = set()
+        for run, shown in page.restarts.items():
+            if self._since_s.get(run, ("", 0.0))[0] != shown:
+                self._since_s[run] = shown, began_s
+            is_old = began_s - self._since_s[run][1] > self.page_age_s_max
+            if is_old and shown == str(restarts.get(run)):
+                settled.add(run)
+        return settled
 
 
 def find_reasons(page: Page) -> dict[Key, int]:
@@ -156,7 +185,9 @@ class Watch:
     find_url: Callable[[], str]
     find_collector: Callable[[], int]
     find_nodes: Callable[[], Sequence[int]]
+    find_restarts: Callable[[], Mapping[str, int]]
     scrape_s: float
+    page_age_s_max: float = PAGE_AGE_S_MAX
     began_s: float = field(default_factory=monotonic)
     problems: list[str] = field(default_factory=list)
     scrapes: int = 0
@@ -178,6 +209,7 @@ class Watch:
     def __post_init__(self) -> None:
         self._ending = threading.Event()
         self._differ_since_s: float | None = None
+        self._settling = Settling(self.page_age_s_max)
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._scrape, self._weigh)]
 
     @contextlib.contextmanager
@@ -211,7 +243,7 @@ class Watch:
         return parse_page(text)
 
     def _scrape(self) -> None:
-        before: tuple[int, Page] | None = None
+        before: tuple[int, Page, set[str]] | None = None
         while not self._ending.wait(self.scrape_s):
             began_s = monotonic()
             try:
@@ -227,13 +259,13 @@ class Watch:
                 self._check_readiness(said, page)
             self.scrapes += 1
             self.longest_scrape_s = max(self.longest_scrape_s, monotonic() - began_s)
+            settled = self._settling.take(page, began_s, self.find_restarts())
             if before is not None:
-                same = before[0] == pid
-                self.comparisons += len(before[1].counters.keys() & page.counters.keys())
-                self.problems += [
-                    f"at {self.elapsed_s:.0f} s {said}" for said in find_backward(before[1], page, same_collector=same)
-                ]
-            before = pid, page
+                # The earlier page is as old as the settling of then demands, the later one of the same restart still.
+                keys = find_comparable(before[1], page, settled & before[2], same_collector=before[0] == pid)
+                self.comparisons += len(keys)
+                self.problems += [f"at {self.elapsed_s:.0f} s {said}" for said in find_backward(before[1], page, keys)]
+            before = pid, page, settled
 
     def _read_readiness(self) -> str:
         return read_url(f"{self.find_url()}/readyz").decode()
