@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import zmq
 
 from rankscope.collector.ingest.curve import ZAP_DOMAIN, CurveServer, FailedHandshakes, ZapHandler
+from rankscope.collector.ingest.listeners import listen
 from rankscope.collector.ingest.relays import Relays, split_address
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
 from rankscope.measure.errors import DecodeError, DecodeReason, SettingError, UnavailableError
@@ -144,9 +145,9 @@ class Receiver:
         self._poller = poller or zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._zap = None if curve is None else self._demand_keys(curve)
+        self._bind(endpoint)
         self._failed = FailedHandshakes(self._context, self._router, has_keys=curve is not None)
         self._poller.register(self._failed.socket, zmq.POLLIN)
-        self._bind(endpoint)
 
     @property
     def endpoint(self) -> str:
@@ -211,9 +212,12 @@ class Receiver:
         """Stop listening and drop what has not been read or sent. A second call does nothing."""
         if not self._router.closed:
             self._failed.close()
-            self._router.close(linger=0)
-            if self._zap is not None:
-                self._zap.socket.close(linger=0)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._router.close(linger=0)
+        if self._zap is not None:
+            self._zap.socket.close(linger=0)
         self._context.term()
 
     def _is_forged(self, peer: bytes) -> bool:
@@ -284,9 +288,9 @@ class Receiver:
 
     def _bind(self, endpoint: str) -> None:
         try:
-            self._router.bind(endpoint)
+            listen(self._router, endpoint)
         except zmq.ZMQError as error:
-            self.close()
+            self._let_go()
             number = error.errno or 0
             problem, cure = os.strerror(number), _CURES.get(number, "Check the address.")
             raise UnavailableError(f"the collector cannot listen at {endpoint}: {problem}. {cure}") from error

@@ -1,16 +1,19 @@
 """The receiver, with real ZeroMQ peers on this machine."""
 
+import contextlib
 import os
 import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeAlias
 
 import psutil
 import pytest
 import zmq
 
+from rankscope.collector.ingest.listeners import LISTENERS
 from rankscope.collector.ingest.receiver import Receiver, raise_open_files_limit
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -36,17 +39,17 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def connect(receiver: Receiver) -> Iterator[Connect]:
-    """Connects peers to the receiver, or to another one."""
+    """Connects peers to the receiver, or to another address."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealers = []
 
-    def connect_peer(peer: bytes, other: Receiver | None = None, **options: int) -> Dealer:
+    def connect_peer(peer: bytes, endpoint: str = "", **options: int) -> Dealer:
         dealer = context.socket(zmq.DEALER)
         dealers.append(dealer)
         dealer.setsockopt(zmq.IDENTITY, peer)
         for name, value in {"RCVTIMEO": DEADLINE_MS, "SNDTIMEO": DEADLINE_MS, "LINGER": 0, **options}.items():
             dealer.setsockopt(getattr(zmq, name), value)
-        dealer.connect((other or receiver).endpoint)
+        dealer.connect(endpoint or receiver.endpoint)
         return dealer
 
     yield connect_peer
@@ -144,7 +147,7 @@ def test_what_is_no_message_is_counted_by_reason(
 
 def test_a_frame_above_the_limit_is_counted_and_its_sender_stays(connect: Connect) -> None:
     receiver = Receiver("tcp://127.0.0.1:0", message_bytes_max=1000)
-    send_then_pong(connect(b"boot-one", receiver), b"x" * 1001)
+    send_then_pong(connect(b"boot-one", receiver.endpoint), b"x" * 1001)
     assert receive(receiver, 1) == [(b"boot-one", PONG)]
     assert receiver.refused == {"too_large": 1}
     receiver.close()
@@ -234,6 +237,34 @@ def test_the_kernel_is_told_to_close_connections_of_machines_that_are_gone(recei
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
+
+
+@pytest.mark.parametrize(("endpoint", "host"), [("tcp://*:0", "127.0.0.1"), ("tcp://[::]:0", "[::1]")])
+def test_whoever_connects_gets_in_whichever_listener_takes_him(connect: Connect, endpoint: str, host: str) -> None:
+    with contextlib.closing(Receiver(endpoint)) as receiver:
+        peers = {b"boot-%d" % number for number in range(5 * LISTENERS)}
+        address = f"tcp://{host}:{receiver.endpoint.rpartition(':')[2]}"
+        for peer in peers:
+            connect(peer, address, IPV6=1).send(encode(PONG))
+        assert {peer for peer, _ in receive(receiver, len(peers))} == peers
+
+
+def test_all_listeners_are_at_one_socket_and_go_with_the_receiver(receiver: Receiver) -> None:
+    port = int(receiver.endpoint.rpartition(":")[2])
+    sockets = psutil.Process().net_connections("tcp")
+    (file,) = (one.fd for one in sockets if one.laddr.port == port and one.status == psutil.CONN_LISTEN)
+    own_files = Path("/proc/self/fd")
+    socket_name = (own_files / str(file)).readlink()
+
+    def find_files() -> list[int]:
+        files = tuple(own_files.iterdir())  # the folder has a file of its own while it is read, which is gone then
+        return [int(one.name) for one in files if one.is_symlink() and one.readlink() == socket_name]
+
+    files = find_files()
+    assert len(files) == LISTENERS
+    assert not any(os.get_blocking(file) for file in files)
+    receiver.close()
+    assert find_files() == []
 
 
 def test_close_frees_the_port_and_may_be_called_twice(receiver: Receiver) -> None:
