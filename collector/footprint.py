@@ -2,7 +2,9 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
+import os
 import threading
 from pathlib import Path
 from typing import Final
@@ -12,6 +14,11 @@ GC_OBJECTS_MIN: Final = 50_000
 
 M_ARENA_MAX: Final = -8
 """glibc's number for the most heaps that malloc keeps, mallopt(3)."""
+
+HEAP_LOOK_S: Final = 20.0
+"""Between two looks for memory that is free and still held."""
+FREE_BYTES_MIN: Final = 32 * 2**20
+"""Less than this is left alone: it is used again within seconds."""
 
 THREAD_NAME_BYTES_MAX: Final = 15
 """The kernel's TASK_COMM_LEN without the zero at the end."""
@@ -32,6 +39,71 @@ def keep_one_heap() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
+
+class _HeapUse(ctypes.Structure):
+    """What mallinfo2(3) tells, in bytes. `fordblks` are free."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+class FreeMemory:
+    """What malloc holds free within the heap, for the kernel to have back."""
+
+    def __init__(self) -> None:
+        self._resident_bytes = 0
+        """The least since the last time: what was free then still counts as free, though no page of it is held."""
+
+    def give_back(self) -> bool:
+        """Give it back; whether there was much. Measured: after a collector with 512 ranks was stopped for four seconds
+        140 MiB were held and 44 used; giving the rest back took 18 ms. Other threads that ask malloc for memory wait
+        for it, those that run Python code do not.
+        """
+        library = _load_glibc()
+        if library is None or library.mallinfo2().fordblks < FREE_BYTES_MIN:
+            return False
+        resident_bytes = read_resident_bytes()
+        self._resident_bytes = min(self._resident_bytes, resident_bytes)
+        if resident_bytes < self._resident_bytes + FREE_BYTES_MIN:
+            return False
+        library.malloc_trim(0)
+        self._resident_bytes = read_resident_bytes()
+        return True
+
+
+def keep_giving_back() -> None:
+    """Look for free memory every HEAP_LOOK_S, from a thread that ends with the process."""
+
+    def work() -> None:
+        name_this_thread("heap")
+        memory, pause = FreeMemory(), threading.Event()
+        while not pause.wait(HEAP_LOOK_S):
+            memory.give_back()
+
+    if _load_glibc() is not None:
+        threading.Thread(target=work, name="rankscope-heap", daemon=True).start()
+
+
+def read_resident_bytes() -> int:
+    """Resident memory of this process. Raises OSError where there is no /proc."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@functools.cache
+def _load_glibc() -> ctypes.CDLL | None:
+    """None elsewhere than with glibc 2.33 and later."""
+    with contextlib.suppress(AttributeError, OSError):
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _HeapUse
+        library.malloc_trim.argtypes = [ctypes.c_size_t]
+        return library
+    return None
 
 
 def name_this_thread(name: str) -> None:

@@ -32,3 +32,25 @@ def test_the_garbage_collector_looks_seldom_and_never_again_at_what_was_there_at
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == [str(GC_OBJECTS_MIN), "True"]
     assert gc.isenabled()
+
+
+def test_memory_that_is_free_within_the_heap_goes_back_to_the_kernel() -> None:
+    """Every other block of a heap is freed, so that nothing goes back by itself; in a process of its own."""
+    program = """
+import ctypes
+from rankscope.collector.footprint import FREE_BYTES_MIN, FreeMemory, keep_one_heap, read_resident_bytes
+
+keep_one_heap()
+library, size, memory = ctypes.CDLL(None), 8192, FreeMemory()
+library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = [library.malloc(size) for _ in range(4 * FREE_BYTES_MIN // size)]
+for block in blocks:
+    ctypes.memset(block, 1, size)
+full = read_resident_bytes()
+print(memory.give_back())
+for block in blocks[::2]:
+    library.free(block)
+print(memory.give_back(), full - read_resident_bytes() > FREE_BYTES_MIN, memory.give_back())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "True", "True", "False"]
