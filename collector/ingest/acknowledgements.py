@@ -14,9 +14,9 @@ from rankscope.measure.units import NS_PER_MS
 REPORTS_MAX: Final = 8
 """Of the 64 that an agent sends ahead of their acknowledgement, so that a backlog never waits for one."""
 
-AGE_NS_MAX: Final = 1_200 * NS_PER_MS
-"""An agent asks where the collector stands after 2 s without an acknowledgement. At a report a second this is one for
-two reports, and 0.8 s are left for the way."""
+AGE_NS_MAX: Final = 4_000 * NS_PER_MS
+"""An agent asks where the collector stands after 6 s without an acknowledgement. At a report a second this is one for
+four or five reports, and 2 s are left for the way."""
 
 
 class Acknowledgements:

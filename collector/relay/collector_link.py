@@ -31,8 +31,7 @@ from rankscope.uplink.resend_buffer import ResendBuffer
 LOG = logging.getLogger("rankscope.relay")
 
 BLOCKED_NS_MAX: Final = 2 * NS_PER_S
-"""A collector that has taken nothing for so long is taken for gone: by then the ranks ask for it too (`resend_after_ns`
-of delivery.py), and what waits is old."""
+"""A collector that has taken nothing for so long is taken for gone, and what waits is old: the ranks have it still."""
 
 RECEIVES_PER_TURN_MAX: Final = 64
 """Batches of answers taken in before what is due is sent again."""

@@ -47,7 +47,7 @@ SHARD_RANKS: Final = 2_048
 """Of more ranks each shard of the page of ranks has a scrape of its own."""
 WARM_S: Final = 2 * SCRAPE_S + 3.0
 """Pages are written beforehand once they have been asked for twice at the same distance."""
-HELD_PER_RANK_MAX: Final = 4
+HELD_PER_RANK_MAX: Final = 6
 """Reports that a rank holds while all is well: acknowledgements come for several at a time."""
 
 

@@ -40,8 +40,6 @@ SPARE_FILES: Final = 256
 
 SLICE_NS: Final = 10 * NS_PER_MS
 """Between two turns of the loop: the ranks that are due then report together, and what has come for any is taken in."""
-NICENESS: Final = 5
-"""Ranks give way to the collector: of a job they are on other machines."""
 LATE_NS_MAX: Final = 100 * NS_PER_MS
 """A process that cannot keep up on a busy machine lets time go by: making up for it would be another load."""
 TELL_NS: Final = NS_PER_S // 2
@@ -252,7 +250,6 @@ class RankProcess:
 def run_ranks(task: Task, control: Pipe) -> None:
     """The main function of a process of ranks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process above says when to stop
-    os.nice(NICENESS)
     raise_open_files(len(task.own) * FILES_PER_RANK + SPARE_FILES)
     RankProcess(task, control).run()
 

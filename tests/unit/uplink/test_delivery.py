@@ -1,6 +1,7 @@
 """Delivery, event by event, on a clock that the test sets. Times are in ms: `at(200)` is 200 ms."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,9 @@ def at(milliseconds: int) -> int:
 
 
 def delivery_with(count: int, frames_max: int = 1000, **settings: int) -> Delivery:
-    """A delivery that holds frames 1 to `count`."""
-    delivery = Delivery(ResendBuffer(frames_max, 10**6), LongestPause(), DeliverySettings(**settings))  # type: ignore[arg-type]
+    """A delivery that holds frames 1 to `count` and asks after 2 s of silence."""
+    values: dict[str, Any] = {"resend_after_ns": at(2000), **settings}
+    delivery = Delivery(ResendBuffer(frames_max, 10**6), LongestPause(), DeliverySettings(**values))
     push(delivery, count)
     return delivery
 
