@@ -23,15 +23,18 @@ def find_excess(series: StepSeries, twins: Twins) -> Floats:
     """log(self time / median of the self times of those it is compared with), shape (n, ranks) as the series; NaN where
     its own or too many of theirs are not known.
     """
-    self_ns = np.maximum(series.self_ns, 1.0)
-    if len(twins.comparisons) == 1 and len(twins.comparisons[0].members) == len(series.ranks):  # nothing to be moved
-        return _compare(self_ns, self_ns)
+    rows = np.flatnonzero(~np.isnan(series.self_ns).all(axis=1))  # waiting is measured in some steps only
+    self_ns = np.maximum(series.self_ns[rows], 1.0)
     excess = np.full(series.self_ns.shape, np.nan)
     for comparison in twins.comparisons:
+        if len(comparison.members) == len(series.ranks):  # nothing to be moved
+            excess[rows] = _compare(self_ns, self_ns)
+            continue
         members = series.columns_of(comparison.members)
         mine = self_ns[:, members]
         are_all = comparison.against == comparison.members
-        excess[:, members] = _compare(mine, mine if are_all else self_ns[:, series.columns_of(comparison.against)])
+        against = mine if are_all else self_ns[:, series.columns_of(comparison.against)]
+        excess[np.ix_(rows, members)] = _compare(mine, against)
     return excess
 
 

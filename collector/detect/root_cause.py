@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.memory_pressure import find_memory_pressure
-from rankscope.collector.detect.series import Floats, Ints, StepSeries
+from rankscope.collector.detect.series import Cells, Ints, StepSeries
 from rankscope.collector.detect.stragglers import Slow
 from rankscope.collector.detect.view import GcPauses, Samples
 from rankscope.measure.records import DeviceSample, WindowBreakdown
@@ -61,7 +61,7 @@ def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
     return {name: value for name, value in found.items() if not np.isnan(value)}
 
 
-def _excess(values: Floats, rows: Ints, slow: Slow, series: StepSeries) -> float:
+def _excess(values: Cells, rows: Ints, slow: Slow, series: StepSeries) -> float:
     """The median excess over those peers of which every step is known that is known of the rank; NaN without any."""
     mine = values[rows, series.column_of(slow.rank)]
     known = ~np.isnan(mine)

@@ -3,13 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+class Cells(Protocol):
+    """Numbers of steps and ranks, of which those are read that are asked for; an array is one."""
+
+    def __getitem__(self, key: Any, /) -> Any:
+        """What numpy gives for this index."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,10 +33,10 @@ class StepSeries:
     ranks: tuple[int, ...]
     step_ns: Floats
     self_ns: Floats
-    cpu_ns: Floats
+    cpu_ns: Cells
     phases_ns: Mapping[str, Floats]
     self_is_measured: bool
-    tokens: Floats | None = None
+    tokens: Cells | None = None
     wait_caused_ns: Floats | None = None
 
     @cached_property

@@ -10,7 +10,7 @@ dropped only the agent can say, and it may hold one for dropped whose acknowledg
 between two bounds: at least what is missing since the life is known here, at most all that is not here.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,16 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 NOTHING_COUNTED: Final = StepCounts()
 
 
+class StepsSaid(NamedTuple):
+    """What the agent says of its steps in its last report: as Losses and Totals have it."""
+
+    made: int | None
+    buffered: int | None
+    overwritten: int
+    dropped_in_reports: int
+    reported: int
+
+
 class StepDraft(msgspec.Struct, frozen=True, gc=False):
     """What the account is computed from: where the life was first known from, what was published and late, and the last
     report, None where there is only what another collector had counted.
@@ -56,25 +66,25 @@ class StepDraft(msgspec.Struct, frozen=True, gc=False):
     reported_before: int
     published: int
     late: int
-    report: Report | None
+    said: StepsSaid | None
     restored: StepCounts
 
     def build(self) -> StepCounts:
         """The account as of that report."""
-        report = self.report
-        if report is None:
+        said = self.said
+        if said is None:
             return self.restored
-        not_here = max(0, report.totals.steps - self.published - self.late)
+        not_here = max(0, said.reported - self.published - self.late)
         missing_since = max(0, not_here - self.reported_before)
-        dropped = min(max(missing_since, report.losses.steps_dropped_in_reports), not_here)
+        dropped = min(max(missing_since, said.dropped_in_reports), not_here)
         if self.is_known_from_birth:
             dropped = not_here
         return StepCounts(
-            made=report.losses.steps_made,
-            buffered=report.losses.steps_buffered,
+            made=said.made,
+            buffered=said.buffered,
             published=self.published,
             published_elsewhere=not_here - dropped,
-            overwritten=report.losses.steps_overwritten,
+            overwritten=said.overwritten,
             dropped_in_reports=dropped,
             late=self.late,
         )
@@ -93,7 +103,7 @@ class StepAccount:
         """Records that came too late to be compared."""
         self._saved_reported: int | None = None
         self._saved_dropped = 0
-        self._report: Report | None = None
+        self._said: StepsSaid | None = None
         self._restored = NOTHING_COUNTED
 
     def restore(self, counts: StepCounts, dropped_said: int) -> None:
@@ -118,12 +128,19 @@ class StepAccount:
             self._saved_reported = None
         self._published += rows - late
         self.late += late
-        self._report = report
+        losses = report.losses
+        self._said = StepsSaid(
+            losses.steps_made,
+            losses.steps_buffered,
+            losses.steps_overwritten,
+            losses.steps_dropped_in_reports,
+            report.totals.steps,
+        )
 
     def draft(self) -> StepDraft:
         """What the account of this moment is computed from."""
         before = self._reported_before or 0
-        return StepDraft(self._is_known_from_birth, before, self._published, self.late, self._report, self._restored)
+        return StepDraft(self._is_known_from_birth, before, self._published, self.late, self._said, self._restored)
 
     @property
     def counts(self) -> StepCounts:

@@ -10,21 +10,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rankscope.collector.detect.clock_alignment import ClockSample, find_alignment
+from rankscope.collector.detect.clock_alignment import PackedSamples, find_alignment, unpack_samples
 from rankscope.collector.state.account import StepDraft
 from rankscope.collector.state.comparison import Comparison
+from rankscope.collector.state.latest import Latest
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot
 from rankscope.collector.state.vitals import Ending
 from rankscope.measure.messages import Hello, RankEnded, RankUnresponsive
-from rankscope.measure.records import (
-    AgentCost,
-    AllocatorSample,
-    DeviceSample,
-    HostSample,
-    Losses,
-    Totals,
-    WindowBreakdown,
-)
+from rankscope.measure.records import WindowBreakdown
 from rankscope.measure.stalls import GroupStatus, Stall
 
 
@@ -41,15 +34,9 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
     last_sequence: int
     steps: StepDraft
     breakdown: WindowBreakdown | None
-    totals: Totals
-    losses: Losses
+    latest: Latest
     collectives: tuple[CollectiveTotals, ...]
-    host: HostSample | None
-    devices: tuple[DeviceSample, ...]
-    allocator: AllocatorSample | None
-    overhead_ratio: float | None
-    cost: AgentCost
-    clock: tuple[ClockSample, ...]
+    clock: PackedSamples
     stalled: bool | None
     stall: Stall | None
     unresponsive: RankUnresponsive | None
@@ -60,7 +47,8 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
 
     def build(self, now_job_ns: int, comparison: Comparison) -> RankSnapshot:
         """The picture of this life as it was then."""
-        ending, alignment, steps = self.ending, find_alignment(self.clock, now_job_ns), self.steps.build()
+        ending, latest, steps = self.ending, self.latest, self.steps.build()
+        counted, alignment = latest.counted, find_alignment(unpack_samples(self.clock), now_job_ns)
         return RankSnapshot(
             identity=self.hello.identity,
             up=ending is None,
@@ -79,14 +67,14 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
             records_late=steps.late,
             steps=steps,
             breakdown=self.breakdown,
-            totals=self.totals,
-            losses=self.losses,
+            totals=counted.totals,
+            losses=counted.losses,
             collectives=self.collectives,
-            host=self.host,
-            devices=self.devices,
-            allocator=self.allocator,
-            overhead_ratio=self.overhead_ratio,
-            cost=self.cost,
+            host=latest.host,
+            devices=latest.devices,
+            allocator=latest.allocator,
+            overhead_ratio=counted.overhead_ratio,
+            cost=counted.cost,
             clock_error_ns=None if alignment is None else alignment.error_ns,
             stalled=self.stalled if ending is None else None,
             stall=self.stall,

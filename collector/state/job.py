@@ -13,7 +13,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
 from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.detect.series import Floats, StepSeries
+from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.slow_ranks import read_usual
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.twins import Twins, find_twins
@@ -71,7 +71,8 @@ class _Attempt:
     groups: GroupMembers = field(init=False)
     ranks: dict[int, RankState] = field(default_factory=dict)
     by_machine: dict[str, list[RankState]] = field(default_factory=dict)
-    series: StepSeries | None = None
+    is_looked_at: bool = False
+    """What a look reads, 0.1 GB of 16,384 ranks, is let go of when it is over."""
     slowdowns: Floats | None = None
     comparison: Comparison = NOT_COMPARED
     twins: tuple[tuple[int, ...], Mapping[int, Signature], Twins] | None = None
@@ -299,11 +300,12 @@ class JobState:
 
     def _detect(self, attempt: _Attempt, now_job_ns: int, standings: Mapping[int, RankStanding]) -> list[JobEffect]:
         ranks = tuple(sorted(attempt.ranks))
-        attempt.series = attempt.window.series(ranks, skip_steps=SKIP_STEPS)
+        attempt.is_looked_at = True
+        series = attempt.window.series(ranks, skip_steps=SKIP_STEPS)
         view = JobView(
             now_job_ns=now_job_ns,
             world_size=attempt.world_size,
-            series=attempt.series,
+            series=series,
             twins=attempt.find_twins(ranks),
             nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
             samples=read_samples(attempt.ranks),
@@ -317,7 +319,7 @@ class JobState:
         for steps, lost_ns in self._verdicts.charged:
             self._goodput.lose(steps.tolist(), lost_ns.tolist())
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
-        attempt.comparison = Comparison(attempt.series, attempt.slowdowns, self._config.detect_steps)
+        attempt.comparison = Comparison(series, attempt.slowdowns, self._config.detect_steps)
         self.step_picture = StepPicture.of(self._attempts, view)
         return effects
 
@@ -438,7 +440,7 @@ class JobState:
     def abstained(self) -> str | None:
         """Why detection gives no verdict; None when it looks."""
         attempt = self._attempt
-        return self._verdicts.abstained.get(STRAGGLER, None if attempt and attempt.series else NOBODY_YET)
+        return self._verdicts.abstained.get(STRAGGLER, None if attempt and attempt.is_looked_at else NOBODY_YET)
 
 
 def _run_slowdown_ratio(attempt: _Attempt, open_findings: Sequence[Finding]) -> float | None:

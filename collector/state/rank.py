@@ -11,6 +11,7 @@ from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.account import StepAccount
 from rankscope.collector.state.comparison import NOT_COMPARED
 from rankscope.collector.state.draft import RankDraft
+from rankscope.collector.state.latest import NOTHING_REPORTED, Latest
 from rankscope.collector.state.rings import BreakdownRing, PackedRing, PauseRing
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
@@ -18,16 +19,7 @@ from rankscope.collector.state.vitals import Vitals
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
-from rankscope.measure.records import (
-    SYNCHRONISING_OPS,
-    AgentCost,
-    AllocatorSample,
-    DeviceSample,
-    HostSample,
-    Losses,
-    Totals,
-    WindowBreakdown,
-)
+from rankscope.measure.records import SYNCHRONISING_OPS, WindowBreakdown
 from rankscope.measure.units import ns_to_s
 
 BREAKDOWNS_KEPT = 32
@@ -40,12 +32,16 @@ _ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
 
 
 class _KindTotals:
-    """One kind of collective counted up."""
+    """One kind of collective counted up. `last` is what was moved in the last step in which that could be told from
+    waiting, and in what time: bytes and ns.
+    """
+
+    __slots__ = ("count", "duration_ns", "last", "matched", "size_bytes", "transfer_ns", "wait_ns")
 
     def __init__(self) -> None:
         self.count = self.duration_ns = self.matched = self.wait_ns = self.transfer_ns = 0
         self.size_bytes: int | None = None
-        self.last: KindWaits | None = None
+        self.last: tuple[int, int] | None = None
 
     def add(self, kind: KindWaits) -> None:
         self.count += kind.calls
@@ -56,7 +52,7 @@ class _KindTotals:
         if kind.size_bytes is not None:
             self.size_bytes = (self.size_bytes or 0) + kind.size_bytes
         if kind.matched_bytes and kind.transfer_ns:
-            self.last = kind
+            self.last = kind.matched_bytes, kind.transfer_ns
 
     @classmethod
     def restore(cls, totals: CollectiveTotals) -> "_KindTotals":
@@ -78,13 +74,7 @@ class RankState:
         self.next_ping_job_ns = now_job_ns
         self.clock = ClockAlignment()
         self.vitals = Vitals()
-        self.totals = Totals()
-        self.losses = Losses()
-        self.host: HostSample | None = None
-        self.devices: tuple[DeviceSample, ...] = ()
-        self.allocator: AllocatorSample | None = None
-        self.overhead_ratio: float | None = None
-        self.cost = AgentCost()
+        self.latest: Latest = NOTHING_REPORTED
         self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
         self._breakdown: WindowBreakdown | None = None
         self.steps = StepAccount(hello.first_sequence)
@@ -112,7 +102,7 @@ class RankState:
         rank.duplicates = saved.duplicates
         rank.steps.restore(saved.steps, saved.losses.steps_dropped_in_reports)
         rank.last_report_wall_s, rank.last_step = saved.last_report_wall_s, saved.last_step
-        rank.totals, rank.losses, rank.devices = saved.totals, saved.losses, saved.devices
+        rank.latest = Latest.restore(saved.totals, saved.losses, saved.devices)
         rank._kinds = {(kind.group, kind.op): _KindTotals.restore(kind) for kind in saved.collectives}
         ended_ns = None if saved.ended_wall_s is None else clocks.to_job_ns(saved.ended_wall_s)
         rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
@@ -122,7 +112,7 @@ class RankState:
         self, clocks: Clocks, step_ns_median: float | None, collectives: tuple[CollectiveTotals, ...]
     ) -> SavedLife:
         """What is kept of this life, and of what was found of it: the median of its steps, and its collectives."""
-        vitals = self.vitals
+        vitals, counted = self.vitals, self.latest.counted
         ended_ns = None if self.is_live else vitals.ended_job_ns
         return SavedLife(
             hello=self._hello,
@@ -134,9 +124,9 @@ class RankState:
             last_report_wall_s=self.last_report_wall_s,
             last_step=self.last_step,
             step_ns_median=step_ns_median,
-            totals=self.totals,
-            losses=self.losses,
-            devices=self.devices,
+            totals=counted.totals,
+            losses=counted.losses,
+            devices=self.latest.devices,
             collectives=collectives,
             said=vitals.said,
             seen=vitals.seen,
@@ -167,24 +157,21 @@ class RankState:
 
     def take(self, report: Report, now_job_ns: int, now_wall_s: float) -> None:
         """Everything of a report but its steps and collectives."""
-        self.count_admitted(report.sequence, dropped=report.losses.reports_dropped - self.losses.reports_dropped)
+        dropped = 0  # asked for only of a rank that a collector before this one knew
+        if self.is_awaited:
+            dropped = report.losses.reports_dropped - self.latest.counted.losses.reports_dropped
+        self.count_admitted(report.sequence, dropped=dropped)
         self.last_seen_job_ns = now_job_ns
         self.last_report_wall_s = now_wall_s
-        self.totals, self.losses = report.totals, report.losses
+        self.latest = self.latest.after(report)
         if report.breakdowns:
             for window in report.breakdowns:
                 self.breakdowns.append(window)
             self._breakdown = self.breakdowns.sum
-        self.overhead_ratio = report.overhead_ratio
-        self.cost = report.cost
-        self.devices = report.devices or self.devices
-        self.allocator = report.allocator or self.allocator
         if report.allocator is not None:
             self.allocators.append(AllocatorCounts(report.totals.steps, report.allocator))
-        if report.host is not None:
-            self.host = report.host
-            if report.host.gc_pause_ns is not None:
-                self.gc_pauses.append(report.totals.steps, report.host.gc_pause_ns)
+        if report.host is not None and report.host.gc_pause_ns is not None:
+            self.gc_pauses.append(report.totals.steps, report.host.gc_pause_ns)
         self.vitals.take(report)
 
     @property
@@ -226,14 +213,8 @@ class RankState:
             self.last_sequence,
             self.steps.draft(),
             self._breakdown,
-            self.totals,
-            self.losses,
+            self.latest,
             self.total_collectives(group_sizes),
-            self.host,
-            self.devices,
-            self.allocator,
-            self.overhead_ratio,
-            self.cost,
             self.clock.samples,
             vitals.is_stalled,
             vitals.stall,
@@ -264,7 +245,8 @@ def _kind_totals(key: tuple[str, str], kind: _KindTotals, group_sizes: Mapping[s
     factor = bus_factor(op, size) if op in SYNCHRONISING_OPS else None
     bandwidth = None
     if kind.last is not None and factor is not None and size > 1:
-        bandwidth = kind.last.matched_bytes / ns_to_s(kind.last.transfer_ns) * factor
+        moved_bytes, transfer_ns = kind.last
+        bandwidth = moved_bytes / ns_to_s(transfer_ns) * factor
     return CollectiveTotals(
         group=group,
         op=op,

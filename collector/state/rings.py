@@ -1,6 +1,6 @@
 """The last few samples of one rank, kept small: as objects those of 16,384 ranks would be a gigabyte.
 
-    256 pauses of the garbage collector      as objects 32 KB a rank, here 5
+    256 pauses of the garbage collector      as objects 32 KB a rank, here 2.5
     32 counts of torch's allocator           20 KB, here 4
     32 breakdowns of full windows            13 KB, here 3
 
@@ -8,7 +8,6 @@ And none of it is anything that Python's garbage collector has to walk over.
 """
 
 from array import array
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar, overload
 
@@ -30,16 +29,19 @@ class PackedRing(Sequence[T], Generic[T]):
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[T]", kept: int) -> None:
         self._decoder = decoder
-        self._packed: deque[bytes] = deque(maxlen=kept)
+        self._kept = kept
+        self._packed: list[bytes] = []  # an empty deque has room for 64 already, which is 0.6 KB
 
     def append(self, sample: T) -> None:
         """One more; beyond `kept` the oldest goes."""
+        if self.is_full:
+            del self._packed[0]
         self._packed.append(_ENCODER.encode(sample))
 
     @property
     def is_full(self) -> bool:
         """Whether the next one takes the place of the oldest."""
-        return len(self._packed) == self._packed.maxlen
+        return len(self._packed) == self._kept
 
     def __iter__(self) -> Iterator[T]:
         return map(self._decoder.decode, tuple(self._packed))
@@ -58,20 +60,40 @@ class PackedRing(Sequence[T], Generic[T]):
 
 
 class PauseRing(Sequence[GcPauses]):
-    """The last `kept` pauses of Python's garbage collector."""
+    """The last `kept` pauses of Python's garbage collector: steps and pauses by turns, as what they are beyond the
+    first ones. That mostly has room in 32 bits; where pauses come to more than 2 s in all, 64 are taken.
+    """
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._numbers_max = 2 * (kept + PAUSES_LEFT_AT_ONCE)
-        self._numbers = array("q")
+        self._steps = self._pause_ns = 0
+        self._numbers = array("i")
 
     def append(self, steps: int, pause_ns: int) -> None:
         """One more."""
-        numbers = self._numbers
-        numbers.append(steps)
-        numbers.append(pause_ns)
-        if len(numbers) >= self._numbers_max:
-            del numbers[: 2 * PAUSES_LEFT_AT_ONCE]
+        if not self._numbers:
+            self._steps, self._pause_ns = steps, pause_ns
+        more = steps - self._steps, pause_ns - self._pause_ns
+        try:
+            self._numbers.extend(more)
+        except OverflowError:
+            del self._numbers[len(self._numbers) // 2 * 2 :]  # the first of the two may have had room
+            self._numbers = array("q", [*self._numbers, *more])
+        if len(self._numbers) >= self._numbers_max:
+            self._leave()
+
+    def _leave(self) -> None:
+        """The oldest go, and the others are counted from the first that stays."""
+        numbers = self._numbers[2 * PAUSES_LEFT_AT_ONCE :].tolist()
+        steps, pause_ns = numbers[:2]
+        self._steps, self._pause_ns = self._steps + steps, self._pause_ns + pause_ns
+        numbers[::2] = [number - steps for number in numbers[::2]]
+        numbers[1::2] = [number - pause_ns for number in numbers[1::2]]
+        try:
+            self._numbers = array("i", numbers)
+        except OverflowError:
+            self._numbers = array("q", numbers)
 
     def __len__(self) -> int:
         return min(self._kept, len(self._numbers) // 2)
@@ -86,7 +108,7 @@ class PauseRing(Sequence[GcPauses]):
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         first = len(self._numbers) - 2 * (len(self) - place % len(self))
-        return GcPauses(self._numbers[first], self._numbers[first + 1])
+        return GcPauses(self._steps + self._numbers[first], self._pause_ns + self._numbers[first + 1])
 
 
 _BREAKDOWNS: Final = msgspec.msgpack.Decoder(WindowBreakdown)

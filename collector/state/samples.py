@@ -29,7 +29,7 @@ def read_samples(ranks: Mapping[int, RankState]) -> Samples:
     return Samples(
         breakdowns=_OfRanks(ranks, lambda rank: rank.breakdowns),
         gc_pauses=_OfRanks(ranks, lambda rank: rank.gc_pauses),
-        devices=_OfRanks(ranks, lambda rank: rank.devices),
+        devices=_OfRanks(ranks, lambda rank: rank.latest.devices),
         allocators=_OfRanks(ranks, lambda rank: rank.allocators),
-        hosts=_OfRanks(ranks, lambda rank: rank.host),
+        hosts=_OfRanks(ranks, lambda rank: rank.latest.host),
     )

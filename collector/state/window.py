@@ -15,6 +15,7 @@ from rankscope.collector.detect.blame import find_blame
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.waits import KindWaits, RankCollectives, split_waits
+from rankscope.collector.state.sparse_rows import SparseRows
 from rankscope.collector.state.transfer_ring import TransferRing
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import PHASE_PREFIX, Collectives
@@ -56,9 +57,9 @@ class StepWindow:
         self._cell = np.float64 if steps_kept * world_size <= WHOLE_CELLS_MAX else np.float32
         self._steps = np.full(steps_kept, -1, dtype=np.int64)
         self._columns = {name: self._empty() for name in ("duration_ns", "cpu_ns", "tokens")}
-        self._wait_ns = self._empty()
+        self._wait_ns = SparseRows(world_size, self._cell)
         self._transfers = TransferRing(steps_kept)
-        self._wait_caused_ns: Floats | None = None
+        self._wait_caused_ns: SparseRows | None = None
         self._charges = 0
         self._phases_ns: dict[str, Floats] = {}
         self._pending: dict[int, dict[int, RankCollectives]] = {}
@@ -73,8 +74,12 @@ class StepWindow:
         self._watched = False
 
     def _empty(self) -> Floats:
-        """Floats in type only: the cells of a large job have half the size. Who reads them makes them whole."""
-        return np.full((self._kept, self._world_size), np.nan, dtype=self._cell)
+        """Floats in type only: the cells of a large job have half the size. Who reads them makes them whole. Memory is
+        taken by the rows that a step has taken: what was never written to is none.
+        """
+        found = np.empty((self._kept, self._world_size), dtype=self._cell)
+        found[self._steps >= 0] = np.nan
+        return found
 
     # -- filling ------------------------------------------------------------------------------------------------------
 
@@ -190,16 +195,19 @@ class StepWindow:
         if blame is None:
             return
         if self._wait_caused_ns is None:  # of a job too large to be charged it is never needed
-            self._wait_caused_ns = self._empty()
-        self._wait_caused_ns[step % self._kept, list(blame.ranks)] = blame.caused_ns
+            self._wait_caused_ns = SparseRows(self._world_size, self._cell)
+        caused_ns = np.full(self._world_size, np.nan)
+        caused_ns[list(blame.ranks)] = blame.caused_ns
+        self._wait_caused_ns.put(step % self._kept, caused_ns)
 
     def _resolve(self, step: int, slot: int) -> list[KindWaits]:
         pending = self._pending.pop(step, {})
         waits = split_waits(pending, self._group_sizes)
         self._transfers.put(slot, waits.kinds, self._group_sizes)
-        self._wait_ns[slot] = 0.0
+        exposed_ns = np.zeros(self._world_size)
         for rank, wait_ns in waits.exposed_ns.items():
-            self._wait_ns[slot, rank] = np.nan if wait_ns is None else float(wait_ns)
+            exposed_ns[rank] = np.nan if wait_ns is None else float(wait_ns)
+        self._wait_ns.put(slot, exposed_ns)
         # Full windows do not tell sizes, and a signature without sizes would not tell pipeline stages apart.
         if pending and all(bool(np.all(found.size_bytes != MISSING)) for found in pending.values()):
             signatures = {rank: self._sign(rank, found) for rank, found in pending.items()}
@@ -250,8 +258,10 @@ class StepWindow:
             self._covered[slots] = False
             self._covered_count[slots] = 0
             self._transfers.clear(slots)
-            charged = () if self._wait_caused_ns is None else (self._wait_caused_ns,)
-            for values in (*self._columns.values(), self._wait_ns, *charged, *self._phases_ns.values()):
+            self._wait_ns.clear(slots)
+            if self._wait_caused_ns is not None:
+                self._wait_caused_ns.clear(slots)
+            for values in (*self._columns.values(), *self._phases_ns.values()):
                 values[slots] = np.nan
         return rows
 
@@ -269,14 +279,27 @@ class StepWindow:
         cells = slots if len(ranks) == self._world_size else np.ix_(slots, columns)
         step_ns = _read(self._columns["duration_ns"], cells)
         phases_ns = _Selected(self._phases_ns, cells)
-        self_ns = step_ns - _read(self._wait_ns, cells)
         measured = self._watched or self.latest_step < STAND_IN_STEPS
-        if not measured:
-            present = [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
-            self_ns = np.sum(present, axis=0) if present else self_ns
-        cpu_ns, tokens = (_read(self._columns[name], cells) for name in ("cpu_ns", "tokens"))
-        caused_ns = None if self._wait_caused_ns is None else _read(self._wait_caused_ns, cells)
-        return StepSeries(self._steps[slots], ranks, step_ns, self_ns, cpu_ns, phases_ns, measured, tokens, caused_ns)
+        present = () if measured else [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
+        caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)[:, columns]
+        return StepSeries(
+            steps=self._steps[slots],
+            ranks=ranks,
+            step_ns=step_ns,
+            self_ns=np.sum(present, axis=0) if present else self._measured_self_ns(step_ns, slots, columns),
+            cpu_ns=_Cells(self._columns["cpu_ns"], cells),
+            phases_ns=phases_ns,
+            self_is_measured=measured,
+            tokens=_Cells(self._columns["tokens"], cells),
+            wait_caused_ns=caused_ns,
+        )
+
+    def _measured_self_ns(self, step_ns: Floats, slots: Ints, columns: Ints) -> Floats:
+        """The steps without the waiting in them, NaN where that is not known."""
+        self_ns = np.full_like(step_ns, np.nan)
+        for place, wait_ns in self._wait_ns.items(slots):
+            self_ns[place] = step_ns[place] - wait_ns[columns]
+        return self_ns
 
     def transfers(self, *, skip_steps: int) -> GroupTransfers:
         """What the data movement of each process group took in the steps of `series`."""
@@ -318,6 +341,20 @@ class _Selected(Mapping[str, Floats]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+class _Cells:
+    """Some rows and columns of an array, taken when any of them are asked for."""
+
+    def __init__(self, values: Floats, cells: Any) -> None:
+        self._values = values
+        self._cells = cells
+        self._taken: Floats | None = None
+
+    def __getitem__(self, key: Any, /) -> Any:
+        if self._taken is None:
+            self._taken = _read(self._values, self._cells)
+        return self._taken[key]
 
 
 def _read(values: Floats, cells: Any) -> Floats:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from rankscope.collector.detect.clock_alignment import SAMPLES_MAX, Alignment, ClockAlignment, latest_arrival_ns
+from rankscope.collector.detect.clock_alignment import (
+    SAMPLES_MAX,
+    Alignment,
+    ClockAlignment,
+    latest_arrival_ns,
+    unpack_samples,
+)
 from rankscope.measure.units import JobNs
 
 
@@ -109,10 +115,15 @@ def test_clock_that_drifts_within_the_bound_is_no_jump() -> None:
     second = 10**9
     samples = [(at * second, at * second + at * 100_000, at * second) for at in range(0, 1_000, 100)]
     assert alignment_of(*samples).at(JobNs(900 * second)) == Alignment(90_000_000, 0)
-    assert len(alignment_of(*samples)._samples) == 10
+    assert len(unpack_samples(alignment_of(*samples).samples)) == 10
 
 
 @pytest.mark.parametrize("offset_ns", [0, 10**18, -(10**18)])
 def test_moment_of_the_ranks_clock_is_moved_by_the_offset(offset_ns: int) -> None:
     alignment = alignment_of((1_000, 1_200 + offset_ns, 1_400))
     assert alignment.to_job_time(9_000 + offset_ns, JobNs(1_400)) == 9_000
+
+
+def test_time_that_no_clock_tells_is_no_answer() -> None:
+    alignment = alignment_of((0, 50, 100), (1_000, 2**63 + 1_050, 1_100), (2_000, -(2**64), 2_100))
+    assert alignment.at(JobNs(1_100)) == alignment_of((0, 50, 100)).at(JobNs(1_100))

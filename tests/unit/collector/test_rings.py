@@ -92,3 +92,19 @@ def test_pauses_are_a_sequence_like_any_other() -> None:
     assert (list(ring[1:]), ring[-3], next(reversed(ring))) == ([GcPauses(2, 2), GcPauses(3, 3)], (1, 1), (3, 3))
     with pytest.raises(IndexError):
         ring[3]
+
+
+@pytest.mark.parametrize("pause_ns", [1, 2**31 - 1, 2**31, 2**50])
+def test_pauses_of_any_length_are_kept_to_the_nanosecond(pause_ns: int) -> None:
+    ring = PauseRing(kept=10)
+    made = [GcPauses(step, step * pause_ns) for step in range(1, 5 * PAUSES_LEFT_AT_ONCE)]
+    for steps, so_far_ns in made:
+        ring.append(steps, so_far_ns)
+    assert list(ring) == made[-10:]
+
+
+def test_one_long_pause_among_short_ones_is_kept_to_the_nanosecond() -> None:
+    ring = PauseRing(kept=3)
+    for steps, so_far_ns in ((1, 5), (2, 2**40), (3, 2**40 + 1)):
+        ring.append(steps, so_far_ns)
+    assert list(ring) == [(1, 5), (2, 2**40), (3, 2**40 + 1)]

@@ -1,0 +1,53 @@
+"""The last report of a rank, packed: what is unpacked is what was said, and samples stay until there is a newer one."""
+
+import msgspec
+
+from rankscope.collector.state.latest import NOTHING_REPORTED, Counted, Latest
+from rankscope.measure.messages import Report
+from rankscope.measure.records import AgentCost, AllocatorSample, DeviceSample, HostSample, Losses, Totals
+
+TOTALS = Totals(steps=7, step_ns=700, phases_ns={"data": 5}, samples=None, tokens=2**62)
+LOSSES = Losses(steps_overwritten=1, errors={"probe": 2}, steps_made=8)
+COST = AgentCost(part_ns={"step_hooks": 3}, dropped={"full_windows": True}, full_stretch_ratio=1.5)
+HOST = HostSample(host_ns=9, cpu_ns=8, gc_pause_ns=None)
+GPU = DeviceSample(host_ns=9, uuid="GPU-1", power_watts=0.1, throttle_reasons=("sw_power_cap",), absent={"xid": "no"})
+ALLOCATOR = AllocatorSample(host_ns=9, allocated_bytes=2**40, absent={"retries": "no"})
+WHOLE = Report(
+    sequence=1, host_ns=9, totals=TOTALS, losses=LOSSES, cost=COST, overhead_ratio=0.004, host=HOST, devices=(GPU, GPU),
+    allocator=ALLOCATOR,
+)  # fmt: skip
+
+
+def samples_of(latest: Latest) -> tuple[object, ...]:
+    return latest.host, latest.devices, latest.allocator
+
+
+def test_before_any_report_nothing_is_known() -> None:
+    assert NOTHING_REPORTED.counted == Counted()
+    assert samples_of(NOTHING_REPORTED) == (None, (), None)
+
+
+def test_everything_is_unpacked_as_it_was_said() -> None:
+    latest = NOTHING_REPORTED.after(WHOLE)
+    assert latest.counted == (TOTALS, LOSSES, 0.004, COST)
+    assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
+
+
+def test_samples_stay_until_there_are_newer_ones_and_counts_are_of_the_last_report() -> None:
+    latest = NOTHING_REPORTED.after(WHOLE).after(Report(sequence=2, host_ns=10, totals=Totals(steps=9)))
+    assert latest.counted == Counted(Totals(steps=9))
+    assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
+    newer = msgspec.structs.replace(HOST, host_ns=11)
+    assert samples_of(latest.after(Report(sequence=3, host_ns=11, host=newer))) == (newer, (GPU, GPU), ALLOCATOR)
+
+
+def test_a_report_does_not_change_what_a_picture_refers_to() -> None:
+    kept = NOTHING_REPORTED.after(WHOLE)
+    kept.after(Report(sequence=2, host_ns=10))
+    assert kept.counted.totals == TOTALS
+
+
+def test_what_was_saved_is_gone_on_with() -> None:
+    latest = Latest.restore(TOTALS, LOSSES, (GPU,))
+    assert latest.counted == Counted(TOTALS, LOSSES)
+    assert samples_of(latest) == (None, (GPU,), None)

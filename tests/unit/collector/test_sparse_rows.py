@@ -1,0 +1,45 @@
+"""Rows of a ring that are seldom known: what was put is read, and everything else is NaN."""
+
+import numpy as np
+
+from rankscope.collector.state.sparse_rows import SparseRows
+
+NAN = float("nan")
+
+
+def slots(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int64)
+
+
+def test_slots_are_read_in_the_order_asked_for_with_nan_where_nothing_is_known() -> None:
+    rows = SparseRows(2, np.float64)
+    rows.put(3, np.array([1.0, NAN]))
+    rows.put(1, np.array([5.0, 6.0]))
+    np.testing.assert_equal(rows.read(slots(1, 2, 3)), [[5.0, 6.0], [NAN, NAN], [1.0, NAN]])
+
+
+def test_cleared_slot_is_not_known_and_the_others_stay() -> None:
+    rows = SparseRows(1, np.float64)
+    rows.put(0, np.array([1.0]))
+    rows.put(1, np.array([2.0]))
+    rows.clear(slots(1, 7))
+    assert [(place, row.tolist()) for place, row in rows.items(slots(1, 0))] == [(1, [1.0])]
+
+
+def test_row_that_is_put_again_takes_the_place_of_the_former_one() -> None:
+    rows = SparseRows(1, np.float64)
+    rows.put(0, np.array([1.0]))
+    rows.put(0, np.array([2.0]))
+    assert rows.read(slots(0)).tolist() == [[2.0]]
+
+
+def test_rows_of_half_the_size_are_read_whole_to_seven_digits() -> None:
+    rows = SparseRows(1, np.float32)
+    rows.put(0, np.array([1e9 + 1]))
+    read = rows.read(slots(0))
+    assert read.dtype == np.float64
+    assert read.tolist() == [[1e9]]
+
+
+def test_no_slots_are_no_rows() -> None:
+    assert SparseRows(3, np.float64).read(slots()).shape == (0, 3)
