@@ -33,8 +33,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rankscope.collector.detect.collective_blocks import Step, count_rows, find_ranks
 from rankscope.collector.detect.series import Floats, Ints
-from rankscope.collector.detect.waits import Matched, RankCollectives, match_operations
+from rankscope.collector.detect.waits import Matched, match_operations
 from rankscope.measure.units import NS_PER_MS
 
 OPERATIONS_MAX: Final = 1024
@@ -69,15 +70,15 @@ class Blame(NamedTuple):
         return np.asarray(self.charged_ns.sum(axis=1) + self.untraced_ns)
 
 
-def find_blame(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> Blame | None:
+def find_blame(step: Step, group_sizes: Mapping[str, int]) -> Blame | None:
     """Charge the waiting of one step; None when it has more than OPERATIONS_MAX operations or CELLS_MAX cells."""
-    if len(by_rank) * sum(len(found.op) for found in by_rank.values()) > CELLS_MAX:
+    ranks = find_ranks(step)
+    if len(ranks) * count_rows(step) > CELLS_MAX:
         return None
-    matched = match_operations(by_rank, group_sizes)
+    matched = match_operations(step, group_sizes)
     operation = _number_operations(matched.key)
     if operation.max(initial=-1) >= OPERATIONS_MAX:
         return None
-    ranks = tuple(sorted(by_rank))
     paths = _Paths(matched, np.searchsorted(ranks, matched.rank))
     charges = _Charges(len(ranks))
     for rows in _in_order(matched, operation):
@@ -85,7 +86,7 @@ def find_blame(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str,
             charges.hold_up(paths, rows)
         else:
             charges.share_out(paths, rows)
-    return Blame(ranks, charges.paid_ns[:, :-1], charges.paid_ns[:, -1], charges.passed_on_ns)
+    return Blame(tuple(ranks.tolist()), charges.paid_ns[:, :-1], charges.paid_ns[:, -1], charges.passed_on_ns)
 
 
 def _in_order(matched: Matched, operation: Ints) -> Iterator[Ints]:

@@ -39,34 +39,28 @@ certainly not its own work, so it counts as exposed waiting here: otherwise the 
 late receiver would be taken for slow itself.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rankscope.collector.detect.collective_blocks import (
+    Ints,
+    Kinds,
+    Rows,
+    Step,
+    differs_from_previous,
+    find_ranks,
+    number_rows,
+    stack,
+)
 from rankscope.measure import intervals
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
 
-Ints = npt.NDArray[np.int64]
-
-
-class RankCollectives(NamedTuple):
-    """The collectives of one rank in one step, as columns of equal length. `group` and `op` index the two lists of
-    names; `sequence`, `size_bytes` and `exposed_ns` may be MISSING.
-    """
-
-    groups: Sequence[str]
-    ops: Sequence[str]
-    group: Ints
-    op: Ints
-    sequence: Ints
-    start_ns: Ints
-    duration_ns: Ints
-    size_bytes: Ints
-    exposed_ns: Ints
+Floats = npt.NDArray[np.float64]
 
 
 class KindWaits(NamedTuple):
@@ -88,25 +82,45 @@ class KindWaits(NamedTuple):
     exposed_transfer_ns: int
 
 
-class StepWaits(NamedTuple):
-    """One step: per rank its exposed waiting (and transfer, where told), None where a collective was not found on every
-    member of its group.
+class KindColumns(NamedTuple):
+    """The kinds of collective of all ranks in one step, by column: a row for each rank and kind, by rank and kind.
+
+    `kind` indexes `kinds`; the other columns are those of KindWaits, `size_bytes` MISSING where it is not known.
     """
 
-    exposed_ns: dict[int, int | None]
-    kinds: list[KindWaits]
-
-
-class _Rows(NamedTuple):
-    """The collectives of all ranks under each other. `kind` numbers (group, op), `key` the matched operations."""
-
+    kinds: Kinds
     rank: Ints
     kind: Ints
-    key: Ints
-    start_ns: Ints
+    calls: Ints
     duration_ns: Ints
     size_bytes: Ints
-    exposed_ns: Ints
+    matched: Ints
+    wait_ns: Ints
+    transfer_ns: Ints
+    matched_bytes: Ints
+    exposed_transfer_ns: Ints
+
+    def rows(self) -> Iterator[KindWaits]:
+        """Row by row."""
+        columns = [column.tolist() for column in self[1:]]
+        for row in zip(*columns, strict=True):
+            rank, kind, calls, duration_ns, size_bytes, matched, wait_ns, transfer_ns, matched_bytes, bare_ns = row
+            group, op = self.kinds[kind]
+            known_bytes = None if size_bytes == MISSING else size_bytes
+            yield KindWaits(
+                rank, group, op, calls, duration_ns, known_bytes, matched, wait_ns, transfer_ns, matched_bytes, bare_ns
+            )
+
+
+class StepWaits(NamedTuple):
+    """One step. Of each of `ranks`, which ascend, its exposed waiting (and transfer, where told), shape (ranks,) in ns:
+    NaN where a collective was not found on every member of its group.
+    """
+
+    ranks: Ints
+    exposed_ns: Floats
+    kinds: KindColumns
+    rows: Rows
 
 
 class _Exposure(NamedTuple):
@@ -117,10 +131,6 @@ class _Exposure(NamedTuple):
     begin_ns: Ints
     end_ns: Ints
     stretch_ns: int
-
-
-Kinds = list[tuple[str, str]]
-"""The (group, op) of each kind."""
 
 
 class Matched(NamedTuple):
@@ -140,35 +150,38 @@ class Matched(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A step with what each row came to. `is_matched`: it was found on all members and synchronises; `unknown` are the
-    ranks with a row that was not found on all. `wait_ns` and `transfer_ns` are of every row that may wait.
+    """A step with what each row came to. `is_matched`: it was found on all members and synchronises; `is_unknown`: it
+    was not found on all, and makes its rank's waiting unknown. `wait_ns` and `transfer_ns` are of every row that may
+    wait.
     """
 
-    rows: _Rows
+    rows: Rows
     kinds: Kinds
-    unknown: set[int]
+    is_unknown: npt.NDArray[np.bool_]
     exposure: _Exposure
     is_matched: npt.NDArray[np.bool_]
     wait_ns: Ints
     transfer_ns: Ints
 
 
-def split_waits(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> StepWaits:
+def split_waits(step: Step, group_sizes: Mapping[str, int]) -> StepWaits:
     """Match the collectives of all ranks in one step and split each into waiting and transfer.
 
     Matched by (group, op, sequence); without a sequence by (group, op, how manieth). Point-to-point operations
     have no waiting; one that some member did not report, or whose group's size is not known yet, makes the exposed
-    waiting of its members None.
+    waiting of its members unknown.
     """
-    split = _split(by_rank, group_sizes)
-    exposed_ns = _exposed(split, max(by_rank, default=0) + 1)
-    exposed = {rank: None if rank in split.unknown else int(exposed_ns[rank]) for rank in by_rank}
-    return StepWaits(exposed, _sum_kinds(split))
+    ranks = find_ranks(step)
+    rank_count = int(ranks.max(initial=0)) + 1
+    split = _split(step, group_sizes, rank_count)
+    exposed_ns = _exposed(split, rank_count).astype(np.float64)
+    exposed_ns[split.rows.rank[split.is_unknown]] = np.nan
+    return StepWaits(ranks, exposed_ns[ranks], _sum_kinds(split), split.rows)
 
 
-def match_operations(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> Matched:
+def match_operations(step: Step, group_sizes: Mapping[str, int]) -> Matched:
     """The same matching and waiting, operation by operation."""
-    split = _split(by_rank, group_sizes)
+    split = _split(step, group_sizes, int(find_ranks(step).max(initial=0)) + 1)
     rows, exposure = split.rows, split.exposure
     order = np.lexsort((rows.start_ns, rows.rank))
     wait_ns = split.wait_ns[order]
@@ -179,8 +192,8 @@ def match_operations(by_rank: Mapping[int, RankCollectives], group_sizes: Mappin
     return Matched(rows.rank[order], key, rows.start_ns[order], rows.duration_ns[order], wait_ns, hindered_ns)
 
 
-def _split(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int]) -> _Split:
-    rows, kinds = _stack(by_rank)
+def _split(step: Step, group_sizes: Mapping[str, int], rank_count: int) -> _Split:
+    rows, kinds = stack(step)
     shortest_ns, found = _shortest(rows.key, rows.duration_ns)
     expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in kinds])
     synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in kinds]) > 0
@@ -191,75 +204,17 @@ def _split(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str, int
     return _Split(
         rows=rows,
         kinds=kinds,
-        unknown=set(rows.rank[holds_up & (found != expected)].tolist()),
-        exposure=_find_exposure(rows, max(by_rank, default=0) + 1),
+        is_unknown=holds_up & (found != expected),
+        exposure=_find_exposure(rows, rank_count),
         is_matched=complete & synchronises,
         wait_ns=np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
         transfer_ns=np.where(handed_over, handover_ns, shortest_ns),
     )
 
 
-def _of_kind(rows: _Rows, values: Sequence[int]) -> Ints:
+def _of_kind(rows: Rows, values: Sequence[int]) -> Ints:
     """A value of each kind, for each row."""
     return np.array(values, dtype=np.int64)[rows.kind] if len(rows.kind) else rows.kind
-
-
-def _stack(by_rank: Mapping[int, RankCollectives]) -> tuple[_Rows, Kinds]:
-    """The columns of all ranks under each other, each rank's by start, and what kinds there are."""
-    group_numbers: dict[str, int] = {}
-    op_numbers: dict[str, int] = {}
-    group, op = (
-        _concatenate(_renumber(names, index, numbers) for names, index in columns)
-        for columns, numbers in (
-            ([(found.groups, found.group) for found in by_rank.values()], group_numbers),
-            ([(found.ops, found.op) for found in by_rank.values()], op_numbers),
-        )
-    )
-    rank = np.repeat(np.array(list(by_rank), dtype=np.int64), [len(found.op) for found in by_rank.values()])
-    sequence, start_ns, *others = (
-        _concatenate(getattr(found, name) for found in by_rank.values())
-        for name in ("sequence", "start_ns", "duration_ns", "size_bytes", "exposed_ns")
-    )
-    codes, kind = np.unique(group * max(1, len(op_numbers)) + op, return_inverse=True)
-    groups, ops = list(group_numbers), list(op_numbers)
-    kinds = [(groups[code // len(ops)], ops[code % len(ops)]) for code in codes.tolist()]
-    order = np.lexsort((start_ns, kind, rank))
-    rank, kind, sequence, start_ns, *others = (column[order] for column in (rank, kind, sequence, start_ns, *others))
-    numbered = sequence != MISSING
-    number = np.where(numbered, sequence, _count_within(rank, kind))
-    return _Rows(rank, kind, _number_rows(kind, number, numbered), start_ns, *others), kinds
-
-
-def _concatenate(columns: Iterable[Ints]) -> Ints:
-    return np.concatenate([np.empty(0, dtype=np.int64), *columns])
-
-
-def _renumber(names: Sequence[str], index: Ints, numbers: dict[str, int]) -> Ints:
-    """A column of indices into one rank's names, by the numbers that all ranks share."""
-    shared = [numbers.setdefault(name, len(numbers)) for name in names]
-    return np.array(shared, dtype=np.int64)[index] if len(index) else index
-
-
-def _count_within(*sorted_keys: Ints) -> Ints:
-    """For each row how many with the same keys come before it; rows with the same keys follow each other."""
-    row = np.arange(len(sorted_keys[0]))
-    begins = _differs_from_previous(*sorted_keys)
-    return row - np.maximum.accumulate(np.where(begins, row, 0))
-
-
-def _number_rows(*columns: npt.NDArray[Any]) -> Ints:
-    """The same number for rows that are the same in every column."""
-    order = np.lexsort(columns)
-    numbers = np.empty(len(order), dtype=np.int64)
-    numbers[order] = np.cumsum(_differs_from_previous(*(column[order] for column in columns))) - 1
-    return numbers
-
-
-def _differs_from_previous(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """For each row whether it differs from the one before in any column; the first row does."""
-    differs = np.ones(len(columns[0]), dtype=bool)
-    differs[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return differs
 
 
 def _shortest(key: Ints, duration_ns: Ints) -> tuple[Ints, Ints]:
@@ -271,18 +226,18 @@ def _shortest(key: Ints, duration_ns: Ints) -> tuple[Ints, Ints]:
     return shortest[key], np.bincount(key)[key]
 
 
-def _shortest_handover(rows: _Rows, kinds: Kinds) -> tuple[npt.NDArray[np.bool_], Ints]:
+def _shortest_handover(rows: Rows, kinds: Kinds) -> tuple[npt.NDArray[np.bool_], Ints]:
     """Which rows are point to point, and for each row the shortest duration of its operation and size on any rank."""
     handed_over = _of_kind(rows, [op in POINT_TO_POINT_OPS for _, op in kinds]) > 0
     if not handed_over.any():  # as in most jobs: then nothing has to be sorted
         return handed_over, rows.duration_ns
     ops = sorted({op for _, op in kinds})
     op = _of_kind(rows, [ops.index(op) for _, op in kinds])
-    shortest_ns, _ = _shortest(_number_rows(op, rows.size_bytes), rows.duration_ns)
+    shortest_ns, _ = _shortest(number_rows(op, rows.size_bytes), rows.duration_ns)
     return handed_over, shortest_ns
 
 
-def _find_exposure(rows: _Rows, rank_count: int) -> _Exposure:
+def _find_exposure(rows: Rows, rank_count: int) -> _Exposure:
     """All ranks at once: each rank's times are moved to a stretch of the axis of its own."""
     if len(rows.rank) == 0:
         return _Exposure(rows.rank, rows.rank, 1)
@@ -309,38 +264,38 @@ def _exposed(split: _Split, rank_count: int) -> Ints:
     return np.bincount(ranks, weights=lengths, minlength=rank_count).astype(np.int64)
 
 
-def _sum_kinds(split: _Split) -> list[KindWaits]:
+def _sum_kinds(split: _Split) -> KindColumns:
     """Rows lie by rank and kind."""
-    rows, kinds = split.rows, split.kinds
+    rows, exposure = split.rows, split.exposure
     if len(rows.rank) == 0:
-        return []
-    firsts = np.flatnonzero(_differs_from_previous(rows.rank, rows.kind))
+        return KindColumns([], *[rows.rank] * (len(KindColumns._fields) - 1))
+    firsts = np.flatnonzero(differs_from_previous(rows.rank, rows.kind))
     has_size = rows.size_bytes != MISSING
-    sized = np.logical_and.reduceat(has_size, firsts)
-    columns = (
-        np.ones(len(rows.rank), dtype=np.int64),
-        rows.duration_ns,
-        np.where(has_size, rows.size_bytes, 0),
-        split.is_matched.astype(np.int64),
-        *(np.where(split.is_matched, column, 0) for column in (split.wait_ns, split.transfer_ns)),
-        np.where(split.is_matched & has_size, rows.size_bytes, 0),
-        np.where(split.is_matched, np.minimum(split.transfer_ns, split.exposure.end_ns - split.exposure.begin_ns), 0),
-    )
-    sums = [np.add.reduceat(column, firsts).tolist() for column in columns]
-    found = zip(rows.rank[firsts].tolist(), rows.kind[firsts].tolist(), sized.tolist(), *sums, strict=True)
-    return [
-        KindWaits(
-            rank=rank,
-            group=kinds[kind][0],
-            op=kinds[kind][1],
-            calls=calls,
-            duration_ns=duration_ns,
-            size_bytes=size_bytes if is_sized else None,
-            matched=both,
-            wait_ns=wait_ns,
-            transfer_ns=moved_ns,
-            matched_bytes=both_bytes if is_sized else 0,
-            exposed_transfer_ns=bare_ns,
+    is_sized = np.logical_and.reduceat(has_size, firsts)
+    matched = split.is_matched
+    calls, duration_ns, size_bytes, count, wait_ns, transfer_ns, matched_bytes, bare_ns = (
+        np.add.reduceat(column, firsts)
+        for column in (
+            np.ones(len(rows.rank), dtype=np.int64),
+            rows.duration_ns,
+            np.where(has_size, rows.size_bytes, 0),
+            matched.astype(np.int64),
+            np.where(matched, split.wait_ns, 0),
+            np.where(matched, split.transfer_ns, 0),
+            np.where(matched & has_size, rows.size_bytes, 0),
+            np.where(matched, np.minimum(split.transfer_ns, exposure.end_ns - exposure.begin_ns), 0),
         )
-        for rank, kind, is_sized, calls, duration_ns, size_bytes, both, wait_ns, moved_ns, both_bytes, bare_ns in found
-    ]
+    )
+    return KindColumns(
+        kinds=split.kinds,
+        rank=rows.rank[firsts],
+        kind=rows.kind[firsts],
+        calls=calls,
+        duration_ns=duration_ns,
+        size_bytes=np.where(is_sized, size_bytes, MISSING),
+        matched=count,
+        wait_ns=wait_ns,
+        transfer_ns=transfer_ns,
+        matched_bytes=np.where(is_sized, matched_bytes, 0),
+        exposed_transfer_ns=bare_ns,
+    )

@@ -12,6 +12,7 @@ import msgspec
 
 from rankscope.collector.detect.clock_alignment import PackedSamples, find_alignment, unpack_samples
 from rankscope.collector.state.account import StepDraft
+from rankscope.collector.state.collective_counts import CountsPicture
 from rankscope.collector.state.comparison import Comparison
 from rankscope.collector.state.latest import Latest
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot
@@ -35,7 +36,6 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
     steps: StepDraft
     breakdown: WindowBreakdown | None
     latest: Latest
-    collectives: tuple[CollectiveTotals, ...]
     clock: PackedSamples
     stalled: bool | None
     stall: Stall | None
@@ -45,7 +45,7 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
     ended_job_ns: int | None
     awaited: bool
 
-    def build(self, now_job_ns: int, comparison: Comparison) -> RankSnapshot:
+    def build(self, now_job_ns: int, comparison: Comparison, collectives: tuple[CollectiveTotals, ...]) -> RankSnapshot:
         """The picture of this life as it was then."""
         ending, latest, steps = self.ending, self.latest, self.steps.build()
         counted, alignment = latest.counted, find_alignment(unpack_samples(self.clock), now_job_ns)
@@ -69,7 +69,7 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
             breakdown=self.breakdown,
             totals=counted.totals,
             losses=counted.losses,
-            collectives=self.collectives,
+            collectives=collectives,
             host=latest.host,
             devices=latest.devices,
             allocator=latest.allocator,
@@ -94,9 +94,16 @@ class RunDraft:
     head: RunSnapshot
     ranks: Sequence[RankDraft]
     comparison: Comparison
+    collectives: CountsPicture
     now_job_ns: int
 
     def build(self) -> RunSnapshot:
         """The picture of the run as it was then."""
-        ranks = tuple([rank.build(self.now_job_ns, self.comparison) for rank in self.ranks])
+        numbers = [rank.hello.identity.rank for rank in self.ranks]
+        ranks = tuple(
+            [
+                rank.build(self.now_job_ns, self.comparison, self.collectives.of(number))
+                for number, rank in zip(numbers, self.ranks, strict=True)
+            ]
+        )
         return msgspec.structs.replace(self.head, ranks=ranks)

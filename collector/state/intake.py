@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.waits import KindWaits
+from rankscope.collector.detect.waits import KindColumns
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.window import StepWindow
 from rankscope.measure.messages import Report
@@ -35,8 +35,8 @@ class Intake:
         """One more; reports of one rank come in their order."""
         self._waiting.append(Waiting(rank, report))
 
-    def settle(self) -> list[KindWaits]:
-        """Place everything that waits; what the collectives of the steps came to that are complete now."""
+    def settle(self) -> list[KindColumns]:
+        """Place everything that waits; what the collectives came to of each step that is complete now."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return []
@@ -59,13 +59,13 @@ class Intake:
             if report.steps.row_count:
                 rank.last_step = step
 
-    def _cover(self, waiting: Sequence[Waiting]) -> list[KindWaits]:
+    def _cover(self, waiting: Sequence[Waiting]) -> list[KindColumns]:
         """Ranks mostly cover the same steps, those of one window of the profiler."""
         ranks: dict[tuple[int, int], list[int]] = {}
         for one in waiting:
             for covered in one.report.covered_steps:
                 ranks.setdefault(covered, []).append(one.rank.identity.rank)
-        kinds: list[KindWaits] = []
+        kinds: list[KindColumns] = []
         for (first_step, last_step), numbers in ranks.items():
             kinds += self._window.cover_of(np.unique(numbers), first_step, last_step)
         return kinds

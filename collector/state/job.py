@@ -14,10 +14,12 @@ from rankscope.collector.detect.detectors import build_detectors
 from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
 from rankscope.collector.detect.series import Floats
+from rankscope.collector.detect.signatures import Signature
 from rankscope.collector.detect.slow_ranks import read_usual
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.twins import Twins, find_twins
 from rankscope.collector.detect.view import JobView
+from rankscope.collector.state.collective_counts import CollectiveCounts, find_counted
 from rankscope.collector.state.comparison import NOT_COMPARED, Comparison
 from rankscope.collector.state.draft import RunDraft
 from rankscope.collector.state.effects import AskClock, JobEffect
@@ -44,7 +46,7 @@ from rankscope.collector.state.standings import build_standings
 from rankscope.collector.state.step_history import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.state.step_picture import StepPicture
 from rankscope.collector.state.verdicts import Verdicts
-from rankscope.collector.state.window import Signature, StepWindow
+from rankscope.collector.state.window import StepWindow
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import GroupInfo
@@ -75,6 +77,7 @@ class _Attempt:
     """What a look reads, 0.1 GB of 16,384 ranks, is let go of when it is over."""
     slowdowns: Floats | None = None
     comparison: Comparison = NOT_COMPARED
+    collectives: CollectiveCounts = field(default_factory=CollectiveCounts)
     twins: tuple[tuple[int, ...], Mapping[int, Signature], Twins] | None = None
 
     def put(self, rank: RankState) -> None:
@@ -264,8 +267,10 @@ class JobState:
         """
         attempt = self._attempt
         if attempt is not None:
-            for kind in attempt.intake.settle():
-                attempt.ranks[kind.rank].add_kind(kind)
+            for step in attempt.intake.settle():
+                attempt.collectives.add(step)
+                for number in find_counted(step):
+                    attempt.ranks[number].steps_matched += 1
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
@@ -338,6 +343,7 @@ class JobState:
             rank = RankState.restore(life, clocks)
             attempt.put(rank)
             job._rank_of_boot[rank.identity.boot_id] = rank.identity.rank
+        attempt.collectives.restore({life.hello.identity.rank: life.collectives for life in lives})
         job._attempts, job._former_boots = run.attempt, frozenset(story.former_boots)
         job._verdicts.restore(run.findings_opened, story.findings, run.lost)
         job._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
@@ -384,9 +390,11 @@ class JobState:
 
     def save_life(self, rank: RankState, clocks: Clocks) -> SavedLife:
         """What is kept of one of them."""
-        comparison = self._attempt.comparison if self._attempt is not None else NOT_COMPARED
-        median_ns = comparison.step_ns_median(rank.identity.rank)
-        return rank.save(clocks, median_ns, rank.total_collectives(self._group_sizes))
+        attempt, number = self._attempt, rank.identity.rank
+        if attempt is None:
+            return rank.save(clocks, None, ())
+        collectives = attempt.collectives.picture(self._group_sizes).of(number)
+        return rank.save(clocks, attempt.comparison.step_ns_median(number), collectives)
 
     def take_settled_steps(self, wall_s: float) -> list[StepAggregate]:
         """The steps that are settled since this was last called, for the history."""
@@ -413,7 +421,7 @@ class JobState:
         attempt = self._attempt
         if attempt is None:
             nobody = RunSnapshot(run=self.run, world_size=0, restart_count=0, ranks=())
-            return RunDraft(nobody, (), NOT_COMPARED, now_job_ns)
+            return RunDraft(nobody, (), NOT_COMPARED, CollectiveCounts().picture({}), now_job_ns)
         open_findings = self.open_findings
         head = RunSnapshot(
             run=self.run,
@@ -427,9 +435,8 @@ class JobState:
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings),
             goodput=self._goodput.snapshot(now_job_ns),
         )
-        sizes = self._group_sizes
-        ranks = [attempt.ranks[number].draft(sizes) for number in sorted(attempt.ranks)]
-        return RunDraft(head, ranks, attempt.comparison, now_job_ns)
+        ranks = [attempt.ranks[number].draft() for number in sorted(attempt.ranks)]
+        return RunDraft(head, ranks, attempt.comparison, attempt.collectives.picture(self._group_sizes), now_job_ns)
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:

@@ -1,13 +1,11 @@
 """What is known of one life of one rank."""
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.detect.view import AllocatorCounts
-from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.account import StepAccount
 from rankscope.collector.state.comparison import NOT_COMPARED
 from rankscope.collector.state.draft import RankDraft
@@ -16,51 +14,15 @@ from rankscope.collector.state.rings import BreakdownRing, PackedRing, PauseRing
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
 from rankscope.collector.state.vitals import Vitals
-from rankscope.measure.communication import bus_factor
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
-from rankscope.measure.records import SYNCHRONISING_OPS, WindowBreakdown
-from rankscope.measure.units import ns_to_s
+from rankscope.measure.records import WindowBreakdown
 
 BREAKDOWNS_KEPT = 32
 GC_PAUSES_KEPT = 256
 ALLOCATOR_COUNTS_KEPT = 32
-KINDS_MAX = 64
-"""Kinds of collective (group, op) kept for a rank: a rank of a 5-dimensional mesh has about 20."""
 
 _ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
-
-
-class _KindTotals:
-    """One kind of collective counted up. `last` is what was moved in the last step in which that could be told from
-    waiting, and in what time: bytes and ns.
-    """
-
-    __slots__ = ("count", "duration_ns", "last", "matched", "size_bytes", "transfer_ns", "wait_ns")
-
-    def __init__(self) -> None:
-        self.count = self.duration_ns = self.matched = self.wait_ns = self.transfer_ns = 0
-        self.size_bytes: int | None = None
-        self.last: tuple[int, int] | None = None
-
-    def add(self, kind: KindWaits) -> None:
-        self.count += kind.calls
-        self.duration_ns += kind.duration_ns
-        self.matched += kind.matched
-        self.wait_ns += kind.wait_ns
-        self.transfer_ns += kind.transfer_ns
-        if kind.size_bytes is not None:
-            self.size_bytes = (self.size_bytes or 0) + kind.size_bytes
-        if kind.matched_bytes and kind.transfer_ns:
-            self.last = kind.matched_bytes, kind.transfer_ns
-
-    @classmethod
-    def restore(cls, totals: CollectiveTotals) -> "_KindTotals":
-        kind = cls()
-        kind.count, kind.duration_ns, kind.matched = totals.count, totals.duration_ns, totals.matched
-        kind.wait_ns, kind.transfer_ns = totals.wait_ns or 0, totals.transfer_ns or 0
-        kind.size_bytes = totals.bytes
-        return kind
 
 
 class RankState:
@@ -83,9 +45,8 @@ class RankState:
         self.first_sequence = hello.first_sequence
         self.last_sequence = hello.first_sequence - 1
         self.last_step: int | None = None
-        self._kinds: dict[tuple[str, str], _KindTotals] = {}
-        self._kinds_counted = 0
-        self._totalled: tuple[tuple[int, int], tuple[CollectiveTotals, ...]] | None = None
+        self.steps_matched = 0
+        """Steps whose collectives have been counted."""
         self.is_awaited = False
         """Whether it is known from the store only: nothing has come from it since the collector was started again."""
         self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
@@ -103,7 +64,6 @@ class RankState:
         rank.steps.restore(saved.steps, saved.losses.steps_dropped_in_reports)
         rank.last_report_wall_s, rank.last_step = saved.last_report_wall_s, saved.last_step
         rank.latest = Latest.restore(saved.totals, saved.losses, saved.devices)
-        rank._kinds = {(kind.group, kind.op): _KindTotals.restore(kind) for kind in saved.collectives}
         ended_ns = None if saved.ended_wall_s is None else clocks.to_job_ns(saved.ended_wall_s)
         rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
         return rank
@@ -137,7 +97,7 @@ class RankState:
     @property
     def counters(self) -> tuple[object, ...]:
         """What must not be lost of it, in short: when this has changed it has to be saved."""
-        return self.identity.boot_id, self.missing, self.steps.late, self._kinds_counted, self.ended
+        return self.identity.boot_id, self.missing, self.steps.late, self.steps_matched, self.ended
 
     @property
     def ended(self) -> str | None:
@@ -191,15 +151,7 @@ class RankState:
         self.admitted += 1
         self.last_sequence = sequence
 
-    def add_kind(self, kind: KindWaits) -> None:
-        """Count the collectives of one step in."""
-        key = (kind.group, kind.op)
-        if key not in self._kinds and len(self._kinds) >= KINDS_MAX:
-            return
-        self._kinds.setdefault(key, _KindTotals()).add(kind)
-        self._kinds_counted += 1
-
-    def draft(self, group_sizes: Mapping[str, int]) -> RankDraft:
+    def draft(self) -> RankDraft:
         """What the picture of this life at this moment is made from."""
         vitals = self.vitals
         return RankDraft(
@@ -214,7 +166,6 @@ class RankState:
             self.steps.draft(),
             self._breakdown,
             self.latest,
-            self.total_collectives(group_sizes),
             self.clock.samples,
             vitals.is_stalled,
             vitals.stall,
@@ -225,36 +176,6 @@ class RankState:
             self.is_awaited,
         )
 
-    def snapshot(self, now_job_ns: int, group_sizes: Mapping[str, int]) -> RankSnapshot:
-        """The picture of this life alone, compared with nobody."""
-        return self.draft(group_sizes).build(now_job_ns, NOT_COMPARED)
-
-    def total_collectives(self, group_sizes: Mapping[str, int]) -> tuple[CollectiveTotals, ...]:
-        """Its collectives by kind. Remembered until there are more, or another group is known."""
-        state = self._kinds_counted, len(group_sizes)
-        if self._totalled is None or self._totalled[0] != state:
-            totals = tuple([_kind_totals(key, kind, group_sizes) for key, kind in sorted(self._kinds.items())])
-            self._totalled = state, totals
-        return self._totalled[1]
-
-
-def _kind_totals(key: tuple[str, str], kind: _KindTotals, group_sizes: Mapping[str, int]) -> CollectiveTotals:
-    group, op = key
-    size = group_sizes.get(group, 0)
-    # Of the others transfer cannot be told from waiting.
-    factor = bus_factor(op, size) if op in SYNCHRONISING_OPS else None
-    bandwidth = None
-    if kind.last is not None and factor is not None and size > 1:
-        moved_bytes, transfer_ns = kind.last
-        bandwidth = moved_bytes / ns_to_s(transfer_ns) * factor
-    return CollectiveTotals(
-        group=group,
-        op=op,
-        count=kind.count,
-        duration_ns=kind.duration_ns,
-        bytes=kind.size_bytes,
-        matched=kind.matched,
-        wait_ns=kind.wait_ns if kind.matched else None,
-        transfer_ns=kind.transfer_ns if kind.matched else None,
-        bus_bandwidth_bytes_per_s=bandwidth,
-    )
+    def snapshot(self, now_job_ns: int) -> RankSnapshot:
+        """The picture of this life alone, compared with nobody and without its collectives."""
+        return self.draft().build(now_job_ns, NOT_COMPARED, ())

@@ -1,88 +1,103 @@
 """What the data movement of each process group took, step by step: a ring of steps, one column per group."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
+from rankscope.collector.detect.collective_blocks import differs_from_previous
 from rankscope.collector.detect.series import Floats, Ints
 from rankscope.collector.detect.transfers import GroupTransfers
-from rankscope.collector.detect.waits import KindWaits
+from rankscope.collector.detect.waits import KindColumns
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.records import SYNCHRONISING_OPS
+from rankscope.measure.table import MISSING
 
 GROUPS_MAX: Final = 4096
-"""Process groups kept of a run, 8 KiB each: 16,384 ranks in tensor parallel groups of eight have 2,048 of them, and a
-few dozen of every other dimension."""
-GROUPS_AT_FIRST: Final = 16
-"""Room for the groups of a small run; it is doubled when it is full."""
+"""Process groups kept of a run, 32 bytes each in every step that is known: 16,384 ranks in tensor parallel groups of
+eight have 2,048 of them, and a few dozen of every other dimension."""
 QUANTITIES: Final = len(GroupTransfers._fields)
 
 
 class TransferRing:
-    """The transfers of the last `steps_kept` steps of at most `groups_max` groups, by slot; NaN where not known."""
+    """The transfers of the last `steps_kept` steps of at most `groups_max` groups, by slot; NaN where not known. Kept
+    are the slots in which something is: two of twenty, as a rule.
+    """
 
     def __init__(self, steps_kept: int, groups_max: int = GROUPS_MAX) -> None:
         self._groups_max = groups_max
         self._column: dict[str, int] = {}
-        self._values: Floats = np.full((QUANTITIES, steps_kept, min(GROUPS_AT_FIRST, groups_max)), np.nan)
+        self._kept: list[Floats | None] = [None] * steps_kept
         self.left_out = 0
         """How often a group had no place: once a step for each group beyond the bound."""
 
-    def put(self, slot: int, kinds: Iterable[KindWaits], group_sizes: Mapping[str, int]) -> None:
+    def put(self, slot: int, kinds: KindColumns, group_sizes: Mapping[str, int]) -> None:
         """The collectives of a resolved step. A group of which some were not matched is not known in this step."""
-        for group, quantities in sum_groups(kinds, group_sizes).items():
-            column = self._place(group)
-            if column is None:
-                self.left_out += 1
-            else:
-                self._values[:, slot, column] = quantities
+        found = sum_groups(kinds, group_sizes)
+        columns = [self._place(group) for group in found]
+        values = np.full((QUANTITIES, len(self._column)), np.nan)
+        known = [(column, sums) for column, sums in zip(columns, found.values(), strict=True) if column is not None]
+        self.left_out += len(columns) - len(known)
+        if known:
+            values[:, [column for column, _ in known]] = np.array([sums for _, sums in known]).T
+        self._kept[slot] = values
 
     def _place(self, group: str) -> int | None:
         column = self._column.get(group)
         if column is None and len(self._column) < self._groups_max:
             column = self._column[group] = len(self._column)
-            if column == self._values.shape[2]:
-                more = np.full_like(self._values, np.nan)[:, :, : self._groups_max - column]
-                self._values = np.concatenate([self._values, more], axis=2)
         return column
 
     def clear(self, slots: Ints) -> None:
         """Other steps take these slots."""
-        self._values[:, slots] = np.nan
+        for slot in slots.tolist():
+            self._kept[slot] = None
 
     def read(self, slots: Ints) -> GroupTransfers:
         """What is known of these slots, in their order; groups of which nothing is known there are left out."""
-        there = self._values[:, slots, : len(self._column)]
-        known = ~np.isnan(there[0]).all(axis=0)
+        there = np.full((QUANTITIES, len(self._column), len(slots)), np.nan)
+        for place, slot in enumerate(slots.tolist()):
+            values = self._kept[slot]
+            if values is not None:
+                there[:, : values.shape[1], place] = values
+        known = ~np.isnan(there[0]).all(axis=1)
         columns = {group: column for group, column in self._column.items() if known[column]}
-        return GroupTransfers(*({group: values[:, column] for group, column in columns.items()} for values in there))
+        return GroupTransfers(*({group: values[column] for group, column in columns.items()} for values in there))
 
 
-def sum_groups(kinds: Iterable[KindWaits], group_sizes: Mapping[str, int]) -> dict[str, Sequence[float]]:
+def sum_groups(kinds: KindColumns, group_sizes: Mapping[str, int]) -> dict[str, Sequence[float]]:
     """By group what the collectives of one step came to, in the order of GroupTransfers.
 
     Transfer and bytes are the same on all members, so those of the first one count. What was exposed is not: the least
     of any member counts, since that one would have held up the others had the transfer been shorter.
     """
-    first: dict[tuple[str, str], KindWaits] = {}
-    exposed_ns: dict[str, dict[int, int]] = {}
-    unmatched: set[str] = set()
-    for kind in kinds:
-        if kind.op not in SYNCHRONISING_OPS:
-            continue
-        if kind.matched < kind.calls:
-            unmatched.add(kind.group)
-        first.setdefault((kind.group, kind.op), kind)
-        members = exposed_ns.setdefault(kind.group, {})
-        members[kind.rank] = members.get(kind.rank, 0) + kind.exposed_transfer_ns
+    synchronises = np.array([op in SYNCHRONISING_OPS for _, op in kinds.kinds], dtype=bool)
+    rows = np.flatnonzero(synchronises[kinds.kind]) if len(kinds.kind) else kinds.kind
+    names = list(dict.fromkeys(group for group, _ in kinds.kinds))
+    number = {name: place for place, name in enumerate(names)}
+    group = np.array([number[name] for name, _ in kinds.kinds], dtype=np.int64)[kinds.kind[rows]]
+    unmatched = set(group[kinds.matched[rows] < kinds.calls[rows]].tolist())
+    least_ns = _least_exposed(group, kinds.rank[rows], kinds.exposed_transfer_ns[rows], len(names))
     found: dict[str, list[float]] = {}
-    for (group, op), kind in first.items():
-        if group in unmatched:
+    firsts = rows[np.unique(kinds.kind[rows], return_index=True)[1]]
+    columns = (kinds.kind, kinds.transfer_ns, kinds.size_bytes)
+    for kind, transfer_ns, size in zip(*(column[firsts].tolist() for column in columns), strict=True):
+        name, op = kinds.kinds[kind]
+        if number[name] in unmatched:
             continue
-        size_bytes = float("nan") if kind.size_bytes is None else float(kind.size_bytes)
-        sums = found.setdefault(group, [0.0, 0.0, 0.0, float(min(exposed_ns[group].values()))])
-        sums[0] += kind.transfer_ns
+        size_bytes = float("nan") if size == MISSING else float(size)
+        sums = found.setdefault(name, [0.0, 0.0, 0.0, float(least_ns[number[name]])])
+        sums[0] += transfer_ns
         sums[1] += size_bytes
-        sums[2] += size_bytes * (bus_factor(op, group_sizes[group]) or 0.0)
+        sums[2] += size_bytes * (bus_factor(op, group_sizes[name]) or 0.0)
     return dict(found)
+
+
+def _least_exposed(group: Ints, rank: Ints, exposed_ns: Ints, groups: int) -> Ints:
+    """Of each group the least that its operations together were exposed on any member."""
+    least_ns = np.full(groups, np.iinfo(np.int64).max)
+    if len(group):
+        order = np.lexsort((rank, group))
+        firsts = np.flatnonzero(differs_from_previous(group[order], rank[order]))
+        np.minimum.at(least_ns, group[order[firsts]], np.add.reduceat(exposed_ns[order], firsts))
+    return least_ns

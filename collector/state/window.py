@@ -7,17 +7,18 @@ that a report completes one's waiting is charged to those who caused it.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rankscope.collector.detect.blame import find_blame
+from rankscope.collector.detect.collective_blocks import CollectiveBlock, NameLists
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
+from rankscope.collector.detect.signatures import GroupFacts, Signature, find_signatures
 from rankscope.collector.detect.transfers import GroupTransfers
-from rankscope.collector.detect.waits import KindWaits, RankCollectives, split_waits
+from rankscope.collector.detect.waits import KindColumns, split_waits
 from rankscope.collector.state.sparse_rows import SparseRows
 from rankscope.collector.state.transfer_ring import TransferRing
-from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block, Table, stack_tables
 
@@ -30,22 +31,9 @@ STAND_IN_STEPS = 64
 """After so many steps without a profiler window none is to be expected, and phases stand in for the self time. Not
 before: the stand-in is the noisier one (seen: 1.3 for a healthy rank on two busy cores)."""
 COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes", "exposed_ns")
-"""Of a table of collectives, in the order of RankCollectives."""
+"""Of a table of collectives, in the order of CollectiveBlock."""
 COMPUTING_PHASES = ("data", "forward", "optimizer", "other")
 """The phases in which a rank does not wait for others; they stand in for the self time where waiting is not known."""
-
-
-class Signature(NamedTuple):
-    """What a step communicates: sorted (op, group size, bytes). `places` tells pipeline stages apart that send and
-    receive the same: where the rank stands in each group in which it hands over from rank to rank.
-    """
-
-    calls: tuple[tuple[str, int, int], ...]
-    places: tuple[int, ...] = ()
-
-    def __hash__(self) -> int:
-        """Of a few of the calls: every look puts each rank's in a dictionary, and there may be hundreds of calls."""
-        return hash((len(self.calls), self.calls[:1], self.calls[-1:]))
 
 
 class StepWindow:
@@ -62,14 +50,13 @@ class StepWindow:
         self._wait_caused_ns: SparseRows | None = None
         self._charges = 0
         self._phases_ns: dict[str, Floats] = {}
-        self._pending: dict[int, dict[int, RankCollectives]] = {}
+        self._pending: dict[int, list[CollectiveBlock]] = {}
         self._covered = np.zeros((steps_kept, world_size), dtype=bool)
         self._covered_count = np.zeros(steps_kept, dtype=np.int64)
         self._group_sizes: dict[str, int] = {}
         self._places: dict[tuple[int, str], int] = {}
-        self.signatures: dict[int, Signature] = {}
-        self._signed: dict[int, tuple[tuple[object, ...], Signature]] = {}
-        self._kinds_of_steps: dict[Signature, Signature] = {}
+        self.signatures: Mapping[int, Signature] = {}
+        """What each rank's steps communicate; the same mapping stands for the same twins."""
         self.latest_step = -1
         self._watched = False
 
@@ -139,13 +126,13 @@ class StepWindow:
         alike = np.flatnonzero((steps == steps[:1]).all(axis=1)) if steps.size else np.arange(0)
         others = np.setdiff1d(np.arange(len(ranks)), alike).tolist()
         columns = [np.take_along_axis(block.column(name), order, axis=1) for name in COLUMNS_KEPT]
-        for rows in (alike.tolist(), *([row] for row in others)):
-            if rows:
+        for rows in (alike, *(np.array([row]) for row in others)):
+            if len(rows):
                 self._keep_collectives(rows, steps[rows[0]], ranks, told, columns)
 
     def _keep_collectives(
         self,
-        rows: Sequence[int],
+        rows: Ints,
         steps: Ints,
         ranks: Sequence[int],
         told: Sequence[Collectives],
@@ -155,22 +142,24 @@ class StepWindow:
         kept = self._make_room(steps, np.arange(len(steps)))
         steps, offset = steps[kept], len(steps) - len(kept)
         bounds = (np.flatnonzero(np.diff(steps, prepend=-1, append=-1)) + offset).tolist()
+        if len(rows) < len(ranks):
+            columns = [column[rows] for column in columns]
+        places = rows.tolist()
+        numbers = np.array([ranks[row] for row in places], dtype=np.int64)
+        groups = NameLists.of([told[row].groups for row in places])
+        ops = NameLists.of([told[row].ops for row in places])
         for begin, end in itertools.pairwise(bounds):
-            pending = self._pending.setdefault(int(steps[begin - offset]), {})
-            cut = [column[:, begin:end] for column in columns]
-            for row in rows:
-                groups, ops = told[row].groups, told[row].ops
-                pending[ranks[row]] = RankCollectives(groups, ops, *(column[row] for column in cut))
+            block = CollectiveBlock(numbers, groups, ops, *(column[:, begin:end] for column in columns))
+            self._pending.setdefault(int(steps[begin - offset]), []).append(block)
 
-    def cover(self, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
+    def cover(self, rank: int, first_step: int, last_step: int) -> list[KindColumns]:
         """All collectives of these steps of that rank are here. Resolves the steps for which that is now true of all
         ranks and returns what their collectives came to.
         """
         return self.cover_of(np.array([rank]), first_step, last_step)
 
-    def cover_of(self, ranks: Ints, first_step: int, last_step: int) -> list[KindWaits]:
+    def cover_of(self, ranks: Ints, first_step: int, last_step: int) -> list[KindColumns]:
         """The same of several ranks, each once."""
-        kinds: list[KindWaits] = []
         self._watched = True
         steps = np.arange(max(first_step, self.latest_step - self._kept + 1, 0), min(last_step, self.latest_step) + 1)
         steps = steps[self._steps[steps % self._kept] == steps]
@@ -181,9 +170,7 @@ class StepWindow:
         resolved = steps[(fresh > 0) & (self._covered_count[slots] == self._world_size)].tolist()
         if resolved:
             self._charge(resolved)
-        for step in resolved:
-            kinds += self._resolve(step, step % self._kept)
-        return kinds
+        return [self._resolve(step, step % self._kept) for step in resolved]
 
     def _charge(self, steps: Sequence[int]) -> None:
         """Find who caused the waiting in one of these steps; it costs more than to find the waiting. Each time it is
@@ -191,7 +178,7 @@ class StepWindow:
         """
         step = steps[self._charges % len(steps)]
         self._charges += 1
-        blame = find_blame(self._pending.get(step, {}), self._group_sizes)
+        blame = find_blame(self._pending.get(step, ()), self._group_sizes)
         if blame is None:
             return
         if self._wait_caused_ns is None:  # of a job too large to be charged it is never needed
@@ -200,49 +187,18 @@ class StepWindow:
         caused_ns[list(blame.ranks)] = blame.caused_ns
         self._wait_caused_ns.put(step % self._kept, caused_ns)
 
-    def _resolve(self, step: int, slot: int) -> list[KindWaits]:
-        pending = self._pending.pop(step, {})
-        waits = split_waits(pending, self._group_sizes)
+    def _resolve(self, step: int, slot: int) -> KindColumns:
+        waits = split_waits(self._pending.pop(step, ()), self._group_sizes)
         self._transfers.put(slot, waits.kinds, self._group_sizes)
         exposed_ns = np.zeros(self._world_size)
-        for rank, wait_ns in waits.exposed_ns.items():
-            exposed_ns[rank] = np.nan if wait_ns is None else float(wait_ns)
+        exposed_ns[waits.ranks] = waits.exposed_ns
         self._wait_ns.put(slot, exposed_ns)
-        # Full windows do not tell sizes, and a signature without sizes would not tell pipeline stages apart.
-        if pending and all(bool(np.all(found.size_bytes != MISSING)) for found in pending.values()):
-            signatures = {rank: self._sign(rank, found) for rank, found in pending.items()}
-            if signatures != self.signatures:  # the same dictionary stands for the same twins
-                self.signatures = signatures
+        groups = GroupFacts(self._group_sizes, self._world_size, self._find_place)
+        self.signatures = find_signatures(waits.rows, waits.kinds.kinds, groups, self.signatures)
         return waits.kinds
 
-    def _sign(self, rank: int, found: RankCollectives) -> Signature:
-        """Remembered: a rank's step is mostly the same as its last one, and sorting it costs 30 us."""
-        content = (
-            *(column.tobytes() for column in (found.group, found.op, found.size_bytes)), found.groups, found.ops,
-            len(self._group_sizes), len(self._places),
-        )  # fmt: skip
-        known = self._signed.get(rank)
-        if known is None or known[0] != content:
-            sizes = [self._group_sizes.get(group, 0) for group in found.groups]
-            calls = zip(found.op.tolist(), found.group.tolist(), found.size_bytes.tolist(), strict=True)
-            signature = Signature(
-                tuple(sorted((found.ops[op], sizes[group], size) for op, group, size in calls)),
-                self._find_places(rank, found),
-            )
-            known = self._signed[rank] = (content, self._kinds_of_steps.setdefault(signature, signature))
-        return known[1]
-
-    def _find_places(self, rank: int, found: RankCollectives) -> tuple[int, ...]:
-        """In a group of all ranks every place is another one: there it counts whether the rank sends first."""
-        places = []
-        hands_over = np.array([op in POINT_TO_POINT_OPS for op in found.ops], dtype=bool)[found.op]
-        for number in np.unique(found.group[hands_over]).tolist():
-            group = found.groups[number]
-            rows = np.flatnonzero(hands_over & (found.group == number))
-            first = found.ops[found.op[rows[np.argmin(found.start_ns[rows])]]]
-            is_of_all = self._group_sizes.get(group, 0) == self._world_size
-            places.append(-1 - (first == "send") if is_of_all else self._places.get((rank, group), -1))
-        return tuple(places)
+    def _find_place(self, rank: int, group: str) -> int:
+        return self._places.get((rank, group), -1)
 
     def _make_room(self, steps: Ints, rows: Ints) -> Ints:
         """Those of the rows whose step has a place in the window, now that it has moved on to the last of them."""

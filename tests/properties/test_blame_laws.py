@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.blame import BEHIND_NS, Blame, find_blame
-from rankscope.collector.detect.waits import RankCollectives, split_waits
 from rankscope.measure.table import MISSING
+from tests.unit.collector.collective_steps import RankCollectives, split_ranks, step_of
 
 RANKS = 4
 GROUPS = {"world": (0, 1, 2, 3), "tp/0-1": (0, 1), "tp/2-3": (2, 3), "dp/0,2": (0, 2), "dp/1,3": (1, 3)}
@@ -84,7 +84,7 @@ def columns(calls: Sequence[Call], scale: int, offset: int = 0) -> RankCollectiv
 
 
 def blame_of(calls: Mapping[int, Sequence[Call]], scale: int = UNIT_NS, offset: int = 0) -> Blame:
-    found = find_blame({rank: columns(mine, scale, rank * offset) for rank, mine in calls.items()}, SIZES)
+    found = find_blame(step_of({rank: columns(mine, scale, rank * offset) for rank, mine in calls.items()}), SIZES)
     assert found is not None
     return found
 
@@ -92,7 +92,7 @@ def blame_of(calls: Mapping[int, Sequence[Call]], scale: int = UNIT_NS, offset: 
 @given(programs())
 def test_charges_sum_to_the_waiting_of_every_rank_exactly(calls: dict[int, list[Call]]) -> None:
     found = blame_of(calls)
-    kinds = split_waits({rank: columns(mine, UNIT_NS) for rank, mine in calls.items()}, SIZES).kinds
+    kinds = split_ranks({rank: columns(mine, UNIT_NS) for rank, mine in calls.items()}, SIZES).kinds
     waited = {rank: sum(kind.wait_ns for kind in kinds if kind.rank == rank) for rank in range(RANKS)}
     assert dict(enumerate(found.waited_ns.tolist())) == waited
 

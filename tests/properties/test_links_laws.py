@@ -10,9 +10,10 @@ from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.slow_links import SlowLinks
 from rankscope.collector.detect.view import JobView
-from rankscope.collector.detect.waits import RankCollectives, split_waits
+from rankscope.collector.detect.waits import split_waits
 from rankscope.collector.state.transfer_ring import sum_groups
 from rankscope.measure.table import MISSING
+from tests.unit.collector.collective_steps import RankCollectives, step_of
 from tests.unit.collector.group_transfers import LINKS, mesh, view_with
 from tests.unit.collector.step_series import series_of, view_of
 
@@ -70,7 +71,7 @@ def test_transfer_of_a_group_does_not_depend_on_when_its_members_arrive(arrivals
     end_ns = max(arrivals) + transfer_ns
     by_rank = {rank: reduce_of(arrival_ns, end_ns) for rank, arrival_ns in enumerate(arrivals)}
     sizes = {"dp": len(arrivals)}
-    assert sum_groups(split_waits(by_rank, sizes).kinds, sizes)["dp"][0] == transfer_ns
+    assert sum_groups(split_waits(step_of(by_rank), sizes).kinds, sizes)["dp"][0] == transfer_ns
 
 
 def reduce_of(start_ns: int, end_ns: int) -> RankCollectives:

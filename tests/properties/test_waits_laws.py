@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.detect.waits import RankCollectives, StepWaits, split_waits
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
+from tests.unit.collector.collective_steps import RankCollectives, ReadWaits, split_ranks
 
 RANKS = 4
 GROUPS = {"world": (0, 1, 2, 3), "tp/0-1": (0, 1), "tp/2-3": (2, 3), "me/0": (0,)}
@@ -58,9 +58,9 @@ def operations(draw: st.DrawFn, *, complete: bool = False) -> dict[int, list[Cal
     return calls
 
 
-def split(calls: Calls, *, numbered: bool = True) -> StepWaits:
+def split(calls: Calls, *, numbered: bool = True) -> ReadWaits:
     by_rank = {rank: to_columns(found, numbered=numbered) for rank, found in calls.items()}
-    return split_waits(by_rank, SIZES)
+    return split_ranks(by_rank, SIZES)
 
 
 def to_columns(calls: Sequence[Call], *, numbered: bool) -> RankCollectives:

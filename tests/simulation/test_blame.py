@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.blame import Blame, find_blame
-from rankscope.collector.detect.waits import RankCollectives
 from rankscope.measure.table import MISSING
 from tests.simulation.engine import Call, Engine, Step
 from tests.simulation.noise import NOISES, Weather
 from tests.simulation.program import KERNEL, KINDS, Scale
 from tests.simulation.topology import Topology
+from tests.unit.collector.collective_steps import RankCollectives, step_of
 
 SLOW = 3
 STEPS = 10
@@ -58,7 +58,7 @@ def blames(kind: str, topology: Topology, noise: str, *, exposure_is_told: bool 
             rank: collectives_of(step, rank, group_of[rank], exposure_is_told=exposure_is_told)
             for rank in range(topology.world_size)
         }
-        blame = find_blame(by_rank, sizes)
+        blame = find_blame(step_of(by_rank), sizes)
         assert blame is not None
         found.append(blame)
     return found

@@ -8,8 +8,8 @@ import pytest
 
 from rankscope.collector.detect import blame as blame_module
 from rankscope.collector.detect.blame import BEHIND_NS, Blame, find_blame
-from rankscope.collector.detect.waits import RankCollectives
 from rankscope.measure.table import MISSING
+from tests.unit.collector.collective_steps import RankCollectives, step_of
 
 MS = 10 * BEHIND_NS
 TP_01, TP_23, DP_02, DP_13 = "tp/0-1", "tp/2-3", "dp/0,2", "dp/1,3"
@@ -46,7 +46,7 @@ def columns(calls: Sequence[Call]) -> RankCollectives:
 
 
 def blame_of(*ranks: Sequence[Call]) -> Blame:
-    found = find_blame({rank: columns(calls) for rank, calls in enumerate(ranks)}, SIZES)
+    found = find_blame(step_of({rank: columns(calls) for rank, calls in enumerate(ranks)}), SIZES)
     assert found is not None
     return found
 
@@ -150,7 +150,8 @@ def test_step_without_operations_has_no_waiting() -> None:
 
 
 def test_larger_steps_than_can_be_afforded_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = {0: columns([Call(TP_01, 10, 1), Call(TP_01, 20, 1)]), 1: columns([Call(TP_01, 10, 1), Call(TP_01, 20, 1)])}
+    calls = [Call(TP_01, 10, 1), Call(TP_01, 20, 1)]
+    step = step_of({0: columns(calls), 1: columns(calls)})
     monkeypatch.setattr(blame_module, "OPERATIONS_MAX", 1)
     assert find_blame(step, SIZES) is None
     monkeypatch.setattr(blame_module, "OPERATIONS_MAX", 2)

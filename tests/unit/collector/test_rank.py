@@ -1,14 +1,8 @@
 """What is known of one life of one rank."""
 
-from typing import Any
-
-import pytest
-
-from rankscope.collector.detect.waits import KindWaits
-from rankscope.collector.state.rank import BREAKDOWNS_KEPT, GC_PAUSES_KEPT, KINDS_MAX, RankState
-from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
+from rankscope.collector.state.rank import BREAKDOWNS_KEPT, GC_PAUSES_KEPT, RankState
+from rankscope.collector.state.snapshot import RankSnapshot
 from rankscope.collector.state.vitals import GONE_NS_MIN
-from rankscope.measure.communication import bus_factor
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
@@ -34,8 +28,8 @@ def take(rank: RankState, sequence: int, **measured: object) -> None:
     rank.take(report, JOINED_NS + sequence, 1_800_000_000.0 + sequence)
 
 
-def picture(rank: RankState, **group_sizes: int) -> RankSnapshot:
-    return rank.snapshot(JobNs(JOINED_NS), group_sizes)
+def picture(rank: RankState) -> RankSnapshot:
+    return rank.snapshot(JobNs(JOINED_NS))
 
 
 def window_at(step: int) -> WindowBreakdown:
@@ -134,94 +128,6 @@ def test_rank_that_was_killed_says_nothing_about_it() -> None:
     assert (found.ended, found.ended_detail, found.exit_code) == ("killed", "", None)
 
 
-# -- collectives ------------------------------------------------------------------------------------------------------
-
-
-def kind_of(op: str = "all_reduce", **changed: Any) -> KindWaits:
-    """Two calls of 30 ns each, matched: 10 ns of waiting and 20 ns of transfer each, 1,000 bytes each."""
-    fields: dict[str, Any] = {
-        "calls": 2, "duration_ns": 60, "size_bytes": 2_000, "matched": 2, "wait_ns": 20, "transfer_ns": 40,
-        "matched_bytes": 2_000, "exposed_transfer_ns": 40,
-    }  # fmt: skip
-    return KindWaits(rank=3, group=GROUP, op=op, **(fields | changed))
-
-
-UNMATCHED: dict[str, Any] = {"matched": 0, "wait_ns": 0, "transfer_ns": 0, "matched_bytes": 0, "exposed_transfer_ns": 0}
-UNSIZED: dict[str, Any] = {"size_bytes": None, "matched_bytes": 0}
-
-
-def totals_of(*kinds: KindWaits, size: int = 4) -> CollectiveTotals:
-    rank = life()
-    for kind in kinds:
-        rank.add_kind(kind)
-    (found,) = picture(rank, **{GROUP: size}).collectives
-    return found
-
-
-def test_collectives_of_a_kind_are_counted_up() -> None:
-    totals = totals_of(kind_of(), kind_of())
-    assert totals.bus_bandwidth_bytes_per_s == pytest.approx(2_000 / 40e-9 * 1.5)
-    assert totals == CollectiveTotals(
-        group=GROUP, op="all_reduce", count=4, duration_ns=120, bytes=4_000, matched=4, wait_ns=40, transfer_ns=80,
-        bus_bandwidth_bytes_per_s=totals.bus_bandwidth_bytes_per_s,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("op", "factor"),
-    [("all_reduce", 2 * 3 / 4), ("all_gather", 3 / 4), ("reduce_scatter", 3 / 4), ("all_to_all", 3 / 4)],
-)
-def test_bus_bandwidth_is_that_of_nccl_tests(op: str, factor: float) -> None:
-    assert bus_factor(op, 4) == factor
-    assert totals_of(kind_of(op)).bus_bandwidth_bytes_per_s == pytest.approx(2_000 / 40e-9 * factor)
-
-
-@pytest.mark.parametrize("op", ["broadcast", "reduce", "barrier", "send"])
-def test_operation_without_a_factor_has_no_bus_bandwidth(op: str) -> None:
-    assert totals_of(kind_of(op)).bus_bandwidth_bytes_per_s is None
-
-
-@pytest.mark.parametrize("size", [0, 1])
-def test_group_of_one_or_of_unknown_size_has_no_bus_bandwidth(size: int) -> None:
-    assert totals_of(kind_of(), size=size).bus_bandwidth_bytes_per_s is None
-
-
-def test_bus_bandwidth_is_that_of_the_last_matched_and_sized_calls() -> None:
-    unmatched, unsized, instant = kind_of(**UNMATCHED), kind_of(**UNSIZED), kind_of(transfer_ns=0)
-    assert totals_of(unmatched).bus_bandwidth_bytes_per_s is None
-    found = totals_of(kind_of(transfer_ns=80), kind_of(), unmatched, unsized, instant)
-    assert found.bus_bandwidth_bytes_per_s == pytest.approx(2_000 / 40e-9 * 1.5)
-
-
-def test_without_a_match_waiting_and_transfer_are_not_known() -> None:
-    found = totals_of(kind_of(**UNMATCHED))
-    assert (found.count, found.matched, found.wait_ns, found.transfer_ns) == (2, 0, None, None)
-
-
-def test_matched_without_waiting_has_waited_zero() -> None:
-    assert totals_of(kind_of(wait_ns=0)).wait_ns == 0
-
-
-def test_sizes_that_no_window_told_are_not_known() -> None:
-    assert totals_of(kind_of(**UNSIZED)).bytes is None
-    assert totals_of(kind_of(**UNSIZED), kind_of()).bytes == 2_000
-
-
-def test_barrier_moves_zero_bytes_and_that_is_known() -> None:
-    assert totals_of(kind_of("barrier", size_bytes=0, matched_bytes=0)).bytes == 0
-
-
-def test_kinds_stand_in_order_and_beyond_the_limit_are_left_out() -> None:
-    rank = life()
-    for number in reversed(range(KINDS_MAX)):
-        rank.add_kind(kind_of(f"op{number:02}"))
-    rank.add_kind(kind_of("one_too_many"))
-    rank.add_kind(kind_of("op00"))
-    found = picture(rank).collectives
-    assert [kind.op for kind in found] == [f"op{number:02}" for number in range(KINDS_MAX)]
-    assert found[0].count == 4
-
-
 # -- the clock --------------------------------------------------------------------------------------------------------
 
 
@@ -229,5 +135,5 @@ def test_clock_error_is_that_of_the_moment_of_the_picture() -> None:
     rank = life()
     rank.clock.add(sent_job_ns=0, host_ns=70, received_job_ns=100)
     # 50 for half the round trip, and 100 for a drift of 100 us a second over 1 ms.
-    assert rank.snapshot(JobNs(100), {}).clock_error_ns == 50
-    assert rank.snapshot(JobNs(1_000_000), {}).clock_error_ns == 150
+    assert rank.snapshot(JobNs(100)).clock_error_ns == 50
+    assert rank.snapshot(JobNs(1_000_000)).clock_error_ns == 150

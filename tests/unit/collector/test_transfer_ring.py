@@ -1,10 +1,14 @@
 """Transfers of process groups, kept step by step, by cases worked out by hand. Times in ns."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from rankscope.collector.detect.waits import KindWaits
-from rankscope.collector.state.transfer_ring import GROUPS_AT_FIRST, TransferRing, sum_groups
+from rankscope.collector.state import transfer_ring
+from rankscope.collector.state.transfer_ring import TransferRing
+from tests.unit.collector.collective_steps import columns_of
 
 SIZES = {"dp": 4, "tp": 2}
 KEPT = 4
@@ -19,10 +23,18 @@ def kind(rank: int = 0, group: str = "dp", op: str = "all_reduce", **changed: in
     return KindWaits(rank=rank, group=group, op=op, **fields)  # type: ignore[arg-type]
 
 
+def sum_groups(kinds: list[KindWaits], sizes: dict[str, int]) -> dict[str, Sequence[float]]:
+    return transfer_ring.sum_groups(columns_of(kinds), sizes)
+
+
+def put(made: TransferRing, slot: int, kinds: list[KindWaits], sizes: dict[str, int] = SIZES) -> None:
+    made.put(slot, columns_of(kinds), sizes)
+
+
 def ring(**step_of_slot: list[KindWaits]) -> TransferRing:
     made = TransferRing(KEPT)
     for slot, kinds in step_of_slot.items():
-        made.put(int(slot.removeprefix("slot")), kinds, SIZES)
+        put(made, int(slot.removeprefix("slot")), kinds)
     return made
 
 
@@ -88,19 +100,19 @@ def test_group_whose_steps_have_all_left_is_left_out() -> None:
     assert made.read(every_slot()).ns.keys() == {"tp"}
 
 
-def test_more_groups_than_there_was_room_for_at_first_are_all_kept() -> None:
-    names = [f"tp/{number}" for number in range(3 * GROUPS_AT_FIRST)]
+def test_many_groups_are_all_kept() -> None:
+    names = [f"tp/{number}" for number in range(48)]
     made = TransferRing(KEPT)
-    made.put(2, [kind(group=name, transfer_ns=number) for number, name in enumerate(names)], dict.fromkeys(names, 2))
+    put(made, 2, [kind(group=name, transfer_ns=number) for number, name in enumerate(names)], dict.fromkeys(names, 2))
     found = made.read(np.array([2]))
     assert [found.ns[name].tolist() for name in names] == [[number] for number in range(len(names))]
 
 
-@pytest.mark.parametrize("groups_max", [1, GROUPS_AT_FIRST, GROUPS_AT_FIRST + 1])
+@pytest.mark.parametrize("groups_max", [1, 16])
 def test_groups_beyond_the_bound_are_left_out_and_counted(groups_max: int) -> None:
     names = [f"tp/{number}" for number in range(groups_max + 3)]
     made = TransferRing(KEPT, groups_max)
     for slot in (0, 1):
-        made.put(slot, [kind(group=name) for name in names], dict.fromkeys(names, 2))
+        put(made, slot, [kind(group=name) for name in names], dict.fromkeys(names, 2))
     assert list(made.read(every_slot()).ns) == names[:groups_max]
     assert made.left_out == 2 * 3

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rankscope.collector.detect.waits import RankCollectives, StepWaits, split_waits
 from rankscope.measure.table import MISSING
+from tests.unit.collector.collective_steps import RankCollectives, ReadWaits, split_ranks
 
 Call = tuple[str, int, int, int]  # op, sequence, start, duration
 
@@ -22,8 +22,8 @@ def calls(*rows: Call, group: str = "world", size_bytes: int = 64) -> RankCollec
     )
 
 
-def split(*ranks: RankCollectives, size: int | None = None) -> StepWaits:
-    return split_waits(dict(enumerate(ranks)), {"world": len(ranks) if size is None else size})
+def split(*ranks: RankCollectives, size: int | None = None) -> ReadWaits:
+    return split_ranks(dict(enumerate(ranks)), {"world": len(ranks) if size is None else size})
 
 
 def test_rank_that_came_last_did_not_wait_and_the_others_waited_for_it() -> None:
@@ -106,21 +106,21 @@ def test_groups_are_matched_apart() -> None:
         2: calls(("all_reduce", 1, 0, 30), group="tp/2-3"),
         3: calls(("all_reduce", 1, 10, 20), group="tp/2-3"),
     }
-    waits = split_waits(by_rank, {"tp/0-1": 2, "tp/2-3": 2})
+    waits = split_ranks(by_rank, {"tp/0-1": 2, "tp/2-3": 2})
     assert waits.exposed_ns == {0: 90, 1: 0, 2: 10, 3: 0}
 
 
 def test_step_without_collectives_has_no_waiting() -> None:
-    assert split(calls(), calls()) == StepWaits({0: 0, 1: 0}, [])
+    assert split(calls(), calls()) == ReadWaits({0: 0, 1: 0}, [])
 
 
 def test_group_of_unknown_size_leaves_the_waiting_unknown() -> None:
-    waits = split_waits({0: calls(("all_reduce", 1, 0, 9)), 1: calls(("all_reduce", 1, 0, 5))}, {})
+    waits = split_ranks({0: calls(("all_reduce", 1, 0, 9)), 1: calls(("all_reduce", 1, 0, 5))}, {})
     assert waits.exposed_ns == {0: None, 1: None}
 
 
 def test_group_of_one_has_nobody_to_wait_for() -> None:
-    assert split_waits({0: calls(("all_reduce", 1, 0, 9))}, {"world": 1}).exposed_ns == {0: 0}
+    assert split_ranks({0: calls(("all_reduce", 1, 0, 9))}, {"world": 1}).exposed_ns == {0: 0}
 
 
 def test_sizes_are_summed_only_when_all_are_known() -> None:

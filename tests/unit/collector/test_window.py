@@ -45,6 +45,10 @@ def reduce_all(window: StepWindow, rank: int, duration_ns: int, *steps: int, siz
     window.add_collectives(rank, collectives_to_table(records))
 
 
+def cover(window: StepWindow, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
+    return [kind for step in window.cover(rank, first_step, last_step) for kind in step.rows()]
+
+
 def self_times(window: StepWindow, *ranks: int) -> list[list[float | None]]:
     """Row by row, None where not known."""
     rows = window.series(ranks, skip_steps=0).self_ns.tolist()
@@ -93,7 +97,7 @@ def test_step_older_than_the_window_is_late_and_counted() -> None:
 
 def test_new_step_takes_the_place_of_the_oldest_with_nothing_left_of_it() -> None:
     window = window_of(2, kept=4)
-    window.cover(0, 0, 0)
+    cover(window, 0, 0, 0)
     add(window, 0, step_of(0, cpu_ns=7, phases_ns={"mine": 3}))
     add(window, 1, step_of(4))
     series = window.series((0,), skip_steps=0)
@@ -131,10 +135,10 @@ def test_empty_window_has_an_empty_series() -> None:
 def test_waiting_is_known_once_every_rank_has_told_of_the_step() -> None:
     window = window_of(2, steps=1)
     reduce_all(window, 0, 50, 0)
-    assert window.cover(0, 0, 0) == []
+    assert cover(window, 0, 0, 0) == []
     assert self_times(window, 0, 1) == [[None, None]]
     reduce_all(window, 1, 20, 0)
-    window.cover(1, 0, 0)
+    cover(window, 1, 0, 0)
     assert self_times(window, 0, 1) == [[70, 100]]
 
 
@@ -142,7 +146,7 @@ def test_ranks_may_cover_the_same_steps_in_different_chunks() -> None:
     window = window_of(2, steps=4)
     for rank, duration_ns in ((0, 50), (1, 20)):
         reduce_all(window, rank, duration_ns, 0, 1, 2, 3)
-    resolved = [len(window.cover(*chunk)) for chunk in ((0, 0, 3), (1, 2, 2), (1, 0, 1), (1, 2, 3))]
+    resolved = [len(cover(window, *chunk)) for chunk in ((0, 0, 3), (1, 2, 2), (1, 0, 1), (1, 2, 3))]
     # Each step resolved gives one kind of collective for each of the two ranks.
     assert resolved == [0, 2, 4, 2]
     assert self_times(window, 0, 1) == [[70, 100]] * 4
@@ -150,8 +154,8 @@ def test_ranks_may_cover_the_same_steps_in_different_chunks() -> None:
 
 def test_steps_that_only_some_have_told_of_stay_unknown() -> None:
     window = window_of(2, steps=4)
-    window.cover(0, 0, 2)
-    window.cover(1, 1, 3)
+    cover(window, 0, 0, 2)
+    cover(window, 1, 1, 3)
     assert self_times(window, 0, 1) == [[None, None], [100, 100], [100, 100], [None, None]]
 
 
@@ -159,11 +163,11 @@ def test_step_told_of_twice_is_counted_once() -> None:
     window = window_of(2, steps=1)
     for rank in (0, 1):
         reduce_all(window, rank, 20, 0)
-    window.cover(0, 0, 0)
-    assert len(window.cover(1, 0, 0)) == 2
+    cover(window, 0, 0, 0)
+    assert len(cover(window, 1, 0, 0)) == 2
     for rank in (0, 1):
         reduce_all(window, rank, 90, 0)
-        assert window.cover(rank, 0, 0) == []
+        assert cover(window, rank, 0, 0) == []
     assert self_times(window, 0, 1) == [[100, 100]]
 
 
@@ -171,8 +175,8 @@ def test_what_the_collectives_came_to_is_returned() -> None:
     window = window_of(2, steps=1)
     reduce_all(window, 0, 50, 0)
     reduce_all(window, 1, 20, 0)
-    window.cover(0, 0, 0)
-    assert window.cover(1, 0, 0) == [
+    cover(window, 0, 0, 0)
+    assert cover(window, 1, 0, 0) == [
         KindWaits(0, GROUP, "all_reduce", 1, 50, 64, 1, 30, 20, 64, 20),
         KindWaits(1, GROUP, "all_reduce", 1, 20, 64, 1, 0, 20, 64, 20),
     ]
@@ -181,8 +185,8 @@ def test_what_the_collectives_came_to_is_returned() -> None:
 def test_collective_that_a_member_has_not_told_of_leaves_the_waiting_unknown() -> None:
     window = window_of(2, steps=1)
     reduce_all(window, 0, 50, 0)
-    window.cover(0, 0, 0)
-    window.cover(1, 0, 0)
+    cover(window, 0, 0, 0)
+    cover(window, 1, 0, 0)
     assert self_times(window, 0, 1) == [[None, 100]]
 
 
@@ -191,9 +195,9 @@ def test_steps_that_the_window_does_not_hold_are_not_covered() -> None:
     for rank in (0, 1):
         add(window, rank, step_of(8), step_of(10))
         reduce_all(window, rank, 20, 5, 6)
-        assert window.cover(rank, 0, 2**60) == []
+        assert cover(window, rank, 0, 2**60) == []
     # 5 and 6 have left the window; 7 and 9 were never reported; 11 and later may still come.
-    assert (window.cover(0, 11, 11), window.cover(1, 11, 11)) == ([], [])
+    assert (cover(window, 0, 11, 11), cover(window, 1, 11, 11)) == ([], [])
     assert self_times(window, 0, 1) == [[100, 100], [100, 100]]
 
 
@@ -203,8 +207,8 @@ def test_collectives_of_a_step_that_left_the_window_are_forgotten() -> None:
     add(window, 0, step_of(4))
     reduce_all(window, 1, 20, 0, 4)
     reduce_all(window, 0, 30, 4)
-    window.cover(0, 0, 4)
-    assert [kind.duration_ns for kind in window.cover(1, 0, 4)] == [30, 20]
+    cover(window, 0, 0, 4)
+    assert [kind.duration_ns for kind in cover(window, 1, 0, 4)] == [30, 20]
 
 
 # -- twins ------------------------------------------------------------------------------------------------------------
@@ -214,7 +218,7 @@ def resolve(window: StepWindow, step: int, sizes: Mapping[int, int | None]) -> N
     for rank, size in sizes.items():
         reduce_all(window, rank, 20, step, size=size)
     for rank in range(len(sizes)):
-        window.cover(rank, step, step)
+        cover(window, rank, step, step)
 
 
 def test_ranks_that_communicate_the_same_have_the_same_signature() -> None:
@@ -233,7 +237,7 @@ def test_order_of_the_calls_makes_no_other_signature() -> None:
             for start_ns, op in enumerate(order)
         ]
         window.add_collectives(rank, collectives_to_table(records))
-        window.cover(rank, 0, 0)
+        cover(window, rank, 0, 0)
     assert window.signatures[0] == window.signatures[1]
 
 
@@ -243,7 +247,7 @@ def hand_over(window: StepWindow, rank: int, first: str, second: str) -> None:
         for start_ns, op in enumerate((first, second))
     ]
     window.add_collectives(rank, collectives_to_table(records[::-1]))  # not in the order in which they begin
-    window.cover(rank, 0, 0)
+    cover(window, rank, 0, 0)
 
 
 def test_stages_of_a_pipeline_that_send_and_receive_the_same_are_told_apart_by_their_place() -> None:
@@ -282,7 +286,7 @@ def test_step_without_collectives_says_nothing_about_twins() -> None:
     resolve(window, 0, {0: 64, 1: 64})
     known = window.signatures
     for rank in (0, 1):
-        window.cover(rank, 1, 1)
+        cover(window, rank, 1, 1)
     assert window.signatures == known
 
 
@@ -312,7 +316,7 @@ def test_phases_do_not_stand_in_early() -> None:
 
 def test_phases_do_not_stand_in_once_a_window_has_come() -> None:
     window = made(STAND_IN_STEPS + 1)
-    window.cover(0, STAND_IN_STEPS, STAND_IN_STEPS)
+    cover(window, 0, STAND_IN_STEPS, STAND_IN_STEPS)
     series = window.series((0,), skip_steps=0)
     assert series.self_is_measured
     assert series.self_ns[-1].tolist() == [STEP_NS]
@@ -364,7 +368,7 @@ def test_transfers_of_a_group_are_those_of_the_steps_that_all_ranks_have_told_of
     window = window_of(2, steps=3)
     for rank, duration_ns in ((0, 50), (1, 20)):
         reduce_all(window, rank, duration_ns, 1, 2)
-        window.cover(rank, 1, 1)
+        cover(window, rank, 1, 1)
     found = window.transfers(skip_steps=1)
     assert found.ns[GROUP].tolist()[0] == 20
     assert np.isnan(found.ns[GROUP]).tolist() == [False, True]
@@ -375,7 +379,7 @@ def test_transfers_of_a_step_leave_with_it() -> None:
     window = window_of(2, steps=1, kept=4)
     for rank in (0, 1):
         reduce_all(window, rank, 20, 0)
-        window.cover(rank, 0, 0)
+        cover(window, rank, 0, 0)
     add(window, 0, step_of(4))
     assert window.transfers(skip_steps=0).ns == {}
 
@@ -393,10 +397,10 @@ def test_of_the_steps_that_a_report_completes_one_is_charged_another_each_time()
     window = window_of(2, steps=4)
     reduce_all(window, 0, 50, 0, 1, 2, 3)
     reduce_all(window, 1, 10, 0, 1, 2, 3)
-    window.cover(0, 0, 3)
-    window.cover(1, 0, 1)
+    cover(window, 0, 0, 3)
+    cover(window, 1, 0, 1)
     assert wait_caused(window) == [[0, 40], [None, None], [None, None], [None, None]]
-    window.cover(1, 2, 3)
+    cover(window, 1, 2, 3)
     assert wait_caused(window) == [[0, 40], [None, None], [None, None], [0, 40]]
 
 
@@ -405,7 +409,7 @@ def test_step_too_large_to_be_charged_is_not_known(monkeypatch: pytest.MonkeyPat
     window = window_of(2, steps=1)
     for rank in (0, 1):
         reduce_all(window, rank, 10, 0)
-        window.cover(rank, 0, 0)
+        cover(window, rank, 0, 0)
     assert window.series((0, 1), skip_steps=0).wait_caused_ns is None
 
 
@@ -414,6 +418,6 @@ def test_what_a_rank_caused_is_forgotten_with_its_step() -> None:
     reduce_all(window, 0, 50, 0)
     reduce_all(window, 1, 10, 0)
     for rank in (0, 1):
-        window.cover(rank, 0, 0)
+        cover(window, rank, 0, 0)
     add(window, 0, step_of(2))
     assert wait_caused(window) == [[None, None]]

@@ -1,0 +1,161 @@
+"""The collectives of each rank counted up by kind, by cases worked out by hand. Times in ns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rankscope.collector.detect.waits import KindWaits
+from rankscope.collector.state import collective_counts
+from rankscope.collector.state.collective_counts import KINDS_MAX, CollectiveCounts, find_counted
+from rankscope.collector.state.snapshot import CollectiveTotals
+from rankscope.measure.communication import bus_factor
+from tests.unit.collector.collective_steps import columns_of
+
+RANK = 3
+GROUP = "dp"
+
+
+def kind_of(op: str = "all_reduce", **changed: Any) -> KindWaits:
+    """Two calls of 30 ns each, matched: 10 ns of waiting and 20 ns of transfer each, 1,000 bytes each."""
+    fields: dict[str, Any] = {
+        "calls": 2, "duration_ns": 60, "size_bytes": 2_000, "matched": 2, "wait_ns": 20, "transfer_ns": 40,
+        "matched_bytes": 2_000, "exposed_transfer_ns": 40,
+    }  # fmt: skip
+    return KindWaits(rank=RANK, group=GROUP, op=op, **(fields | changed))
+
+
+UNMATCHED: dict[str, Any] = {"matched": 0, "wait_ns": 0, "transfer_ns": 0, "matched_bytes": 0, "exposed_transfer_ns": 0}
+UNSIZED: dict[str, Any] = {"size_bytes": None, "matched_bytes": 0}
+
+
+def counts_of(*steps: Sequence[KindWaits]) -> CollectiveCounts:
+    counts = CollectiveCounts()
+    for step in steps:
+        counts.add(columns_of(step))
+    return counts
+
+
+def totals_of(*kinds: KindWaits, size: int = 4) -> CollectiveTotals:
+    (found,) = counts_of(*([kind] for kind in kinds)).picture({GROUP: size}).of(RANK)
+    return found
+
+
+def test_collectives_of_a_kind_are_counted_up() -> None:
+    totals = totals_of(kind_of(), kind_of())
+    assert totals.bus_bandwidth_bytes_per_s == pytest.approx(2_000 / 40e-9 * 1.5)
+    assert totals == CollectiveTotals(
+        group=GROUP, op="all_reduce", count=4, duration_ns=120, bytes=4_000, matched=4, wait_ns=40, transfer_ns=80,
+        bus_bandwidth_bytes_per_s=totals.bus_bandwidth_bytes_per_s,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "factor"),
+    [("all_reduce", 2 * 3 / 4), ("all_gather", 3 / 4), ("reduce_scatter", 3 / 4), ("all_to_all", 3 / 4)],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(op: str, factor: float) -> None:
+    assert bus_factor(op, 4) == factor
+    assert totals_of(kind_of(op)).bus_bandwidth_bytes_per_s == pytest.approx(2_000 / 40e-9 * factor)
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce", "barrier", "send"])
+def test_operation_without_a_factor_has_no_bus_bandwidth(op: str) -> None:
+    assert totals_of(kind_of(op)).bus_bandwidth_bytes_per_s is None
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_group_of_one_or_of_unknown_size_has_no_bus_bandwidth(size: int) -> None:
+    assert totals_of(kind_of(), size=size).bus_bandwidth_bytes_per_s is None
+
+
+def test_bus_bandwidth_is_that_of_the_last_matched_and_sized_calls() -> None:
+    unmatched, unsized, instant = kind_of(**UNMATCHED), kind_of(**UNSIZED), kind_of(transfer_ns=0)
+    assert totals_of(unmatched).bus_bandwidth_bytes_per_s is None
+    found = totals_of(kind_of(transfer_ns=80), kind_of(), unmatched, unsized, instant)
+    assert found.bus_bandwidth_bytes_per_s == pytest.approx(2_000 / 40e-9 * 1.5)
+
+
+def test_without_a_match_waiting_and_transfer_are_not_known() -> None:
+    found = totals_of(kind_of(**UNMATCHED))
+    assert (found.count, found.matched, found.wait_ns, found.transfer_ns) == (2, 0, None, None)
+
+
+def test_matched_without_waiting_has_waited_zero() -> None:
+    assert totals_of(kind_of(wait_ns=0)).wait_ns == 0
+
+
+def test_sizes_that_no_window_told_are_not_known() -> None:
+    assert totals_of(kind_of(**UNSIZED)).bytes is None
+    assert totals_of(kind_of(**UNSIZED), kind_of()).bytes == 2_000
+
+
+def test_barrier_moves_zero_bytes_and_that_is_known() -> None:
+    assert totals_of(kind_of("barrier", size_bytes=0, matched_bytes=0)).bytes == 0
+
+
+def test_kinds_stand_in_order_and_beyond_the_limit_are_left_out() -> None:
+    many = [[kind_of(f"op{number:02}")] for number in reversed(range(KINDS_MAX))]
+    found = counts_of(*many, [kind_of("one_too_many")], [kind_of("op00")]).picture({}).of(RANK)
+    assert [kind.op for kind in found] == [f"op{number:02}" for number in range(KINDS_MAX)]
+    assert found[0].count == 4
+
+
+def test_of_more_kinds_in_one_step_than_there_is_room_for_the_first_are_counted() -> None:
+    step = [kind_of(f"op{number:02}") for number in range(KINDS_MAX + 2)]
+    other = kind_of("op00")._replace(rank=RANK + 1)
+    picture = counts_of([*step, other]).picture({})
+    assert [kind.op for kind in picture.of(RANK)] == [f"op{number:02}" for number in range(KINDS_MAX)]
+    assert [kind.op for kind in picture.of(RANK + 1)] == ["op00"]
+
+
+def test_more_kinds_than_a_run_may_have_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective_counts, "KINDS_OF_RUN_MAX", 1)
+    found = counts_of([kind_of("all_reduce"), kind_of("barrier")], [kind_of("barrier")]).picture({}).of(RANK)
+    assert [(kind.op, kind.count) for kind in found] == [("all_reduce", 2)]
+
+
+# -- several ranks ----------------------------------------------------------------------------------------------------
+
+
+def test_each_rank_has_its_own_counts_whichever_kinds_and_steps_it_takes_part_in() -> None:
+    low, high = kind_of(calls=1)._replace(rank=1), kind_of("barrier", calls=5)._replace(rank=9)
+    picture = counts_of([high], [low, high], [high, low._replace(op="barrier")]).picture({})
+    assert [(kind.op, kind.count) for kind in picture.of(1)] == [("all_reduce", 1), ("barrier", 1)]
+    assert [(kind.op, kind.count) for kind in picture.of(9)] == [("barrier", 15)]
+    assert [picture.of(rank) for rank in (0, 2, 8, 10, 10**6)] == [()] * 5
+
+
+def test_step_without_collectives_changes_nothing() -> None:
+    assert counts_of([], [kind_of()], []).picture({}).of(RANK) == counts_of([kind_of()]).picture({}).of(RANK)
+    assert find_counted(columns_of([])) == []
+
+
+def test_ranks_that_a_step_counts_are_told_once_each() -> None:
+    assert find_counted(columns_of([kind_of(), kind_of("barrier"), kind_of()._replace(rank=8)])) == [RANK, 8]
+
+
+def test_picture_shows_the_moment_it_was_taken_at() -> None:
+    counts = counts_of([kind_of()])
+    before = counts.picture({})
+    counts.add(columns_of([kind_of()]))
+    assert (before.of(RANK)[0].count, counts.picture({}).of(RANK)[0].count) == (2, 4)
+
+
+def test_size_of_a_group_that_becomes_known_gives_the_bandwidth() -> None:
+    counts = counts_of([kind_of()])
+    known = [counts.picture(sizes).of(RANK)[0].bus_bandwidth_bytes_per_s for sizes in ({}, {GROUP: 4})]
+    assert known == [None, pytest.approx(2_000 / 40e-9 * 1.5)]
+
+
+def test_counts_that_were_saved_are_gone_on_with() -> None:
+    sized, unmatched = kind_of(), kind_of("barrier", **UNMATCHED, size_bytes=None)
+    saved = counts_of([sized, unmatched]).picture({}).of(RANK)
+    counts = CollectiveCounts()
+    counts.restore({RANK: saved, RANK + 1: ()})
+    assert counts.picture({}).of(RANK) == saved
+    counts.add(columns_of([unmatched, sized]))
+    assert [(kind.op, kind.count, kind.bytes, kind.wait_ns) for kind in counts.picture({}).of(RANK)] == [
+        ("all_reduce", 4, 4_000, 40),
+        ("barrier", 4, None, None),
+    ]
