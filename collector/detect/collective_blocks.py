@@ -109,7 +109,7 @@ def stack(step: Step) -> tuple[Rows, Kinds]:
     rank, group, op, place, sequence, start_ns, *others = (_concatenate(each) for each in zip(*pieces, strict=True))
     codes, kind = number_codes(group * max(1, len(ops.names)) + op, len(groups.names) * len(ops.names))
     kinds = [(groups.names[code // len(ops.names)], ops.names[code % len(ops.names)]) for code in codes.tolist()]
-    order = np.lexsort((start_ns, kind, rank))
+    order = _find_order(rank, kind, start_ns, len(kinds))
     rank, kind, place, sequence, start_ns, duration_ns, size_bytes, exposed_ns = (
         column[order] for column in (rank, kind, place, sequence, start_ns, *others)
     )
@@ -117,6 +117,13 @@ def stack(step: Step) -> tuple[Rows, Kinds]:
     number = np.where(numbered, sequence, count_within(rank, kind))
     key = _number_operations(kind, number, numbered, len(kinds))
     return Rows(rank, kind, key, start_ns, duration_ns, size_bytes, exposed_ns, place), kinds
+
+
+def order_by(first: Ints, then: Ints, bound: int) -> Ints:
+    """The rows by the first column and then by the other, whose values are from 0 to below `bound`; what is the same in
+    both stays in its order. One sort of one column takes a tenth of the time of one of two.
+    """
+    return np.argsort(first * max(1, bound) + then, kind="stable")
 
 
 def number_codes(codes: Ints, bound: int) -> tuple[Ints, Ints]:
@@ -212,6 +219,13 @@ def _flatten(block: CollectiveBlock, groups: _Numbers, ops: _Numbers) -> tuple[I
     columns = (group, op, block.group, block.sequence, block.start_ns)
     others = (block.duration_ns, block.size_bytes, block.exposed_ns)
     return np.repeat(block.ranks, count), *(column.reshape(-1) for column in (*columns, *others))
+
+
+def _find_order(rank: Ints, kind: Ints, start_ns: Ints, kinds: int) -> Ints:
+    """The rows by rank, kind and start. Mostly each rank's are in the order of their start."""
+    if not np.all((start_ns[1:] >= start_ns[:-1]) | (rank[1:] != rank[:-1])):
+        return np.lexsort((start_ns, kind, rank))
+    return order_by(rank, kind, kinds)
 
 
 def _number_operations(kind: Ints, number: Ints, numbered: npt.NDArray[np.bool_], kinds: int) -> Ints:

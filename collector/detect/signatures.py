@@ -5,7 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.collective_blocks import Ints, Kinds, Rows, differs_from_previous, number_codes
+from rankscope.collector.detect.collective_blocks import (
+    Ints,
+    Kinds,
+    Rows,
+    differs_from_previous,
+    number_codes,
+    order_by,
+)
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.table import MISSING
 
@@ -15,6 +22,11 @@ FindPlace = Callable[[int, str], int]
 FIRST_SENDS = -2
 FIRST_RECEIVES = -1
 """The place of a rank in a group of all ranks."""
+
+
+KINDS_OF_STEPS_MAX = 64
+"""Different steps, of as many calls each, of which ranks are looked for that share them: a pipeline has as many stages
+at most. Beyond that, as where experts get another share in each step, every rank's signature is made by itself."""
 
 
 class Signature(NamedTuple):
@@ -49,21 +61,37 @@ def find_signatures(
         return former
     places = _find_places(rows, kinds, groups)
     calls, code = _number_calls(rows, kinds, groups.sizes)
-    order = np.lexsort((code, rows.rank))
+    code = code[order_by(rows.rank, code, len(calls))]
     firsts = np.flatnonzero(differs_from_previous(rows.rank))
-    ranks, ends = rows.rank[firsts].tolist(), [*firsts[1:].tolist(), len(rows.rank)]
-    codes = code[order].astype("<u4").tobytes()
-    known: dict[tuple[bytes, tuple[int, ...]], Signature] = {}
+    ranks, ends = rows.rank[firsts].tolist(), [*firsts[1:].tolist(), len(code)]
+    leaders = _find_leaders(code, firsts)
+    known: dict[tuple[int, tuple[int, ...]], Signature] = {}
     found = {}
-    for rank, first, end in zip(ranks, firsts.tolist(), ends, strict=True):
-        key = codes[4 * first : 4 * end], places.get(rank, ())
+    for leader, rank in zip(leaders.tolist(), ranks, strict=True):
+        key = leader, places.get(rank, ())
         signature = known.get(key)
         if signature is None:
-            signature = Signature(tuple([calls[one] for one in code[order[first:end]].tolist()]), key[1])
+            signature = Signature(tuple([calls[one] for one in code[firsts[leader] : ends[leader]].tolist()]), key[1])
             before = former.get(rank)
             signature = known[key] = before if before == signature else signature  # the same one is compared quickly
         found[rank] = signature
     return former if found == former else found
+
+
+def _find_leaders(code: Ints, firsts: Ints) -> Ints:
+    """For each rank, whose calls in order begin at its `firsts`, the first one that has the same calls."""
+    counts = np.diff(firsts, append=len(code))
+    leaders = np.arange(len(firsts))
+    for count in np.unique(counts).tolist():
+        left = np.flatnonzero(counts == count)
+        calls = code[firsts[left][:, np.newaxis] + np.arange(count)]
+        for _ in range(KINDS_OF_STEPS_MAX):
+            if not len(left):
+                break
+            is_same = (calls == calls[0]).all(axis=1)
+            leaders[left[is_same]] = left[0]
+            left, calls = left[~is_same], calls[~is_same]
+    return leaders
 
 
 def _number_calls(rows: Rows, kinds: Kinds, group_sizes: Mapping[str, int]) -> tuple[list[tuple[str, int, int]], Ints]:

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.collective_blocks import differs_from_previous
+from rankscope.collector.detect.collective_blocks import differs_from_previous, order_by
 from rankscope.collector.detect.series import Floats, Ints
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.waits import KindColumns
@@ -97,7 +97,7 @@ def _least_exposed(group: Ints, rank: Ints, exposed_ns: Ints, groups: int) -> In
     """Of each group the least that its operations together were exposed on any member."""
     least_ns = np.full(groups, np.iinfo(np.int64).max)
     if len(group):
-        order = np.lexsort((rank, group))
+        order = order_by(group, rank, int(rank.max()) + 1)
         firsts = np.flatnonzero(differs_from_previous(group[order], rank[order]))
         np.minimum.at(least_ns, group[order[firsts]], np.add.reduceat(exposed_ns[order], firsts))
     return least_ns
