@@ -34,7 +34,7 @@ class StepSeries:
     step_ns: Floats
     self_ns: Floats
     cpu_ns: Cells
-    phases_ns: Mapping[str, Floats]
+    phases_ns: Mapping[str, Cells]
     self_is_measured: bool
     tokens: Cells | None = None
     wait_caused_ns: Floats | None = None
@@ -67,8 +67,11 @@ LAGGING_STEPS: Final = 4
 """By so many steps ranks may be apart that report one after the other: further back is looked only for the others."""
 
 
-def medians_of_last(values: Floats, steps: int) -> Floats:
+def medians_of_last(cells: Cells, steps: int) -> Floats:
     """Of every column the median of its last `steps` known values; shape (n, ranks) to (ranks,), NaN where none is."""
+    last = cells[-steps - LAGGING_STEPS :]
+    has_enough = (~np.isnan(last)).sum(axis=0).min(initial=steps) >= steps
+    values: Floats = last if has_enough else cells[:]
     found = np.full(values.shape[1], np.nan)
     rows = np.flatnonzero(~np.isnan(values).all(axis=1))
     if not len(rows):

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Final
 
 from rankscope.collector.history.rank_intervals import RankInterval
-from rankscope.collector.state.saved import SavedLife, SavedRun, SavedStory
+from rankscope.collector.state.saved import LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.state.step_history import StepAggregate
 
@@ -24,8 +24,8 @@ class Batch:
         self._intervals_max = intervals_max
         self.runs: dict[str, SavedRun] = {}
         self.stories: dict[str, SavedStory] = {}
-        self.lives: dict[tuple[str, int], tuple[int, SavedLife]] = {}
-        """By run and rank: the attempt, and the life in it."""
+        self.lives: dict[tuple[str, int], tuple[int, SavedLife | LifeDraft]] = {}
+        """By run and rank: the attempt, and the life in it, or what it is made from when it is written."""
         self.steps: deque[tuple[str, StepAggregate]] = deque()
         self.intervals: deque[tuple[str, RankInterval]] = deque()
         self.forgotten: set[str] = set()

@@ -79,7 +79,6 @@ class HistoryStore:
 
     def _write(self, batch: Batch) -> None:
         encode = msgspec.json.encode
-        lives = [(run, rank, attempt, encode(life).decode()) for (run, rank), (attempt, life) in batch.lives.items()]
         intervals = [(run, one, pack(one)) for run, one in batch.intervals]
         with explaining(self._path), transaction(self._connection):
             self._connection.executemany(
@@ -91,7 +90,15 @@ class HistoryStore:
             )
             self._learn_ids(batch)
             ids = self._run_ids
-            self._connection.executemany(_WRITE_LIFE, [(ids[run], *rest) for run, *rest in lives if run in ids])
+            # One after the other: the rows of 16,384 lives together are 100 MB.
+            self._connection.executemany(
+                _WRITE_LIFE,
+                (
+                    (ids[run], rank, attempt, encode(life if isinstance(life, SavedLife) else life.build()).decode())
+                    for (run, rank), (attempt, life) in batch.lives.items()
+                    if run in ids
+                ),
+            )
             self._connection.executemany(
                 _WRITE_STEP,
                 [

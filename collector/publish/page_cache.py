@@ -259,6 +259,18 @@ class PageCache:
         wanted.written = Written(compressed, is_small, number, begun_s, self._now_s() - begun_s)
         return wanted.written
 
+    def _let_go(self) -> None:
+        """Nothing is written for a while: the pictures of all ranks that the last pages were written from are let go
+        of. Not where somebody writes: it would be made anew.
+        """
+        if not self._writing.acquire(blocking=False):
+            return
+        try:
+            if self._seen is not None:
+                self._seen.let_go()
+        finally:
+            self._writing.release()
+
     def _wake(self) -> None:
         with self._changed:
             if self._thread is None and not self._is_closed:
@@ -274,6 +286,8 @@ class PageCache:
                 self.errors_contained += 1
                 LOG.exception("a page of metrics could not be prepared")
                 wait_s = None
+            if wait_s != 0.0:
+                self._let_go()
             with self._changed:
                 if self._is_closed:
                     return

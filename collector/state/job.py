@@ -40,7 +40,7 @@ from rankscope.collector.state.group_members import GroupMembers
 from rankscope.collector.state.intake import Intake, find_end_of_steps
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.samples import read_samples
-from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
+from rankscope.collector.state.saved import CarriedGoodput, Clocks, LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.state.standings import build_standings
 from rankscope.collector.state.step_history import PATIENCE_STEPS, StepAggregate, aggregate_steps
@@ -388,13 +388,14 @@ class JobState:
         self.settle()
         return self._ranks()
 
-    def save_life(self, rank: RankState, clocks: Clocks) -> SavedLife:
+    def save_life(self, rank: RankState, clocks: Clocks) -> LifeDraft:
         """What is kept of one of them."""
-        attempt, number = self._attempt, rank.identity.rank
-        if attempt is None:
-            return rank.save(clocks, None, ())
-        collectives = attempt.collectives.picture(self._group_sizes).of(number)
-        return rank.save(clocks, attempt.comparison.step_ns_median(number), collectives)
+        attempt = self._attempt
+        comparison, counts = (
+            (NOT_COMPARED, CollectiveCounts()) if attempt is None else (attempt.comparison, attempt.collectives)
+        )
+        median_ns = comparison.step_ns_median(rank.identity.rank)
+        return rank.save(clocks, median_ns, counts.picture(self._group_sizes))
 
     def take_settled_steps(self, wall_s: float) -> list[StepAggregate]:
         """The steps that are settled since this was last called, for the history."""

@@ -7,12 +7,13 @@ import msgspec
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.detect.view import AllocatorCounts
 from rankscope.collector.state.account import StepAccount
+from rankscope.collector.state.collective_counts import CountsPicture
 from rankscope.collector.state.comparison import NOT_COMPARED
 from rankscope.collector.state.draft import RankDraft
 from rankscope.collector.state.latest import NOTHING_REPORTED, Latest
 from rankscope.collector.state.rings import BreakdownRing, PackedRing, PauseRing
-from rankscope.collector.state.saved import Clocks, SavedLife
-from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
+from rankscope.collector.state.saved import Clocks, LifeDraft, SavedLife
+from rankscope.collector.state.snapshot import RankSnapshot
 from rankscope.collector.state.vitals import Vitals
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
@@ -68,13 +69,11 @@ class RankState:
         rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
         return rank
 
-    def save(
-        self, clocks: Clocks, step_ns_median: float | None, collectives: tuple[CollectiveTotals, ...]
-    ) -> SavedLife:
+    def save(self, clocks: Clocks, step_ns_median: float | None, collectives: CountsPicture) -> LifeDraft:
         """What is kept of this life, and of what was found of it: the median of its steps, and its collectives."""
-        vitals, counted = self.vitals, self.latest.counted
+        vitals = self.vitals
         ended_ns = None if self.is_live else vitals.ended_job_ns
-        return SavedLife(
+        life = SavedLife(
             hello=self._hello,
             first_sequence=self.first_sequence,
             last_sequence=self.last_sequence,
@@ -84,15 +83,12 @@ class RankState:
             last_report_wall_s=self.last_report_wall_s,
             last_step=self.last_step,
             step_ns_median=step_ns_median,
-            totals=counted.totals,
-            losses=counted.losses,
-            devices=self.latest.devices,
-            collectives=collectives,
             said=vitals.said,
             seen=vitals.seen,
             is_gone=vitals.is_gone,
             ended_wall_s=None if ended_ns is None else clocks.to_wall_s(ended_ns),
         )
+        return LifeDraft(life, self.latest, collectives)
 
     @property
     def counters(self) -> tuple[object, ...]:

@@ -12,6 +12,8 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import Goodput, GoodputSnapshot
 from rankscope.collector.state.account import StepCounts
+from rankscope.collector.state.collective_counts import CountsPicture
+from rankscope.collector.state.latest import Latest
 from rankscope.collector.state.snapshot import CollectiveTotals, LostSeconds
 from rankscope.measure.messages import Goodbye, Hello, RankEnded
 from rankscope.measure.records import DeviceSample, Losses, Totals
@@ -60,6 +62,27 @@ class SavedLife(msgspec.Struct, frozen=True, kw_only=True):
     def missing(self) -> int:
         """Numbered messages of this life that were given up."""
         return self.last_sequence - self.first_sequence + 1 - self.admitted
+
+
+class LifeDraft(NamedTuple):
+    """What a life's row is made from, by the thread that writes it: of 16,384 lives that are saved in one go not all
+    rows have to be there at once. `life` is the row without what `latest` and `collectives` hold.
+    """
+
+    life: SavedLife
+    latest: Latest
+    collectives: CountsPicture
+
+    def build(self) -> SavedLife:
+        """The row."""
+        counted = self.latest.counted
+        return msgspec.structs.replace(
+            self.life,
+            totals=counted.totals,
+            losses=counted.losses,
+            devices=self.latest.devices,
+            collectives=self.collectives.of(self.life.hello.identity.rank),
+        )
 
 
 class SavedRun(msgspec.Struct, frozen=True, kw_only=True):

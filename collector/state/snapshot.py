@@ -181,5 +181,11 @@ class Snapshot:
         runs = self._runs
         if runs is None:
             runs = tuple(one if isinstance(one, RunSnapshot) else one.build() for one in self._drafts)
-            self._runs, self._drafts = runs, runs
+            self._runs = runs
         return runs
+
+    def let_go(self) -> None:
+        """Forget the pictures that were made of drafts: of 16,384 ranks they are 0.1 GB. Who asks again has them made
+        anew, and they are the same.
+        """
+        self._runs = None

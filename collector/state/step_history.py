@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.series import Floats, Ints
+from rankscope.collector.detect.series import Cells, Floats, Ints
 
 PATIENCE_STEPS: Final = 32
 """At 16,384 ranks so many steps that wait are 4 MB, looked at each tick; a rank that is later is mostly dead."""
@@ -35,7 +35,7 @@ class StepAggregate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate_steps(
-    attempt: int, wall_s: float, steps: Ints, durations_ns: Floats, phases_ns: Mapping[str, Floats]
+    attempt: int, wall_s: float, steps: Ints, durations_ns: Floats, phases_ns: Mapping[str, Cells]
 ) -> list[StepAggregate]:
     """A line for each step of which a rank is known. Shapes: steps (n,), durations and each phase (n, ranks) in ns, NaN
     where a rank has not reported.

@@ -6,14 +6,14 @@ that a report completes one's waiting is charged to those who caused it.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rankscope.collector.detect.blame import find_blame
 from rankscope.collector.detect.collective_blocks import CollectiveBlock, NameLists
-from rankscope.collector.detect.series import Floats, Ints, StepSeries
+from rankscope.collector.detect.series import Cells, Floats, Ints, StepSeries
 from rankscope.collector.detect.signatures import GroupFacts, Signature, find_signatures
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.waits import KindColumns, split_waits
@@ -232,21 +232,20 @@ class StepWindow:
         """The steps of these ranks in order, the first `skip_steps` of the run left out (start-up is no slowness)."""
         slots = self._slots_from(skip_steps)
         columns = np.array(ranks, dtype=np.int64)
-        cells = slots if len(ranks) == self._world_size else np.ix_(slots, columns)
-        step_ns = _read(self._columns["duration_ns"], cells)
-        phases_ns = _Selected(self._phases_ns, cells)
+        step_ns = _read(self._columns["duration_ns"], slots, columns)
+        phases_ns = {name: _Cells(values, slots, columns) for name, values in self._phases_ns.items()}
         measured = self._watched or self.latest_step < STAND_IN_STEPS
-        present = () if measured else [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
+        present = () if measured else [phases_ns[name][:] for name in COMPUTING_PHASES if name in phases_ns]
         caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)[:, columns]
         return StepSeries(
             steps=self._steps[slots],
             ranks=ranks,
             step_ns=step_ns,
             self_ns=np.sum(present, axis=0) if present else self._measured_self_ns(step_ns, slots, columns),
-            cpu_ns=_Cells(self._columns["cpu_ns"], cells),
+            cpu_ns=_Cells(self._columns["cpu_ns"], slots, columns),
             phases_ns=phases_ns,
             self_is_measured=measured,
-            tokens=_Cells(self._columns["tokens"], cells),
+            tokens=_Cells(self._columns["tokens"], slots, columns),
             wait_caused_ns=caused_ns,
         )
 
@@ -261,17 +260,22 @@ class StepWindow:
         """What the data movement of each process group took in the steps of `series`."""
         return self._transfers.read(self._slots_from(skip_steps))
 
-    def settled(self, after_step: int, *, patience: int) -> tuple[Ints, Floats, Mapping[str, Floats]]:
+    def settled(self, after_step: int, *, patience: int) -> tuple[Ints, Floats, Mapping[str, Cells]]:
         """The steps after that one which every rank has reported, in order: their numbers, shape (n,), and the
         durations and phases of all ranks, shape (n, world size) in ns. It ends before the first step that lacks
         a rank, unless that is `patience` steps behind the latest: then it is given as it is, NaN where a rank lacks.
         """
         slots = self._slots_from(after_step + 1)
-        durations_ns = _read(self._columns["duration_ns"], slots)
+        everybody = np.arange(self._world_size)
+        durations_ns = _read(self._columns["duration_ns"], slots, everybody)
         waiting = np.isnan(durations_ns).any(axis=1) & (self._steps[slots] > self.latest_step - patience)
         count = int(np.argmax(waiting)) if waiting.any() else len(slots)
         slots = slots[:count]
-        return self._steps[slots], durations_ns[:count], _Selected(self._phases_ns, slots)
+        return (
+            self._steps[slots],
+            durations_ns[:count],
+            {name: _Cells(values, slots, everybody) for name, values in self._phases_ns.items()},
+        )
 
     def _slots_from(self, step: int) -> Ints:
         """Where the steps from that one on are, in order."""
@@ -279,40 +283,25 @@ class StepWindow:
         return slots[np.argsort(self._steps[slots])]
 
 
-class _Selected(Mapping[str, Floats]):
-    """Some rows and columns of several arrays, taken when they are asked for: a look at a healthy job asks for none."""
-
-    def __init__(self, values: Mapping[str, Floats], cells: Any) -> None:
-        self._values = values
-        self._cells = cells
-        self._taken: dict[str, Floats] = {}
-
-    def __getitem__(self, name: str) -> Floats:
-        if name not in self._taken:
-            self._taken[name] = _read(self._values[name], self._cells)
-        return self._taken[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
 class _Cells:
-    """Some rows and columns of an array, taken when any of them are asked for."""
+    """Some steps and ranks of a ring of steps, read whole where they are asked for: a look at a large job asks for few,
+    and everything in 64 bits is 32 MiB.
+    """
 
-    def __init__(self, values: Floats, cells: Any) -> None:
+    def __init__(self, values: Floats, slots: Ints, columns: Ints) -> None:
         self._values = values
-        self._cells = cells
-        self._taken: Floats | None = None
+        self._slots = slots
+        self._columns = columns
 
     def __getitem__(self, key: Any, /) -> Any:
-        if self._taken is None:
-            self._taken = _read(self._values, self._cells)
-        return self._taken[key]
+        rows, columns = key if isinstance(key, tuple) else (key, slice(None))
+        if isinstance(rows, slice) or isinstance(columns, slice):
+            return _read(self._values, self._slots[rows], self._columns[columns])
+        return self._values[self._slots[rows], self._columns[columns]].astype(np.float64)
 
 
-def _read(values: Floats, cells: Any) -> Floats:
-    """A copy of these cells, whole."""
-    return np.asarray(values[cells].astype(np.float64, copy=False))
+def _read(values: Floats, slots: Ints, columns: Ints) -> Floats:
+    """A copy of these steps of these ranks, whole."""
+    are_all = len(columns) == values.shape[1]  # ranks come in order
+    found = values[slots] if are_all else values[np.ix_(slots, columns)]
+    return np.asarray(found.astype(np.float64, copy=False))

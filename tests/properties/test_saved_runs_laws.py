@@ -54,7 +54,7 @@ def save(story: Story) -> Kept:
     run = story.job.save(clocks)
     assert run is not None
     encode = msgspec.json.encode
-    lives = [encode(story.job.save_life(rank, clocks)) for rank in story.job.lives.values()]
+    lives = [encode(story.job.save_life(rank, clocks).build()) for rank in story.job.lives.values()]
     return Kept(encode(run), encode(story.job.save_story()), tuple(lives), read_counters(story))
 
 

@@ -28,3 +28,12 @@ def test_pictures_are_made_once_and_only_when_they_are_asked_for() -> None:
     assert built == []
     assert snapshot.runs is snapshot.runs
     assert ([run.run for run in snapshot.runs], built) == (["story"], [1])
+
+
+def test_pictures_that_were_let_go_of_are_made_anew_and_are_the_same() -> None:
+    story = Story(2).join().train(3)
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns), story.job.snapshot(story.now_ns)])
+    before = snapshot.runs
+    snapshot.let_go()
+    assert snapshot.runs is not before
+    assert snapshot.runs == before

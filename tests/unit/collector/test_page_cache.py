@@ -381,6 +381,48 @@ def test_a_page_is_one_gzip_member_that_anybody_can_read(library: str) -> None:
     assert page_cache._load_library().decompress.__module__ == page_cache.__name__, library
 
 
+# -- what pages are written from --------------------------------------------------------------------------------------
+
+
+class WatchedSnapshot(Snapshot):
+    """Tells when it lets go of its pictures."""
+
+    def __init__(self) -> None:
+        super().__init__(wall_s=0.0, version="0")
+        self.has_let_go = threading.Event()
+
+    def let_go(self) -> None:
+        super().let_go()
+        self.has_let_go.set()
+
+
+def test_when_a_large_page_is_written_the_pictures_of_all_ranks_are_let_go_of() -> None:
+    world, snapshot = World(large=True), WatchedSnapshot()
+    world.snapshot = snapshot
+    cache = PageCache(lambda: snapshot, CountedPages(world))
+    cache.find(METRICS, CLASSIC)
+    try:
+        assert snapshot.has_let_go.wait(DEADLINE_S)
+    finally:
+        cache.close()
+
+
+def test_while_a_page_is_written_its_pictures_stay() -> None:
+    world, snapshot = World(large=True), WatchedSnapshot()
+    world.snapshot = snapshot
+    world.meanwhile = world.cache._let_go
+    world.ask(RANKS)
+    assert not snapshot.has_let_go.is_set()
+    world.cache._let_go()
+    assert snapshot.has_let_go.is_set()
+
+
+def test_before_any_page_there_is_nothing_to_let_go_of() -> None:
+    world = World()
+    world.cache._let_go()
+    assert world.ask() == 0
+
+
 # -- the beat ---------------------------------------------------------------------------------------------------------
 
 

@@ -68,6 +68,7 @@ def test_data_phase_of_one_rank_alone_is_no_matter_of_the_job() -> None:
 def test_one_long_wait_for_data_is_not_what_holds_the_job_up() -> None:
     view = job_of(BUSY, BUSY, gpus=0)
     data_ns = view.series.phases_ns["data"]
+    assert isinstance(data_ns, np.ndarray)
     data_ns[-5] = 95 * MS * STEPS  # an epoch begins: 95 % of the time of all steps looked at
     assert kinds_in(view) == []
 

@@ -34,7 +34,7 @@ def kill(story: Story, away_s: float = AWAY_S) -> Story:
     run = msgspec.json.decode(msgspec.json.encode(saved), type=SavedRun)
     told = msgspec.json.decode(msgspec.json.encode(story.job.save_story()), type=SavedStory)
     lives = [
-        msgspec.json.decode(msgspec.json.encode(story.job.save_life(rank, clocks)), type=SavedLife)
+        msgspec.json.decode(msgspec.json.encode(story.job.save_life(rank, clocks).build()), type=SavedLife)
         for rank in story.job.lives.values()
     ]
     story.now_ns += round(away_s * S)

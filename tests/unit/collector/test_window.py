@@ -102,7 +102,7 @@ def test_new_step_takes_the_place_of_the_oldest_with_nothing_left_of_it() -> Non
     add(window, 1, step_of(4))
     series = window.series((0,), skip_steps=0)
     assert series.steps.tolist() == [4]
-    assert np.isnan([series.step_ns, series.cpu_ns[:], series.phases_ns["mine"]]).all()
+    assert np.isnan([series.step_ns, series.cpu_ns[:], series.phases_ns["mine"][:]]).all()
 
 
 def test_first_steps_of_the_run_are_left_out() -> None:
@@ -421,3 +421,21 @@ def test_what_a_rank_caused_is_forgotten_with_its_step() -> None:
         cover(window, rank, 0, 0)
     add(window, 0, step_of(2))
     assert wait_caused(window) == [[None, None]]
+
+
+def test_any_steps_and_ranks_of_a_column_are_read_as_those_of_an_array() -> None:
+    """A window that has wrapped round, of ranks 0 and 2 of three."""
+    kept = 6
+    window = window_of(3, kept=kept)
+    for step in range(kept + 2):
+        for rank in range(3):
+            add(window, rank, step_of(step, cpu_ns=10 * step + rank))
+    cells = window.series((0, 2), skip_steps=0).cpu_ns
+    whole = np.array([[10 * step, 10 * step + 2] for step in range(2, kept + 2)], dtype=np.float64)
+    rows, columns, is_even = np.array([0, kept - 1]), np.array([1]), whole[:, 0] % 20 == 0
+    for key in (
+        slice(None), slice(-2, None), rows, is_even, (rows, 1), (0, 0), np.ix_(rows, columns), (slice(None), columns),
+        (slice(-2, None), columns), (slice(None), slice(0, 1)),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(cells[key], whole[key])
+        assert cells[key].dtype == np.float64
