@@ -4,6 +4,12 @@ The collector's own code without its sockets and threads, in one process: frames
 settled in batches of BATCH, as they come at 16,384 reports a second, and half way through each second there is a tick
 with its look, the references for its picture, and what is handed to the store. Only CPU time of the one thread counts,
 so that it holds on a busy machine too; sockets and encryption come on top (tests/benchmarks/load.py measures all).
+
+The first report of each rank tells of STEPS_BEFORE steps, so that the window of steps is as full as it ever gets; and
+a profiler window ends in the seconds that count. What it takes to resolve its two steps is given by itself, and counts
+for no report. Memory is what the process has grown by since before the ranks joined: at the end, and at the highest in
+the seconds that count. Samples of garbage collection, breakdowns and allocators take some minutes or hours to fill
+their rings: they are not full here, and take up to 9 KiB a rank more. The store's thread does not run.
 """
 
 import argparse
@@ -13,9 +19,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import thread_time_ns
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.footprint import keep_one_heap, spare_the_garbage_collector
 from rankscope.collector.history.recorder import Recorder
 from rankscope.collector.ingest.admission import Admission, Admitted
 from rankscope.collector.state.events import RankJoined, ReportAdmitted, Tick
@@ -25,17 +35,24 @@ from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.store.database import Database
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report
+from rankscope.measure.table import Table
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
-from tests.benchmarks.load_reports import RUN, JobReports, build_hello
+from tests.benchmarks.load_reports import RUN, WINDOW_STEPS, JobReports, build_hello
 from tests.benchmarks.machine import RESULTS, describe_run
 
 SIZES: Final = (1_024, 4_096, 16_384)
-SECONDS: Final = 8
-"""Reports of each rank; the first two are left out."""
+STEPS_BEFORE: Final = 252
+"""With the steps of SECONDS more the 256 that are kept."""
+SECONDS: Final = 10
+"""Reports of each rank that count but for the first two: those of the steps 252 to 261. A window ends with step 259."""
 BATCH: Final = 160
 """16,384 reports a second, and 10 ms between two turns of the receiving thread."""
 PER_REPORT: Final = ("decode", "admit", "handle", "settle")
 PER_TICK: Final = ("look", "references", "store")
+KIB: Final = 1024
+CLEAR_REFS: Final = Path("/proc/self/clear_refs")
+RESET_PEAK: Final = "5"
+"""What clear_refs takes to count the highest use of memory anew, proc(5)."""
 T = TypeVar("T")
 
 
@@ -60,6 +77,25 @@ class Meter:
     def median_ns(self, name: str) -> float:
         """Of the seconds after the first two."""
         return statistics.median(self.spent_ns[name][2:])
+
+    @property
+    def resolving_ns(self) -> float:
+        """What settling took longer, for each of the two steps, in the second in which a profiler window ended."""
+        return (max(self.spent_ns["settle"][2:]) - self.median_ns("settle")) / WINDOW_STEPS
+
+
+class Memory(NamedTuple):
+    """What the process has grown by, in bytes: at the end, and at the highest."""
+
+    grown: int
+    peak: int
+
+
+class Result(NamedTuple):
+    """Of one size."""
+
+    meter: Meter
+    memory: Memory
 
 
 class Collector:
@@ -96,21 +132,44 @@ def boot_of(rank: int) -> str:
     return f"boot-{rank:08}"
 
 
-def measure(ranks: int) -> Meter:
+def measure(ranks: int) -> Result:
     """One size."""
+    keep_one_heap()
+    spare_the_garbage_collector()
     meter, reports = Meter(), JobReports(ranks, range(ranks))
+    before_bytes = read_memory("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
         collector = Collector(ranks, Path(folder))
-        for number in range(1, SECONDS + 1):
+        peak_bytes = 0
+        for number in (1, *range(STEPS_BEFORE + 1, STEPS_BEFORE + SECONDS + 1)):
             meter.begin()
+            CLEAR_REFS.write_text(RESET_PEAK)
             now_ns = number * NS_PER_S
             for first in range(0, ranks, BATCH):
                 own = range(first, min(ranks, first + BATCH))
-                frames = [encode(reports.build(rank, number, now_ns)) for rank in own]
+                made = [reports.build(rank, number, now_ns) for rank in own]
+                frames = [encode(tell_more_steps(report) if number == 1 else report) for report in made]
                 take_batch(collector, meter, own, frames, now_ns=now_ns)
                 if ranks // 2 in own:
                     collector.tick(meter, now_ns)
-    return meter
+            peak_bytes = max(peak_bytes, read_memory("VmHWM")) if number > 1 else 0
+        grown_bytes = read_memory("VmRSS") - before_bytes
+    return Result(meter, Memory(grown_bytes, peak_bytes - before_bytes))
+
+
+def tell_more_steps(report: Report) -> Report:
+    """The same report with STEPS_BEFORE steps, all as long as its one."""
+    steps = report.steps
+    columns = [np.repeat(steps.column(name), STEPS_BEFORE) for name in steps.names]
+    columns[steps.names.index("step")] = np.arange(STEPS_BEFORE)
+    data = np.stack(columns).astype("<i8").tobytes()
+    return msgspec.structs.replace(report, steps=Table(steps.names, STEPS_BEFORE, data))
+
+
+def read_memory(what: str) -> int:
+    """Bytes that the process has in memory (VmRSS), or had at the highest since that was reset (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * KIB
 
 
 def take_batch(collector: Collector, meter: Meter, own: range, frames: list[bytes], *, now_ns: int) -> None:
@@ -124,16 +183,24 @@ def take_batch(collector: Collector, meter: Meter, own: range, frames: list[byte
     meter.time("settle", collector.job.settle)
 
 
-def render(head: str, meters: dict[int, Meter]) -> str:
+def render(head: str, results: dict[int, Result]) -> str:
     """The result file."""
-    lines = [
-        f"| ranks | {' | '.join(PER_REPORT)} | together | {' | '.join(PER_TICK)} | picture |",
-        "|---" * (len(PER_REPORT) + len(PER_TICK) + 3) + "|",
-    ]
-    for ranks, meter in meters.items():
+    columns = (
+        "ranks",
+        *PER_REPORT,
+        "together",
+        *PER_TICK,
+        "picture",
+        "resolve a step",
+        "memory a rank",
+        "at the highest",
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for ranks, (meter, memory) in results.items():
         us = [meter.median_ns(name) / ranks / 1e3 for name in PER_REPORT]
-        ms = [meter.median_ns(name) / NS_PER_MS for name in (*PER_TICK, "picture")]
+        ms = [*(meter.median_ns(name) / NS_PER_MS for name in (*PER_TICK, "picture")), meter.resolving_ns / NS_PER_MS]
         cells = [f"{value:.1f} us" for value in (*us, sum(us))] + [f"{value:.0f} ms" for value in ms]
+        cells += [f"{value / ranks / KIB:.1f} KiB" for value in memory]
         lines.append(f"| {ranks:,} | {' | '.join(cells)} |")
     explanation = (__doc__ or "").partition("\n\n")[2].strip()
     units = "The first five are of a report, the others of a tick; `picture` is made only when somebody asks for it."
@@ -147,11 +214,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "ingest.md")
     options = parser.parse_args()
     head = describe_run(f"python -m tests.benchmarks.ingest --ranks {' '.join(map(str, options.ranks))}")
-    meters = {}
+    results = {}
     for ranks in options.ranks:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            meters[ranks] = pool.apply(measure, (ranks,))
-    text = render(head, meters)
+            results[ranks] = pool.apply(measure, (ranks,))
+    text = render(head, results)
     options.out.write_text(text)
     print(text)
 
