@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fault-s-max", type=float, default=30.0, help="longest fault, in seconds")
     parser.add_argument("--interval-s", type=float, default=1.0, help="time between two reports of a rank, in seconds")
-    parser.add_argument("--out", type=Path, default=RESULTS / "soak.md")
+    parser.add_argument("--out", type=Path, default=RESULTS / "soak-1024.md")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # and so end all processes
     head = describe_run(f"python -m tests.benchmarks.soak {shlex.join(sys.argv[1:])}".strip())
