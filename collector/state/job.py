@@ -5,7 +5,6 @@ attempts before are kept as a count only.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,12 +12,10 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
 from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.detect.series import Floats
-from rankscope.collector.detect.signatures import Signature
 from rankscope.collector.detect.slow_ranks import read_usual
 from rankscope.collector.detect.standing import RankStanding
-from rankscope.collector.detect.twins import Twins, find_twins
 from rankscope.collector.detect.view import JobView
+from rankscope.collector.state.attempt import Attempt
 from rankscope.collector.state.collective_counts import CollectiveCounts, find_counted
 from rankscope.collector.state.comparison import NOT_COMPARED, Comparison
 from rankscope.collector.state.draft import RunDraft
@@ -36,8 +33,7 @@ from rankscope.collector.state.events import (
     Tick,
     UnresponsiveSeen,
 )
-from rankscope.collector.state.group_members import GroupMembers
-from rankscope.collector.state.intake import Intake, find_end_of_steps
+from rankscope.collector.state.intake import find_end_of_steps
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.samples import read_samples
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, LifeDraft, SavedLife, SavedRun, SavedStory
@@ -62,53 +58,13 @@ is asked less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms
 """
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """What is forgotten when an elastic restart begins a new attempt."""
-
-    restart_count: int
-    world_size: int
-    window: StepWindow
-    intake: Intake = field(init=False)
-    groups: GroupMembers = field(init=False)
-    ranks: dict[int, RankState] = field(default_factory=dict)
-    by_machine: dict[str, list[RankState]] = field(default_factory=dict)
-    is_looked_at: bool = False
-    """What a look reads, 0.1 GB of 16,384 ranks, is let go of when it is over."""
-    slowdowns: Floats | None = None
-    comparison: Comparison = NOT_COMPARED
-    collectives: CollectiveCounts = field(default_factory=CollectiveCounts)
-    twins: tuple[tuple[int, ...], Mapping[int, Signature], Twins] | None = None
-
-    def put(self, rank: RankState) -> None:
-        """A life takes its rank's place."""
-        self.ranks[rank.identity.rank] = rank
-        self.by_machine.setdefault(rank.identity.machine_id, []).append(rank)
-
-    def find_twins(self, ranks: tuple[int, ...]) -> Twins:
-        """Who is compared with whom: mostly the same as at the last look."""
-        signatures = self.window.signatures
-        if self.twins is None or self.twins[1] is not signatures or self.twins[0] != ranks:
-            self.twins = (ranks, signatures, find_twins(ranks, signatures))
-        return self.twins[2]
-
-    step_ns: int = 0
-    """The time in steps of the rank that has reported the most of it."""
-    recorded_step: int = -1
-    """The last step that has been given to the history."""
-
-    def __post_init__(self) -> None:
-        self.intake = Intake(self.window)
-        self.groups = GroupMembers(self.world_size)
-
-
 class JobState:
     """The truth about one run."""
 
     def __init__(self, run: str, config: CollectorConfig) -> None:
         self.run = run
         self._config = config
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._rank_of_boot: dict[str, int] = {}
         self._former_boots: frozenset[str] = frozenset()
         self._group_sizes: dict[str, int] = {}
@@ -201,13 +157,13 @@ class JobState:
                 return False
         return present is None or (not hello.left_behind and present.identity.boot_id != identity.boot_id)
 
-    def _begin_attempt(self, identity: RankIdentity) -> _Attempt:
+    def _begin_attempt(self, identity: RankIdentity) -> Attempt:
         self._former_boots = frozenset(self._rank_of_boot)
         self._rank_of_boot.clear()
         self._attempts += self._attempt is not None
         window = StepWindow(self._config.steps_kept, identity.world_size)
         self._group_sizes = {}
-        self._attempt = _Attempt(identity.restart_count, identity.world_size, window)
+        self._attempt = Attempt(identity.restart_count, identity.world_size, window)
         return self._attempt
 
     def _handle_life(self, rank: RankState, event: JobEvent) -> None:
@@ -250,7 +206,7 @@ class JobState:
             )
             attempt.step_ns = report.totals.step_ns
 
-    def _learn_group(self, attempt: _Attempt, group: GroupInfo) -> None:
+    def _learn_group(self, attempt: Attempt, group: GroupInfo) -> None:
         """A rank tells who is in a group; mostly somebody has before."""
         known = attempt.groups.by_label.get(group.label)
         members = attempt.groups.learn(group)
@@ -303,7 +259,7 @@ class JobState:
         standings = build_standings(attempt.ranks, tick.now_job_ns) if stalled else {}
         return effects + self._detect(attempt, tick.now_job_ns, standings)
 
-    def _detect(self, attempt: _Attempt, now_job_ns: int, standings: Mapping[int, RankStanding]) -> list[JobEffect]:
+    def _detect(self, attempt: Attempt, now_job_ns: int, standings: Mapping[int, RankStanding]) -> list[JobEffect]:
         ranks = tuple(sorted(attempt.ranks))
         attempt.is_looked_at = True
         series = attempt.window.series(ranks, skip_steps=SKIP_STEPS)
@@ -337,7 +293,7 @@ class JobState:
         """The run as it was saved by a collector that is no more; its ranks are awaited."""
         job = cls(run.run, config)
         window = StepWindow(config.steps_kept, run.world_size)
-        attempt = job._attempt = _Attempt(run.restart_count, run.world_size, window)
+        attempt = job._attempt = Attempt(run.restart_count, run.world_size, window)
         attempt.step_ns, attempt.recorded_step = run.step_ns, run.recorded_step
         for life in lives:
             rank = RankState.restore(life, clocks)
@@ -451,7 +407,7 @@ class JobState:
         return self._verdicts.abstained.get(STRAGGLER, None if attempt and attempt.is_looked_at else NOBODY_YET)
 
 
-def _run_slowdown_ratio(attempt: _Attempt, open_findings: Sequence[Finding]) -> float | None:
+def _run_slowdown_ratio(attempt: Attempt, open_findings: Sequence[Finding]) -> float | None:
     """The largest of any finding; 1 when none has a cost, None before the ranks could be compared."""
     if attempt.slowdowns is None or bool(np.isnan(attempt.slowdowns).all()):
         return None

@@ -235,13 +235,13 @@ class StepWindow:
         step_ns = _read(self._columns["duration_ns"], slots, columns)
         phases_ns = {name: _Cells(values, slots, columns) for name, values in self._phases_ns.items()}
         measured = self._watched or self.latest_step < STAND_IN_STEPS
-        present = () if measured else [phases_ns[name][:] for name in COMPUTING_PHASES if name in phases_ns]
+        computing = () if measured else [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
         caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)[:, columns]
         return StepSeries(
             steps=self._steps[slots],
             ranks=ranks,
             step_ns=step_ns,
-            self_ns=np.sum(present, axis=0) if present else self._measured_self_ns(step_ns, slots, columns),
+            self_ns=_sum(computing) if computing else self._measured_self_ns(step_ns, slots, columns),
             cpu_ns=_Cells(self._columns["cpu_ns"], slots, columns),
             phases_ns=phases_ns,
             self_is_measured=measured,
@@ -298,6 +298,14 @@ class _Cells:
         if isinstance(rows, slice) or isinstance(columns, slice):
             return _read(self._values, self._slots[rows], self._columns[columns])
         return self._values[self._slots[rows], self._columns[columns]].astype(np.float64)
+
+
+def _sum(parts: Sequence[Cells]) -> Floats:
+    """Their sum, with two of them in memory at a time."""
+    total: Floats = parts[0][:]
+    for part in parts[1:]:
+        total += part[:]
+    return total
 
 
 def _read(values: Floats, slots: Ints, columns: Ints) -> Floats:

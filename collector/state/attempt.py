@@ -1,0 +1,54 @@
+"""One attempt of a run, from its begin to the elastic restart that ends it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rankscope.collector.detect.series import Floats
+from rankscope.collector.detect.signatures import Signature
+from rankscope.collector.detect.twins import Twins, find_twins
+from rankscope.collector.state.collective_counts import CollectiveCounts
+from rankscope.collector.state.comparison import NOT_COMPARED, Comparison
+from rankscope.collector.state.group_members import GroupMembers
+from rankscope.collector.state.intake import Intake
+from rankscope.collector.state.rank import RankState
+from rankscope.collector.state.window import StepWindow
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What is forgotten when an elastic restart begins a new attempt."""
+
+    restart_count: int
+    world_size: int
+    window: StepWindow
+    intake: Intake = field(init=False)
+    groups: GroupMembers = field(init=False)
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    by_machine: dict[str, list[RankState]] = field(default_factory=dict)
+    is_looked_at: bool = False
+    """What a look reads, 0.1 GB of 16,384 ranks, is let go of when it is over."""
+    slowdowns: Floats | None = None
+    comparison: Comparison = NOT_COMPARED
+    collectives: CollectiveCounts = field(default_factory=CollectiveCounts)
+    twins: tuple[tuple[int, ...], Mapping[int, Signature], Twins] | None = None
+
+    step_ns: int = 0
+    """The time in steps of the rank that has reported the most of it."""
+    recorded_step: int = -1
+    """The last step that has been given to the history."""
+
+    def put(self, rank: RankState) -> None:
+        """A life takes its rank's place."""
+        self.ranks[rank.identity.rank] = rank
+        self.by_machine.setdefault(rank.identity.machine_id, []).append(rank)
+
+    def find_twins(self, ranks: tuple[int, ...]) -> Twins:
+        """Who is compared with whom: mostly the same as at the last look."""
+        signatures = self.window.signatures
+        if self.twins is None or self.twins[1] is not signatures or self.twins[0] != ranks:
+            self.twins = (ranks, signatures, find_twins(ranks, signatures))
+        return self.twins[2]
+
+    def __post_init__(self) -> None:
+        self.intake = Intake(self.window)
+        self.groups = GroupMembers(self.world_size)
