@@ -41,7 +41,7 @@ import ctypes
 from rankscope.collector.footprint import FREE_BYTES_MIN, FreeMemory, keep_one_heap, read_resident_bytes
 
 keep_one_heap()
-library, size, memory = ctypes.CDLL(None), 8192, FreeMemory()
+library, size, memory = ctypes.CDLL(None), 32768, FreeMemory()
 library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 blocks = [library.malloc(size) for _ in range(4 * FREE_BYTES_MIN // size)]
 for block in blocks:
