@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
-from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
+from rankscope.collector.detect.series import Floats, StepSeries, in_blocks, medians_of_last
 from rankscope.collector.detect.twins import Twins
 
 PARTS: Final = 4
@@ -24,7 +24,8 @@ def find_excess(series: StepSeries, twins: Twins) -> Floats:
     its own or too many of theirs are not known.
     """
     rows = np.flatnonzero(~np.isnan(series.self_ns).all(axis=1))  # waiting is measured in some steps only
-    self_ns = np.maximum(series.self_ns[rows], 1.0)
+    self_ns = series.self_ns[rows]
+    np.maximum(self_ns, 1.0, out=self_ns)
     excess = np.full(series.self_ns.shape, np.nan)
     for comparison in twins.comparisons:
         if len(comparison.members) == len(series.ranks):  # nothing to be moved
@@ -70,8 +71,8 @@ def _compare(mine: Floats, against: Floats) -> Floats:
     count = against.shape[1]
     known = count - np.count_nonzero(np.isnan(against), axis=1)
     complete = known == count
-    if count > 1:
-        found[complete] = np.log(mine[complete] / _median_of_others(against[complete], mine[complete]))
+    for rows in in_blocks(np.flatnonzero(complete), count) if count > 1 else ():
+        found[rows] = np.log(mine[rows] / _median_of_others(against[rows], mine[rows]))
     for row in np.flatnonzero(~complete & (known >= max(2, KNOWN_MIN * count))):
         told = against[row, ~np.isnan(against[row])][np.newaxis]
         found[row] = np.log(mine[row] / _median_of_others(told, mine[[row]])[0])

@@ -1,6 +1,6 @@
 """The same steps of all ranks, as detection looks at them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -61,6 +61,17 @@ class StepSeries:
         """Where the times of these ranks are, all of which must be in it, in their order."""
         order, ordered = self._order
         return np.asarray(order[np.searchsorted(ordered, np.array(ranks, dtype=np.int64))], dtype=np.int64)
+
+
+CELLS_AT_ONCE: Final = 2**17
+"""1 MiB, which stays in a core's cache: of 16,384 ranks eight steps."""
+
+
+def in_blocks(rows: Ints, columns: int) -> Iterator[Ints]:
+    """The rows, some at a time: what is computed on the way to a result is as large as they are, several times."""
+    at_once = max(1, CELLS_AT_ONCE // max(1, columns))
+    for first in range(0, len(rows), at_once):
+        yield rows[first : first + at_once]
 
 
 LAGGING_STEPS: Final = 4

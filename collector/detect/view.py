@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.collector.detect.excess import find_excess, find_usual
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats, Ints, StepSeries
+from rankscope.collector.detect.series import Floats, Ints, StepSeries, in_blocks
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.twins import Twins
@@ -99,7 +99,8 @@ class JobView:
         """The column with the largest excess in each step, shape (n,); -1 where none is known."""
         worst = np.full(len(self.excess_ns), -1, dtype=np.int64)
         rows = np.flatnonzero(~np.isnan(self.excess_ns).all(axis=1))
-        worst[rows] = np.nanargmax(self.excess_ns[rows], axis=1)
+        for some in in_blocks(rows, self.excess_ns.shape[1]):
+            worst[some] = np.nanargmax(self.excess_ns[some], axis=1)
         return worst
 
     @cached_property
