@@ -7,10 +7,11 @@ so that it holds on a busy machine too; sockets and encryption come on top (test
 
 The first report of each rank tells of STEPS_BEFORE steps, so that the window of steps is as full as it ever gets. No
 profiler window has told of their collectives, so that detection looks at the phases in all of them, which is the most
-that a look may have to do. One ends in the seconds that count: what it takes to resolve its two steps is given by
-itself, and counts for no report. Memory is what the process has grown by since before the ranks joined: at the end, and
-at the highest in the seconds that count. Samples of garbage collection, breakdowns and allocators take some minutes or
-hours to fill their rings: they are not full here, and take up to 9 KiB a rank more. The store's thread does not run.
+that a look may have to do. One ends in the seconds that count: what it takes to place and resolve each of its two
+steps is given by itself, and counts for no report. Memory is what the process has grown by since before the ranks
+joined: at the end, and at the highest in the seconds that count. Samples of garbage collection, breakdowns and
+allocators take some minutes or hours to fill their rings: they are not full here, and take up to 9 KiB a rank more.
+The store's thread does not run.
 """
 
 import argparse
@@ -192,7 +193,7 @@ def render(head: str, results: dict[int, Result]) -> str:
         "together",
         *PER_TICK,
         "picture",
-        "resolve a step",
+        "step of collectives",
         "memory a rank",
         "at the highest",
     )
