@@ -47,6 +47,10 @@ SHARD_RANKS: Final = 2_048
 """Of more ranks each shard of the page of ranks has a scrape of its own."""
 WARM_S: Final = 2 * SCRAPE_S + 3.0
 """Pages are written beforehand once they have been asked for twice at the same distance."""
+NICE_FROM: Final = 4_096
+NICENESS: Final = 5
+"""Of so many ranks the makers give way to the collector, which on machines of its own would have the cores to itself:
+they take as much as it does. Fewer ranks need no such thing, and other work on the machine would stop them."""
 HELD_PER_RANK_MAX: Final = 6
 """Reports that a rank holds while all is well: acknowledgements come for several at a time."""
 
@@ -83,6 +87,7 @@ class Ranks:
     """All ranks of the job, in processes of RANKS_PER_PROCESS. Made by `running`."""
 
     def __init__(self, count: int, collector: LoadCollector, connect_s: float, *, waits_for_word: bool) -> None:
+        niceness = NICENESS if count >= NICE_FROM else 0
         context = multiprocessing.get_context("spawn")
         begin_ns = time.monotonic_ns() + s_to_ns(BEGIN_S + count * BEGIN_S_PER_RANK)
         self.begin_s = begin_ns / NS_PER_S
@@ -90,7 +95,9 @@ class Ranks:
         self.processes: list[SpawnProcess] = []
         for first in range(0, count, RANKS_PER_PROCESS):
             own = range(first, min(first + RANKS_PER_PROCESS, count))
-            task = Task(own, count, collector.endpoint, collector.keys, s_to_ns(connect_s), begin_ns, waits_for_word)
+            task = Task(
+                own, count, collector.endpoint, collector.keys, s_to_ns(connect_s), begin_ns, waits_for_word, niceness
+            )
             mine, theirs = context.Pipe()
             self._controls.append(mine)
             self.processes.append(context.Process(target=run_ranks, args=(task, theirs), daemon=True))

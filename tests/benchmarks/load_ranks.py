@@ -50,7 +50,7 @@ BYTES_HELD_MAX: Final = 16 * 2**20
 
 class Task(NamedTuple):
     """What one process does: its ranks, where and with which keys, and in how long they begin to connect. With
-    `waits_for_word` they make reports only once they are told "report".
+    `waits_for_word` they make reports only once they are told "report". It runs at `niceness`.
     """
 
     own: range
@@ -60,6 +60,7 @@ class Task(NamedTuple):
     connect_ns: int
     begin_ns: int
     waits_for_word: bool
+    niceness: int
 
 
 class Progress(NamedTuple):
@@ -250,6 +251,7 @@ class RankProcess:
 def run_ranks(task: Task, control: Pipe) -> None:
     """The main function of a process of ranks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process above says when to stop
+    os.nice(task.niceness)
     raise_open_files(len(task.own) * FILES_PER_RANK + SPARE_FILES)
     RankProcess(task, control).run()
 
