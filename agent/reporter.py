@@ -21,6 +21,7 @@ from rankscope.agent.probe.kineto_windows import PART as WINDOWS
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.live_steps import LiveSteps
 from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
+from rankscope.agent.probe.plain_run import LateRecords, Steps
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
@@ -63,7 +64,7 @@ bytecodes of the training thread, during which it may be put aside once."""
 class Probes(NamedTuple):
     """What the training thread hands over."""
 
-    steps: Ring[StepRecord]
+    steps: Ring[Steps]
     raw_windows: Ring[RawWindow]
     windows: KinetoWindows | None
     plan: WindowPlan
@@ -278,7 +279,7 @@ class Reporter:
         self._probes.hooks.log.catch_up_late()
         windows = [self._reduce(window) for window in self._probes.raw_windows.drain()]
         windows += self._collect(self._reduction.finish if last else self._reduction.collect)
-        steps = self._probes.steps.drain()
+        steps = list(LateRecords(self._probes.steps.drain()))
         cost = self._cost.govern(now_ns)
         self._learn(steps)
         look = self._watchdog.look(now_ns, steps)

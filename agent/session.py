@@ -33,6 +33,7 @@ from rankscope.agent.probe.live_steps import LiveSteps
 from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
 from rankscope.agent.probe.moment_log import MomentLog
 from rankscope.agent.probe.open_ranges import OpenRanges
+from rankscope.agent.probe.plain_run import PlainRun, Steps
 from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.throughput import Throughput, ThroughputMeter, describe_throughput
@@ -67,7 +68,7 @@ class Session:
         self.identity = read_identity(environment, config.run, config.node)
         self._guard = Guard(config.error_budget, self._on_part_off)
         self._throughput = ThroughputMeter(config.warmup_steps)
-        self._steps: Ring[StepRecord] = Ring(config.ring_steps_max)
+        self._steps: Ring[Steps] = Ring(config.ring_steps_max)
         self._raw_windows: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
         self._captures = GraphCaptures(is_current_stream_capturing)
         self._progress = GroupProgress(self.identity.world_size, self._captures, environment)
@@ -125,6 +126,7 @@ class Session:
             self._on_record,
             self._on_boundary,
             self._on_pause,
+            on_run=self._on_run if timers is None else None,
             on_charge=None if timers is None else timers.on_charge,
             phases_max=self._config.phases_max,
             read_clock_ns=self._read_moment_ns,
@@ -357,7 +359,14 @@ class Session:
         else:
             self._device_timers.on_record(record)
         if self._windows is not None:
-            self._windows.on_record(record)
+            self._windows.on_steps(record)
+
+    def _on_run(self, run: PlainRun) -> None:
+        self._steps_made += len(run)
+        self._throughput.add(run)
+        self._steps.append(run, len(run))
+        if self._windows is not None:
+            self._windows.on_steps(run)
 
     def _observe_device(self) -> None:
         if not self._guard.is_off(DEVICE):

@@ -5,12 +5,13 @@ same steps, so nobody waits for a neighbour's window, and the windows hold the s
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic_ns, thread_time_ns, time_ns
 from typing import Any, NamedTuple, Protocol
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.probe.plain_run import LateRecords, Steps, count_steps
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.measure.records import StepRecord
 
@@ -63,7 +64,7 @@ class RawWindow(NamedTuple):
     """
 
     full: bool
-    steps: tuple[StepRecord, ...]
+    steps: Sequence[StepRecord]
     result: Any
     wall_minus_host_ns: int
     enqueued_before: dict[int, int]
@@ -112,7 +113,8 @@ class KinetoWindows:
         self._on_device = False
         self._is_first_of_device = False
         self._thread = get_ident()
-        self._steps: list[StepRecord] = []
+        self._steps: list[Steps] = []
+        self._step_count = 0
         self._enqueued_before: dict[int, int] = {}
         self._begin_cost_ns = 0
         self._user_profilers = 0
@@ -125,10 +127,11 @@ class KinetoWindows:
         """CPU time that beginning and ending full windows took so far; all else is the light ones'."""
         self.light_spent_ns = 0
 
-    def on_record(self, record: StepRecord) -> None:
-        """A step has ended; called before `on_boundary`."""
+    def on_steps(self, steps: Steps) -> None:
+        """A step has ended, or several in a row; called before `on_boundary`."""
         if self._running is not None:
-            self._steps.append(record)
+            self._steps.append(steps)
+            self._step_count += count_steps(steps)
 
     def on_boundary(self, step: int) -> None:
         """A step begins."""
@@ -222,7 +225,7 @@ class KinetoWindows:
         """
         if self._running:
             wanted = 1 if self._is_first_of_device else self._plan.full_window_steps + self._on_device
-            return len(self._steps) >= wanted
+            return self._step_count >= wanted
         return self._running is False and not self._plan.is_light(step)
 
     def _begin(self, *, full: bool) -> None:
@@ -240,7 +243,7 @@ class KinetoWindows:
             on_device = full and self._profiler.sees_device
             is_first = full and self._profiler.is_first_of_device
             self._profiler.start(full=full)
-            self._running, self._thread, self._steps = full, get_ident(), []
+            self._running, self._thread, self._steps, self._step_count = full, get_ident(), [], 0
             self._on_device, self._is_first_of_device = on_device, is_first
             self._is_idle.clear()
         self._enqueued_before = enqueued
@@ -257,7 +260,9 @@ class KinetoWindows:
         self._full_in_run_ns += end_cost_ns if full else 0
         cost_ns = self._begin_cost_ns + end_cost_ns
         before = self._enqueued_before
-        window = RawWindow(full, tuple(self._steps), result, offset_ns, before, enqueued, cost_ns, self._on_device)
+        window = RawWindow(
+            full, LateRecords(self._steps), result, offset_ns, before, enqueued, cost_ns, self._on_device
+        )
         if not self._on_window(window):
             self._count_skip("backlog")
 

@@ -1,6 +1,6 @@
 """Steps of a plain loop, taken together: one batch, one backward, one step of the only optimizer, in that order.
 
-The state machine of `steps.py` says what they are; here it is said once for such a step as a whole, at a third of the
+The state machine of `steps.py` says what they are; here it is said once for such a step as a whole, at a tenth of the
 cost, and `tests/properties/test_moment_log_laws.py` holds that both say the same. Anything else is left to it.
 
     data begins    data ends    backward    backward ends    optimizer    optimizer ends    data begins
@@ -8,13 +8,10 @@ cost, and `tests/properties/test_moment_log_laws.py` holds that both say the sam
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from rankscope.agent.probe.plain_run import MOMENTS, PlainRun
 from rankscope.agent.probe.steps import StepTimer
-from rankscope.measure.records import StepRecord
-
-MOMENTS: Final = 6
-"""Of a plain step, after the one at which it begins."""
 
 
 class Events(NamedTuple):
@@ -54,34 +51,23 @@ class PlainSteps:
         optimizer = self._timer.plain_optimizer
         if optimizer is None:
             return 0
-        pattern, step = self._pattern, self._timer.step
-        at, begin_ns = first, times_ns[first - 1]
-        records = []
-        while at + MOMENTS <= end and events[at : at + MOMENTS] == pattern:
+        count = self._count_plain(events, arguments, first, end, optimizer)
+        if not count:
+            return 0
+        last = first + MOMENTS * count
+        sizes = [fetched[2] for fetched in arguments[first:last:MOMENTS]]
+        self._timer.add_plain_steps(PlainRun(self._timer.step, times_ns[first - 1 : last], sizes))
+        return MOMENTS * count
+
+    def _count_plain(
+        self, events: list[Any], arguments: Sequence[tuple[Any, ...]], first: int, end: int, optimizer: int
+    ) -> int:
+        """How many plain steps of that optimizer follow each other from `first` on."""
+        count = 0
+        for at in range(first, end - MOMENTS + 1, MOMENTS):
             fetched, stepped, asked = arguments[at], arguments[at + 3], arguments[at + 5]
-            if not (fetched[0] and stepped[0] == optimizer and asked[0]):
+            is_plain = events[at : at + MOMENTS] == self._pattern and fetched[0] and stepped[0] == optimizer
+            if not (is_plain and asked[0]):
                 break
-            data_ns, forward_ns, backward_ns, between_ns, optimizer_ns, end_ns = times_ns[at : at + MOMENTS]
-            size = fetched[2]
-            records.append(
-                StepRecord(
-                    step=step,
-                    start_host_ns=begin_ns,
-                    duration_ns=end_ns - begin_ns,
-                    phases_ns={
-                        "data": data_ns - begin_ns,
-                        "forward": forward_ns - data_ns,
-                        "backward": backward_ns - forward_ns,
-                        "optimizer": optimizer_ns - between_ns,
-                        "other": between_ns - backward_ns + end_ns - optimizer_ns,
-                    },
-                    batches=1,
-                    backwards=1,
-                    samples=size.samples,
-                    tokens=size.tokens,
-                )
-            )
-            step, begin_ns, at = step + 1, end_ns, at + MOMENTS
-        if records:
-            self._timer.add_plain_steps(records)
-        return at - first
+            count += 1
+        return count

@@ -9,41 +9,42 @@ T = TypeVar("T")
 class Ring(Generic[T]):
     """One thread appends, another drains. When it is full the oldest entry falls out and is counted.
 
-    deque's append and popleft are atomic in CPython, so no lock is held on the training thread.
+    An entry may stand for several; all counts are of what entries stand for. deque's append and popleft are atomic in
+    CPython, so no lock is held on the training thread.
     """
 
     def __init__(self, entries_max: int) -> None:
-        self._entries: deque[T] = deque()
+        self._entries: deque[tuple[int, T]] = deque()
         self._entries_max = entries_max
-        self._appended = 0
-        self.overwritten = 0
-
-    @property
-    def appended(self) -> int:
+        self._drained = 0
+        self.appended = 0
         """How many entries were ever appended."""
-        return self._appended
+        self.overwritten = 0
+        """How many of them fell out."""
 
     def __len__(self) -> int:
         """How many entries wait to be drained."""
-        return len(self._entries)
+        return max(0, self.appended - self.overwritten - self._drained)
 
-    def append(self, entry: T) -> None:
+    def append(self, entry: T, stands_for: int = 1) -> None:
         """Add an entry, at the cost of the oldest when the ring is full."""
-        self._appended += 1
-        self._entries.append(entry)
-        if len(self._entries) > self._entries_max:
+        self.appended += stands_for
+        self._entries.append((stands_for, entry))
+        while len(self) > self._entries_max:
             try:
-                self._entries.popleft()
-            except IndexError:  # the other thread drained it in between
+                lost, _ = self._entries.popleft()
+            except IndexError:  # the other thread is draining it just now
                 return
-            self.overwritten += 1
+            self.overwritten += lost
 
     def drain(self) -> list[T]:
         """Take out everything that is there now, oldest first."""
         taken = []
         for _ in range(len(self._entries)):
             try:
-                taken.append(self._entries.popleft())
+                stood_for, entry = self._entries.popleft()
             except IndexError:
                 break
+            self._drained += stood_for
+            taken.append(entry)
         return taken

@@ -33,11 +33,12 @@ ends where the one before did not (mostly the last of a job) has no CPU time; no
 moment that was only written down (`moment_log.py`): what the clock says later is not what it said then.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
 
 from rankscope.agent.probe.batches import UNKNOWN, UNTOLD, BatchSize, add_sizes
 from rankscope.agent.probe.open_step import HeldStep, OpenStep
+from rankscope.agent.probe.plain_run import PlainRun, tell_each
 from rankscope.measure.records import PHASES, StepRecord
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
@@ -48,10 +49,10 @@ EVALUATION = "evaluation"
 class StepTimer:
     """Turns moments into StepRecords. One thread calls it; its methods take the moment's time in host ns.
 
-    `on_record` gets every finished step in order, numbered from 0. `on_boundary` is called with the number of the step
-    that begins, at the very moment it begins: there profiler windows are started and stopped. `on_pause` is called when
-    an evaluation begins: what was started at a boundary must not go on through it. `on_charge` is told every moment
-    up to which time was charged to a step, and the phase.
+    `on_record` gets every finished step in order, numbered from 0; plain ones go to `on_run` together, if it is given.
+    `on_boundary` is called with the number of the step that begins, at the very moment it begins: profiler windows are
+    started and stopped there. `on_pause` is called when an evaluation begins: what was started at a boundary must not
+    go on through it. `on_charge` is told every moment up to which time was charged to a step, and the phase.
 
     While `is_live` is False moments come late: no clock is read, and no boundary is told.
     """
@@ -62,6 +63,7 @@ class StepTimer:
         on_boundary: Callable[[int], None] = lambda _step: None,
         on_pause: Callable[[], None] = lambda: None,
         *,
+        on_run: Callable[[PlainRun], None] | None = None,
         on_charge: Callable[[int, str], None] | None = None,
         phases_max: int = 16,
         read_clock_ns: Callable[[], int] = monotonic_ns,
@@ -70,6 +72,7 @@ class StepTimer:
         self._on_record = on_record
         self._on_boundary = on_boundary
         self._on_pause = on_pause
+        self._on_run = on_run or tell_each(on_record)
         self._on_charge = on_charge
         self._phases_max = phases_max
         self._read_clock_ns = read_clock_ns
@@ -115,8 +118,6 @@ class StepTimer:
             return 0
         return max(0, step - self._next_step - self._stepped)
 
-    # -- many steps at once -------------------------------------------------------------------------------------------
-
     @property
     def plain_optimizer(self) -> int | None:
         """The optimizer of which plain steps may follow, right after a step has begun with a fetch; None when anything
@@ -131,13 +132,12 @@ class StepTimer:
             return None
         return next(iter(self._cycle))
 
-    def add_plain_steps(self, records: Sequence[StepRecord]) -> None:
+    def add_plain_steps(self, run: PlainRun) -> None:
         """These steps have come since, numbered on, and at the end of the last the next batch was asked for."""
         self._ends_at_batch = True
-        self._next_step += len(records)
-        for record in records:
-            self._on_record(record)
-        self._begin(records[-1].end_host_ns, None)
+        self._next_step += len(run)
+        self._on_run(run)
+        self._begin(run.end_host_ns, None)
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
