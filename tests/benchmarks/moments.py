@@ -1,12 +1,14 @@
-"""What one hooked moment costs the training thread: `python -m tests.benchmarks.moments [--rounds 40] [--out FILE]`.
+"""What the hooks cost the training thread, and what the agent's own meter makes of it, side by side:
 
-A step has six moments: begin and end of the batch, of the backward and of the optimizer step. Two loops are timed, with
-hooks and without, one right after the other in every round, as steps of 10 ms are seen (every 64th begins live,
-`agent/probe/live_steps.py`) and as long ones are, which all do:
+    python -m tests.benchmarks.moments [--pairs 600] [--out FILE]
 
-    bare   the hooks around functions that do nothing: the hook, the clock and the state machine, and nothing else
-    torch  a training so small that a step takes a fraction of a millisecond: the same hooks as training meets them,
-           with cold caches. Beside it stands what the agent's own meter takes a moment for (probe/moment_meter.py).
+Blocks of a few steps with hooks and without take turns within one training, drawn by lot which of the two comes first,
+so that both meet the same machine. The hooks feed a real state machine, whose records go nowhere, as steps of 10 ms are
+seen (every 64th begins live, `agent/probe/live_steps.py`) and as long ones are, which all do. Here the training thread
+itself goes through what was written down, which in a job the agent thread mostly does.
+
+    one layer      a step takes a quarter of a millisecond
+    transformer    the short model of `training.py`: what a step runs through pushes our code out of the caches
 
 What is taken is the CPU time of the thread, which hardly depends on what else the machine does.
 """
@@ -14,13 +16,15 @@ What is taken is the CPU time of the thread, which hardly depends on what else t
 import argparse
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
+from threading import get_ident
 from time import thread_time_ns
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+import torch.utils.data.dataloader as loader
+from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -31,150 +35,183 @@ from rankscope.agent.probe.moment_meter import AFTERMATH_TIMES, UNSEEN_TIMES
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.training import SIZES, TOKENS, Transformer
 
-ROUNDS = 40
-BARE_STEPS = 2000
-TORCH_STEPS = 200
-MOMENTS_PER_STEP = 6
-RESAMPLES = 10_000
-
-
+PAIRS = 600
+QUICK_TIMES = 5
+"""So many more pairs of blocks of the quick training."""
+BLOCK_STEPS = 8
+EPOCH_STEPS = 2000
+SETTLE_STEPS = 16
+TRIMMED = 0.1
+"""Of the differences as much is left out at each end: blocks in which the machine did something else."""
+RESAMPLES = 2000
 SHORT_STEP_NS = 10_000_000
 LONG_STEP_NS = 1_000_000_000
 """Step times that the hooks are told, whatever the loop takes: they set how often it is caught up with."""
 
 
 class Costs(NamedTuple):
-    """ns a moment: the median over the rounds, the 95 % around it, the smallest and largest round; and what the agent's
-    own meter held a moment for in the same rounds.
+    """us a step: the trimmed mean of what blocks with hooks took more, the 95 % around it, and what the agent's own
+    meter says; `step_us` is a step without hooks.
     """
 
-    median: float
-    low: float
-    high: float
-    smallest: float
-    largest: float
-    metered: float
+    extra_us: float
+    low_us: float
+    high_us: float
+    metered_us: float
+    step_us: float
+
+
+class OneLayer:
+    """One sample a batch."""
+
+    def __init__(self) -> None:
+        self._model = nn.Linear(4, 1)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
+        self.data = DataLoader(TensorDataset(torch.ones(EPOCH_STEPS, 4)), batch_size=1)
+
+    def step(self, rows: Tensor) -> None:
+        """One step."""
+        self._optimizer.zero_grad()
+        self._model(rows).sum().backward()
+        self._optimizer.step()
+
+
+class ShortTransformer:
+    """The short model of the other benchmarks, without other ranks."""
+
+    def __init__(self) -> None:
+        size = SIZES["short"]
+        self._model = Transformer(size)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3)
+        tokens = torch.randint(TOKENS, (EPOCH_STEPS * size.batch, size.context + 1))
+        self.data = DataLoader(TensorDataset(tokens), batch_size=size.batch)
+
+    def step(self, rows: Tensor) -> None:
+        """One step."""
+        self._optimizer.zero_grad()
+        logits = self._model(rows[:, :-1])
+        nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        self._optimizer.step()
+
+
+Training = OneLayer | ShortTransformer
+
+
+class Switch:
+    """Puts hooks that were installed once into torch and out of it again."""
+
+    def __init__(self, hooks: TorchHooks) -> None:
+        hooks.install()
+        self._hooked = self._read()
+        hooks.remove()
+        self._plain = self._read()
+        hooks.log.thread, hooks.log.thread_is_sure = get_ident(), True
+
+    @staticmethod
+    def _read() -> tuple[Any, Any, dict[int, Any], dict[int, Any]]:
+        before, after = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+        return loader._BaseDataLoaderIter.__next__, torch.autograd.backward, dict(before), dict(after)
+
+    def put(self, *, hooked: bool) -> None:
+        """From here on with hooks, or without."""
+        fetch, backward, before, after = self._hooked if hooked else self._plain
+        loader._BaseDataLoaderIter.__next__ = fetch  # type: ignore[method-assign]
+        torch.autograd.backward = backward
+        for registered, wanted in (
+            (optimizers._global_optimizer_pre_hooks, before),
+            (optimizers._global_optimizer_post_hooks, after),
+        ):
+            registered.clear()
+            registered.update(wanted)
 
 
 def make_hooks(step_ns: int) -> TorchHooks:
     """Hooks that feed a real state machine, whose records go nowhere, as in a job with steps of that length."""
     live = LiveSteps()
     live.learn_step(step_ns)
-    timer, guard = StepTimer(lambda _record: None), Guard(error_budget=1)
+    timer, guard = StepTimer(lambda _record: None, on_run=lambda _run: None), Guard(error_budget=1)
     return TorchHooks(timer, guard, lambda _begins: None, log=MomentLog(timer, guard, live.find_next))
 
 
-# -- the two loops ----------------------------------------------------------------------------------------------------
+def measure(training: Training, pairs: int, step_ns: int) -> Costs:
+    """The cost of a step over so many pairs of blocks."""
+    hooks, chance = make_hooks(step_ns), random.Random(0)
+    switch = Switch(hooks)
+    batches: Iterator[Any] = iter(())
+    left = 0
+    took_ns: dict[bool, list[int]] = {True: [], False: []}
+    for _ in range(pairs):
+        if left < 2 * BLOCK_STEPS:  # an epoch's end would fall into one of the two
+            batches, left = iter(training.data), EPOCH_STEPS - SETTLE_STEPS
+            for _ in range(SETTLE_STEPS):
+                training.step(next(batches)[0])
+        left -= 2 * BLOCK_STEPS
+        for hooked in chance.sample((True, False), 2):
+            switch.put(hooked=hooked)
+            begin_ns = thread_time_ns()
+            for _ in range(BLOCK_STEPS):
+                training.step(next(batches)[0])
+            took_ns[hooked].append(thread_time_ns() - begin_ns)
+            switch.put(hooked=False)
+    return summarise(took_ns, hooks.log.spent_ns / (pairs * BLOCK_STEPS))
 
 
-def time_bare(hooks: TorchHooks | None) -> int:
-    """ns of BARE_STEPS steps that do nothing, with hooks around them or not."""
-
-    def nothing(_iterator: object = None) -> None:
-        return None
-
-    fetch: Callable[..., Any] = hooks._wrap_next(nothing) if hooks is not None else nothing
-    backward: Callable[..., Any] = hooks._wrap_backward(nothing) if hooks is not None else nothing
-    before = list(optimizers._global_optimizer_pre_hooks.values())
-    after = list(optimizers._global_optimizer_post_hooks.values())
-    begin_ns = thread_time_ns()
-    for _ in range(BARE_STEPS):
-        fetch(None)
-        backward()
-        for hook in before:
-            hook(None, (), {})  # type: ignore[arg-type]
-        for hook in after:
-            hook(None, (), {})  # type: ignore[arg-type]
-    return thread_time_ns() - begin_ns
-
-
-class TinyTraining:
-    """One layer, one sample a batch."""
-
-    def __init__(self) -> None:
-        self._model = nn.Linear(4, 1)
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
-        self._batches = DataLoader(TensorDataset(torch.ones(TORCH_STEPS, 4)), batch_size=1)
-
-    def time(self, _hooks: TorchHooks | None) -> int:
-        """ns of TORCH_STEPS steps. Hooks that are installed are met without being called here."""
-        begin_ns = thread_time_ns()
-        for (batch,) in self._batches:
-            self._optimizer.zero_grad()
-            self._model(batch).sum().backward()
-            self._optimizer.step()
-        return thread_time_ns() - begin_ns
-
-
-def measure(loop: Callable[[TorchHooks | None], int], steps: int, rounds: int, step_ns: int) -> Costs:
-    """A moment's cost over all rounds, with hooks less without; which of the two comes first takes turns."""
-    costs, metered = [], []
-    for number in range(rounds):
-        hooks = make_hooks(step_ns)
-        taken_ns = {with_: time_loop(loop, hooks if with_ else None) for with_ in (number % 2 == 0, number % 2 == 1)}
-        costs.append((taken_ns[True] - taken_ns[False]) / (steps * MOMENTS_PER_STEP))
-        metered.append(hooks.log.spent_ns / hooks.moments)
-    return summarise(costs, metered)
-
-
-def time_loop(loop: Callable[[TorchHooks | None], int], hooks: TorchHooks | None) -> int:
-    """ns of one pass, the hooks, if any, installed only for its time."""
-    if hooks is None:
-        return loop(None)
-    hooks.install()
-    try:
-        return loop(hooks)
-    finally:
-        hooks.remove()
-
-
-# -- the result -------------------------------------------------------------------------------------------------------
-
-
-def summarise(costs: list[float], metered: list[float]) -> Costs:
-    """The medians over the rounds, and the middle 95 % of the medians of resampled rounds."""
+def summarise(took_ns: dict[bool, list[int]], metered_ns: float) -> Costs:
+    """Per step, with the middle 95 % of the trimmed means of resampled pairs."""
+    more = [(hooked - plain) / BLOCK_STEPS for hooked, plain in zip(took_ns[True], took_ns[False], strict=True)]
     chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(costs, k=len(costs))) for _ in range(RESAMPLES))
-    low, high = medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
-    return Costs(statistics.median(costs), low, high, min(costs), max(costs), statistics.median(metered))
+    means = sorted(find_trimmed_mean(chance.choices(more, k=len(more))) for _ in range(RESAMPLES))
+    low_ns, high_ns = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
+    step_ns = statistics.median(took_ns[False]) / BLOCK_STEPS
+    return Costs(*(ns / 1000 for ns in (find_trimmed_mean(more), low_ns, high_ns, metered_ns, step_ns)))
+
+
+def find_trimmed_mean(values: list[float]) -> float:
+    """The mean without the smallest and largest TRIMMED of the values.
+
+    >>> find_trimmed_mean([0.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 900.0])
+    2.0
+    """
+    out = int(TRIMMED * len(values))
+    return statistics.fmean(sorted(values)[out : len(values) - out])
 
 
 def render(head: str, results: dict[str, Costs]) -> str:
     """The result file."""
     lines = [
-        "| loop | ns a moment | 95 % | smallest round | largest round | by the agent's meter |",
-        "|---|---|---|---|---|---|",
+        "| training, seen as | step without hooks, us | us more with hooks | 95 % | by the agent's meter, us |",
+        "|---|---|---|---|---|",
     ]
     for name, found in results.items():
-        spread = (
-            f"{found.low:.0f} to {found.high:.0f} | {found.smallest:.0f} | {found.largest:.0f} | {found.metered:.0f}"
-        )
-        lines.append(f"| {name} | {found.median:.0f} | {spread} |")
-    explanation = (
-        "Hook, clock and state machine: the thread's CPU time with hooks less that without, divided by the "
-        f"{MOMENTS_PER_STEP} moments of a step. *bare*: around functions that do nothing, {BARE_STEPS} steps a pass. "
-        f"*torch*: in a training of one layer, {TORCH_STEPS} steps a pass. The last column is what "
-        f"`agent/probe/moment_meter.py` made of the moments that timed themselves, {UNSEEN_TIMES} times what they saw, "
-        f"and of going through them, {AFTERMATH_TIMES} times what that took."
+        spread = f"{found.extra_us:.1f} | {found.low_us:.1f} to {found.high_us:.1f} | {found.metered_us:.1f}"
+        lines.append(f"| {name} | {found.step_us:.0f} | {spread} |")
+    explanation = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()
+    meter = (
+        "The last column is what `agent/probe/moment_meter.py` made of the moments that timed themselves, "
+        f"{UNSEEN_TIMES} times what they saw, and of going through them, {AFTERMATH_TIMES} times what that took."
     )
-    return "\n\n".join(["# What one hooked moment costs", head, explanation, "\n".join(lines)]) + "\n"
+    return "\n\n".join(["# What the hooks cost a step", head, explanation, meter, "\n".join(lines)]) + "\n"
 
 
 def main() -> None:
-    """Measure both loops and write the result."""
-    parser = argparse.ArgumentParser(description="What one hooked moment costs the training thread.")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"passes with and without hooks [{ROUNDS}]")
+    """Measure both trainings and write the result."""
+    parser = argparse.ArgumentParser(description="What the hooks cost the training thread.")
+    parser.add_argument(
+        "--pairs", type=int, default=PAIRS, help=f"blocks of the transformer with and without [{PAIRS}]"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "moments.md", help="the file to write")
     options = parser.parse_args()
-    head = describe_run(f"python -m tests.benchmarks.moments --rounds {options.rounds}")
+    head = describe_run(f"python -m tests.benchmarks.moments --pairs {options.pairs}")
     torch.set_num_threads(1)
-    training = TinyTraining()
-    for loop in (time_bare, training.time):  # the first passes import and allocate
-        time_loop(loop, make_hooks(LONG_STEP_NS))
+    trainings: list[tuple[str, Training, int]] = [
+        ("one layer", OneLayer(), QUICK_TIMES * options.pairs),
+        ("transformer", ShortTransformer(), options.pairs),
+    ]
     results = {
-        f"{name}, {kind} steps": measure(loop, steps, options.rounds, step_ns)
-        for name, loop, steps in (("bare", time_bare, BARE_STEPS), ("torch", training.time, TORCH_STEPS))
+        f"{name}, {kind} steps": measure(training, pairs, step_ns)
+        for name, training, pairs in trainings
         for kind, step_ns in (("short", SHORT_STEP_NS), ("long", LONG_STEP_NS))
     }
     text = render(head, results)
