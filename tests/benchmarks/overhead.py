@@ -4,8 +4,8 @@
 
 A round runs the script once in each arm, one after the other, the next round in the opposite order (A B C, C B A), so
 that a machine that becomes slower or faster by itself favours none of them. What is compared is always two runs of one
-round. A collector runs beside all arms, in the one without the agent with nothing to do: only the agent and what it
-sends differ. (In real use the collector mostly has a machine of its own; here its work counts against the agent.)
+round. In the place of a collector, which mostly has a machine of its own, a receiver takes in and acknowledges what the
+ranks send, and compares nothing: what a collector costs is measured elsewhere (`docs/scale.md`).
 """
 
 import argparse
@@ -20,17 +20,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.collector.demo.run import read_run
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.agent.own_cost import WINDOW_CHILDREN
+from rankscope.measure.messages import Report
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.benchmarks.training import PARALLEL, SIZES
+from tests.integration.listening_collector import listening
 
 RANKS = 2
 PAIRS = 10
@@ -44,8 +43,6 @@ SLOWER_MAX = 8.0
 """A run may take this many times as long as the steps are meant to."""
 END_S_MAX = 60.0
 COLLECTOR_START_S_MAX = 60.0
-LAST_REPORT_S_MAX = 10.0
-LOOK_AGAIN_S = 0.25
 RESAMPLES = 10_000
 
 SCRIPT = Path(__file__).with_name("training.py")
@@ -64,8 +61,9 @@ class Run:
     """One run of the script: rank 0's median and mean step, and the CPU time of its process over the steps.
 
     `rss_bytes` and `pss_bytes` are the memory of that process at its end.
-    `meter` is the larger of the two ranks' own `overhead_ratio`, `full_steps` how many steps full windows broke down,
-    warm-up included; both None without the agent.
+    `meter` is the larger of the two ranks' own `overhead_ratio` since the start, `full_steps` how many steps full
+    windows broke down, warm-up included; both None without the agent. `settled` is what each part has cost rank 0 in
+    the second half of its reports, as a ratio of that time; empty without the agent.
     """
 
     median_ns: float
@@ -75,6 +73,7 @@ class Run:
     pss_bytes: int
     meter: float | None = None
     full_steps: int | None = None
+    settled: Mapping[str, float] = field(default_factory=dict)
 
 
 Round = dict[str, Run]
@@ -133,26 +132,34 @@ def end(child: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
                 child.wait(END_S_MAX)
 
 
-def run_once(arm: str, job: Job, seconds: float, run: str, addresses: tuple[str, str]) -> Run:
+def run_once(arm: str, job: Job, seconds: float, run: str) -> Run:
     """One run in one arm. Raises RuntimeError with what the ranks said when they did not train to the end."""
-    endpoint, url = addresses
     changes = ARMS[arm]
     environment = clean_environment() | {"OMP_NUM_THREADS": "1"}
-    if changes is not None:
-        environment |= {"RANKSCOPE_COLLECTOR": endpoint, "RANKSCOPE_RUN": run, **changes}
-    measured = train(environment, job, seconds, with_agent=changes is not None)
+    with listening() as receiver:
+        if changes is not None:
+            environment |= {"RANKSCOPE_COLLECTOR": receiver.endpoint, "RANKSCOPE_RUN": run, **changes}
+        measured = train(environment, job, seconds, with_agent=changes is not None)
+        lives = [life for life in receiver.lives if life.reports]
     steps_ns: list[int] = measured["steps_ns"]
-    snapshot = read_ended_run(url, run) if changes is not None else None
-    ranks = snapshot.ranks if snapshot is not None else ()
+    last = [life.reports[-1] for life in lives]
     return Run(
         median_ns=statistics.median(steps_ns),
         mean_ns=statistics.fmean(steps_ns),
         cpu_ns=measured["cpu_ns"] / len(steps_ns),
         rss_bytes=measured["memory_bytes"]["rss"],
         pss_bytes=measured["memory_bytes"]["pss"],
-        meter=max((rank.overhead_ratio for rank in ranks if rank.overhead_ratio is not None), default=None),
-        full_steps=max((rank.totals.windows for rank in ranks), default=None),
+        meter=max((report.overhead_ratio for report in last if report.overhead_ratio is not None), default=None),
+        full_steps=max((report.totals.windows for report in last), default=None),
+        settled=find_settled(lives[0].reports) if lives else {},
     )
+
+
+def find_settled(reports: Sequence[Report]) -> dict[str, float]:
+    """What each part has cost since the report in the middle, over the time since."""
+    middle, last = reports[len(reports) // 2], reports[-1]
+    elapsed_ns = max(1, last.host_ns - middle.host_ns)
+    return {part: (ns - middle.cost.part_ns.get(part, 0)) / elapsed_ns for part, ns in last.cost.part_ns.items()}
 
 
 def train(environment: dict[str, str], job: Job, seconds: float, *, with_agent: bool) -> dict[str, Any]:
@@ -180,25 +187,12 @@ def train(environment: dict[str, str], job: Job, seconds: float, *, with_agent: 
         return measured
 
 
-def read_ended_run(url: str, run: str) -> RunSnapshot | None:
-    """What the collector knows of the run once all ranks have said goodbye; None when it never heard of it."""
-    deadline_s = time.monotonic() + LAST_REPORT_S_MAX
-    snapshot = None
-    while time.monotonic() < deadline_s and (snapshot is None or any(rank.up for rank in snapshot.ranks)):
-        time.sleep(LOOK_AGAIN_S)
-        with contextlib.suppress(urllib.error.URLError, TimeoutError):
-            snapshot = read_run(url, run)
-    return snapshot
-
-
-def measure(job: Job, pairs: int, seconds: float, addresses: tuple[str, str]) -> list[Round]:
+def measure(job: Job, pairs: int, seconds: float) -> list[Round]:
     """All rounds of one job, said as they come."""
     rounds: list[Round] = []
     for number in range(pairs):
         order = list(ARMS) if number % 2 == 0 else list(reversed(ARMS))
-        found = {
-            arm: run_once(arm, job, seconds, f"{job.parallel}-{job.size}-{number}-{arm}", addresses) for arm in order
-        }
+        found = {arm: run_once(arm, job, seconds, f"{job.parallel}-{job.size}-{number}-{arm}") for arm in order}
         rounds.append(found)
         medians = ", ".join(f"{arm} {found[arm].median_ns / 1e6:.2f} ms" for arm in ARMS)
         print(f"{job.parallel}, {job.size}, round {number + 1} of {pairs}: {medians}", flush=True)
@@ -242,9 +236,12 @@ ratio is that of two runs of one round, 1.01 means 1 % more than without the age
 - **CPU time**: what the process of rank 0 used for a step, all its threads together. Where cores are left over, as for
   most jobs on GPUs, the agent's own thread takes nothing from training; here the two ranks have {{cores}} cores.
 
-{RANKS} ranks on gloo, `OMP_NUM_THREADS=1`, the first {WARMUP_S:g} s of steps left out. A collector runs on the same
-machine in every arm, so what it does for the ranks counts against the agent too. *95 %* is the middle of a bootstrap of
-the median over the rounds: where it holds 1, the difference was not measurable here.
+{RANKS} ranks on gloo, `OMP_NUM_THREADS=1`, the first {WARMUP_S:g} s of steps left out. On the same machine a receiver
+takes in and acknowledges what the ranks send, in the place of a collector. *95 %* is the middle of a bootstrap of the
+median over the rounds: where it holds 1, the difference was not measurable here.
+
+The agent's own meter (`docs/cost.md`) sees less than these ratios can, since the machine's own unrest is not in it. By
+part, it is shown for the second half of a run, when the head start is spent: per cent of the time.
 """
 
 
@@ -269,11 +266,23 @@ def render(head: str, pairs: int, seconds: float, results: dict[Job, list[Round]
             f"## {NAMES[job.parallel]}, steps of {step_ms:.1f} ms",
             f"{SIZES[job.size]}; {pairs} rounds of {seconds:g} s of steps if they took {SIZES[job.size].step_ms} ms.",
             render_summary(rounds),
+            render_settled(rounds),
             render_memory(rounds),
             LEGEND,
             render_rounds(rounds),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def render_settled(rounds: Sequence[Round]) -> str:
+    """What the agent's own meter says of each part in the second half of the runs: the median over the rounds."""
+    arms = list(ARMS)[1:]
+    parts = [part for part in rounds[0][arms[0]].settled if part != WINDOW_CHILDREN]
+    lines = ["| arm | " + " | ".join(parts) + " | together |", "|---" * (2 + len(parts)) + "|"]
+    for arm in arms:
+        shares = [statistics.median([found[arm].settled.get(part, 0.0) for found in rounds]) for part in parts]
+        lines.append(f"| {arm} | " + " | ".join(f"{100 * share:.3f}" for share in [*shares, sum(shares)]) + " |")
+    return "\n".join(lines)
 
 
 def render_memory(rounds: Sequence[Round]) -> str:
@@ -334,10 +343,9 @@ def main() -> None:
     if options.size is not None:
         command += f" --size {options.size}"
     head = describe_run(command)
-    with collector() as addresses:
-        sizes = list(SIZES) if options.size is None else [options.size]
-        jobs = [Job(size, parallel) for parallel in options.parallel for size in sizes]
-        results = {job: measure(job, options.pairs, options.seconds, addresses) for job in jobs}
+    sizes = list(SIZES) if options.size is None else [options.size]
+    jobs = [Job(size, parallel) for parallel in options.parallel for size in sizes]
+    results = {job: measure(job, options.pairs, options.seconds) for job in jobs}
     text = render(head, options.pairs, options.seconds, results)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text)
