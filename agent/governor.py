@@ -3,9 +3,8 @@
 The account
 -----------
 The agent may spend `overhead_ratio_max` of the time since it started, and of HEAD_START_NS more, as if the job had been
-running that long already: 0.1 s at 0.005, which is what the first windows of a young job are paid from. It is a loan:
-by PAID_BACK_NS nothing is left of it, and the agent has cost no more than the ratio of the time there was. The same is
-asked of the last RECENT_NS, with HEAD_START_NS of room, so that hours of cheap training do not excuse a costly present.
+running that long already: 0.1 s at 0.005, which is what the first windows of a young job are paid from. The same is
+asked of the last RECENT_NS, so that hours of cheap training do not excuse a costly present.
 
     own time of parts that always run (hooks, the agent thread, samples)     `base`
     own time of the profiler windows                                         what they may take is what base leaves
@@ -38,9 +37,6 @@ HOST_SAMPLES = "host_samples"
 WINDOWS = frozenset({FULL_WINDOWS, LIGHT_WINDOWS})
 
 HEAD_START_NS = 20 * NS_PER_S
-PAID_BACK_NS = 80 * NS_PER_S
-"""After HEAD_START_NS a third of what time adds to the account pays back, until here; parts that always run and take
-less than the other two thirds do not overdraw it."""
 RECENT_NS = 300 * NS_PER_S
 RECENT_EVERY_NS = 5 * NS_PER_S
 """How often the account is written down: 61 entries for RECENT_NS."""
@@ -72,16 +68,6 @@ class _Account(NamedTuple):
     elapsed_ns: int
     base_ns: int
     all_ns: int
-
-
-def head_start_ns(elapsed_ns: int) -> int:
-    """How much longer than it has been running a job of that age is taken to have been.
-
-    >>> [head_start_ns(age_s * NS_PER_S) // NS_PER_S for age_s in (0, 20, 50, 80, 3600)]
-    [20, 20, 10, 0, 0]
-    """
-    left_ns = (PAID_BACK_NS - elapsed_ns) * HEAD_START_NS // (PAID_BACK_NS - HEAD_START_NS)
-    return max(0, min(HEAD_START_NS, left_ns))
 
 
 class Governor:
@@ -118,8 +104,7 @@ class Governor:
         return Allowance(windows_ratio, purse_ns, elapsed_ns, self.dropped)
 
     def _budget_ns(self, now: _Account, since: _Account) -> float:
-        room_ns = HEAD_START_NS if since.elapsed_ns else head_start_ns(now.elapsed_ns)
-        return self._ratio_max * max(1, now.elapsed_ns - since.elapsed_ns + room_ns)
+        return self._ratio_max * (now.elapsed_ns - since.elapsed_ns + HEAD_START_NS)
 
     def _base_use(self, now: _Account, since: _Account) -> float:
         """The share of the budget that base has taken since."""

@@ -16,7 +16,7 @@ begin less often: a longer one would cost more.
 `Allowance` bounds all this: no window begins that would overdraw the agent's account (`governor.py`).
 """
 
-from rankscope.agent.governor import FULL_WINDOWS, HEAD_START_NS, LIGHT_WINDOWS, Allowance, head_start_ns
+from rankscope.agent.governor import FULL_WINDOWS, HEAD_START_NS, LIGHT_WINDOWS, Allowance
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 FULL_FIRST_INTERVAL_STEPS = 32
@@ -187,8 +187,7 @@ class WindowPlan:
         interval = self.full_interval_steps
         young = max(0, min(since, interval - 1).bit_length() - FULL_FIRST_INTERVAL_STEPS.bit_length() + 1)
         count = 1 + young + since // interval
-        elapsed_ns = self._allowance.elapsed_ns
-        return count * self._expected_full_ns <= self._full_ratio * (elapsed_ns + head_start_ns(elapsed_ns))
+        return count * self._expected_full_ns <= self._full_ratio * (self._allowance.elapsed_ns + HEAD_START_NS)
 
 
 def _interval_paying(cost_ns: int, ratio: float) -> float:

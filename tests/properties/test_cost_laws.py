@@ -22,7 +22,6 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
     Governor,
-    head_start_ns,
 )
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
@@ -114,7 +113,7 @@ class Rank:
             self.spent_ns[STEP_HOOKS] += round(self.costs.step_ns * self.costs.base_ratio)
             if self.now_ns >= self._next_report_ns:
                 self._report(step)
-            budget_ns = BUDGET * (self.now_ns + head_start_ns(self.now_ns))
+            budget_ns = BUDGET * (self.now_ns + HEAD_START_NS)
             self.overdrawn_ns = max(self.overdrawn_ns, sum(self.spent_ns.values()) - budget_ns)
         return self
 
