@@ -113,6 +113,7 @@ class Ranks:
         if len(known) < len(self._last):
             return None
         sums = {name: sum(getattr(one, name) for one in known) for name in Progress._fields}
+        sums |= {"welcomed_ns": min(one.welcomed_ns for one in known)}
         sums |= {"behind_ns": max(one.behind_ns for one in known), "is_done": all(one.is_done for one in known)}
         return Progress(**sums)
 
@@ -206,8 +207,10 @@ def measure_storm(count: int) -> Storm:
         killed_s = time.monotonic()
         collector.start()
         started_s = time.monotonic()
-        ranks.wait_for(lambda found: found.welcomed < count, SETTLE_S_MAX, "the ranks see that it was killed")
-        ranks.wait_for(is_settled, SETTLE_S_MAX, "all ranks are connected again")
+        killed_ns = s_to_ns(killed_s)
+        ranks.wait_for(
+            lambda found: found.welcomed_ns > killed_ns and is_settled(found), SETTLE_S_MAX, "all are connected again"
+        )
         again_s = time.monotonic() - started_s
         usage = collector.read_usage()
         last = ranks.stop()

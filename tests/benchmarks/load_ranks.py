@@ -65,7 +65,8 @@ class Task(NamedTuple):
 
 class Progress(NamedTuple):
     """Where the ranks of one process stand. `reports_dropped` fell out of a full buffer: that is loss. `behind_ns`: the
-    time that this process has let go by because it could not keep up.
+    time that this process has let go by because it could not keep up. `welcomed_ns`: when the rank was last welcomed
+    for which that is longest ago, by the monotonic clock; 0 before all were.
     """
 
     ranks: int
@@ -77,6 +78,7 @@ class Progress(NamedTuple):
     refused: int
     behind_ns: int
     cpu_ns: int
+    welcomed_ns: int = 0
     is_done: bool = False
 
 
@@ -91,6 +93,7 @@ class LoadRank:
         self.buffer = ResendBuffer(FRAMES_HELD_MAX, BYTES_HELD_MAX)
         self.delivery = Delivery(self.buffer, chance)
         self.made = 0
+        self.welcomed_ns = 0
         self._context = context
         self._connection: Connection | None = None
 
@@ -148,6 +151,7 @@ class LoadRank:
                 # When the socket does not take it, the collector asks again.
                 self._try_send(encode(ClockPong(job_ns=job_ns, host_ns=now_ns)))
             case Welcome(admitted_through=through):
+                self.welcomed_ns = now_ns
                 self._carry_out(self.delivery.on_welcome(through, now_ns))
             case HelloWanted():
                 self._carry_out(self.delivery.on_hello_wanted(now_ns))
@@ -245,6 +249,7 @@ class RankProcess:
             refused=sum(rank.delivery.refusal is not None for rank in ranks),
             behind_ns=self._behind_ns,
             cpu_ns=process_time_ns(),
+            welcomed_ns=min(rank.welcomed_ns for rank in ranks),
         )
 
 

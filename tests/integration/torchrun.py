@@ -15,6 +15,7 @@ from typing import IO
 import psutil
 
 import rankscope.agent
+from tests.integration.serving import wait_for
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = str(Path(rankscope.agent.__file__).parent)
@@ -93,6 +94,15 @@ class Job:
         described = tuple(f"{member.pid} {member.status()} {' '.join(member.cmdline())}" for member in left)
         stderr = self._read(self._stderr) if self._stderr_is_kept else ""
         return Ended(exit_code, self._read(self._stdout), stderr, described)
+
+    def wait_for_output(self, text: str, deadline_s: float = DEADLINE_S) -> None:
+        """Wait until the job has printed that. Its own place in the file is left alone."""
+
+        def look() -> bool | None:
+            file = self._stdout.fileno()
+            return text.encode() in os.pread(file, os.fstat(file).st_size, 0) or None
+
+        wait_for(look, lambda: f"{text!r} is not printed; stderr: {self._read(self._stderr)}", deadline_s)
 
     def find_members(self) -> list[psutil.Process]:
         """Every living process of the job."""
