@@ -11,6 +11,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+COMPUTING_PHASES: Final = ("data", "forward", "optimizer", "other")
+"""The phases in which a rank does not wait for others; they stand in for the self time where waiting is not known."""
+
 
 class Cells(Protocol):
     """Numbers of steps and ranks, of which those are read that are asked for; an array is one."""

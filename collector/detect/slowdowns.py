@@ -22,7 +22,7 @@ from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.noise import measure_noise
 from rankscope.collector.detect.sentence import say_cost
-from rankscope.collector.detect.series import Floats
+from rankscope.collector.detect.series import COMPUTING_PHASES, Floats
 from rankscope.collector.detect.stragglers import Thresholds
 from rankscope.collector.detect.view import Candidate, JobView
 from rankscope.measure.units import format_duration
@@ -102,7 +102,7 @@ class RunSlowdown:
         change = _find_rise(view, view.longest_ns, view.longest_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN)
         if change is None or _is_explained(change.after_ns / change.before_ns, explained):
             return []
-        if not _ranks_are_compared(view, change.since_step, self._thresholds.steps_min):
+        if not _ranks_are_compared(view, change, self._thresholds.steps_min):
             return []
         known = next((finding for finding in explained if finding.kind == RUN), None)
         return [_describe(view, change, known, view.longest_ns, kind=RUN, who="The steps of the whole run are")]
@@ -149,14 +149,35 @@ def _find_rise(
     return _Change(int(view.series.steps[known[since]]), before_ns, after_ns, rise / error)
 
 
-def _ranks_are_compared(view: JobView, since_step: int, steps_min: int) -> bool:
+def _ranks_are_compared(view: JobView, change: _Change, steps_min: int) -> bool:
     """Whether enough is known of the ranks since the change to tell a culprit: their waiting is known later than their
-    steps. It is not waited for longer than PATIENCE times as many steps.
+    steps. It is not waited for longer than PATIENCE times as many steps, unless their phases differ: those are known.
     """
-    since = view.series.steps >= since_step
+    since = view.series.steps >= change.since_step
     compared = np.count_nonzero(since & ~np.isnan(view.excess).all(axis=1))
     is_alone = len(view.series.ranks) == 1
-    return bool(is_alone or compared >= steps_min or np.count_nonzero(since) >= PATIENCE * steps_min)
+    if is_alone or compared >= steps_min:
+        return True
+    is_patient = np.count_nonzero(since) < PATIENCE * steps_min
+    return not is_patient and not _have_grown_apart(view, change)
+
+
+def _have_grown_apart(view: JobView, change: _Change) -> bool:
+    """Whether the phases in which a rank does not wait have grown by half of what was added on some rank, and on half
+    of the ranks by less than half as much.
+    """
+    columns = view.series.columns_of(view.series.ranks)
+    phases = [view.series.phases_ns[name][:, columns] for name in COMPUTING_PHASES if name in view.series.phases_ns]
+    if not phases:
+        return False
+    own_ns = np.sum(phases, axis=0)
+    known = ~np.isnan(own_ns).any(axis=1)
+    since = view.series.steps >= change.since_step
+    if not (known & since).any() or not (known & ~since).any():
+        return False
+    grown_ns = np.sort(np.median(own_ns[known & since], axis=0) - np.median(own_ns[known & ~since], axis=0))
+    most_ns, typical_ns = grown_ns[-1], grown_ns[(len(grown_ns) - 1) // 2]
+    return bool(most_ns >= EXPLAINED_SHARE * (change.after_ns - change.before_ns) and 2 * typical_ns < most_ns)
 
 
 def _is_explained(ratio: float, explained: Sequence[Finding]) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankscope.collector.detect.blame import find_blame
 from rankscope.collector.detect.collective_blocks import CollectiveBlock, NameLists
-from rankscope.collector.detect.series import Cells, Floats, Ints, StepSeries
+from rankscope.collector.detect.series import COMPUTING_PHASES, Cells, Floats, Ints, StepSeries
 from rankscope.collector.detect.signatures import GroupFacts, Signature, find_signatures
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.waits import KindColumns, split_waits
@@ -32,8 +32,6 @@ STAND_IN_STEPS = 64
 before: the stand-in is the noisier one (seen: 1.3 for a healthy rank on two busy cores)."""
 COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes", "exposed_ns")
 """Of a table of collectives, in the order of CollectiveBlock."""
-COMPUTING_PHASES = ("data", "forward", "optimizer", "other")
-"""The phases in which a rank does not wait for others; they stand in for the self time where waiting is not known."""
 
 
 class StepWindow:

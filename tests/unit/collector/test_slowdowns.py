@@ -170,6 +170,29 @@ def test_few_or_unknown_steps_tell_nothing() -> None:
     assert find(STAGE, view(np.full((60, 12), UNKNOWN))) == []
 
 
+@pytest.mark.parametrize(
+    ("slow_ranks", "is_told"), [((1,), False), ((0, 1), False), ((0, 1, 2), True), ((0, 1, 2, 3), True), ((), True)]
+)
+def test_run_is_not_blamed_for_ranks_whose_phases_alone_have_grown(slow_ranks: tuple[int, ...], is_told: bool) -> None:
+    """The ranks' own times are not known since the change; in each step all wait for the slowest."""
+    step_ms = times(steps=220, ranks=4)
+    step_ms[60:] += 50.0
+    data_ms = np.full_like(step_ms, 5.0)
+    data_ms[60:, list(slow_ranks)] += 50.0
+    self_ms = step_ms.copy()
+    self_ms[60:] = UNKNOWN
+
+    def told(**phases_ms: Sequence[Sequence[float]]) -> bool:
+        return bool(find(RUN, view_of(series_of(self_ms.tolist(), step_ms=step_ms.tolist(), phases_ms=phases_ms))))
+
+    assert told(data=data_ms.tolist()) is is_told
+    assert told(backward=data_ms.tolist())
+    data_ms[60:] = UNKNOWN
+    assert told(data=data_ms.tolist())
+    data_ms[:] = UNKNOWN
+    assert told(data=data_ms.tolist())
+
+
 def test_slower_run_waits_for_the_ranks_to_be_compared_but_not_for_ever() -> None:
     self_ms = times(steps=200)
     self_ms[60:] *= 1.3
