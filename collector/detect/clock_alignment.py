@@ -79,7 +79,7 @@ class ClockAlignment:
         >>> alignment = ClockAlignment()
         >>> alignment.add(sent_job_ns=1_000, host_ns=501_500, received_job_ns=2_000)
         >>> alignment.at(JobNs(2_000))
-        Alignment(offset_ns=500000, error_ns=500)
+        Alignment(offset_ns=500000, error_ns=501)
         """
         return find_alignment(unpack_samples(self.samples), now_job_ns)
 
@@ -116,6 +116,7 @@ def find_alignment(samples: Iterable[ClockSample], now_job_ns: int) -> Alignment
 
 
 def _bound(sample: ClockSample, now_job_ns: int) -> int:
-    """How far off a sample's offset may be at that moment."""
+    """How far off a sample's offset may be at that moment, rounded up."""
     sent_ns, received_ns, _, half_ns = sample
-    return half_ns + max(now_job_ns - sent_ns, received_ns - now_job_ns) * DRIFT_PER_S_NS // NS_PER_S
+    away_ns = max(now_job_ns - sent_ns, received_ns - now_job_ns)
+    return half_ns - (-away_ns * DRIFT_PER_S_NS // NS_PER_S)

