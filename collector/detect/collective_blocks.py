@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rankscope.collector.detect.series import Ints
 from rankscope.measure.table import MISSING
 
-Ints = npt.NDArray[np.int64]
 Names = tuple[str, ...]
 
 

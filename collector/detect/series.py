@@ -66,6 +66,17 @@ class StepSeries:
         return np.asarray(order[np.searchsorted(ordered, np.array(ranks, dtype=np.int64))], dtype=np.int64)
 
 
+def sum_computing(phases_ns: Mapping[str, Cells]) -> Floats | None:
+    """Of each step and rank the sum of COMPUTING_PHASES, in ns; two are in memory at a time. None without any."""
+    present = [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
+    if not present:
+        return None
+    total_ns: Floats = np.array(present[0][:])  # what is read may be the array itself
+    for part_ns in present[1:]:
+        total_ns += part_ns[:]
+    return total_ns
+
+
 CELLS_AT_ONCE: Final = 2**17
 """1 MiB, which stays in a core's cache: of 16,384 ranks eight steps."""
 

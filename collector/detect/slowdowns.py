@@ -22,7 +22,7 @@ from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.noise import measure_noise
 from rankscope.collector.detect.sentence import say_cost
-from rankscope.collector.detect.series import COMPUTING_PHASES, Floats
+from rankscope.collector.detect.series import Floats, sum_computing
 from rankscope.collector.detect.stragglers import Thresholds
 from rankscope.collector.detect.view import Candidate, JobView
 from rankscope.measure.units import format_duration
@@ -158,19 +158,16 @@ def _ranks_are_compared(view: JobView, change: _Change, steps_min: int) -> bool:
     is_alone = len(view.series.ranks) == 1
     if is_alone or compared >= steps_min:
         return True
-    is_patient = np.count_nonzero(since) < PATIENCE * steps_min
-    return not is_patient and not _have_grown_apart(view, change)
+    return bool(np.count_nonzero(since) >= PATIENCE * steps_min) and not _have_grown_apart(view, change)
 
 
 def _have_grown_apart(view: JobView, change: _Change) -> bool:
     """Whether the phases in which a rank does not wait have grown by half of what was added on some rank, and on half
     of the ranks by less than half as much.
     """
-    columns = view.series.columns_of(view.series.ranks)
-    phases = [view.series.phases_ns[name][:, columns] for name in COMPUTING_PHASES if name in view.series.phases_ns]
-    if not phases:
+    own_ns = sum_computing(view.series.phases_ns)
+    if own_ns is None:
         return False
-    own_ns = np.sum(phases, axis=0)
     known = ~np.isnan(own_ns).any(axis=1)
     since = view.series.steps >= change.since_step
     if not (known & since).any() or not (known & ~since).any():

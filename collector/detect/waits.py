@@ -39,14 +39,13 @@ certainly not its own work, so it counts as exposed waiting here: otherwise the 
 late receiver would be taken for slow itself.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.detect.collective_blocks import (
-    Ints,
     Kinds,
     Rows,
     Step,
@@ -55,37 +54,18 @@ from rankscope.collector.detect.collective_blocks import (
     number_rows,
     stack,
 )
+from rankscope.collector.detect.series import Floats, Ints
 from rankscope.measure import intervals
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
 
-Floats = npt.NDArray[np.float64]
-
-
-class KindWaits(NamedTuple):
-    """One kind of collective (group, op) of one rank in one step; the last five are about the matched ones.
-
-    `exposed_transfer_ns` is the part of the transfer in which the rank had nothing else to do.
-    """
-
-    rank: int
-    group: str
-    op: str
-    calls: int
-    duration_ns: int
-    size_bytes: int | None
-    matched: int
-    wait_ns: int
-    transfer_ns: int
-    matched_bytes: int
-    exposed_transfer_ns: int
-
 
 class KindColumns(NamedTuple):
     """The kinds of collective of all ranks in one step, by column: a row for each rank and kind, by rank and kind.
 
-    `kind` indexes `kinds`; the other columns are those of KindWaits, `size_bytes` MISSING where it is not known.
+    `kind` indexes `kinds`; `size_bytes` is MISSING where it is not known. The last five columns are about the matched
+    ones; `exposed_transfer_ns` is the part of the transfer in which the rank had nothing else to do.
     """
 
     kinds: Kinds
@@ -99,17 +79,6 @@ class KindColumns(NamedTuple):
     transfer_ns: Ints
     matched_bytes: Ints
     exposed_transfer_ns: Ints
-
-    def rows(self) -> Iterator[KindWaits]:
-        """Row by row."""
-        columns = [column.tolist() for column in self[1:]]
-        for row in zip(*columns, strict=True):
-            rank, kind, calls, duration_ns, size_bytes, matched, wait_ns, transfer_ns, matched_bytes, bare_ns = row
-            group, op = self.kinds[kind]
-            known_bytes = None if size_bytes == MISSING else size_bytes
-            yield KindWaits(
-                rank, group, op, calls, duration_ns, known_bytes, matched, wait_ns, transfer_ns, matched_bytes, bare_ns
-            )
 
 
 class StepWaits(NamedTuple):

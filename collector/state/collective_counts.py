@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.collective_blocks import Ints, count_within, differs_from_previous
+from rankscope.collector.detect.collective_blocks import count_within, differs_from_previous
+from rankscope.collector.detect.series import Ints
 from rankscope.collector.detect.waits import KindColumns
 from rankscope.collector.state.snapshot import CollectiveTotals
 from rankscope.measure.communication import bus_factor

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankscope.collector.detect.blame import find_blame
 from rankscope.collector.detect.collective_blocks import CollectiveBlock, NameLists
-from rankscope.collector.detect.series import COMPUTING_PHASES, Cells, Floats, Ints, StepSeries
+from rankscope.collector.detect.series import Cells, Floats, Ints, StepSeries, sum_computing
 from rankscope.collector.detect.signatures import GroupFacts, Signature, find_signatures
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.waits import KindColumns, split_waits
@@ -233,13 +233,13 @@ class StepWindow:
         step_ns = _read(self._columns["duration_ns"], slots, columns)
         phases_ns = {name: _Cells(values, slots, columns) for name, values in self._phases_ns.items()}
         measured = self._watched or self.latest_step < STAND_IN_STEPS
-        computing = () if measured else [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
+        computing_ns = None if measured else sum_computing(phases_ns)
         caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)[:, columns]
         return StepSeries(
             steps=self._steps[slots],
             ranks=ranks,
             step_ns=step_ns,
-            self_ns=_sum(computing) if computing else self._measured_self_ns(step_ns, slots, columns),
+            self_ns=self._measured_self_ns(step_ns, slots, columns) if computing_ns is None else computing_ns,
             cpu_ns=_Cells(self._columns["cpu_ns"], slots, columns),
             phases_ns=phases_ns,
             self_is_measured=measured,
@@ -296,14 +296,6 @@ class _Cells:
         if isinstance(rows, slice) or isinstance(columns, slice):
             return _read(self._values, self._slots[rows], self._columns[columns])
         return self._values[self._slots[rows], self._columns[columns]].astype(np.float64)
-
-
-def _sum(parts: Sequence[Cells]) -> Floats:
-    """Their sum, with two of them in memory at a time."""
-    total: Floats = parts[0][:]
-    for part in parts[1:]:
-        total += part[:]
-    return total
 
 
 def _read(values: Floats, slots: Ints, columns: Ints) -> Floats:

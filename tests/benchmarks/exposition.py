@@ -32,7 +32,7 @@ from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
 from rankscope.collector.publish.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS, Pace
 from rankscope.collector.state.snapshot import RankSnapshot, Snapshot
-from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.machine import RESULTS, describe_run, run_apart
 from tests.full_snapshot import full_rank, full_snapshot, with_runs
 from tests.library_exporter import render_by_library
 
@@ -221,8 +221,7 @@ def _ask(snapshot: Snapshot, targets: list[str]) -> list[list[float]]:
         metric_pages=MetricPages(series_max=UNBOUNDED, metrics_ranks_max=0),
     )  # fmt: skip
     try:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(scrape, ([server.url + target for target in targets],))
+        return run_apart(scrape, [server.url + target for target in targets])
     finally:
         server.close()
 

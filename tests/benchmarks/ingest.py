@@ -15,7 +15,7 @@ The store's thread does not run.
 """
 
 import argparse
-import multiprocessing
+import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -40,7 +40,8 @@ from rankscope.measure.messages import Report
 from rankscope.measure.table import Table
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
 from tests.benchmarks.load_reports import RUN, WINDOW_STEPS, JobReports, build_hello
-from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.machine import RESULTS, describe_run, run_apart
+from tests.integration.fault_figures import read_peak_bytes, read_resident_bytes
 
 SIZES: Final = (1_024, 4_096, 16_384)
 STEPS_BEFORE: Final = 252
@@ -139,7 +140,8 @@ def measure(ranks: int) -> Result:
     keep_one_heap()
     spare_the_garbage_collector()
     meter, reports = Meter(), JobReports(ranks, range(ranks))
-    before_bytes = read_memory("VmRSS")
+    pid = os.getpid()
+    before_bytes = read_resident_bytes(pid)
     with tempfile.TemporaryDirectory() as folder:
         collector = Collector(ranks, Path(folder))
         peak_bytes = 0
@@ -154,8 +156,8 @@ def measure(ranks: int) -> Result:
                 take_batch(collector, meter, own, frames, now_ns=now_ns)
                 if ranks // 2 in own:
                     collector.tick(meter, now_ns)
-            peak_bytes = max(peak_bytes, read_memory("VmHWM")) if number > 1 else 0
-        grown_bytes = read_memory("VmRSS") - before_bytes
+            peak_bytes = max(peak_bytes, read_peak_bytes(pid)) if number > 1 else 0
+        grown_bytes = read_resident_bytes(pid) - before_bytes
     return Result(meter, Memory(grown_bytes, peak_bytes - before_bytes))
 
 
@@ -166,12 +168,6 @@ def tell_more_steps(report: Report) -> Report:
     columns[steps.names.index("step")] = np.arange(STEPS_BEFORE)
     data = np.stack(columns).astype("<i8").tobytes()
     return msgspec.structs.replace(report, steps=Table(steps.names, STEPS_BEFORE, data))
-
-
-def read_memory(what: str) -> int:
-    """Bytes that the process has in memory (VmRSS), or had at the highest since that was reset (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * KIB
 
 
 def take_batch(collector: Collector, meter: Meter, own: range, frames: list[bytes], *, now_ns: int) -> None:
@@ -218,8 +214,7 @@ def main() -> None:
     head = describe_run(f"python -m tests.benchmarks.ingest --ranks {' '.join(map(str, options.ranks))}")
     results = {}
     for ranks in options.ranks:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            results[ranks] = pool.apply(measure, (ranks,))
+        results[ranks] = run_apart(measure, ranks)
     text = render(head, results)
     options.out.write_text(text)
     print(text)

@@ -113,9 +113,11 @@ class Ranks:
         if len(known) < len(self._last):
             return None
         sums = {name: sum(getattr(one, name) for one in known) for name in Progress._fields}
-        sums |= {"welcomed_ns": min(one.welcomed_ns for one in known)}
-        sums |= {"behind_ns": max(one.behind_ns for one in known), "is_done": all(one.is_done for one in known)}
-        return Progress(**sums)
+        return Progress(**sums)._replace(
+            behind_ns=max(one.behind_ns for one in known),
+            welcomed_ns=min(one.welcomed_ns for one in known),
+            is_done=all(one.is_done for one in known),
+        )
 
     def _is_done(self, place: int) -> bool:
         last = self._last[place]

@@ -19,6 +19,7 @@ from rankscope.collector.keys import ALLOWED, COLLECTOR, DEFAULT_CLIENT, make_ke
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 from tests.benchmarks.load_ranks import raise_open_files
 from tests.benchmarks.overhead import clean_environment, end
+from tests.integration.fault_figures import read_peak_bytes, read_resident_bytes
 
 START_S_MAX: Final = 60.0
 SPARE_FILES: Final = 512
@@ -104,9 +105,7 @@ class LoadCollector:
             fields = rest.split()
             name = head.partition("(")[2]
             cpu_s[name] = cpu_s.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-        status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-        now_kib, most_kib = (int(status[name].split()[0]) for name in ("VmRSS", "VmHWM"))
-        return Usage(cpu_s, 1024 * now_kib, 1024 * most_kib)
+        return Usage(cpu_s, read_resident_bytes(self.pid), read_peak_bytes(self.pid))
 
     def read_log(self) -> str:
         """The end of what it has said."""

@@ -1,11 +1,14 @@
-"""The head of every result: on what, with what and by which command it was measured."""
+"""The head of every result: on what, with what and by which command it was measured; and a process to measure in."""
 
 import datetime as dt
+import multiprocessing
 import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -14,6 +17,9 @@ from rankscope.measure import __version__
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 GIT_S_MAX = 30.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def describe_run(command: str) -> str:
@@ -30,6 +36,12 @@ def describe_run(command: str) -> str:
         "date": f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d %H:%M} UTC",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
+
+
+def run_apart(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What the function gives in a process of its own, which has nothing of this one in memory. Raises what it does."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, args, kwargs)
 
 
 def read_cpu_model() -> str:

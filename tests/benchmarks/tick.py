@@ -8,8 +8,6 @@ Memory is what the process grew by when the job was filled, over the ranks; each
 """
 
 import argparse
-import multiprocessing
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.footprint import read_resident_bytes
 from rankscope.collector.state.events import RankJoined, ReportAdmitted, Tick
 from rankscope.collector.state.job import JobState
 from rankscope.measure.identity import RankIdentity
@@ -33,7 +32,7 @@ from rankscope.measure.records import (
     steps_to_table,
 )
 from rankscope.measure.units import NS_PER_MS
-from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.machine import RESULTS, describe_run, run_apart
 
 SIZES = (1_024, 4_096, 16_384)
 STEPS = 64
@@ -136,9 +135,9 @@ def measure(ranks: int) -> list[Result]:
     """Both states of one size."""
     found = []
     for state, slow in STATES.items():
-        before = _resident_bytes()
+        before = read_resident_bytes()
         job = fill(ranks, slow)
-        grown = _resident_bytes() - before
+        grown = read_resident_bytes() - before
         ticks, pictures = [], []
         findings = 0
         for look in range(1, LOOKS + 1):
@@ -155,11 +154,6 @@ def measure(ranks: int) -> list[Result]:
     return found
 
 
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def main() -> None:
     """Measure and write the result down."""
     parser = argparse.ArgumentParser(description="What one look at a large job costs the collector.")
@@ -169,8 +163,7 @@ def main() -> None:
     head = describe_run(f"python -m tests.benchmarks.tick --ranks {' '.join(map(str, options.ranks))}")
     rows = []
     for ranks in options.ranks:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            rows += pool.apply(measure, (ranks,))
+        rows += run_apart(measure, ranks)
     text = _write(head, rows)
     options.out.write_text(text)
     print(text)

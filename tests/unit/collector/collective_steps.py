@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.collective_blocks import COLUMNS, CollectiveBlock, Ints, NameLists
-from rankscope.collector.detect.waits import KindColumns, KindWaits, split_waits
+from rankscope.collector.detect.collective_blocks import COLUMNS, CollectiveBlock, NameLists
+from rankscope.collector.detect.series import Ints
+from rankscope.collector.detect.waits import KindColumns, split_waits
 from rankscope.measure.table import MISSING
 
 
@@ -22,6 +23,22 @@ class RankCollectives(NamedTuple):
     duration_ns: Ints
     size_bytes: Ints
     exposed_ns: Ints
+
+
+class KindWaits(NamedTuple):
+    """A row of KindColumns: one kind of collective of one rank. `size_bytes` is None where it is not known."""
+
+    rank: int
+    group: str
+    op: str
+    calls: int
+    duration_ns: int
+    size_bytes: int | None
+    matched: int
+    wait_ns: int
+    transfer_ns: int
+    matched_bytes: int
+    exposed_transfer_ns: int
 
 
 class ReadWaits(NamedTuple):
@@ -49,7 +66,16 @@ def split_ranks(by_rank: Mapping[int, RankCollectives], group_sizes: Mapping[str
     waits = split_waits(step_of(by_rank), group_sizes)
     known = zip(waits.ranks.tolist(), waits.exposed_ns.tolist(), strict=True)
     exposed_ns = {rank: None if np.isnan(wait_ns) else int(wait_ns) for rank, wait_ns in known}
-    return ReadWaits(exposed_ns, list(waits.kinds.rows()))
+    return ReadWaits(exposed_ns, rows_of(waits.kinds))
+
+
+def rows_of(columns: KindColumns) -> list[KindWaits]:
+    """Kinds row by row."""
+    found = []
+    for rank, kind, *numbers in zip(*(one.tolist() for one in columns[1:]), strict=True):
+        row = KindWaits(rank, *columns.kinds[kind], *numbers)
+        found.append(row._replace(size_bytes=None) if row.size_bytes == MISSING else row)
+    return found
 
 
 def columns_of(rows: Iterable[KindWaits]) -> KindColumns:

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state import collective_counts
 from rankscope.collector.state.collective_counts import KINDS_MAX, CollectiveCounts, find_counted
 from rankscope.collector.state.snapshot import CollectiveTotals
 from rankscope.measure.communication import bus_factor
-from tests.unit.collector.collective_steps import columns_of
+from tests.unit.collector.collective_steps import KindWaits, columns_of
 
 RANK = 3
 GROUP = "dp"

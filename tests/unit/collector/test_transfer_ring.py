@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state import transfer_ring
 from rankscope.collector.state.transfer_ring import TransferRing
-from tests.unit.collector.collective_steps import columns_of
+from tests.unit.collector.collective_steps import KindWaits, columns_of
 
 SIZES = {"dp": 4, "tp": 2}
 KEPT = 4

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect import blame
-from rankscope.collector.detect.waits import KindWaits
 from rankscope.collector.state.window import PHASES_MAX, STAND_IN_STEPS, StepWindow
 from rankscope.measure.records import CollectiveRecord, StepRecord, collectives_to_table, steps_to_table
+from tests.unit.collector.collective_steps import KindWaits, rows_of
 
 STEP_NS = 100
 GROUP = "default_pg"
@@ -46,7 +46,7 @@ def reduce_all(window: StepWindow, rank: int, duration_ns: int, *steps: int, siz
 
 
 def cover(window: StepWindow, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
-    return [kind for step in window.cover(rank, first_step, last_step) for kind in step.rows()]
+    return [kind for step in window.cover(rank, first_step, last_step) for kind in rows_of(step)]
 
 
 def self_times(window: StepWindow, *ranks: int) -> list[list[float | None]]:
