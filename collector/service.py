@@ -22,9 +22,10 @@ from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunLook
 from rankscope.collector.ingest.admission import Admission, LifeCounts
 from rankscope.collector.ingest.curve import CurveServer
+from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange
 from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receiver import Receiver
-from rankscope.collector.ingest.reception import AskForClock, Batch, Exchange, Reception
+from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.ingest.relays import Relays
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metric_pages import MetricPages

@@ -1,4 +1,4 @@
-"""A rank's clock on ours, ping by ping. Times in ns; drift is counted as 1 ns per 10,000 ns (100 us a second), begun ones too."""
+"""A rank's clock on ours, ping by ping. Times in ns; drift is 100 us a second, so 1 ns for each 10,000 that have begun."""
 
 import pytest
 

@@ -7,8 +7,9 @@ import pytest
 
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX
 from rankscope.collector.ingest.admission import Admission
+from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Exchange, RunEvent
 from rankscope.collector.ingest.receiver import Received
-from rankscope.collector.ingest.reception import BUSY_FROM, EVENTS_WAITING_MAX, Batch, Exchange, Reception, RunEvent
+from rankscope.collector.ingest.reception import BUSY_FROM, Reception
 from rankscope.collector.state.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, Tick
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
