@@ -17,7 +17,12 @@ import msgspec
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.doctor_command import add_doctor
 from rankscope.collector.embedded import Lifetime
-from rankscope.collector.footprint import keep_giving_back, keep_one_heap, spare_the_garbage_collector
+from rankscope.collector.footprint import (
+    hand_over_quickly,
+    keep_giving_back,
+    keep_one_heap,
+    spare_the_garbage_collector,
+)
 from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.inquiry import add_url, ask, check_url, read_credentials
@@ -139,6 +144,7 @@ def serve(options: argparse.Namespace) -> int:
     if options.announce or options.embedded:
         _announce(service, fresh)
     spare_the_garbage_collector()
+    hand_over_quickly()
     keep_giving_back()
     if not options.embedded:
         service.run()

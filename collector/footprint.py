@@ -5,12 +5,16 @@ import ctypes
 import functools
 import gc
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Final
 
 GC_OBJECTS_MIN: Final = 50_000
 """New objects between two looks of the garbage collector, about 5 MB: at 16,384 ranks some looks a second."""
+
+SWITCH_S: Final = 0.0005
+"""How long a thread that computes keeps Python's lock from one that waits for it, instead of 5 ms."""
 
 M_ARENA_MAX: Final = -8
 """glibc's number for the most heaps that malloc keeps, mallopt(3)."""
@@ -30,6 +34,13 @@ def spare_the_garbage_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(GC_OBJECTS_MIN)
+
+
+def hand_over_quickly() -> None:
+    """The thread that receives lets go of Python's lock twice in each message, and has to have it back from one that
+    looks at the ranks or writes pages meanwhile.
+    """
+    sys.setswitchinterval(SWITCH_S)
 
 
 def keep_one_heap() -> None:

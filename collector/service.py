@@ -146,7 +146,8 @@ class Service:
             while not self._stopping.is_set():
                 wait_ns = next_tick_ns - self._clock.monotonic_ns()
                 for batch in self._exchange.take(min(ns_to_s(wait_ns), WAIT_S_MAX)):
-                    self._take(batch)
+                    with self._exchange.turn():
+                        self._take(batch)
                 if self._clock.monotonic_ns() >= next_tick_ns:
                     self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns

@@ -86,6 +86,10 @@ class Received(NamedTuple):
     age_ns: int = 0
 
 
+Ready = Mapping[object, int]
+"""Sockets and files about which there is something to do, as a poller tells them."""
+
+
 class Receiver:
     """Listens at `endpoint`, `tcp://HOST:PORT` or `ipc:///PATH`; the port 0 or `*` takes a free one, the host `*` every
     address.
@@ -169,11 +173,15 @@ class Receiver:
         Waits at most `timeout_ms` for the first frame, for somebody who wants to connect or for a watched file, and for
         no second one.
         """
-        self._send_answers()
-        return self.take(dict(self._poller.poll(timeout_ms)), batch_max)
+        return self.take(self.wait(timeout_ms), batch_max)
 
-    def take(self, ready: Mapping[object, int], batch_max: int) -> list[Received]:
-        """As `poll`, when somebody else has polled. A relay's batch is taken as a whole."""
+    def wait(self, timeout_ms: int) -> Ready:
+        """The first half of `poll`: what `take` then finds."""
+        self._send_answers()
+        return dict(self._poller.poll(timeout_ms))
+
+    def take(self, ready: Ready, batch_max: int) -> list[Received]:
+        """The second half of `poll`, also when somebody else has polled. A relay's batch is taken as a whole."""
         received: list[Received] = []
         if self._zap is not None and self._zap.socket in ready:
             self._zap.answer()

@@ -24,7 +24,7 @@ from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
 from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange, RunEvent
-from rankscope.collector.ingest.receiver import Received, Receiver
+from rankscope.collector.ingest.receiver import Ready, Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.state.events import (
     ClockSampled,
@@ -129,14 +129,17 @@ class Reception:
 
     def turn(self) -> None:
         """Wait until there is something to do, and do it."""
-        received: list[Received] = []
+        ready: Ready = {}
         if self._exchange.is_full:
             time.sleep(NAP_S)
         else:
-            received = self._receiver.poll(self._find_wait_ms(), RECEIVES_PER_TURN_MAX)
+            ready = self._receiver.wait(self._find_wait_ms())
+        with self._exchange.turn():
+            received = self._receiver.take(ready, RECEIVES_PER_TURN_MAX)
+            batch = self.admit(received)
+            self._answer(self._clock.monotonic_ns())
         if received:
-            self._exchange.hand_on(self.admit(received))
-        self._answer(self._clock.monotonic_ns())
+            self._exchange.hand_on(batch)
         self._refusals.look(self._receiver.connections_refused)
         if len(received) >= CROWD_FROM:
             time.sleep(NAP_S)

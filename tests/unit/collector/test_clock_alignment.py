@@ -1,4 +1,4 @@
-"""A rank's clock on ours, ping by ping. Times in ns; drift is 100 us a second, so 1 ns for each 10,000 that have begun."""
+"""A rank's clock on ours, ping by ping. Times in ns; drift is 100 us a second: 1 ns for each 10,000 begun."""
 
 import pytest
 

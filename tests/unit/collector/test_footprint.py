@@ -6,7 +6,9 @@ import sys
 import threading
 from pathlib import Path
 
-from rankscope.collector.footprint import GC_OBJECTS_MIN, THREAD_NAME_BYTES_MAX, name_this_thread
+import pytest
+
+from rankscope.collector.footprint import GC_OBJECTS_MIN, SWITCH_S, THREAD_NAME_BYTES_MAX, name_this_thread
 
 
 def test_a_thread_has_the_name_that_the_kernel_shows_cut_to_what_it_takes() -> None:
@@ -32,6 +34,15 @@ def test_the_garbage_collector_looks_seldom_and_never_again_at_what_was_there_at
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == [str(GC_OBJECTS_MIN), "True"]
     assert gc.isenabled()
+
+
+def test_a_thread_that_waits_for_pythons_lock_gets_it_soon() -> None:
+    program = (
+        "import sys; from rankscope.collector.footprint import hand_over_quickly\n"
+        "hand_over_quickly(); print(sys.getswitchinterval())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert float(done.stdout) == pytest.approx(SWITCH_S)
 
 
 def test_memory_that_is_free_within_the_heap_goes_back_to_the_kernel() -> None:

@@ -40,8 +40,12 @@ class Wire:
     def watch(self, file: int) -> None:
         assert file >= 0
 
-    def poll(self, timeout_ms: int, batch_max: int) -> list[Received]:
+    def wait(self, timeout_ms: int) -> dict[object, int]:
         assert timeout_ms >= 0
+        return {"socket": 1} if self.waiting else {}
+
+    def take(self, ready: dict[object, int], batch_max: int) -> list[Received]:
+        assert ready or not self.waiting
         found, self.waiting = self.waiting[:batch_max], self.waiting[batch_max:]
         return found
 
