@@ -83,6 +83,7 @@ class JobReports:
         self._world = GroupInfo(label=WORLD_GROUP, description=WORLD_GROUP, ranks=everybody, backend="nccl")
         self._cycle: _Cycle | None = None
         self._durations: dict[int, tuple[Ints, Ints]] = {}
+        self._node_groups: dict[int, GroupInfo] = {}
 
     def build(self, rank: int, number: int, host_ns: int) -> Report:
         """Report `number`, counted from 1, of one of the own ranks."""
@@ -109,9 +110,11 @@ class JobReports:
 
     def _node_group(self, rank: int) -> GroupInfo:
         first = rank - rank % RANKS_PER_NODE
-        members = tuple(range(first, min(first + RANKS_PER_NODE, self._world_size)))
-        label = group_label("mesh_tp", members, self._world_size)
-        return GroupInfo(label=label, description="mesh_tp", ranks=members, backend="nccl")
+        if first not in self._node_groups:
+            members = tuple(range(first, min(first + RANKS_PER_NODE, self._world_size)))
+            label = group_label("mesh_tp", members, self._world_size)
+            self._node_groups[first] = GroupInfo(label=label, description="mesh_tp", ranks=members, backend="nccl")
+        return self._node_groups[first]
 
     def _make_cycle(self, number: int, host_ns: int) -> _Cycle:
         step = number - 1

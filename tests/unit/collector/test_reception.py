@@ -45,8 +45,8 @@ class Wire:
         return {"socket": 1} if self.waiting else {}
 
     def take(self, ready: dict[object, int], batch_max: int) -> list[Received]:
-        assert ready or not self.waiting
-        found, self.waiting = self.waiting[:batch_max], self.waiting[batch_max:]
+        count = batch_max if ready else 0
+        found, self.waiting = self.waiting[:count], self.waiting[count:]
         return found
 
     def send(self, peer: bytes, message: Message) -> None:
