@@ -5,8 +5,8 @@ What a node does is production code: the ranks' ReportBuilder, ResendBuffer and 
 CollectorLink. Only what lies between them, a socket on the same machine, is a call here; and the loop is another one: a
 relay waits for one collector, this process gives each of a thousand nodes its turn, TURNS_PER_S times a second.
 
-The nodes report once a second, one after the other, and the next round of reports waits until all of the last one are
-acknowledged: on a machine that others keep busy they slow down with the collector, whose cost of a report can so be
+The nodes report once a second, one after the other, and the next round of reports waits while a rank holds more than
+HELD_MAX of them: on a machine that others keep busy they slow down with the collector, whose cost of a report can so be
 measured all the same.
 """
 
@@ -52,6 +52,8 @@ BUFFER_BYTES_MAX: Final = 32 * 2**20
 """The relay's own default, `buffer_bytes_max`."""
 PATIENCE: Final = DeliverySettings(resend_after_ns=120 * NS_PER_S)
 """A collector that gets little of a busy machine is slow, and not gone."""
+HELD_MAX: Final = 6
+"""Reports of a rank that are not acknowledged: while all is well acknowledgements come for four or five at a time."""
 PAUSE_S: Final = 0.002
 TURNS_PER_S: Final = 4
 """Turns of a node; in one of them its ranks report. A batch so waits up to a quarter of a second longer than a relay's,
@@ -157,9 +159,9 @@ class Node:
         self._link.send_due()
 
     @property
-    def is_delivered(self) -> bool:
-        """Whether everything that its ranks have said is acknowledged."""
-        return all(rank.delivery.everything_acknowledged for rank in self.ranks)
+    def may_report(self) -> bool:
+        """Whether the collector keeps up with its ranks."""
+        return all(len(rank.buffer) <= HELD_MAX for rank in self.ranks)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -225,7 +227,7 @@ class NodeProcess:
             while turns < due:
                 place, turn = turns % count, turns // count % TURNS_PER_S
                 if place == 0:  # a round is of every node, one after the other: see JobReports
-                    is_round = reporting and turn == 0 and all(node.is_delivered for node in self._nodes)
+                    is_round = reporting and turn == 0 and all(node.may_report for node in self._nodes)
                 (self._nodes[place].report if is_round else self._nodes[place].turn)(monotonic_ns())
                 turns += 1
             while control.poll():
