@@ -45,7 +45,7 @@ TELL_S_MAX: Final = 30.0
 PROBES: Final = 1
 SHARD_RANKS: Final = 2_048
 """Of more ranks each shard of the page of ranks has a scrape of its own."""
-WARM_S: Final = 2 * SCRAPE_S + 3.0
+WARM_S: Final = 3 * SCRAPE_S
 """Pages are written beforehand once they have been asked for twice at the same distance."""
 NICE_FROM: Final = 4_096
 NICENESS: Final = 5

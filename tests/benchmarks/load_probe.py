@@ -122,16 +122,21 @@ class Probe:
                 self._looks.answered.append((began_s, time.monotonic() - began_s))
 
     def _scrape(self) -> None:
+        """Each page every SCRAPE_S, on the beat however long the answers take, and one after the other: as Prometheus
+        does.
+        """
+        due_s = time.monotonic()
         while True:
             for path in self._paths:
+                if self._ends.wait(max(0.0, due_s - time.monotonic())):
+                    return
+                due_s += SCRAPE_S / len(self._paths)
                 began_s = time.monotonic()
                 _, body = read_body(f"{self._url}{path}", gzip=True)
                 self._looks.scrapes.append(Scrape(path, began_s, time.monotonic() - began_s, len(body)))
                 now_wall_s = time.time()
                 page = gunzip(body) if body.startswith(GZIP_MAGIC) else body
                 self._looks.ages.extend((began_s, now_wall_s - float(told)) for told in _LAST_REPORT.findall(page))
-            if self._ends.wait(SCRAPE_S):
-                return
 
 
 def _boot(rank: int) -> str:
