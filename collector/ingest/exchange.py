@@ -70,7 +70,7 @@ class Exchange:
     def turn(self) -> Iterator[None]:
         """While it lasts the other thread mostly does not compute, but waits for its own turn.
 
-        Nothing depends on it but speed. Each call into ZeroMQ lets go of Python's lock, three in a message, and a
+        Nothing depends on it but speed. Each call into ZeroMQ lets go of Python's lock, two in a message, and a
         thread that computes then keeps it for up to `sys.getswitchinterval()`: two threads that compute side by side
         spend more time on handing the lock over than on their work.
         """

@@ -52,7 +52,7 @@ PAUSE_FOR_ASKERS_S: Final = 0.02
 WORK_S: Final = 0.001
 PAUSE_S: Final = 0.001
 """After each millisecond of work one of rest, in which 30 reports are received. Without it the receiving thread would
-wait 5 ms, the interpreter's switch interval, each time it has let go of the interpreter."""
+wait for the interpreter's switch interval each time it has let go of the interpreter."""
 
 
 class Compressor(Protocol):
