@@ -1,8 +1,11 @@
 """The life of `rankscope top`: one thread asks the collector, the other reads keys and draws."""
 
+import contextlib
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -65,12 +68,33 @@ class Asking:
             took_s = time.monotonic() - begin_s
 
 
+@contextlib.contextmanager
+def noting_interrupts() -> Iterator[threading.Event]:
+    """Within it Ctrl-C is noted in what this gives, and raises nothing: Python's own exception is lost where it comes
+    amid a callback, of the garbage collector for one. For the main thread.
+    """
+    noted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: noted.set())
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def watch(asking: Asking, board: Board) -> None:
-    """Draw until the person has seen enough, in a terminal whose size may change."""
+    """Draw until the person has seen enough, in a terminal whose size may change. Raises KeyboardInterrupt after
+    Ctrl-C.
+    """
     console = Console()
-    with raw_terminal() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
+    with (
+        noting_interrupts() as interrupted,
+        raw_terminal() as keyboard,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
         shown: object = None
         while not board.is_over:
+            if interrupted.is_set():
+                raise KeyboardInterrupt
             latest = asking.latest
             state = (board, id(latest), console.size)
             if state != shown:

@@ -66,6 +66,15 @@ class Terminal:
                 return self.lines
         raise AssertionError("the screen shows:\n" + "\n".join(self.lines))
 
+    def wait_for_end(self, seconds_max: float) -> int:
+        """The exit code; until then what is written is read, as by a person's terminal. Fails with what it shows."""
+        end_s = time.monotonic() + seconds_max
+        while self.child.poll() is None:
+            assert time.monotonic() < end_s, "it goes on, and shows:\n" + "\n".join(self.lines)
+            if select.select([self._ours], [], [], LOOK_S)[0]:
+                self._stream.feed(os.read(self._ours, READ_BYTES))
+        return self.child.returncode
+
     @property
     def lines(self) -> list[str]:
         """What it shows, line by line."""

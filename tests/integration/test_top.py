@@ -71,7 +71,7 @@ def test_terminal_is_as_it_was_after_the_end(watched: Served, end: str) -> None:
         terminal.wait_until(lambda lines: "q quit" in lines[-1])
         assert not terminal.is_as_before
         terminal.press(end)
-        assert terminal.child.wait(END_S_MAX) == (0 if end == "q" else 128 + signal.SIGINT)
+        assert terminal.wait_for_end(END_S_MAX) == (0 if end == "q" else 128 + signal.SIGINT)
         assert terminal.is_as_before
 
 
