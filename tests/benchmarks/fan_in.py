@@ -13,7 +13,6 @@ Last, one real relay in a process of its own, with the ranks of a node behind it
 import argparse
 import json
 import multiprocessing
-import os
 import select
 import signal
 import subprocess
@@ -36,6 +35,7 @@ from rankscope.measure.units import ns_to_s
 from tests.benchmarks.fan_in_nodes import Progress, Task, describe, run_nodes
 from tests.benchmarks.load_reports import RANKS_PER_NODE, RUN
 from tests.benchmarks.machine import RESULTS, describe_run
+from tests.integration.fault_figures import read_cpu_s, read_resident_bytes
 from tests.integration.light_ranks import crew_of
 from tests.integration.relaying import relaying
 from tests.integration.serving import serving
@@ -51,7 +51,6 @@ ROUNDS_TO_SETTLE: Final = 3
 IDLE_S: Final = 8.0
 SETTLE_RELAY_S: Final = 5.0
 HTTP_S_MAX: Final = 180.0
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class _RankCounts(msgspec.Struct):
@@ -238,17 +237,6 @@ def measure_relay(seconds: float) -> RelayCost:
         time.sleep(seconds)
         reports, cpu_s, took_s = crew.reports() - reports, read_cpu_s(relay.pid) - cpu_s, time.monotonic() - began_s
         return RelayCost(reports / took_s, 1e6 * cpu_s / max(1, reports), read_resident_bytes(relay.pid))
-
-
-def read_cpu_s(pid: int) -> float:
-    """CPU time of all threads of a process since its start."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def read_resident_bytes(pid: int) -> int:
-    """Memory it has now."""
-    return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
 
 
 def render_relay(cost: RelayCost) -> str:

@@ -127,6 +127,12 @@ def read_resident_bytes(pid: int) -> int:
     return _read_status(pid, "VmRSS")
 
 
+def read_cpu_s(pid: int) -> float:
+    """CPU time of a process since its start, all threads, in user and system mode, from /proc."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _read_status(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         key, _, value = line.partition(":")

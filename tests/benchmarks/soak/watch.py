@@ -14,14 +14,11 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from rankscope.collector.publish.page_cache import LATE_AGE_S_MAX
-from tests.integration.fault_figures import read_resident_bytes
+from tests.integration.fault_figures import read_cpu_s, read_resident_bytes
 from tests.integration.faults import LABEL
 
 SAMPLE_S: Final = 5.0
 """Between two looks at the memory."""
-
-CLOCK_TICKS_PER_S: Final = 100
-"""Of the CPU times in /proc: Linux shows every program 100."""
 
 NS_PER_S: Final = 1_000_000_000
 S_PER_MIN: Final = 60.0
@@ -303,12 +300,6 @@ def _weigh(at_s: float, pids: Sequence[int]) -> list[MemorySample]:
         except (OSError, ValueError):
             continue  # it is being killed
     return found
-
-
-def read_cpu_s(pid: int) -> float:
-    """CPU time of a process, all threads, in user and system mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 
 
 def read_waited_s(pid: int) -> float:
