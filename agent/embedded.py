@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import IO, Any
 
 from rankscope.agent.collector_address import CollectorAddress
+from rankscope.agent.exit_gate import ExitGate
 from rankscope.agent.identity import leave_out_rank
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
@@ -96,12 +97,15 @@ def _read_line(stream: IO[str] | None, seconds: float) -> str:
 class Rendezvous:
     """The job's own key-value store, used once to pass the collector's address and keys from rank 0 to the others."""
 
-    def __init__(self, identity: RankIdentity, environment: Mapping[str, str], stopping: threading.Event) -> None:
+    def __init__(
+        self, identity: RankIdentity, environment: Mapping[str, str], stopping: threading.Event, gate: ExitGate
+    ) -> None:
         self._key = f"rankscope/{identity.run}/{identity.restart_count}/collector"
         self._address = environment.get("MASTER_ADDR", "")
         self._port = environment.get("MASTER_PORT", "")
         self._launcher_has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
         self._stopping = stopping
+        self._gate = gate
 
     @property
     def is_possible(self) -> bool:
@@ -117,7 +121,8 @@ class Rendezvous:
         """Say where the collector is."""
         store = self._connect()
         if store is not None:
-            store.set(self._key, address.to_text())
+            with self._gate:
+                store.set(self._key, address.to_text())
 
     def find(self) -> CollectorAddress | None:
         """Where rank 0's collector is; None when the process ends before rank 0 has said. Raises ValueError for an
@@ -125,8 +130,10 @@ class Rendezvous:
         """
         store = self._connect()
         while store is not None and not self._stopping.is_set():
-            if store.check([self._key]):
-                return CollectorAddress.from_text(store.get(self._key).decode())
+            with self._gate:
+                said = store.get(self._key) if store.check([self._key]) else None
+            if said is not None:
+                return CollectorAddress.from_text(said.decode())
             self._stopping.wait(LOOK_AGAIN_S)
         return None
 
@@ -138,10 +145,11 @@ class Rendezvous:
         while not self._launcher_has_store and not dist.is_initialized():
             if self._stopping.wait(LOOK_AGAIN_S):
                 return None
-        return TCPStore(
-            self._address,
-            int(self._port),
-            is_master=False,
-            timeout=timedelta(seconds=STORE_TIMEOUT_S),
-            wait_for_workers=False,
-        )
+        with self._gate:
+            return TCPStore(
+                self._address,
+                int(self._port),
+                is_master=False,
+                timeout=timedelta(seconds=STORE_TIMEOUT_S),
+                wait_for_workers=False,
+            )

@@ -22,8 +22,10 @@ from types import TracebackType
 from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import AgentConfig, read_launch_config
 from rankscope.agent.embedded import EmbeddedCollector, Rendezvous
+from rankscope.agent.exit_gate import ExitGate
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
+from rankscope.agent.last_works import wait_for_last_works
 from rankscope.agent.probe.batches import UNKNOWN, BatchSize, to_size
 from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan, find_cuda
@@ -96,6 +98,7 @@ class Session:
             log=self._make_log(),
         )
         self._stopping = threading.Event()
+        self._gate = ExitGate()
         self._device = TrainingDevice()
         probes = Probes(
             self._steps,
@@ -234,6 +237,8 @@ class Session:
         self._say_throughput()
         self._stopping.set()
         self._reporter.stop(*(self._end if reason is None else (reason, "", None)))
+        self._gate.shut(self._config.drain_s)
+        wait_for_last_works()
         if self._embedded is not None:
             self._embedded.wait(self._config.drain_s)
         atexit.unregister(self.stop)
@@ -303,7 +308,7 @@ class Session:
             self._guard.record("connect", error)
 
     def _find_embedded(self) -> CollectorAddress | None:
-        rendezvous = Rendezvous(self.identity, self._environment, self._stopping)
+        rendezvous = Rendezvous(self.identity, self._environment, self._stopping, self._gate)
         if self.identity.rank != 0:
             return rendezvous.find() if rendezvous.is_possible else None
         local_world = self._environment.get("LOCAL_WORLD_SIZE", "1")

@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from rankscope.agent.last_works import wait_for_last_works
+
 FIRST_STEPS = 3
 SCHEDULED_STEPS = 24
 BESIDE_STEPS = 60
@@ -64,6 +66,7 @@ def main() -> None:
         next(steps)
     print("".join(f"rank {dist.get_rank()} {line}\n" for line in found), end="")
     dist.destroy_process_group()
+    wait_for_last_works()  # a job without the agent has to end well too
 
 
 if __name__ == "__main__":

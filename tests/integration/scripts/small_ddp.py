@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset
 
+from rankscope.agent.last_works import wait_for_last_works
+
 WIDTH = 64
 BATCH = 4
 
@@ -90,6 +92,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"losses {' '.join(training.losses)}\n", end="")
     dist.destroy_process_group()
+    wait_for_last_works()  # a job without the agent has to end well too
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import IO
 import pytest
 
 from rankscope.agent.embedded import Rendezvous, _read_line
+from rankscope.agent.exit_gate import ExitGate
 from rankscope.agent.identity import read_identity
 
 LONG_S = 60.0
@@ -67,16 +68,16 @@ def test_a_child_without_a_pipe_has_no_answer() -> None:
 )
 def test_ranks_can_meet_where_the_launcher_says_there_is_a_store(left_out: list[str], expected: bool) -> None:
     environment = {name: value for name, value in TORCHRUN.items() if name not in left_out}
-    rendezvous = Rendezvous(read_identity(environment, run="r"), environment, threading.Event())
+    rendezvous = Rendezvous(read_identity(environment, run="r"), environment, threading.Event(), ExitGate())
     assert rendezvous.is_possible is expected
 
 
 def test_a_port_that_is_no_number_is_no_meeting_place() -> None:
     environment = {**TORCHRUN, "MASTER_PORT": "auto"}
-    assert not Rendezvous(read_identity(environment, run="r"), environment, threading.Event()).is_possible
+    assert not Rendezvous(read_identity(environment, run="r"), environment, threading.Event(), ExitGate()).is_possible
 
 
 def test_a_process_that_ends_before_there_is_a_store_stops_looking() -> None:
     stopping = threading.Event()
     stopping.set()
-    assert Rendezvous(read_identity(TORCHRUN, run="r"), TORCHRUN, stopping).find() is None
+    assert Rendezvous(read_identity(TORCHRUN, run="r"), TORCHRUN, stopping, ExitGate()).find() is None

@@ -1,0 +1,47 @@
+"""At the end of a process gloo's threads are waited for, a little."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.last_works import THREAD_NAME, wait_for_last_works
+
+LONG_S = 60.0
+
+
+def put(tasks: Path, thread: int, name: str, state: str) -> None:
+    """A thread, as /proc shows it."""
+    folder = tasks / str(thread)
+    folder.mkdir(exist_ok=True)
+    written = folder / "new"
+    written.write_text(f"{thread} ({name}) {state} 1 1 1 0 -1\n")
+    written.replace(folder / "stat")
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "expected"),
+    [
+        (THREAD_NAME, "S", True), (THREAD_NAME, "R", False), ("python", "R", True), (f"x ({THREAD_NAME}", "S", True),
+        (f") {THREAD_NAME}", "R", True),
+    ],
+)  # fmt: skip
+def test_only_a_thread_of_gloo_that_has_something_to_do_is_waited_for(
+    tmp_path: Path, name: str, state: str, expected: bool
+) -> None:
+    put(tmp_path, 7, "python", "R")
+    put(tmp_path, 8, name, state)
+    assert wait_for_last_works(0.0, str(tmp_path)) is expected
+
+
+def test_it_is_waited_for_until_it_has_nothing_to_do(tmp_path: Path) -> None:
+    put(tmp_path, 8, THREAD_NAME, "R")
+    threading.Timer(0.05, put, (tmp_path, 8, THREAD_NAME, "S")).start()
+    assert wait_for_last_works(LONG_S, str(tmp_path))
+
+
+def test_a_thread_that_goes_meanwhile_and_a_system_without_threads_to_see_are_no_error(tmp_path: Path) -> None:
+    (tmp_path / "8").mkdir()
+    assert wait_for_last_works(0.0, str(tmp_path))
+    assert wait_for_last_works(0.0, str(tmp_path / "nowhere"))
+    assert wait_for_last_works(LONG_S)
