@@ -1,6 +1,7 @@
 """What torch.distributed knows without being asked twice: how far each process group is, and who is in it."""
 
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ class GroupProgress:
         self, world_size: int = 1, captures: GraphCaptures | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
         self._is_timing = (environment or {}).get(TIMING_VARIABLE, "").lower() in _TRUE
-        self._world_size = world_size
+        self._process_groups = ProcessGroups(world_size)
         self._captures = captures or GraphCaptures()
         self._seen: frozenset[int] = frozenset()
         self.groups: dict[str, GroupInfo] = {}
@@ -96,8 +97,12 @@ class GroupProgress:
             enqueued.update((DEVICE_NUMBERS_FROM + number, last) for number, last in of_nccl.items())
         if not self._seen.issuperset(enqueued):
             self._seen |= frozenset(enqueued)
-            self.groups = {**self.groups, **read_groups(self._world_size)}
+            self.groups = self.find_groups()
         return enqueued
+
+    def find_groups(self) -> dict[str, GroupInfo]:
+        """The process groups by torch's own name: those there are, and those that were seen at work and are no more."""
+        return {**self.groups, **self._process_groups.read()}
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         """Every collective still in the recorders, each oldest first, and (name, description) of each group by number.
@@ -166,20 +171,38 @@ def _is_on_host(backend: str) -> bool:
     return all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
 
 
-def read_groups(world_size: int) -> dict[str, GroupInfo]:
-    """The process groups this rank is a member of, by torch's own name. Empty before init_process_group."""
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    world = getattr(c10d, "_world", None)
-    if world is None or c10d is None:
-        return {}
-    found: dict[str, GroupInfo] = {}
-    for group in list(world.pg_map):
+class ProcessGroups:
+    """The process groups this rank is a member of. Each is described once: to sort and name the members of a group of
+    16,384 ranks takes 1 to 2 ms, and every second it is asked who they are. From any thread.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._described: dict[int, tuple[weakref.ref[Any], GroupInfo]] = {}
+        """By the address of torch's object, which another one may have after it: hence the reference, which keeps no
+        group alive that the script has destroyed."""
+
+    def read(self) -> dict[str, GroupInfo]:
+        """Those there are now, by torch's own name. Empty before init_process_group."""
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        world = getattr(c10d, "_world", None)
+        if world is None or c10d is None:
+            return {}
+        known, found = {}, {}
+        for group in list(world.pg_map):
+            described = self._described.get(id(group))
+            if described is None or described[0]() is not group:
+                described = weakref.ref(group), self._describe(group, c10d, world)
+            known[id(group)] = described
+            found[str(group.group_name)] = described[1]
+        self._described = known
+        return found
+
+    def _describe(self, group: Any, c10d: Any, world: Any) -> GroupInfo:
         ranks = tuple(sorted(int(rank) for rank in c10d.get_process_group_ranks(group)))
         description = str(getattr(group, "group_desc", "")) or "group"
-        backend = str(world.pg_map[group][0])
-        label = group_label(description, ranks, world_size)
-        found[str(group.group_name)] = GroupInfo(label=label, description=description, ranks=ranks, backend=backend)
-    return found
+        label = group_label(description, ranks, self._world_size)
+        return GroupInfo(label=label, description=description, ranks=ranks, backend=str(world.pg_map[group][0]))
 
 
 def count_enqueued(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, tuple[int, int]]:

@@ -57,7 +57,9 @@ class ReportBuilder:
         self._rank = rank
         self._sequence = 0
         self._totals = Totals()
-        self._groups_sent: tuple[GroupInfo, ...] | None = None
+        self._groups_seen: tuple[GroupInfo, ...] = ()
+        self._groups: tuple[GroupInfo, ...] = ()
+        self._groups_are_told = False
         self._last_step = -1
         self._covered_later: tuple[tuple[int, int], ...] = ()
 
@@ -68,17 +70,13 @@ class ReportBuilder:
 
     def tell_groups_again(self) -> None:
         """Have the process groups in the next report, whether they have changed or not."""
-        self._groups_sent = None
+        self._groups_are_told = False
 
     def build(self, interval: Interval, now_host_ns: int) -> Report:
         """The next report. The process groups are in it only when they have changed, a range of covered steps when the
         records of them have been reported: one may still wait for its device times when its collectives are there.
         """
         self._totals = _add_breakdowns(_add_steps(self._totals, interval.steps), interval.breakdowns)
-        told = [group for group in interval.groups.values() if self._tells_of(group)]
-        groups = tuple(sorted(told, key=lambda group: group.label))
-        changed = groups != self._groups_sent
-        self._groups_sent = groups
         return Report(
             sequence=self._take_sequence(),
             host_ns=now_host_ns,
@@ -90,7 +88,7 @@ class ReportBuilder:
             devices=interval.devices,
             totals=self._totals,
             losses=interval.losses,
-            groups=groups if changed else None,
+            groups=self._take_groups(tuple(interval.groups.values())),
             overhead_ratio=interval.overhead_ratio,
             cost=interval.cost,
             allocator=interval.allocator,
@@ -102,6 +100,17 @@ class ReportBuilder:
     def build_goodbye(self, reason: str, detail: str, exit_code: int | None) -> Goodbye:
         """The last numbered message."""
         return Goodbye(sequence=self._take_sequence(), reason=reason, detail=detail[:1024], exit_code=exit_code)
+
+    def _take_groups(self, groups: tuple[GroupInfo, ...]) -> tuple[GroupInfo, ...] | None:
+        """Those to be told of now; None: all is said."""
+        if groups != self._groups_seen:  # fast where they are the same objects, as from one second to the next
+            told = tuple(sorted(filter(self._tells_of, groups), key=lambda group: group.label))
+            self._groups_are_told &= told == self._groups
+            self._groups_seen, self._groups = groups, told
+        if self._groups_are_told:
+            return None
+        self._groups_are_told = True
+        return self._groups
 
     def _tells_of(self, group: GroupInfo) -> bool:
         if self._rank is None or len(group.ranks) <= TELLERS_MAX:

@@ -1,8 +1,10 @@
 """What torch.distributed tells about process groups and their progress, read from its own structures."""
 
+import gc
 import json
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,15 +12,17 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from rankscope.agent.probe import collectives
 from rankscope.agent.probe.collectives import (
     DEVICE_NUMBERS_FROM,
     FlightEntry,
     GroupProgress,
+    ProcessGroups,
     TimedEntry,
     count_enqueued,
-    read_groups,
 )
 from rankscope.agent.probe.graph_captures import GraphCaptures
+from rankscope.measure.identity import group_label
 from rankscope.measure.records import GroupInfo
 
 STATUS = {
@@ -216,17 +220,17 @@ def test_groups_are_remembered_as_they_were_when_first_seen_at_work(monkeypatch:
 
 
 def test_before_init_process_group_there_are_no_groups() -> None:
-    assert read_groups(4) == {}
+    assert ProcessGroups(4).read() == {}
 
 
 def test_a_process_without_torch_has_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d")
-    assert read_groups(1) == {}
+    assert ProcessGroups(1).read() == {}
 
 
 @pytest.mark.usefixtures("world_of_four")
 def test_the_whole_world_is_a_group_of_everybody() -> None:
-    (group,) = read_groups(4).values()
+    (group,) = ProcessGroups(4).read().values()
     assert (group.label, group.ranks, group.backend) == ("default_pg", (0, 1, 2, 3), "fake")
 
 
@@ -234,7 +238,47 @@ def test_the_whole_world_is_a_group_of_everybody() -> None:
 def test_a_group_is_named_by_its_description_and_members_and_only_its_members_know_it() -> None:
     dist.new_group([2, 0], group_desc="mesh_dp")
     dist.new_group([1, 3], group_desc="mesh_dp")  # rank 0 is no member of this one
-    assert sorted(group.label for group in read_groups(4).values()) == ["default_pg", "mesh_dp/0,2"]
+    assert sorted(group.label for group in ProcessGroups(4).read().values()) == ["default_pg", "mesh_dp/0,2"]
+
+
+@pytest.mark.usefixtures("world_of_four")
+def test_a_group_is_described_once_and_a_new_one_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = []
+
+    def describe(description: str, ranks: Sequence[int], world_size: int) -> str:
+        described.append(description)
+        return group_label(description, ranks, world_size)
+
+    monkeypatch.setattr(collectives, "group_label", describe)
+    groups = ProcessGroups(4)
+    first = groups.read()
+    dist.new_group([0, 1], group_desc="late")
+    assert groups.read().items() > first.items()
+    assert groups.read() == groups.read()
+    assert described == ["default_pg", "late"]
+
+
+def test_a_group_that_takes_another_one_s_place_is_not_taken_for_it() -> None:
+    """Destroyed and made anew, under the same name and perhaps at the same address, as in an elastic restart."""
+    groups, seen = ProcessGroups(4), []
+    for size in (4, 2, 3):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+        seen.append([group.ranks for group in groups.read().values()])
+        dist.destroy_process_group()
+        assert groups.read() == {}
+    assert seen == [[(0, 1, 2, 3)], [(0, 1)], [(0, 1, 2)]]
+
+
+@pytest.mark.usefixtures("world_of_four")
+def test_a_group_that_the_script_destroys_is_not_kept_alive() -> None:
+    groups = ProcessGroups(4)
+    group = dist.new_group([0, 1])
+    groups.read()
+    alive = weakref.ref(group)
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert alive() is None
 
 
 # -- the difference ---------------------------------------------------------------------------------------------------
