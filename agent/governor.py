@@ -15,11 +15,11 @@ What gives way, in this order
    account cannot pay (`Allowance.purse_ns`).
 2. Full windows are dropped when base takes FULL_WINDOWS_UP_TO of the budget: what is left is the light ones'.
 3. Light windows are dropped when base takes all of it.
-4. The GPU, 5. the process is sampled less often, each when base is above the budget still.
+4. Reports come less often, 5. the GPU, 6. the process is sampled less often, each when base is above the budget still.
 
-Steps, their phases and the reports stay: they are the floor. A part is dropped at most once in DROP_PAUSE_NS; it comes
-back when base is BACK_MARGIN of the budget below where it was dropped, after BACK_PAUSE_NS, and twice that each time it
-had to be dropped again.
+Steps and their phases stay, every one of them, and rarer reports: they are the floor. A part is dropped at most once in
+DROP_PAUSE_NS; it comes back when base is BACK_MARGIN of the budget below where it was dropped, after BACK_PAUSE_NS, and
+twice that each time it had to be dropped again.
 """
 
 from collections import deque
@@ -32,6 +32,7 @@ STEP_HOOKS = "step_hooks"
 AGENT_THREAD = "agent_thread"
 FULL_WINDOWS = "full_windows"
 LIGHT_WINDOWS = "light_windows"
+FREQUENT_REPORTS = "frequent_reports"
 GPU_SAMPLES = "gpu_samples"
 HOST_SAMPLES = "host_samples"
 WINDOWS = frozenset({FULL_WINDOWS, LIGHT_WINDOWS})
@@ -43,7 +44,13 @@ RECENT_EVERY_NS = 5 * NS_PER_S
 FULL_WINDOWS_UP_TO = 15 / 16
 """Less than a sixteenth of the budget would give a full window of 30 ms (two steps of 3,000 operators) every 4 minutes
 at half the share."""
-DROP_ORDER = ((FULL_WINDOWS, FULL_WINDOWS_UP_TO), (LIGHT_WINDOWS, 1.0), (GPU_SAMPLES, 1.0), (HOST_SAMPLES, 1.0))
+DROP_ORDER = (
+    (FULL_WINDOWS, FULL_WINDOWS_UP_TO),
+    (LIGHT_WINDOWS, 1.0),
+    (FREQUENT_REPORTS, 1.0),
+    (GPU_SAMPLES, 1.0),
+    (HOST_SAMPLES, 1.0),
+)
 """Each part that can be dropped, and the share of the budget that base takes when it is."""
 DROP_PAUSE_NS = 30 * NS_PER_S
 BACK_MARGIN = 1 / 8

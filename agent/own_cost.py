@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from rankscope.agent.governor import (
     AGENT_THREAD,
     DROP_ORDER,
+    FREQUENT_REPORTS,
     FULL_WINDOWS,
     GPU_SAMPLES,
     HOST_SAMPLES,
@@ -79,6 +80,8 @@ class OwnCost:
         self._children = children
         self._started_ns = started_ns
         self._reduced_ns = {True: 0, False: 0}
+        self.wants_rare_reports = False
+        """Whether reports are to come less often."""
 
     def overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:
         """What of the cost was spent in this process, over the time since the start."""
@@ -95,6 +98,7 @@ class OwnCost:
         allowance = self._governor.decide(spent_ns, now_ns - self._started_ns)
         self._plan.allow(allowance)
         self._samples.make_rarer(frozenset(SAMPLERS[part] for part in allowance.dropped & SAMPLERS.keys()))
+        self.wants_rare_reports = FREQUENT_REPORTS in allowance.dropped
         dropped = allowance.dropped | self._plan.dropped
         return AgentCost(
             part_ns={**spent_ns, WINDOW_CHILDREN: self._children.child_cpu_ns},

@@ -14,7 +14,7 @@ from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.own_cost import OwnCost
-from rankscope.agent.probe.collectives import GroupProgress, read_groups
+from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.device_timers import DeviceTimers, find_cuda
 from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.kineto_windows import PART as WINDOWS
@@ -56,6 +56,10 @@ SPILL = "spill"
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5
+RARE_REPORTS_TIMES = 4
+RARE_REPORTS_S_MAX = 4.0
+"""How far apart reports are that are to cost less. No further: a rank counts as silent after 15 s by default, and its
+sidecar takes the interpreter for held after 10 s without a beat, which comes with each report."""
 COUNTS_MAX = 8
 """How often the agent's records are counted anew because one was just on its way from one place to the next: a few
 bytecodes of the training thread, during which it may be put aside once."""
@@ -106,7 +110,7 @@ class Reporter:
         self._sender = Sender(self._delivery, clock, identity.boot_id, self._introduce)
         self._timed = TimedCollectives(
             probes.progress.read_timed_entries,
-            self._find_groups,
+            probes.progress.find_groups,
             monotonic_ns=clock.monotonic_ns,
             thread_cpu_ns=time.thread_time_ns,
         )
@@ -147,7 +151,7 @@ class Reporter:
         from rankscope.agent.report.window_child import WindowChildren  # noqa: PLC0415
         from rankscope.agent.report.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
 
-        source = GroupSource(self._find_groups, self._probes.progress.read_entries)
+        source = GroupSource(self._probes.progress.find_groups, self._probes.progress.read_entries)
         return WindowReduction(source, WindowChildren(), events_max=self._config.window_events_max)
 
     @property
@@ -205,13 +209,13 @@ class Reporter:
     # -- the agent thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        interval_ns = s_to_ns(self._config.report_interval_s)
-        next_report_ns = self._clock.monotonic_ns() + interval_ns
+        next_report_ns = self._clock.monotonic_ns() + self._find_interval_ns()
         while not self._stopping.is_set() and not self._guard.is_off(PART):
             try:
                 self._open_when_found()
                 self._sender.exchange(self._find_next_turn_ns(next_report_ns))
                 if self._clock.monotonic_ns() >= next_report_ns:
+                    interval_ns = self._find_interval_ns()
                     next_report_ns += interval_ns * (1 + (self._clock.monotonic_ns() - next_report_ns) // interval_ns)
                     self._report()
                 self._say_refusal()
@@ -243,6 +247,12 @@ class Reporter:
         if self._address is not None and self._clock.monotonic_ns() >= self._open_due_ns:
             address, self._address = self._address, None
             self._sender.open(address.endpoint, address.keys)
+
+    def _find_interval_ns(self) -> int:
+        interval_s = self._config.report_interval_s
+        if self._cost.wants_rare_reports:
+            interval_s = max(interval_s, min(RARE_REPORTS_TIMES * interval_s, RARE_REPORTS_S_MAX))
+        return s_to_ns(interval_s)
 
     def _find_next_turn_ns(self, next_report_ns: int) -> int:
         return next_report_ns if self._address is None else min(next_report_ns, self._open_due_ns)
@@ -312,13 +322,10 @@ class Reporter:
     def _read_groups(self) -> Mapping[str, GroupInfo]:
         if not self._guard.is_off(GROUPS):
             try:
-                self._groups = self._find_groups()
+                self._groups = self._probes.progress.find_groups()
             except Exception as error:  # noqa: BLE001 - what torch keeps private must not cost the steps
                 self._guard.record(GROUPS, error)
         return self._groups
-
-    def _find_groups(self) -> dict[str, GroupInfo]:
-        return {**self._probes.progress.groups, **read_groups(self._identity.world_size)}
 
     def _read_moments(self) -> int | None:
         return None if self._guard.is_off(STEP_HOOKS) else self._probes.hooks.moments

@@ -155,7 +155,12 @@ class CollectorConfig(Settings):
     )
     rank_silent_s: float = setting(
         15.0,
-        Setting("Without a report for so long a rank counts as silent.", unit="seconds", smallest=2, largest=3600),
+        Setting(
+            "Without a report for so long a rank counts as silent. An agent that costs too much reports every 4 s.",
+            unit="seconds",
+            smallest=2,
+            largest=3600,
+        ),
     )
     run_kept_s: float = setting(
         3600.0,

@@ -1,8 +1,11 @@
 """What a real job is told of the agent's own cost, and that a budget is kept."""
 
+import re
+
 from rankscope.agent.governor import (
     AGENT_THREAD,
     DROP_ORDER,
+    FREQUENT_REPORTS,
     FULL_WINDOWS,
     HEAD_START_NS,
     HOST_SAMPLES,
@@ -10,9 +13,11 @@ from rankscope.agent.governor import (
     STEP_HOOKS,
 )
 from rankscope.agent.probe.window_plan import FULL_COST_ASSUMED_NS
+from rankscope.agent.reporter import RARE_REPORTS_TIMES
 from rankscope.measure.messages import Report
+from rankscope.measure.units import ns_to_s
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import AGENT, OFTEN, run, torchrun
+from tests.integration.torchrun import AGENT, OFTEN, SCRIPTS, python, run, torchrun
 
 SCARCE = 0.002
 """40 ms of head start: less than a full window is taken for before one was paid, enough for light ones."""
@@ -49,3 +54,24 @@ def test_a_young_job_with_little_to_spend_has_no_full_window_that_it_cannot_pay(
         assert life.breakdowns == []
         assert costs_of(life.reports, FULL_WINDOWS)[-1] == 0
         assert len(life.steps) == 40, "steps are seen all the same"
+
+
+def test_an_agent_that_is_above_its_budget_reports_less_often_and_of_every_step() -> None:
+    with listening() as collector:
+        settings = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.0001"}
+        ended = run(python(*AGENT, "overspending.py"), settings)
+        assert (ended.exit_code, ended.left) == (0, ())
+        (life,) = collector.lives
+    rare = [report.host_ns for report in life.reports if report.cost.dropped[FREQUENT_REPORTS]]
+    interval_s = RARE_REPORTS_TIMES * float(OFTEN["RANKSCOPE_REPORT_INTERVAL_S"])
+    assert len(rare) > 3
+    # In the first it is decided, the second has its time by then, and the last is that of the end.
+    assert len(rare) - 3 <= ns_to_s(rare[-1] - rare[0]) / interval_s
+    assert len(life.steps) == overspending_steps()
+
+
+def overspending_steps() -> int:
+    """How many steps the script says that it makes."""
+    found = re.search(r"^STEPS, .* = (\d+),", (SCRIPTS / "overspending.py").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])

@@ -10,6 +10,7 @@ from rankscope.agent.governor import (
     BACK_PAUSE_NS,
     DROP_ORDER,
     DROP_PAUSE_NS,
+    FREQUENT_REPORTS,
     FULL_WINDOWS,
     GPU_SAMPLES,
     HOST_SAMPLES,
@@ -78,11 +79,12 @@ def test_parts_are_dropped_one_after_the_other_in_the_stated_order() -> None:
     assert [dropped for _, dropped in job.dropped_at] == [
         {FULL_WINDOWS},
         {FULL_WINDOWS, LIGHT_WINDOWS},
-        {FULL_WINDOWS, LIGHT_WINDOWS, GPU_SAMPLES},
-        {FULL_WINDOWS, LIGHT_WINDOWS, GPU_SAMPLES, HOST_SAMPLES},
+        {FULL_WINDOWS, LIGHT_WINDOWS, FREQUENT_REPORTS},
+        {FULL_WINDOWS, LIGHT_WINDOWS, FREQUENT_REPORTS, GPU_SAMPLES},
+        {FULL_WINDOWS, LIGHT_WINDOWS, FREQUENT_REPORTS, GPU_SAMPLES, HOST_SAMPLES},
     ]
-    assert [second for second, _ in job.dropped_at] == [ns_to_s(DROP_PAUSE_NS) * n for n in (1, 2, 3, 4)]
-    assert job.governor.changes == 4
+    assert [second for second, _ in job.dropped_at] == [ns_to_s(DROP_PAUSE_NS) * n for n in (1, 2, 3, 4, 5)]
+    assert job.governor.changes == 5
 
 
 def test_nothing_is_dropped_while_the_rest_leaves_the_windows_a_tenth() -> None:
@@ -101,9 +103,19 @@ def test_full_windows_alone_are_dropped_while_there_is_a_little_left_for_light_o
 def test_what_was_dropped_last_is_given_time_to_help() -> None:
     # Without GPU samples the rest is under the budget: the process is still sampled as often, whatever was before.
     job = Job()
-    job.run(89, step_hooks=4.0, gpu_samples=8.0)
+    job.run(119, step_hooks=4.0, gpu_samples=8.0)
     allowance = job.run(10 * MINUTE_S, step_hooks=4.0, gpu_samples=0.5)
-    assert allowance.dropped == {FULL_WINDOWS, LIGHT_WINDOWS, GPU_SAMPLES}
+    assert allowance.dropped == {FULL_WINDOWS, LIGHT_WINDOWS, FREQUENT_REPORTS, GPU_SAMPLES}
+
+
+def test_short_steps_are_kept_within_the_budget_by_rarer_reports() -> None:
+    """As measured of steps of 10 ms: hooks take 3.8 ms a second, and the agent thread 1.7 for a report a second."""
+    job = Job()
+    for _ in range(30 * MINUTE_S):
+        job.run(1, step_hooks=3.8, agent_thread=0.5 if FREQUENT_REPORTS in job.allowance.dropped else 1.7)
+    assert job.allowance.dropped == {FULL_WINDOWS, LIGHT_WINDOWS, FREQUENT_REPORTS}
+    assert job.governor.changes == 3, "and it stays so"
+    assert sum(job.spent_ns.values()) <= BUDGET * job.second * NS_PER_S + 100 * NS_PER_MS
 
 
 def test_parts_come_back_in_reverse_when_the_cost_has_fallen() -> None:
@@ -111,7 +123,7 @@ def test_parts_come_back_in_reverse_when_the_cost_has_fallen() -> None:
     job.run(3 * MINUTE_S, step_hooks=10.0)
     job.dropped_at.clear()
     job.run(60 * MINUTE_S, step_hooks=1.0)
-    assert [len(dropped) for _, dropped in job.dropped_at] == [3, 2, 1, 0]
+    assert [len(dropped) for _, dropped in job.dropped_at] == [4, 3, 2, 1, 0]
     seconds = [second for second, _ in job.dropped_at]
     assert min(b - a for a, b in itertools.pairwise(seconds)) >= ns_to_s(BACK_PAUSE_NS)
 
@@ -123,7 +135,7 @@ def test_a_cost_that_comes_and_goes_with_the_part_makes_each_return_twice_as_lat
         gpu = 0.0 if GPU_SAMPLES in job.allowance.dropped else 4.0
         before = job.allowance.dropped
         job.run(1, step_hooks=3.0, gpu_samples=gpu)
-        if before > job.allowance.dropped == {FULL_WINDOWS, LIGHT_WINDOWS}:
+        if before > job.allowance.dropped == {FULL_WINDOWS, LIGHT_WINDOWS, FREQUENT_REPORTS}:
             returns.append(job.second)
     distances = [b - a for a, b in itertools.pairwise(returns)]
     assert len(returns) < 12

@@ -9,6 +9,7 @@ from rankscope.agent.governor import (
     AGENT_THREAD,
     DROP_ORDER,
     DROP_PAUSE_NS,
+    FREQUENT_REPORTS,
     FULL_WINDOWS,
     GPU_SAMPLES,
     HOST_SAMPLES,
@@ -108,7 +109,9 @@ def test_a_sampler_s_time_is_not_counted_twice() -> None:
 
 def test_a_report_says_of_each_part_that_can_be_dropped_whether_it_is() -> None:
     cost = Agent().cost.govern(NS_PER_S)
-    assert cost.dropped == {FULL_WINDOWS: False, LIGHT_WINDOWS: False, GPU_SAMPLES: False, HOST_SAMPLES: False}
+    assert cost.dropped == dict.fromkeys(
+        (FULL_WINDOWS, LIGHT_WINDOWS, FREQUENT_REPORTS, GPU_SAMPLES, HOST_SAMPLES), False
+    )
     assert (cost.full_stretch_ratio, cost.light_stretch_ratio, cost.changes) == (1.0, 1.0, 0)
 
 
@@ -118,7 +121,7 @@ def test_full_windows_that_the_plan_gave_up_count_as_dropped() -> None:
     assert agent.cost.govern(NS_PER_S).dropped[FULL_WINDOWS]
 
 
-def test_an_agent_that_costs_too_much_takes_no_windows_and_samples_rarely() -> None:
+def test_an_agent_that_costs_too_much_takes_no_windows_and_samples_and_reports_rarely() -> None:
     agent = Agent()
     agent.samples.run(0)
     agent.overspend()
@@ -126,3 +129,4 @@ def test_an_agent_that_costs_too_much_takes_no_windows_and_samples_rarely() -> N
     agent.samples.run(NS_PER_S)
     assert not agent.samples.due(RARER_TIMES * NS_PER_S)
     assert agent.samples.due((RARER_TIMES + 1) * NS_PER_S)
+    assert agent.cost.wants_rare_reports
