@@ -40,12 +40,17 @@ def decode(frame: bytes) -> Message:
     if decoder is None:
         raise DecodeError(DecodeReason.UNKNOWN_KIND, f"kind {kind}; protocol {protocol} has {sorted(_DECODERS)}")
     try:
-        message = decoder.decode(memoryview(frame)[_HEADER.size :])
+        message = decoder.decode(find_body(frame))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise DecodeError(DecodeReason.BAD_BODY, f"kind {kind}: {error}") from error
     if isinstance(message, Report):
         _check_report(message)
     return message
+
+
+def find_body(frame: bytes) -> memoryview:
+    """What comes after the header of a frame that has been decoded before: the msgpack array of the fields."""
+    return memoryview(frame)[_HEADER.size :]
 
 
 def _check_header(magic: bytes, protocol: int) -> None:

@@ -1,12 +1,11 @@
 """When the numbered messages of a peer are acknowledged. Pure: the time is an argument.
 
-An acknowledgement says "everything up to this number", so one does for many. While little comes in each message is
-acknowledged at once: nobody waits, and it costs nothing. While much comes in, an acknowledgement of each would cost the
-collector nearly as much as the report itself (15 us with encryption against 30): then a peer gets one for every
-REPORTS_MAX messages, or when the oldest of them has waited for AGE_NS_MAX.
+An acknowledgement says "everything up to this number", so one does for many. One for each would cost the collector half
+as much as the report itself, and wake the agent in the midst of training once more a second. So a peer gets one for
+every REPORTS_MAX messages, or when the oldest of them has waited for AGE_INTERVALS of its reports or AGE_NS_MAX.
 """
 
-from collections import deque
+import heapq
 from typing import Final
 
 from rankscope.measure.units import NS_PER_MS
@@ -14,6 +13,7 @@ from rankscope.measure.units import NS_PER_MS
 REPORTS_MAX: Final = 8
 """Of the 64 that an agent sends ahead of their acknowledgement, so that a backlog never waits for one."""
 
+AGE_INTERVALS: Final = 4
 AGE_NS_MAX: Final = 4_000 * NS_PER_MS
 """An agent asks where the collector stands after 6 s without an acknowledgement. At a report a second this is one for
 four or five reports, and 2 s are left for the way."""
@@ -25,26 +25,28 @@ class Acknowledgements:
     def __init__(self) -> None:
         self._through: dict[bytes, tuple[int, int]] = {}
         """By peer: the number up to which, and how many messages that acknowledges."""
-        self._ages: deque[tuple[int, bytes]] = deque()
-        """When each peer's is due at the latest, in the order of time; an entry may have been overtaken."""
+        self._ages: list[tuple[int, bytes]] = []
+        """When each peer's is due at the latest, a heap; an entry may have been overtaken."""
         self._now: dict[bytes, int] = {}
 
-    def note(self, peer: bytes, through: int, count: int, now_ns: int, *, at_once: bool) -> None:
-        """So many more messages of that peer have been taken in, or were known: all up to `through` are."""
+    def note(self, peer: bytes, through: int, count: int, now_ns: int, *, interval_ns: int) -> None:
+        """So many more messages of that peer have been taken in, or were known: all up to `through` are. It makes one
+        each `interval_ns`; 0 acknowledges them at once.
+        """
         _, waiting = self._through.get(peer, (0, 0))
-        if at_once or waiting + count >= REPORTS_MAX:
+        if not interval_ns or waiting + count >= REPORTS_MAX:
             self._through.pop(peer, None)
             self._now[peer] = through
             return
         if not waiting:
-            self._ages.append((now_ns + AGE_NS_MAX, peer))
+            heapq.heappush(self._ages, (now_ns + min(AGE_INTERVALS * interval_ns, AGE_NS_MAX), peer))
         self._through[peer] = through, waiting + count
 
     def take_due(self, now_ns: int) -> dict[bytes, int]:
         """By peer the number to acknowledge now."""
         due, self._now = self._now, {}
         while self._ages and self._ages[0][0] <= now_ns:
-            _, peer = self._ages.popleft()
+            _, peer = heapq.heappop(self._ages)
             found = self._through.pop(peer, None)
             if found is not None:
                 due[peer] = found[0]

@@ -142,7 +142,7 @@ class Admission:
         if life is None:
             life = self._begin_life(peer, identity, hello.first_sequence, key, left_behind=hello.left_behind)
         self._bind(peer, life)
-        life.hear_hello(hello.first_sequence)
+        life.hear_hello(hello)
         return Welcome(admitted_through=life.last_sequence)
 
     def number(self, peer: bytes, sequence: int, key: str = "") -> Verdict:
@@ -177,6 +177,13 @@ class Admission:
             self._count_refused(REFUSED_IDENTITY_TAKEN)
             return False
         return True
+
+    def report_interval_ns(self, peer: bytes) -> int:
+        """How far apart this peer makes reports; 0 for a peer that is not known, and for one that delivers what a rank
+        has left behind: it makes none.
+        """
+        life = self._lives_by_peer.get(peer)
+        return 0 if life is None else life.report_interval_ns
 
     def peer_of(self, boot_id: str) -> bytes | None:
         """The peer that speaks for a life now; None for a life that is not known, or that nobody speaks for yet."""
@@ -296,6 +303,7 @@ class _Life:
         self.identity = identity
         self.key = key
         self.last_sequence = first_sequence - 1
+        self.report_interval_ns = 0
         self._first_sequence = first_sequence
         self._admitted = 0
         self._missing = 0
@@ -308,10 +316,11 @@ class _Life:
         self.last_sequence, self._admitted = counts.last_sequence, counts.admitted
         self._missing, self._duplicates, self._jumps = counts.missing, counts.duplicates, counts.jumps
 
-    def hear_hello(self, first_sequence: int) -> None:
-        """Everything before `first_sequence` that has not arrived will not come any more."""
+    def hear_hello(self, hello: Hello) -> None:
+        """Everything before its `first_sequence` that has not arrived will not come any more."""
         self._asked = False
-        given_up = max(0, first_sequence - 1 - self.last_sequence)
+        self.report_interval_ns = 0 if hello.left_behind else hello.report_interval_ns
+        given_up = max(0, hello.first_sequence - 1 - self.last_sequence)
         self._missing += given_up
         self.last_sequence += given_up
 

@@ -36,7 +36,6 @@ class Batch:
     """Peers that wait for it: the last message of a life, or one that came a second time."""
     notices: list[tuple[bytes, int]] = field(default_factory=list)
     """Notices of sidecars, each acknowledged by its own number."""
-    is_busy: bool = False
 
 
 class AskForClock(NamedTuple):

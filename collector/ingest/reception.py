@@ -61,8 +61,6 @@ CROWD_FROM: Final = 4
 """After so many messages at a time NAP_S is slept, so that the next turn finds many too: a turn for each message alone
 costs as much as the message."""
 NAP_S: Final = 0.01
-BUSY_FROM: Final = 32
-"""So many at a time are some thousand a second, and acknowledgements are put together."""
 
 WAIT_NS_MAX: Final = NS_PER_S
 """Longest wait for a message. Answers that are to go out end it."""
@@ -165,8 +163,8 @@ class Reception:
 
     def _note_taken(self, batch: Batch, now_ns: int) -> None:
         for peer, (through, count) in batch.numbered.items():
-            at_once = not batch.is_busy or peer in batch.at_once
-            self._acknowledgements.note(peer, through, count, now_ns, at_once=at_once)
+            interval_ns = 0 if peer in batch.at_once else self._admission.report_interval_ns(peer)
+            self._acknowledgements.note(peer, through, count, now_ns, interval_ns=interval_ns)
         for peer, number in batch.notices:
             self._receiver.send(peer, Ack(through=number))
 
@@ -174,7 +172,7 @@ class Reception:
 
     def admit(self, received: Sequence[Received]) -> Batch:
         """What the messages are to the state. A mistake of ours about one of them costs that one only."""
-        batch = self._batch = Batch(is_busy=len(received) >= BUSY_FROM)
+        batch = self._batch = Batch()
         with self._admitting:
             for one in received:
                 try:
@@ -188,7 +186,7 @@ class Reception:
         peer, message, key = received.peer, received.message, received.key
         match message:
             case Report() | Goodbye():
-                self._admit_numbered(peer, message, key)
+                self._admit_numbered(peer, message, received)
             case Hello():
                 self._admit_hello(peer, message, key)
             case ClockPong():
@@ -211,14 +209,15 @@ class Reception:
             self._refusals.note(answer.reason, f"rank {rank} of run {run!r}: {answer.detail}")
         self._receiver.send(peer, answer)
 
-    def _admit_numbered(self, peer: bytes, message: Report | Goodbye, key: str) -> None:
-        verdict = self._admission.number(peer, message.sequence, key)
+    def _admit_numbered(self, peer: bytes, message: Report | Goodbye, received: Received) -> None:
+        verdict = self._admission.number(peer, message.sequence, received.key)
         match verdict:
             case Admitted(identity):
                 now_ns = self._clock.monotonic_ns()
                 if isinstance(message, Report):
                     now_wall_s = ns_to_s(self._clock.wall_ns())
-                    self._hand_on(identity.run, ReportAdmitted(identity.boot_id, message, now_ns, now_wall_s))
+                    event = ReportAdmitted(identity.boot_id, message, now_ns, now_wall_s, received.frame)
+                    self._hand_on(identity.run, event)
                 else:
                     self._hand_on(identity.run, GoodbyeAdmitted(identity.boot_id, message, now_ns))
                     self._batch.at_once.add(peer)

@@ -13,12 +13,15 @@ class RankJoined(NamedTuple):
 
 
 class ReportAdmitted(NamedTuple):
-    """The next report of a life, once and in order. Numbers left out before it are lost for good."""
+    """The next report of a life, once and in order. Numbers left out before it are lost for good. `frame` is the report
+    as it came, where it came in one.
+    """
 
     boot_id: str
     report: Report
     now_job_ns: int
     now_wall_s: float
+    frame: bytes = b""
 
 
 class DuplicateSeen(NamedTuple):

@@ -196,7 +196,7 @@ class JobState:
             return
         report = event.report
         self.last_change_job_ns = event.now_job_ns
-        rank.take(report, event.now_job_ns, event.now_wall_s)
+        rank.take(report, event.now_job_ns, event.now_wall_s, event.frame)
         for group in report.groups or ():
             self._learn_group(attempt, group)
         attempt.intake.add(rank, report)

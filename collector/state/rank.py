@@ -111,15 +111,15 @@ class RankState:
         if self.is_live:
             self.last_seen_job_ns = min(now_job_ns, self.last_seen_job_ns + away_ns)
 
-    def take(self, report: Report, now_job_ns: int, now_wall_s: float) -> None:
-        """Everything of a report but its steps and collectives."""
+    def take(self, report: Report, now_job_ns: int, now_wall_s: float, frame: bytes = b"") -> None:
+        """Everything of a report but its steps and collectives. `frame` is the report as it came."""
         dropped = 0  # asked for only of a rank that a collector before this one knew
         if self.is_awaited:
             dropped = report.losses.reports_dropped - self.latest.counted.losses.reports_dropped
         self.count_admitted(report.sequence, dropped=dropped)
         self.last_seen_job_ns = now_job_ns
         self.last_report_wall_s = now_wall_s
-        self.latest = self.latest.after(report)
+        self.latest = self.latest.after(report, frame)
         if report.breakdowns:
             for window in report.breakdowns:
                 self.breakdowns.append(window)

@@ -113,12 +113,12 @@ class Collector:
             self._admission.hello(boot_of(rank).encode(), hello)
             self.job.handle(RankJoined(hello, 0))
 
-    def admit(self, rank: int, report: Report, now_ns: int) -> ReportAdmitted:
+    def admit(self, rank: int, report: Report, now_ns: int, frame: bytes) -> ReportAdmitted:
         """The event that a report is."""
         verdict = self._admission.number(boot_of(rank).encode(), report.sequence)
         if not isinstance(verdict, Admitted):
             raise ValueError(f"report {report.sequence} of rank {rank} is {verdict}")  # noqa: TRY004 - no type is wrong
-        return ReportAdmitted(verdict.identity.boot_id, report, now_ns, ns_to_s(now_ns))
+        return ReportAdmitted(verdict.identity.boot_id, report, now_ns, ns_to_s(now_ns), frame)
 
     def tick(self, meter: Meter, now_ns: int) -> None:
         """A look, a picture and what is saved."""
@@ -174,9 +174,8 @@ def take_batch(collector: Collector, meter: Meter, own: range, frames: list[byte
     """What the two threads of a collector do with what one turn has read."""
     messages = meter.time("decode", lambda: [decode(frame) for frame in frames])
     found = [message for message in messages if isinstance(message, Report)]
-    events = meter.time(
-        "admit", lambda: [collector.admit(rank, report, now_ns) for rank, report in zip(own, found, strict=True)]
-    )
+    came = list(zip(own, found, frames, strict=True))
+    events = meter.time("admit", lambda: [collector.admit(rank, report, now_ns, frame) for rank, report, frame in came])
     meter.time("handle", lambda: [collector.job.handle(event) for event in events])
     meter.time("settle", collector.job.settle)
 

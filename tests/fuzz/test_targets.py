@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from rankscope.measure.messages import Report
+from rankscope.collector.ingest import admission
+from rankscope.measure.messages import Hello, Report
 from tests.fuzz.targets import TARGETS, build_conversations, fuzz_admission, fuzz_codec, read_corpus
 
 MUTATIONS = 2_000
@@ -51,8 +52,9 @@ def test_the_conversations_have_ranks_that_are_taken_in() -> None:
 
 
 def test_a_target_says_so_when_counts_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.collector.ingest import admission  # noqa: PLC0415
+    def hear_wrongly(life: admission._Life, hello: Hello) -> None:
+        life.last_sequence = hello.first_sequence + 7
 
-    monkeypatch.setattr(admission._Life, "hear_hello", lambda life, first: setattr(life, "last_sequence", first + 7))
+    monkeypatch.setattr(admission._Life, "hear_hello", hear_wrongly)
     with pytest.raises(AssertionError):
         fuzz_admission(build_conversations()[0])

@@ -30,7 +30,8 @@ from tests.integration.serving import wait_for
 INTERVAL_NS = 25 * NS_PER_MS
 STEPS_PER_REPORT = 3
 SPILL_BYTES_MAX = 1 << 20
-DRAIN_NS_MAX = 60 * NS_PER_S
+DRAIN_NS_MAX = 120 * NS_PER_S
+"""Over a network that breaks every 20th piece, and beside other tests, one in many runs took more than 60 s."""
 
 
 def light_identity(run: str, rank: int, world_size: int, restart_count: int = 0) -> RankIdentity:

@@ -1,6 +1,7 @@
 """A collector that only listens: it takes in what ranks send, acknowledges it, and keeps it for a test to look at.
 
-It speaks the protocol as the real one does (a number is admitted when it follows the last one) and compares nothing.
+It speaks the protocol as the real one does (a number is admitted when it follows the last one, and acknowledged
+together with those after it) and compares nothing.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from rankscope.collector.ingest.acknowledgements import Acknowledgements
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.records import DEVICE_PREFIX, PHASE_PREFIX, CollectiveRecord, Losses, StepRecord, WindowBreakdown
@@ -105,14 +107,20 @@ class ListeningCollector:
         self._context.destroy(linger=0)
 
     def _run(self) -> None:
+        acknowledgements = Acknowledgements()
         while not self._ending.is_set():
             if self._router.poll(POLL_MS):
                 peer, frame = self._router.recv_multipart()
-                answer = self._take(peer, decode(frame))
-                if answer is not None:
+                answer = self._take(peer, message := decode(frame))
+                if isinstance(answer, Ack):
+                    interval_ns = self._lives[peer].hello.report_interval_ns if isinstance(message, Report) else 0
+                    acknowledgements.note(peer, answer.through, 1, time.monotonic_ns(), interval_ns=interval_ns)
+                else:
                     self._router.send_multipart([peer, encode(answer)])
+            for peer, through in acknowledgements.take_due(time.monotonic_ns()).items():
+                self._router.send_multipart([peer, encode(Ack(through=through))])
 
-    def _take(self, peer: bytes, message: Message) -> Message | None:
+    def _take(self, peer: bytes, message: Message) -> Message:
         with self._changed:
             self._changed.notify_all()
             life = self._lives.get(peer)

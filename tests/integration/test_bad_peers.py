@@ -27,7 +27,7 @@ from rankscope.measure.messages import Goodbye, HelloWanted, Refused, Report
 from rankscope.measure.table import Table
 from tests.integration.fault_figures import InputFigure, name_command, note, read_resident_bytes
 from tests.integration.serving import Served, find_rank, serving, wait_for
-from tests.integration.wire_peer import Peer, connected, hello_of, identity_of, read_counts
+from tests.integration.wire_peer import DeafPeer, Peer, connected, hello_of, identity_of, read_counts
 
 FRAMES = "rankscope_frames_refused_total"
 PEERS = "rankscope_peers_refused_total"
@@ -255,7 +255,7 @@ def test_a_hundred_thousand_fakes_from_a_peer_that_never_reads_cost_no_memory(wh
     with (
         serving("--runs-max", str(ROOM), "--ranks-max", str(ROOM)) as served,
         good_rank(served) as good,
-        connected(served.endpoint, "boot-flood", RCVHWM=1, RCVBUF=4096) as flood,
+        contextlib.closing(DeafPeer(served.endpoint, "boot-flood")) as flood,
         staying_small(served, good, sent),
     ):
         for number in range(FAKES):
@@ -263,7 +263,7 @@ def test_a_hundred_thousand_fakes_from_a_peer_that_never_reads_cost_no_memory(wh
             flood.send(hello_of(identity_of(f"boot-{number:06}", run=run, rank=rank, world_size=world_size)))
             if number % 10_000 == 0:
                 good.report()
-        if what == "runs":
+        if what == "runs" and not flood.standstills:
             refused = FAKES - ROOM + 1
             assert counted(served, PEERS, "full", refused) == refused
         assert counted(served, ANSWERS, "full", 1) >= 1

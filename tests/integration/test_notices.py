@@ -64,7 +64,7 @@ def identity_of(run: str) -> RankIdentity:
 
 
 def hello_of(run: str) -> Hello:
-    return Hello(identity=identity_of(run), first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=S)
+    return Hello(identity=identity_of(run), first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=0)
 
 
 def ended(sequence: int, run: str) -> RankEnded:

@@ -19,6 +19,7 @@ ANSWER_MS_MAX = 30_000
 """Far beyond what an answer takes: only a test that fails waits for it."""
 
 REJOIN_MS = 300
+STANDSTILL_MS = 1_000
 REJOINS_MAX = 100
 
 M = TypeVar("M", bound=Message)
@@ -32,8 +33,8 @@ def identity_of(boot_id: str, run: str = "good", rank: int = 0, world_size: int 
 
 
 def hello_of(identity: RankIdentity, first_sequence: int = 1) -> Hello:
-    """Its Hello."""
-    return Hello(identity=identity, first_sequence=first_sequence, host_ns=0, wall_ns=0, report_interval_ns=10**9)
+    """Its Hello: with no interval between reports each is acknowledged at once."""
+    return Hello(identity=identity, first_sequence=first_sequence, host_ns=0, wall_ns=0, report_interval_ns=0)
 
 
 class Peer:
@@ -107,6 +108,47 @@ def connected(endpoint: str, boot_id: str, keys: ClientKeys | None = None, **opt
         yield Peer(dealer, boot_id)
     finally:
         context.destroy(linger=0)
+
+
+class DeafPeer:
+    """Somebody who sends and never reads, over one connection after the other.
+
+    When the buffer of a connection that nobody reads is full, Linux drops what comes there, and with it, since it lies
+    beyond a window of zero, what it says of how far the other side has read: the connection may stand still in both
+    directions. Then the next one is made, and what was not sent over the one before is gone with it.
+    """
+
+    def __init__(self, endpoint: str, boot_id: str) -> None:
+        self._endpoint, self._boot_id = endpoint, boot_id
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealer = self._connect()
+        self.standstills = 0
+        """Connections that stood still."""
+
+    def close(self) -> None:
+        """Hang up."""
+        self._context.destroy(linger=0)
+
+    def send(self, message: Message) -> None:
+        """Send a message."""
+        frame = encode(message)
+        while True:
+            if self._dealer.poll(STANDSTILL_MS, zmq.POLLOUT):
+                with contextlib.suppress(zmq.Again):
+                    self._dealer.send(frame, zmq.NOBLOCK)
+                    return
+            else:
+                self._dealer.close(linger=0)
+                self.standstills += 1
+                self._dealer = self._connect()
+
+    def _connect(self) -> "zmq.Socket[bytes]":
+        dealer = self._context.socket(zmq.DEALER)
+        for option, value in ((zmq.RCVHWM, 1), (zmq.RCVBUF, 4096)):
+            dealer.setsockopt(option, value)
+        dealer.setsockopt(zmq.IDENTITY, self._boot_id.encode())
+        dealer.connect(self._endpoint)
+        return dealer
 
 
 def read_counts(served: Served, metric: str) -> dict[str, int]:

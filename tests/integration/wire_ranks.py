@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
 import zmq
 
 from rankscope.collector.state.events import GoodbyeAdmitted, JobEvent, RankJoined, ReportAdmitted
@@ -26,6 +27,8 @@ class WireRanks:
         """Send it; a tick is the collector's own."""
         match event:
             case RankJoined(hello):
+                # Without an interval between reports each is acknowledged at once.
+                hello = msgspec.structs.replace(hello, report_interval_ns=0)
                 self._send(hello.identity.boot_id, hello, Welcome)
             case ReportAdmitted(boot_id, report):
                 self._send(boot_id, report, Ack)

@@ -1,10 +1,23 @@
 """The last report of a rank, packed: what is unpacked is what was said, and samples stay until there is a newer one."""
 
 import msgspec
+import pytest
 
-from rankscope.collector.state.latest import NOTHING_REPORTED, Counted, Latest
+from rankscope.collector.state.latest import FRAME_BYTES_KEPT, NOTHING_REPORTED, Counted, Latest
+from rankscope.measure.codec import encode
 from rankscope.measure.messages import Report
-from rankscope.measure.records import AgentCost, AllocatorSample, DeviceSample, HostSample, Losses, Totals
+from rankscope.measure.records import (
+    AgentCost,
+    AllocatorSample,
+    DeviceSample,
+    GroupInfo,
+    HostSample,
+    Losses,
+    StepRecord,
+    Totals,
+    steps_to_table,
+)
+from rankscope.measure.stalls import GroupStatus
 
 TOTALS = Totals(steps=7, step_ns=700, phases_ns={"data": 5}, samples=None, tokens=2**62)
 LOSSES = Losses(steps_overwritten=1, errors={"probe": 2}, steps_made=8)
@@ -27,8 +40,10 @@ def test_before_any_report_nothing_is_known() -> None:
     assert samples_of(NOTHING_REPORTED) == (None, (), None)
 
 
-def test_everything_is_unpacked_as_it_was_said() -> None:
-    latest = NOTHING_REPORTED.after(WHOLE)
+@pytest.mark.parametrize("frame", [b"", encode(WHOLE), encode(WHOLE).ljust(FRAME_BYTES_KEPT + 1, b"?")])
+def test_everything_is_read_as_it_was_said(frame: bytes) -> None:
+    """Whether the frame is known and kept, or not."""
+    latest = NOTHING_REPORTED.after(WHOLE, frame)
     assert latest.counted == (TOTALS, LOSSES, 0.004, COST)
     assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
 
@@ -39,6 +54,26 @@ def test_samples_stay_until_there_are_newer_ones_and_counts_are_of_the_last_repo
     assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
     newer = msgspec.structs.replace(HOST, host_ns=11)
     assert samples_of(latest.after(Report(sequence=3, host_ns=11, host=newer))) == (newer, (GPU, GPU), ALLOCATOR)
+
+
+def test_what_the_rest_of_a_report_is_does_not_matter() -> None:
+    """Of a frame with everything in it, and of one whose sender knows only the first fields."""
+    steps = steps_to_table([StepRecord(step=3, start_host_ns=1, duration_ns=2, phases_ns={"data": 1})])
+    group = GroupInfo(label="g", description="g", ranks=(0,), backend="b")
+    full = msgspec.structs.replace(
+        WHOLE, steps=steps, covered_steps=((1, 2),), groups=(group,),
+        progress=(GroupStatus(group="g", enqueued=4),), stalled_since_host_ns=5,
+    )  # fmt: skip
+    latest = NOTHING_REPORTED.after(full, encode(full))
+    assert (latest.counted.totals, *samples_of(latest)) == (TOTALS, HOST, (GPU, GPU), ALLOCATOR)
+    short = encode(Report(sequence=1, host_ns=0))[:7] + msgspec.msgpack.encode([1, 0])
+    latest = NOTHING_REPORTED.after(Report(sequence=1, host_ns=0), short)
+    assert (latest.counted, *samples_of(latest)) == (Counted(), None, (), None)
+
+
+def test_a_frame_is_kept_and_not_copied() -> None:
+    frame = encode(WHOLE)
+    assert NOTHING_REPORTED.after(WHOLE, frame)._counted is frame
 
 
 def test_a_report_does_not_change_what_a_picture_refers_to() -> None:

@@ -9,11 +9,11 @@ from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX
 from rankscope.collector.ingest.admission import Admission
 from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Exchange, RunEvent
 from rankscope.collector.ingest.receiver import Received
-from rankscope.collector.ingest.reception import BUSY_FROM, Reception
+from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.state.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, Tick
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
-from rankscope.measure.units import HostNs, WallNs
+from rankscope.measure.units import NS_PER_S, HostNs, WallNs
 
 START_NS = 10**9
 
@@ -91,12 +91,14 @@ def name_of(rank: int) -> bytes:
     return f"boot-{rank:04}".encode()
 
 
-def hello(rank: int, world_size: int = 2) -> tuple[bytes, Hello]:
+def hello(rank: int, world_size: int = 2, *, left_behind: bool = False) -> tuple[bytes, Hello]:
     identity = RankIdentity(
         run="r", rank=rank, local_rank=0, world_size=world_size, node="n", restart_count=0,
         boot_id=name_of(rank).decode(), pid=1,
     )  # fmt: skip
-    greeting = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=1)
+    greeting = Hello(
+        identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=NS_PER_S, left_behind=left_behind
+    )
     return name_of(rank), greeting
 
 
@@ -113,14 +115,27 @@ def test_messages_become_events_of_their_run_in_their_order(world: World) -> Non
 def test_a_report_is_acknowledged_once_it_is_in_the_state_and_not_before(world: World) -> None:
     (batch,) = world.come(hello(0), report(0, 1))
     assert [type(message) for _, message in world.wire.take_sent()] == [Welcome]
+    world.clock.now_ns += AGE_NS_MAX
+    world.come()
+    assert world.wire.take_sent() == []
     world.exchange.answer(batch)
+    world.come()
+    world.clock.now_ns += AGE_NS_MAX
     assert world.come() == []
     assert world.wire.take_sent() == [(name_of(0), Ack(through=1))]
 
 
-def test_of_many_reports_acknowledgements_wait_but_not_that_of_a_last_message(world: World) -> None:
+def test_what_a_rank_has_left_behind_is_acknowledged_at_once(world: World) -> None:
+    """Nothing comes after it, and who delivers it waits."""
+    world.exchange.answer(*world.come(hello(0, left_behind=True), report(0, 1)))
+    world.wire.take_sent()
+    world.come()
+    assert world.wire.take_sent() == [(name_of(0), Ack(through=1))]
+
+
+def test_the_acknowledgement_of_a_report_waits_for_more_but_not_that_of_a_last_message(world: World) -> None:
     """The goodbye's comes now, those of the others when they are old enough."""
-    count = BUSY_FROM
+    count = 4
     world.exchange.answer(*world.come(*(hello(rank, count) for rank in range(count))))
     world.come()
     world.wire.take_sent()
