@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
 from rankscope.collector.publish.shares import Shares, ShareStretch
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
@@ -148,6 +149,7 @@ class LiveFeed:
         self._thread.join()
 
     def _follow(self) -> None:
+        name_this_thread("live")
         while not self._closing.wait(LOOK_S):
             try:
                 self._look()
@@ -157,9 +159,7 @@ class LiveFeed:
     def _look(self) -> None:
         if self._streams:
             self._look_for_news()
-        if self._shares.is_due(self._read_snapshot().wall_s):
-            snapshot = self._read_paced()
-            self._shares.take(snapshot.runs, snapshot.wall_s)
+        self._shares.take(self._read_snapshot())
 
     def _look_for_news(self) -> None:
         snapshot = self._read_paced()

@@ -21,7 +21,7 @@ from rankscope.collector.publish.exposition import Lines, TextFormat, render_hea
 from rankscope.collector.publish.overview import OVERVIEW_READERS, Overview, build_overview
 from rankscope.collector.publish.prometheus import READERS, Value
 from rankscope.collector.publish.rank_columns import RANK_READERS, Labels, Rows
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.state.snapshot import RankSnapshot, Snapshot
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
 from rankscope.measure.exported import RANK, Measure
 
@@ -52,10 +52,10 @@ class Shard(NamedTuple):
     part: int
     parts: int
 
-    def find_ranks(self, run: RunSnapshot) -> Sequence[RankSnapshot]:
-        """The ranks of a run that belong to it. Small runs begin with different shards."""
-        first = zlib.crc32(run.run.encode())
-        return [rank for rank in run.ranks if (first + rank.identity.rank) % self.parts == self.part]
+    def choose(self, run: str) -> Callable[[int], bool]:
+        """What says whether a rank of that run belongs to it. Small runs begin with different shards."""
+        first = zlib.crc32(run.encode())
+        return lambda rank: (first + rank) % self.parts == self.part
 
 
 class Page(NamedTuple):
@@ -107,9 +107,9 @@ class _Texts:
         self._of_ranks: dict[str, dict[int, bytes]] = {}
         self._of_rows: dict[tuple[Labels, Labels], bytes] = {}
 
-    def begin(self, runs: Iterable[RunSnapshot]) -> None:
+    def begin(self, runs: Iterable[str]) -> None:
         """A page of these runs begins: others are forgotten, and so is all when it has become too much."""
-        self._of_ranks = {run.run: self._of_ranks.get(run.run, {}) for run in runs}
+        self._of_ranks = {run: self._of_ranks.get(run, {}) for run in runs}
         if len(self._of_rows) > TEXTS_MAX:
             self._of_rows.clear()
 
@@ -191,7 +191,7 @@ class MetricPages:
         """The page, a family at a time, in the order of the catalogue. `rest` is called between any two blocks of work
         of up to some 0.5 ms, for a thread that others must not wait for.
         """
-        self._texts.begin(snapshot.runs)
+        self._texts.begin(snapshot.sizes)
         blocks = self._build_blocks(snapshot, page, rest)
         is_summary = page.path == METRICS_PATH
         overview = build_overview(snapshot, rest) if is_summary else ()
@@ -215,14 +215,14 @@ class MetricPages:
 
     def _build_blocks(self, snapshot: Snapshot, page: Page, rest: Callable[[], None]) -> list[_Block]:
         """The ranks whose families stand on the page; none when they stand on the other one."""
-        of_all = page.path == METRICS_PATH
         # By the ranks the runs are to have, so that nothing moves while they join.
-        is_small = sum(max(run.world_size, len(run.ranks)) for run in snapshot.runs) <= self._metrics_ranks_max
+        is_small = sum(snapshot.sizes.values()) <= self._metrics_ranks_max
+        if (page.path == METRICS_PATH) != is_small:
+            return []
         blocks: list[_Block] = []
-        for run in snapshot.runs if of_all == is_small else ():
-            ranks = run.ranks if page.shard is None else page.shard.find_ranks(run)
-            for first in range(0, len(ranks), BLOCK_RANKS):
-                some = ranks[first : first + BLOCK_RANKS]
+        for run in snapshot.runs if page.shard is None else snapshot.select(page.shard.choose):
+            for first in range(0, len(run.ranks), BLOCK_RANKS):
+                some = run.ranks[first : first + BLOCK_RANKS]
                 blocks.append(_Block(some, self._texts.find_ranks(run.run, some)))
                 rest()
         return blocks

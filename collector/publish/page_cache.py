@@ -16,9 +16,11 @@ import logging
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
+from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.publish.scrape_beat import ScrapeBeat
@@ -41,7 +43,12 @@ LATE_AGE_S_MAX: Final = 30.0
 """Two scrape intervals: so old a page may be when the machine is too busy to write all of them in time."""
 LEAD_S: Final = 0.25
 LEAD_RATIO: Final = 1.5
-"""A page is begun so long before it is expected: half as long again as the last one took, for a busy machine."""
+"""A page is begun so long before it is expected: half as long again as the longest of the last ones took, for a busy
+machine."""
+TOOK_KEPT: Final = 3
+LATE_WAIT_S: Final = 0.2
+"""So long a scrape waits for its own page, which is being written, before it is given the one before, which is older by
+a whole interval."""
 LEAD_S_MAX: Final = 4.0
 """Earlier it would be too old when it is asked for."""
 PAGES_MAX: Final = 512
@@ -92,6 +99,9 @@ class _Wanted:
         self.written: Written | None = None
         self.is_large = False
         """Whether it was large when it was last written."""
+        self.is_being_written = False
+        self.took_s: deque[float] = deque(maxlen=TOOK_KEPT)
+        """How long the last ones took."""
         self.expected_s = float("-inf")
         """The last moment that it was expected at and written for, or found fresh enough."""
 
@@ -113,12 +123,14 @@ class PageCache:
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         pages_max: int = PAGES_MAX,
+        late_wait_s: float = LATE_WAIT_S,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._pages = pages
         self._now_s = now_s
         self._sleep = sleep
         self._pages_max = pages_max
+        self._late_wait_s = late_wait_s
         self._wanted: dict[Key, _Wanted] = {}
         self._seen: Snapshot | None = None
         self._seen_number = 0
@@ -136,7 +148,11 @@ class PageCache:
         key = page, text_format
         wanted, is_on_beat = self._note(key)
         written = wanted.written
-        if written is None or (self._is_outdated(written) and not self._is_good_enough(written, is_on_beat=is_on_beat)):
+        is_outdated = written is None or self._is_outdated(written)
+        if written is not None and is_outdated and is_on_beat:
+            written = self._wait_for(wanted, written)
+            is_outdated = self._is_outdated(written)
+        if written is None or (is_outdated and not self._is_good_enough(written, is_on_beat=is_on_beat)):
             with self._waiting():
                 written = wanted.written  # perhaps somebody else has asked for it too
                 if written is None or self._is_outdated(written):
@@ -162,6 +178,12 @@ class PageCache:
             thread = self._thread
         if thread is not None:
             thread.join()
+
+    def _wait_for(self, wanted: _Wanted, written: Written) -> Written:
+        """The page that is being written, when it is there soon; else the one that there is."""
+        with self._changed:
+            self._changed.wait_for(lambda: not wanted.is_being_written, self._late_wait_s)
+            return wanted.written or written
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -233,7 +255,7 @@ class PageCache:
                 wanted.written = None
                 return None
             return useless_s - now_s + LEAD_S
-        lead_s = min(LEAD_S + LEAD_RATIO * written.took_s, LEAD_S_MAX)
+        lead_s = min(LEAD_S + LEAD_RATIO * max(wanted.took_s), LEAD_S_MAX)
         if now_s < expected_s - lead_s:
             return expected_s - lead_s - now_s
         if self._askers:
@@ -248,16 +270,20 @@ class PageCache:
         """Write the page of the present snapshot. To be called with `_writing` held."""
         begun_s = self._now_s()
         number, snapshot = self._look()
-        self._is_writing_large = wanted.is_large
+        self._is_writing_large, wanted.is_being_written = wanted.is_large, True
         try:
             compressed, text_bytes = _compress(self._pages.render(snapshot, *key, rest=Pace(self._sleep).rest))
+            ranks = sum(snapshot.sizes.values()) if key[0].path == METRICS_PATH else 0
+            is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX
+            wanted.is_large = not is_small
+            took_s = self._now_s() - begun_s
+            wanted.took_s.append(took_s)
+            wanted.written = Written(compressed, is_small, number, begun_s, took_s)
+            return wanted.written
         finally:
-            self._is_writing_large = False
-        ranks = sum(len(run.ranks) for run in snapshot.runs) if key[0].path == METRICS_PATH else 0
-        is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX
-        wanted.is_large = not is_small
-        wanted.written = Written(compressed, is_small, number, begun_s, self._now_s() - begun_s)
-        return wanted.written
+            with self._changed:
+                self._is_writing_large = wanted.is_being_written = False
+                self._changed.notify_all()
 
     def _let_go(self) -> None:
         """Nothing is written for a while: the pictures of all ranks that the last pages were written from are let go
@@ -279,6 +305,7 @@ class PageCache:
             self._changed.notify()
 
     def _run(self) -> None:
+        name_this_thread("pages")
         while True:
             try:
                 wait_s = self.prepare()

@@ -5,7 +5,7 @@ one. So each moment only references are kept, 2 us a rank, and the picture is ma
 the thread that asks. What is referred to is immutable; what is not, is copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,7 +18,7 @@ from rankscope.collector.state.latest import Latest
 from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot
 from rankscope.collector.state.vitals import Ending
 from rankscope.measure.messages import Hello, RankEnded, RankUnresponsive
-from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.records import Totals, WindowBreakdown
 from rankscope.measure.stalls import GroupStatus, Stall
 
 
@@ -97,13 +97,31 @@ class RunDraft:
     collectives: CountsPicture
     now_job_ns: int
 
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+        return self.head.run
+
+    @property
+    def size(self) -> int:
+        """How many ranks it is to have, or more if it has more."""
+        return max(self.head.world_size, len(self.ranks))
+
+    def read_totals(self) -> dict[str, Totals]:
+        """What each life that has reported has counted, by its boot id."""
+        return {rank.hello.identity.boot_id: rank.latest.counted.totals for rank in self.ranks if rank.admitted}
+
     def build(self) -> RunSnapshot:
         """The picture of the run as it was then."""
-        numbers = [rank.hello.identity.rank for rank in self.ranks]
+        return self.select(lambda _rank: True)
+
+    def select(self, is_wanted: Callable[[int], bool]) -> RunSnapshot:
+        """The picture of those ranks only whose number is wanted."""
         ranks = tuple(
             [
                 rank.build(self.now_job_ns, self.comparison, self.collectives.of(number))
-                for number, rank in zip(numbers, self.ranks, strict=True)
+                for rank in self.ranks
+                if is_wanted(number := rank.hello.identity.rank)
             ]
         )
         return msgspec.structs.replace(self.head, ranks=ranks)

@@ -1,6 +1,6 @@
 """The immutable picture of every run, which the exporter, the API and the reports read without a lock."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -118,6 +118,22 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Whether it is known from the store only: nobody of it has been heard of since the collector was started."""
         return bool(self.ranks) and all(rank.awaited for rank in self.ranks)
 
+    @property
+    def size(self) -> int:
+        """How many ranks it is to have, or more if it has more: a picture of some of its ranks has all the others too
+        in its world.
+        """
+        return max(self.world_size, len(self.ranks))
+
+    def read_totals(self) -> dict[str, Totals]:
+        """What each life that has reported has counted, by its boot id."""
+        return {rank.identity.boot_id: rank.totals for rank in self.ranks if rank.reports_admitted}
+
+    def select(self, is_wanted: Callable[[int], bool]) -> "RunSnapshot":
+        """The same with those ranks only whose number is wanted."""
+        ranks = tuple(rank for rank in self.ranks if is_wanted(rank.identity.rank))
+        return msgspec.structs.replace(self, ranks=ranks)
+
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The collector about itself, counted up since it started, and what relays have said of themselves. The last three
@@ -147,8 +163,26 @@ NOTHING_COUNTED: Final = CollectorCounts()
 class Draft(Protocol):
     """A picture of a run that is still to be made."""
 
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """As that of the picture."""
+        ...
+
+    def read_totals(self) -> dict[str, Totals]:
+        """As that of the picture, without making it."""
+        ...
+
     def build(self) -> RunSnapshot:
         """Make it; it is the same whenever that is done."""
+        ...
+
+    def select(self, is_wanted: Callable[[int], bool]) -> RunSnapshot:
+        """Make it of those ranks only whose number is wanted."""
         ...
 
 
@@ -183,6 +217,27 @@ class Snapshot:
             runs = tuple(one if isinstance(one, RunSnapshot) else one.build() for one in self._drafts)
             self._runs = runs
         return runs
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many ranks each run has or is to have, by its name. No picture is made for it, nor for `read_totals`."""
+        return {one.run: one.size for one in self._drafts}
+
+    def read_totals(self, run: str) -> dict[str, Totals]:
+        """What each life of a run that has reported has counted, by its boot id. Raises KeyError for a run that is not
+        here.
+        """
+        for one in self._drafts:
+            if one.run == run:
+                return one.read_totals()
+        raise KeyError(run)
+
+    def select(self, choose: Callable[[str], Callable[[int], bool]]) -> tuple[RunSnapshot, ...]:
+        """Every run with some of its ranks: `choose` gives for the name of a run what says whether a rank is wanted, by
+        its number. Where the pictures of all ranks have not been made, only those are, and nobody keeps them.
+        """
+        runs: Sequence[RunSnapshot | Draft] = self._runs or self._drafts
+        return tuple(one.select(choose(one.run)) for one in runs)
 
     def let_go(self) -> None:
         """Forget the pictures that were made of drafts: of 16,384 ranks they are 0.1 GB. Who asks again has them made

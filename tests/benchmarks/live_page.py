@@ -125,13 +125,13 @@ def time_cpu(work: Callable[[], object]) -> float:
 def time_shares(run: RunSnapshot) -> float:
     """The same of one stretch of time, added up over all ranks."""
     shares, wall_s = RunShares(), 0.0
-    shares.take(run, wall_s)
+    shares.take(run.read_totals(), wall_s)
     spent = []
     for repeat in range(1, REPEATS + 1):
         ranks = (msgspec.structs.replace(rank, totals=totals_of(STEPS + repeat)) for rank in run.ranks)
         later = msgspec.structs.replace(run, ranks=tuple(ranks))
         begin = time.thread_time()
-        shares.take(later, wall_s := wall_s + STEPS)
+        shares.take(later.read_totals(), wall_s := wall_s + STEPS)
         spent.append(time.thread_time() - begin)
     return statistics.median(spent) * MS
 

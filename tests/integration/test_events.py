@@ -16,6 +16,7 @@ from rankscope.collector.publish.live import EVENTS_PATH, PICTURE_SKIPPED, SLOW_
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from tests.integration.live_worlds import LiveWorld, finding_of, slow_story
 from tests.integration.serving import wait_for
+from tests.lazy_runs import LazyRun
 
 DEADLINE_S = 20.0
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
@@ -245,33 +246,22 @@ def test_mistake_of_ours_costs_one_look_and_is_counted(world: LiveWorld, caplog:
         assert "the live feed could not be answered" in caplog.text
 
 
-class CountedRun:
-    """A run whose picture is still to be made."""
-
-    made = 0
-
-    def build(self) -> RunSnapshot:
-        """Make it."""
-        CountedRun.made += 1
-        return run_of("counted")
-
-
-def test_nobody_has_pictures_made_while_nobody_follows(world: LiveWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_has_pictures_made_while_nobody_follows(world: LiveWorld) -> None:
     looks: list[Snapshot] = []
+    lazy = LazyRun(lambda: run_of("counted"), run="counted")
 
     def read() -> Snapshot:
         """A new snapshot at each look, at a time that stands still: no stretch of time is ever due."""
-        looks.append(Snapshot(wall_s=100.0, version="0", runs=[CountedRun()]))
+        looks.append(Snapshot(wall_s=100.0, version="0", runs=[lazy]))
         return looks[-1]
 
-    monkeypatch.setattr(CountedRun, "made", 0)
     world.read = read
     with world.serve() as server:
         wait_for(lambda: len(looks) > 8 or None, lambda: f"{len(looks)} looks")
-        assert CountedRun.made == 1, "where the first stretch begins"
+        assert lazy.made == 0
         with following(server, "?run=counted&count=1") as reader:
             assert reader.read_event()[1].run is not None
-        assert CountedRun.made > 1
+        assert lazy.made > 0
 
 
 @contextmanager

@@ -1,7 +1,11 @@
 """A picture that is made later is the picture of the moment it was taken at."""
 
+import msgspec
+import pytest
+
 from rankscope.collector.state.snapshot import Snapshot
-from tests.unit.collector.job_stories import Story
+from tests.lazy_runs import LazyRun
+from tests.unit.collector.job_stories import Story, boot_of
 
 
 def test_a_picture_made_later_shows_the_moment_it_was_taken_at() -> None:
@@ -17,17 +21,11 @@ def test_a_picture_made_later_shows_the_moment_it_was_taken_at() -> None:
 
 def test_pictures_are_made_once_and_only_when_they_are_asked_for() -> None:
     story = Story(2).join().train(3)
-    built = []
-
-    class Counted:
-        def build(self) -> object:
-            built.append(1)
-            return story.job.snapshot(story.now_ns)
-
-    snapshot = Snapshot(wall_s=0.0, version="0", runs=[Counted()])  # type: ignore[list-item]
-    assert built == []
+    lazy = LazyRun(lambda: story.job.snapshot(story.now_ns), run="story", size=2)
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=[lazy])
+    assert (snapshot.sizes, lazy.made) == ({"story": 2}, 0)
     assert snapshot.runs is snapshot.runs
-    assert ([run.run for run in snapshot.runs], built) == (["story"], [1])
+    assert ([run.run for run in snapshot.runs], lazy.made) == (["story"], 1)
 
 
 def test_pictures_that_were_let_go_of_are_made_anew_and_are_the_same() -> None:
@@ -37,3 +35,42 @@ def test_pictures_that_were_let_go_of_are_made_anew_and_are_the_same() -> None:
     snapshot.let_go()
     assert snapshot.runs is not before
     assert snapshot.runs == before
+
+
+def is_odd(rank: int) -> bool:
+    return rank % 2 == 1
+
+
+def test_the_pictures_of_some_ranks_are_those_of_them_among_all() -> None:
+    """Whether they are made of the draft, which nobody keeps, or were made before."""
+    story = Story(5).join().train(3)
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns)])
+    (alone,) = snapshot.select(lambda _run: is_odd)
+    (whole,) = snapshot.runs
+    assert [rank.identity.rank for rank in alone.ranks] == [1, 3]
+    assert alone.ranks == whole.ranks[1::2]
+    assert {alone.run: alone.size} == {whole.run: whole.size} == snapshot.sizes
+    assert snapshot.select(lambda _run: is_odd) == (alone,)
+
+
+def test_which_ranks_are_wanted_may_differ_from_run_to_run() -> None:
+    story = Story(2).join().train(1)
+    picture = story.job.snapshot(story.now_ns)
+    runs = [msgspec.structs.replace(picture, run=run) for run in ("a", "b")]
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=runs)
+    found = snapshot.select(lambda run: is_odd if run == "a" else lambda rank: not is_odd(rank))
+    assert [[rank.identity.rank for rank in run.ranks] for run in found] == [[1], [0]]
+    assert snapshot.sizes == {"a": 2, "b": 2}
+
+
+def test_what_the_lives_have_counted_is_read_without_their_pictures() -> None:
+    story = Story(2).join()
+    before = story.job.draft(story.now_ns)
+    story.train(4)
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns)])
+    counted = snapshot.read_totals("story")
+    assert counted == snapshot.runs[0].read_totals()
+    assert {life: totals.steps for life, totals in counted.items()} == {boot_of(0): 4, boot_of(1): 4}
+    assert before.read_totals() == before.build().read_totals() == {}, "nobody had reported"
+    with pytest.raises(KeyError):
+        snapshot.read_totals("other")

@@ -1,7 +1,5 @@
 """When a page of metrics is written: small ones when they are asked for, large ones before. The clock is the test's."""
 
-import gzip
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +20,6 @@ from rankscope.collector.publish.page_cache import (
     PageCache,
     decompress,
 )
-from rankscope.collector.publish.scrape_beat import ScrapeBeat
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
 
 METRICS, RANKS = Page(METRICS_PATH), Page(RANKS_PATH)
@@ -55,7 +52,7 @@ class CountedPages(MetricPages):
 class World:
     """A cache, its snapshots and its clock."""
 
-    def __init__(self, *, large: bool = False, took_s: float = 0.0) -> None:
+    def __init__(self, *, large: bool = False, took_s: float = 0.0, late_wait_s: float = 0.0) -> None:
         self.now_s = 1000.0
         self.took_s = took_s
         self.padding = SMALL_BYTES_MAX if large else 0
@@ -64,8 +61,9 @@ class World:
         self.written: list[tuple[Page, TextFormat]] = []
         self.snapshot = Snapshot(wall_s=0.0, version="0")
         self.cache = PageCache(
-            lambda: self.snapshot, CountedPages(self), now_s=lambda: self.now_s, sleep=lambda _s: None, pages_max=3
-        )
+            lambda: self.snapshot, CountedPages(self), now_s=lambda: self.now_s, sleep=lambda _s: None, pages_max=3,
+            late_wait_s=late_wait_s,
+        )  # fmt: skip
         # Preparing is the test's to do, at its moment.
         self.cache._wake = lambda: None  # type: ignore[method-assign]
 
@@ -200,6 +198,45 @@ def test_a_scrape_on_its_beat_does_not_wait_for_a_page_that_could_not_be_written
     assert world.ask() == 1
     world.now_s = 1046.0  # the page is more than LATE_AGE_S_MAX old
     assert world.ask() == 2
+
+
+@pytest.mark.parametrize(("patience_s", "shown"), [(DEADLINE_S, 2), (0.0, 1)])
+def test_a_scrape_on_its_beat_waits_a_little_for_its_page_while_that_is_written(patience_s: float, shown: int) -> None:
+    world = World(large=True, late_wait_s=patience_s)
+    for world.now_s in (1000.0, 1015.0):
+        world.ask(RANKS)
+        world.tick()
+    world.now_s = 1029.9
+    is_begun, goes_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_begun.set()
+        goes_on.wait(DEADLINE_S)
+
+    world.meanwhile = hold
+    preparing = threading.Thread(target=world.cache.prepare)
+    preparing.start()
+    assert is_begun.wait(DEADLINE_S)
+    world.now_s = 1030.0
+    if patience_s:
+        threading.Timer(0.05, goes_on.set).start()
+    assert world.ask(RANKS) == shown
+    goes_on.set()
+    preparing.join()
+
+
+def test_a_page_is_begun_as_early_as_the_longest_of_the_last_ones_asks_for() -> None:
+    """One that took long once may do so again."""
+    world = World(large=True)
+    for world.took_s in (0.2, 2.0, 0.2):
+        world.ask()
+        world.pass_time(SCRAPE_S - world.took_s)
+    world.ask()
+    written = len(world.written)
+    world.now_s += SCRAPE_S - 2.5
+    world.tick()
+    world.cache.prepare()
+    assert len(world.written) == written + 1
 
 
 def test_while_a_large_page_is_written_a_scrape_gets_what_there_is_of_another_and_does_not_wait() -> None:
@@ -360,27 +397,6 @@ def test_whoever_writes_rests_after_a_millisecond_of_work_and_not_before() -> No
     assert len(rests_s) <= 2
 
 
-# -- compression ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["isal", "zlib"])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Compressing with either library: without isal its import fails, as it does where it is not installed."""
-    if request.param == "zlib":
-        monkeypatch.setitem(sys.modules, "isal", None)
-        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
-    page_cache._load_library.cache_clear()
-    yield request.param
-    page_cache._load_library.cache_clear()
-
-
-def test_a_page_is_one_gzip_member_that_anybody_can_read(library: str) -> None:
-    compressed, text_bytes = page_cache._compress([b"one ", b"", b"two"])
-    assert gzip.decompress(compressed) == decompress(compressed) == b"one two"
-    assert text_bytes == 7
-    assert page_cache._load_library().decompress.__module__ == page_cache.__name__, library
-
-
 # -- what pages are written from --------------------------------------------------------------------------------------
 
 
@@ -421,28 +437,3 @@ def test_before_any_page_there_is_nothing_to_let_go_of() -> None:
     world = World()
     world.cache._let_go()
     assert world.ask() == 0
-
-
-# -- the beat ---------------------------------------------------------------------------------------------------------
-
-
-def beat_of(*moments_s: float) -> ScrapeBeat:
-    beat = ScrapeBeat()
-    for moment_s in moments_s:
-        beat.note(moment_s)
-    return beat
-
-
-def test_who_has_asked_once_is_not_expected() -> None:
-    assert beat_of(5.0).expected_s(5.0) is None
-
-
-def test_who_has_asked_twice_is_expected_at_that_distance_and_not_after_it() -> None:
-    beat = beat_of(5.0, 20.0)
-    assert beat.expected_s(20.0) == beat.expected_s(34.9) == 35.0
-    assert beat.expected_s(35.0) is None
-
-
-def test_a_distance_that_has_not_come_for_long_is_forgotten() -> None:
-    beat = beat_of(0.0, 1.0, 16.0, 31.0, 46.0, 61.0)
-    assert beat.expected_s(61.0) == 76.0

@@ -1,0 +1,27 @@
+"""A run whose picture is still to be made."""
+
+from collections.abc import Callable
+
+from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.measure.records import Totals
+
+
+class LazyRun:
+    """Its picture is what `make` gives, `made` how often it was made."""
+
+    def __init__(self, make: Callable[[], RunSnapshot], *, run: str = "lazy", size: int = 1) -> None:
+        self.run, self.size, self.made = run, size, 0
+        self._make = make
+
+    def read_totals(self) -> dict[str, Totals]:
+        """Nothing: nobody has reported."""
+        return {}
+
+    def build(self) -> RunSnapshot:
+        """The picture."""
+        self.made += 1
+        return self._make()
+
+    def select(self, is_wanted: Callable[[int], bool]) -> RunSnapshot:
+        """The picture of some ranks."""
+        return self.build().select(is_wanted)
