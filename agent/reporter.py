@@ -232,6 +232,7 @@ class Reporter:
         try:
             self._report(last=True)
             self._push(self._builder.build_goodbye(*self._goodbye), step_count=0)
+            self._open_when_found(at_once=True)
             was_heard = self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
@@ -243,8 +244,8 @@ class Reporter:
             self._devices.close()
             self._host.close()
 
-    def _open_when_found(self) -> None:
-        if self._address is not None and self._clock.monotonic_ns() >= self._open_due_ns:
+    def _open_when_found(self, *, at_once: bool = False) -> None:
+        if self._address is not None and (at_once or self._clock.monotonic_ns() >= self._open_due_ns):
             address, self._address = self._address, None
             self._sender.open(address.endpoint, address.keys)
 

@@ -6,7 +6,8 @@
     connect thread:  finds or starts the collector, then ends
 
 Nothing here raises into the script or waits for the network. At the end of the process the exit waits at most
-`drain_s` for acknowledgements, and not at all when no collector was ever reached.
+`drain_s` for acknowledgements. Where none was ever reached it does not wait, but for a first connection that was begun
+less than a second ago.
 """
 
 import atexit
@@ -116,6 +117,7 @@ class Session:
         self._reporter = Reporter(
             config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello
         )
+        self._connecting = threading.Thread(target=self._connect, name="rankscope-connect", daemon=True)
         self._embedded: EmbeddedCollector | None = None
         self._end: tuple[str, str, int | None] = ("finished", "", None)
         self._previous_excepthook = sys.excepthook
@@ -236,6 +238,8 @@ class Session:
         self._finish_measuring()
         self._say_throughput()
         self._stopping.set()
+        if self._config.collector:  # where it is, is known; a thread may just not have had its turn
+            self._connecting.join(self._config.drain_s)
         self._reporter.stop(*(self._end if reason is None else (reason, "", None)))
         self._gate.shut(self._config.drain_s)
         wait_for_last_works()
@@ -252,7 +256,7 @@ class Session:
         os.register_at_fork(before=self._end_window, after_in_child=self._on_fork)
         sys.excepthook = self._note_exception
         self._reporter.start()
-        threading.Thread(target=self._connect, name="rankscope-connect", daemon=True).start()
+        self._connecting.start()
 
     def _make_hello(self, first_sequence: int) -> Hello:
         return Hello(

@@ -135,6 +135,11 @@ class Delivery:
         return self._state
 
     @property
+    def has_introduced_itself(self) -> bool:
+        """Whether the transport took a Hello, which it does once there is a connection."""
+        return self._hello_sent_ns is not None
+
+    @property
     def blocked(self) -> bool:
         """Whether the transport took no more: nothing is given out until `on_writable`."""
         return self._blocked

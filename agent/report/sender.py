@@ -18,12 +18,15 @@ from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, ClockPing, ClockPong, Hello, HelloWanted, Message, Refused, Welcome
-from rankscope.measure.units import NS_PER_MS
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.connection import REDIAL_NS, SILENCE_NS, Connection
 from rankscope.uplink.delivery import Delivery, DeliveryState, Refusal, Send, SendFrame
 
 RECEIVES_PER_ROUND_MAX: Final = 256
 """Messages taken in before what is due is sent again."""
+
+FIRST_CONNECT_NS: Final = NS_PER_S
+"""So long after `open` an end still waits for the first connection. One that is there takes milliseconds."""
 
 WAIT_MS_MAX: Final = 60_000
 """Longest single wait: ZeroMQ takes a 32-bit number of milliseconds, and a caller may say "until woken"."""
@@ -51,6 +54,7 @@ class Sender:
         self._make_hello = make_hello
         self._pid = os.getpid()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._first_connect_by_ns = 0
         self._connection: Connection | None = None
         self._redial_after_ns = redial_ns
         self._silence_ns = silence_ns
@@ -93,6 +97,7 @@ class Sender:
             text = f"the collector's endpoint is {endpoint!r}: {error.strerror}. Write it as tcp://HOST:PORT."
             raise SettingError(text) from error
         self._context = context
+        self._first_connect_by_ns = self._clock.monotonic_ns() + FIRST_CONNECT_NS
 
     def push(self, sequence: int, frame: bytes, step_count: int) -> None:
         """Take a numbered message; it goes out in the next `exchange`. Raises ValueError unless numbers follow."""
@@ -107,15 +112,13 @@ class Sender:
     def drain(self, deadline_host_ns: int) -> bool:
         """Exchange until every frame is acknowledged; whether that was reached in time.
 
-        False at once where it cannot be: no collector has ever welcomed this rank, or it was refused for good.
+        False at once where it cannot be: this rank was refused, or there never was a connection, though time for one.
         """
-        if not self._delivery.ever_welcomed:
-            return False
         while not self._delivery.everything_acknowledged:
-            has_ended = self._delivery.state in {DeliveryState.REFUSED, DeliveryState.CLOSED}
-            if has_ended or self._clock.monotonic_ns() >= deadline_host_ns:
+            until_ns = min(deadline_host_ns, self._find_hope_ns(deadline_host_ns))
+            if self._clock.monotonic_ns() >= until_ns:
                 return False
-            self._take_turn(deadline_host_ns)
+            self._take_turn(until_ns)
         return True
 
     def wake(self) -> None:
@@ -138,6 +141,17 @@ class Sender:
         self._context = self._connection = None
         self._wake_in.close()
         self._wake_out.close()
+
+    def _find_hope_ns(self, deadline_ns: int) -> int:
+        """Until when a collector may still be heard of, as far as is known now."""
+        delivery = self._delivery
+        if delivery.state in {DeliveryState.REFUSED, DeliveryState.CLOSED}:
+            return 0
+        if delivery.ever_welcomed:
+            return deadline_ns
+        if self.refused is not None:
+            return 0
+        return deadline_ns if delivery.has_introduced_itself else self._first_connect_by_ns
 
     def _take_turn(self, until_ns: int) -> bool:
         """Send what is due, wait for what comes next, take it in. Returns whether `wake` was called."""

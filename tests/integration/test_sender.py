@@ -274,6 +274,14 @@ def test_drain_waits_until_the_goodbye_is_acknowledged(rank: Rank) -> None:
         assert collector.log == list(range(1, 102))
 
 
+def test_drain_of_an_end_right_after_the_beginning_waits_for_the_welcome(rank: Rank) -> None:
+    with living_collector() as collector:
+        rank.sender.open(collector.endpoint)
+        rank.push(3)
+        assert rank.sender.drain(rank.in_s(DEADLINE_S))
+        assert collector.log == [1, 2, 3]
+
+
 def test_drain_gives_up_at_its_deadline(rank: Rank) -> None:
     with living_collector() as collector:
         collector.acknowledges = False
@@ -286,7 +294,7 @@ def test_drain_gives_up_at_its_deadline(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_drain_gives_up_at_once_when_no_collector_was_ever_there(rank: Rank, is_open: bool) -> None:
+def test_drain_gives_up_soon_when_no_collector_was_ever_there(rank: Rank, is_open: bool) -> None:
     if is_open:
         rank.sender.open(f"tcp://127.0.0.1:{free_port()}")
     rank.push(1)
@@ -294,6 +302,16 @@ def test_drain_gives_up_at_once_when_no_collector_was_ever_there(rank: Rank, is_
     deadline_ns = rank.in_s(DEADLINE_S)
     assert not rank.sender.drain(deadline_ns)
     assert rank.clock.monotonic_ns() < deadline_ns
+
+
+def test_drain_gives_up_at_once_when_refused_at_first(rank: Rank) -> None:
+    with living_collector() as collector:
+        collector.refuses = True
+        rank.sender.open(collector.endpoint)
+        rank.push(1)
+        deadline_ns = rank.in_s(DEADLINE_S)
+        assert not rank.sender.drain(deadline_ns)
+        assert rank.clock.monotonic_ns() < deadline_ns
 
 
 def test_drain_gives_up_at_once_when_refused(rank: Rank) -> None:
