@@ -5,10 +5,11 @@ asked first because they are the most specific, then memory, which makes a host 
 with the host. `unattributed` when nothing fits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rankscope.collector.detect.memory_pressure import find_memory_pressure
 from rankscope.collector.detect.series import Cells, Ints, StepSeries
@@ -62,14 +63,27 @@ def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
 
 
 def _excess(values: Cells, rows: Ints, slow: Slow, series: StepSeries) -> float:
-    """The median excess over those peers of which every step is known that is known of the rank; NaN without any."""
+    """The median over the peers of what the rank has more than each, both by their medians over the steps that are
+    known of the two: CPU time is measured on some steps only, and not always on the same. NaN without such a peer.
+    """
     mine = values[rows, series.column_of(slow.rank)]
-    known = ~np.isnan(mine)
-    peers = values[np.ix_(rows[known], series.columns_of(slow.peers.ranks))]
-    peers = peers[:, ~np.isnan(peers).any(axis=0)]
-    if not known.any() or peers.shape[1] == 0:
-        return float("nan")
-    return float(np.median(mine[known]) - np.median(np.median(peers, axis=1)))
+    peers = values[np.ix_(rows, series.columns_of(slow.peers.ranks))]
+    common = ~np.isnan(mine)[:, None] & ~np.isnan(peers)
+    excesses = [
+        np.median(mine[steps]) - np.median(peers[np.ix_(steps, columns)], axis=0)
+        for steps, columns in _group_columns(common)
+        if steps.any()
+    ]
+    return float(np.median(np.concatenate(excesses))) if excesses else float("nan")
+
+
+def _group_columns(flags: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[np.bool_], Ints]]:
+    """Each column that occurs, and where it does: of thousands of ranks nearly all have the same."""
+    places: dict[bytes, list[int]] = {}
+    for place, column in enumerate(flags.T):
+        places.setdefault(column.tobytes(), []).append(place)
+    for found in places.values():
+        yield flags[:, found[0]], np.array(found)
 
 
 Verdict = tuple[str, str] | None

@@ -315,6 +315,14 @@ def test_what_is_left_lies_with_the_host_computing_or_blocked(cpu_ms: float, bec
     assert (cause.name, cause.because) == ("host_cpu", because)
 
 
+def test_cpu_time_is_compared_on_the_steps_that_two_ranks_have_measured() -> None:
+    # The slow rank measures every other step, peer 0 every fourth, peer 1 none and peer 2 those between.
+    slow, peers = [140.0, UNKNOWN], ([90.0, *[UNKNOWN] * 3], [UNKNOWN], [UNKNOWN, 10.0])
+    columns = [*(peer * (12 // len(peer)) for peer in peers), slow * 6]
+    cause = cause_of(cpu_ms=[list(row) for row in zip(*columns, strict=True)][:10])
+    assert (cause.name, cause.evidence) == ("host_cpu", {"cpu_excess_ns": 50 * MS})
+
+
 def test_phase_is_not_named_that_holds_less_than_half_of_the_excess() -> None:
     cause = cause_of(cpu_ms=alike(90.0, 90.0), phases_ms={"forward": alike(30.0), "optimizer": alike(34.9)})
     assert cause.because == "its training thread is blocked or waits for a core"
