@@ -172,9 +172,7 @@ class StepTimer:
         if self._data_depth:
             return
         self._charge(now_ns, DATA, inside=True)
-        if self._open is None:
-            return
-        if self._manual and not self._fetches_training:
+        if self._open is None or (self._manual and not self._fetches_training):
             return
         if got_batch:
             self._open.batches += 1
@@ -233,7 +231,7 @@ class StepTimer:
     def end_step(self, now_ns: int, size: BatchSize = UNKNOWN) -> None:
         """The user says that a step ends here, and perhaps what it held. From now on only the user does."""
         self._manual, self._evaluating = True, False
-        self._held = None
+        self._rejoin_held()
         self._ensure_open(now_ns)
         self._charge(now_ns, OTHER)
         if self._open is not None and size != UNKNOWN:
@@ -319,9 +317,8 @@ class StepTimer:
 
     def _enter_evaluation(self, now_ns: int) -> bool:
         """True when this batch belongs to an evaluation between steps, not to the middle of one."""
-        if self._manual:
-            return False
-        if self._open is not None and not self._stepped and (self._open.backwards or self._open.batches):
+        is_amid_step = self._open is not None and not self._stepped and (self._open.backwards or self._open.batches)
+        if self._manual or is_amid_step:
             return False
         self._leave_steps(now_ns)
         return True
@@ -375,12 +372,15 @@ class StepTimer:
 
     def _resolve_held(self) -> None:
         """The optimizer that steps now says whether the held step had ended."""
-        held, self._held = self._held, None
-        if held is None or self._open is None:
-            return
-        if self._optimizer in held.step.optimizers:
-            self._publish(held.step, held.end_ns, held.end_cpu_ns)
+        if self._held is not None and self._optimizer in self._held.step.optimizers:
+            self._publish_held()
         else:
+            self._rejoin_held()
+
+    def _rejoin_held(self) -> None:
+        """The held step had not ended: what has come since belongs to it."""
+        held, self._held = self._held, None
+        if held is not None and self._open is not None:
             held.step.join(self._open)
             self._open = held.step
 

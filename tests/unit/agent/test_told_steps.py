@@ -147,6 +147,15 @@ def test_marked_evaluation_after_the_users_own_end_of_a_step_belongs_to_none() -
     assert loop.boundaries == [1, 1, 2]  # the step that the evaluation undid has its boundary again
 
 
+def test_first_end_that_the_user_says_is_the_end_of_all_since_the_last_one_that_was_found() -> None:
+    loop = Loop().fetch()
+    for _ in range(3):
+        loop.train().fetch().end_step()  # each batch is fetched ahead
+    records = loop.finish()
+    assert [(record.duration_ns, record.backwards) for record in records] == [(350, 1), (340, 1), (340, 1)]
+    assert loop.boundaries == [1, 2, 3]
+
+
 # -- a framework that says where steps end ----------------------------------------------------------------------------
 
 
