@@ -61,7 +61,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
 
 class Hello(Message, frozen=True):
     """A rank introduces itself. `first_sequence` is the oldest report it still holds: everything before it was
-    acknowledged by some collector, or dropped and counted in `Losses`.
+    acknowledged by some collector, or dropped and counted in `Losses`. `hello_number` counts a life's Hellos from 1; 0:
+    not told.
 
     `left_behind`: the life has ended, and somebody else delivers what it has left on the disk; the times are those of
     when it began. It takes no other life's place.
@@ -77,14 +78,18 @@ class Hello(Message, frozen=True):
     python_version: Text = ""
     torch_version: Text = ""
     left_behind: bool = False
+    hello_number: Count = 0
 
 
 class Welcome(Message, frozen=True):
-    """The collector takes the rank in, and has its numbered messages up to `admitted_through`."""
+    """The collector takes the rank in, and has its numbered messages up to `admitted_through`. `hello_number` is that
+    of the Hello that this answers: of what was sent after that one it knows nothing.
+    """
 
     KIND: ClassVar[int] = 2
     admitted_through: Count
     metrics_url: Text = ""
+    hello_number: Count = 0
 
 
 class Report(Message, frozen=True):

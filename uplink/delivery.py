@@ -16,6 +16,11 @@ Therefore silence (frames in flight, and no acknowledgement has advanced for `re
 not by frames. Its `first_sequence` tells the collector not to wait for anything before it; the Welcome tells where the
 collector stands, and sending goes on from there. A slow collector gets one small message, and the pauses between
 Hellos grow, with jitter, so that thousands of ranks do not press on it together.
+
+Where it is slower than these pauses several Hellos are on their way, and the answer to an early one comes after frames
+have been sent that it does not know of: to go back for it would send them twice. So each Hello has a number, which its
+Welcome says again, and only one that was sent after all frames tells from where to go on. How long that answer took is
+how slow the collector is: so much longer a silence may last before it is asked again, until nothing is in flight.
 """
 
 import random
@@ -31,6 +36,9 @@ from rankscope.uplink.resend_buffer import ResendBuffer
 HELLO_GAP_NS_MIN: Final = 200 * NS_PER_MS
 """Two Hellos are at least this far apart, however often the collector asks: after its restart it asks once for each
 frame that was in flight."""
+
+HELLOS_KEPT: Final = 64
+"""Of so many unanswered ones, of some twenty minutes, the answer counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +74,10 @@ class DeliverySettings:
 
 @dataclass(frozen=True)
 class SendHello:
-    """Send a Hello that says `first_sequence`."""
+    """Send a Hello that says `first_sequence` and `number`."""
 
     first_sequence: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,9 @@ class Delivery:
         self._hello_pause_ns = self._settings.hello_interval_ns
         self._hello_due_ns = 0
         self._hello_sent_ns: int | None = None
+        self._hellos = 0
+        self._hello_times_ns: dict[int, int] = {}  # of those that were sent after every frame, by their number
+        self._slowness_ns = 0
 
     @property
     def state(self) -> DeliveryState:
@@ -156,7 +168,7 @@ class Delivery:
             return None
         if self._state is DeliveryState.UNCONNECTED:
             return self._hello_due_ns
-        return self._advanced_ns + self._settings.resend_after_ns if self._in_flight() else None
+        return self._silent_from_ns() if self._in_flight() else None
 
     def on_tick(self, now_ns: int) -> list[Send]:
         """Time has passed, or frames were pushed."""
@@ -170,18 +182,23 @@ class Delivery:
             return [self._give_hello(now_ns)]
         return []
 
-    def on_welcome(self, admitted_through: int, now_ns: int) -> list[Send]:
-        """The collector takes this rank, and has its frames up to `admitted_through`."""
+    def on_welcome(self, admitted_through: int, now_ns: int, hello_number: int = 0) -> list[Send]:
+        """The collector takes this rank, and had its frames up to `admitted_through` when it read that Hello; 0: nobody
+        knows which, so the last one.
+        """
         if self._has_ended():
             return []
         if admitted_through > self._settled_through:
             self._release(admitted_through, now_ns)
         sends: list[Send] = []
-        if self._state is DeliveryState.UNCONNECTED:
+        is_of_now = hello_number == 0 or hello_number in self._hello_times_ns
+        if self._state is DeliveryState.UNCONNECTED and is_of_now:
             self._state = DeliveryState.WELCOMED
             self.ever_welcomed = True
             self.refusal = None
             self._go_back(now_ns)
+            asked_ns = self._hello_times_ns.get(hello_number, now_ns)
+            self._slowness_ns = min(now_ns - asked_ns, self._settings.hello_interval_ns_max)
             if self.buffer.first_sequence > admitted_through + 1 and not self._blocked:
                 # Frames were dropped since the Hello that this answers. The frames follow the new Hello at once: a full
                 # buffer may drop another one before the next Welcome, and that would go on for ever.
@@ -245,7 +262,10 @@ class Delivery:
         return self._next_sequence - 1 - self._settled_through
 
     def _is_silent(self, now_ns: int) -> bool:
-        return self._in_flight() > 0 and now_ns - self._advanced_ns >= self._settings.resend_after_ns
+        return self._in_flight() > 0 and now_ns >= self._silent_from_ns()
+
+    def _silent_from_ns(self) -> int:
+        return self._advanced_ns + self._settings.resend_after_ns + self._slowness_ns
 
     def _has_dropped_unsent(self) -> bool:
         return self._next_sequence < self.buffer.first_sequence
@@ -275,12 +295,18 @@ class Delivery:
         self.buffer.acknowledge(through)
         self._next_sequence = max(self._next_sequence, through + 1)
         self._advanced_ns = now_ns
+        if not self._in_flight():
+            self._slowness_ns = 0
 
     def _give_hello(self, now_ns: int) -> SendHello:
         self._hello_sent_ns = now_ns
         self._hello_due_ns = now_ns + self._draw_pause_ns()
         self._hello_pause_ns = min(2 * self._hello_pause_ns, self._settings.hello_interval_ns_max)
-        return SendHello(self.buffer.first_sequence)
+        self._hellos += 1
+        self._hello_times_ns[self._hellos] = now_ns
+        if len(self._hello_times_ns) > HELLOS_KEPT:
+            del self._hello_times_ns[next(iter(self._hello_times_ns))]
+        return SendHello(self.buffer.first_sequence, self._hellos)
 
     def _draw_pause_ns(self) -> int:
         return round(self._hello_pause_ns * (0.5 + 0.5 * self._chance.random()))
@@ -290,6 +316,7 @@ class Delivery:
         held = self.buffer.frames_from(self._next_sequence, self._settings.in_flight_max - in_flight)
         if held:
             self._next_sequence = held[-1].sequence + 1
+            self._hello_times_ns.clear()
             if in_flight == 0:
                 self._advanced_ns = now_ns
         return [SendFrame(each.sequence, each.frame) for each in held]

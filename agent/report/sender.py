@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import zmq
 
 from rankscope.measure.clock import Clock
@@ -20,7 +21,7 @@ from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, ClockPing, ClockPong, Hello, HelloWanted, Message, Refused, Welcome
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.connection import REDIAL_NS, SILENCE_NS, Connection
-from rankscope.uplink.delivery import Delivery, DeliveryState, Refusal, Send, SendFrame
+from rankscope.uplink.delivery import Delivery, DeliveryState, Refusal, Send, SendFrame, SendHello
 
 RECEIVES_PER_ROUND_MAX: Final = 256
 """Messages taken in before what is due is sent again."""
@@ -190,10 +191,13 @@ class Sender:
 
     def _carry_out(self, sends: Sequence[Send]) -> None:
         for index, send in enumerate(sends):
-            frame = send.frame if isinstance(send, SendFrame) else encode(self._make_hello(send.first_sequence))
+            frame = send.frame if isinstance(send, SendFrame) else self._say_hello(send)
             if not self._try_send(frame):
                 self._delivery.on_blocked(sends[index:])
                 return
+
+    def _say_hello(self, send: SendHello) -> bytes:
+        return encode(msgspec.structs.replace(self._make_hello(send.first_sequence), hello_number=send.number))
 
     def _try_send(self, frame: bytes) -> bool:
         return self._connection is not None and self._connection.try_send(frame)
@@ -217,11 +221,11 @@ class Sender:
                 self._try_send(encode(ClockPong(job_ns=job_ns, host_ns=now_ns)))
             case Ack(through=through):
                 self._carry_out(self._delivery.on_ack(through, now_ns))
-            case Welcome(admitted_through=admitted_through, metrics_url=metrics_url):
+            case Welcome(admitted_through=admitted_through, metrics_url=metrics_url, hello_number=number):
                 self.metrics_url = metrics_url or None
                 if self._connection is not None:
                     self._connection.refusal = None
-                self._carry_out(self._delivery.on_welcome(admitted_through, now_ns))
+                self._carry_out(self._delivery.on_welcome(admitted_through, now_ns, number))
             case HelloWanted():
                 self._carry_out(self._delivery.on_hello_wanted(now_ns))
             case Refused(reason=reason, detail=detail):

@@ -143,7 +143,7 @@ class Admission:
             life = self._begin_life(peer, identity, hello.first_sequence, key, left_behind=hello.left_behind)
         self._bind(peer, life)
         life.hear_hello(hello)
-        return Welcome(admitted_through=life.last_sequence)
+        return Welcome(admitted_through=life.last_sequence, hello_number=hello.hello_number)
 
     def number(self, peer: bytes, sequence: int, key: str = "") -> Verdict:
         """A numbered message has come from a peer: may it be taken in?"""

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from rankscope.collector.detect.clock_alignment import latest_arrival_ns
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
@@ -203,7 +205,7 @@ class Reception:
         answer = self._admission.hello(peer, hello, key)
         if isinstance(answer, Welcome):
             self._hand_on(hello.identity.run, RankJoined(hello, self._clock.monotonic_ns()))
-            answer = Welcome(admitted_through=answer.admitted_through, metrics_url=self.metrics_url)
+            answer = msgspec.structs.replace(answer, metrics_url=self.metrics_url)
         else:
             rank, run = hello.identity.rank, hello.identity.run
             self._refusals.note(answer.reason, f"rank {rank} of run {run!r}: {answer.detail}")

@@ -39,7 +39,7 @@ from rankscope.measure.messages import (
 )
 from rankscope.measure.units import NS_PER_S, ns_to_s
 from rankscope.uplink.connection import Connection
-from rankscope.uplink.delivery import Delivery, DeliverySettings, DeliveryState, Send, SendFrame
+from rankscope.uplink.delivery import Delivery, DeliverySettings, DeliveryState, Send, SendFrame, SendHello
 from rankscope.uplink.resend_buffer import ResendBuffer
 from tests.benchmarks.load_reports import PERIOD_NS, RANKS_PER_NODE, RUN, JobReports
 
@@ -102,8 +102,8 @@ class _Rank:
         match message:
             case Ack(through=through):
                 return self.delivery.on_ack(through, now_ns)
-            case Welcome(admitted_through=through):
-                return self.delivery.on_welcome(through, now_ns)
+            case Welcome(admitted_through=through, hello_number=number):
+                return self.delivery.on_welcome(through, now_ns, number)
             case HelloWanted():
                 return self.delivery.on_hello_wanted(now_ns)
             case Refused(reason=reason, detail=detail):
@@ -187,11 +187,11 @@ class Node:
             if isinstance(send, SendFrame):
                 self._link.add(rank.peer, send.frame, "", urgent=False)
             else:
-                hello = build_hello(rank, self._task.world_size, send.first_sequence)
+                hello = build_hello(rank, self._task.world_size, send)
                 self._link.add(rank.peer, encode(hello), "", urgent=True)
 
 
-def build_hello(rank: _Rank, world_size: int, first_sequence: int) -> Hello:
+def build_hello(rank: _Rank, world_size: int, send: SendHello) -> Hello:
     """What a rank says first."""
     identity = RankIdentity(
         run=RUN, rank=rank.rank, local_rank=rank.rank % RANKS_PER_NODE, world_size=world_size, restart_count=0,
@@ -199,8 +199,9 @@ def build_hello(rank: _Rank, world_size: int, first_sequence: int) -> Hello:
     )  # fmt: skip
     now_ns = monotonic_ns()
     return Hello(
-        identity=identity, first_sequence=first_sequence, host_ns=now_ns, wall_ns=now_ns, report_interval_ns=PERIOD_NS
-    )
+        identity=identity, first_sequence=send.first_sequence, host_ns=now_ns, wall_ns=now_ns,
+        report_interval_ns=PERIOD_NS, hello_number=send.number,
+    )  # fmt: skip
 
 
 class NodeProcess:

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection as Pipe
 from time import monotonic_ns, process_time_ns
 from typing import Final, NamedTuple
 
+import msgspec
 import zmq
 
 from rankscope.measure.clock import SystemClock
@@ -27,7 +28,7 @@ from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, ClockPing, ClockPong, HelloWanted, Message, Refused, Welcome
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.connection import Connection
-from rankscope.uplink.delivery import Delivery, DeliveryState, Send, SendFrame
+from rankscope.uplink.delivery import Delivery, DeliveryState, Send, SendFrame, SendHello
 from rankscope.uplink.resend_buffer import ResendBuffer
 from tests.benchmarks.load_reports import PERIOD_NS, RUN, JobReports, build_hello
 
@@ -132,7 +133,7 @@ class LoadRank:
 
     def _carry_out(self, sends: Sequence[Send]) -> None:
         for index, send in enumerate(sends):
-            frame = send.frame if isinstance(send, SendFrame) else self._say_hello(send.first_sequence)
+            frame = send.frame if isinstance(send, SendFrame) else self._say_hello(send)
             if not self._try_send(frame):
                 self.delivery.on_blocked(sends[index:])
                 return
@@ -140,8 +141,9 @@ class LoadRank:
     def _try_send(self, frame: bytes) -> bool:
         return self._connection is not None and self._connection.try_send(frame)
 
-    def _say_hello(self, first_sequence: int) -> bytes:
-        return encode(build_hello(RUN, self.rank, self._task.world_size, self.boot_id, first_sequence))
+    def _say_hello(self, send: SendHello) -> bytes:
+        hello = build_hello(RUN, self.rank, self._task.world_size, self.boot_id, send.first_sequence)
+        return encode(msgspec.structs.replace(hello, hello_number=send.number))
 
     def _take(self, message: Message, now_ns: int) -> None:
         match message:
@@ -150,9 +152,9 @@ class LoadRank:
             case ClockPing(job_ns=job_ns):
                 # When the socket does not take it, the collector asks again.
                 self._try_send(encode(ClockPong(job_ns=job_ns, host_ns=now_ns)))
-            case Welcome(admitted_through=through):
+            case Welcome(admitted_through=through, hello_number=number):
                 self.welcomed_ns = now_ns
-                self._carry_out(self.delivery.on_welcome(through, now_ns))
+                self._carry_out(self.delivery.on_welcome(through, now_ns, number))
             case HelloWanted():
                 self._carry_out(self.delivery.on_hello_wanted(now_ns))
             case Refused(reason=reason, detail=detail):

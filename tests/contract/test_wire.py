@@ -150,6 +150,7 @@ IDENTITY = RankIdentity(
 STATED: dict[str, Message] = {
     "hello": Hello(
         left_behind=True,
+        hello_number=3,
         identity=RankIdentity(
             run=RunId("job-7"), rank=2, local_rank=0, world_size=4, node="n1", restart_count=1,
             boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]",
@@ -157,7 +158,7 @@ STATED: dict[str, Message] = {
         first_sequence=5, host_ns=1_700, wall_ns=1_700_000_000_000_000_000, report_interval_ns=1_000_000,
         agent_version="0.1.0", python_version="3.11.7", torch_version="2.13.0",
     ),
-    "welcome": Welcome(admitted_through=4, metrics_url="http://n0:18491/metrics"),
+    "welcome": Welcome(admitted_through=4, metrics_url="http://n0:18491/metrics", hello_number=3),
     "report": Report(
         sequence=5, host_ns=1_650, steps=STEPS, collectives=COLLECTIVES, covered_steps=((40, 41), (44, 44)),
         breakdowns=(BREAKDOWN,), host=HOST, devices=(DEVICE,), totals=TOTALS, losses=LOSSES,
@@ -299,7 +300,13 @@ def test_a_report_of_an_agent_that_read_less_of_the_gpu_and_of_batches_means_wha
 
 def test_a_hello_of_an_agent_that_leaves_nothing_behind_means_what_it_meant() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_left_behind.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["hello"], left_behind=False)
+    assert decode(frame) == msgspec.structs.replace(STATED["hello"], left_behind=False, hello_number=0)
+
+
+@pytest.mark.parametrize("name", ["hello", "welcome"])
+def test_a_greeting_without_the_number_of_the_hello_means_what_it_meant(name: str) -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / f"{name}_without_number.hex").read_text())
+    assert decode(frame) == msgspec.structs.replace(STATED[name], hello_number=0)
 
 
 def test_a_report_of_an_agent_that_did_not_tell_how_many_steps_it_made_means_what_it_meant() -> None:

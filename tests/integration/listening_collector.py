@@ -127,7 +127,7 @@ class ListeningCollector:
             if isinstance(message, Hello):
                 life = self._lives.setdefault(peer, Life(message, 0))
                 life.admitted_through = max(life.admitted_through, message.first_sequence - 1)
-                return Welcome(admitted_through=life.admitted_through)
+                return Welcome(admitted_through=life.admitted_through, hello_number=message.hello_number)
             if life is None:
                 return HelloWanted()
             if isinstance(message, Report | Goodbye) and message.sequence == life.admitted_through + 1:

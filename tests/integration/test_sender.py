@@ -103,7 +103,10 @@ class Collector:
             yield encode(messages.Refused(reason="unknown_run", detail="start it with --run"))
             return
         self.admitted_through = max(self.admitted_through or 0, hello.first_sequence - 1)
-        yield encode(messages.Welcome(admitted_through=self.admitted_through, metrics_url="http://here/metrics"))
+        welcome = messages.Welcome(
+            admitted_through=self.admitted_through, metrics_url="http://here/metrics", hello_number=hello.hello_number
+        )
+        yield encode(welcome)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,9 +172,12 @@ class Wire:
 
     def _answer(self, send: Send) -> None:
         if isinstance(send, SendHello):
-            welcome = self.admission.hello(PEER, hello_from(send.first_sequence))
+            hello = msgspec.structs.replace(hello_from(send.first_sequence), hello_number=send.number)
+            welcome = self.admission.hello(PEER, hello)
             assert isinstance(welcome, Welcome)
-            self.to_agent.append(lambda now_ns: self.delivery.on_welcome(welcome.admitted_through, now_ns))
+            self.to_agent.append(
+                lambda now_ns: self.delivery.on_welcome(welcome.admitted_through, now_ns, welcome.hello_number)
+            )
             return
         verdict = self.admission.number(PEER, send.sequence)
         if isinstance(verdict, Admitted | Duplicate):

@@ -31,7 +31,7 @@ class Collector:
         """Its answer to one message."""
         if not isinstance(send, SendFrame):
             self.admitted_through = max(self.admitted_through or 0, send.first_sequence - 1)
-            return Welcome(admitted_through=self.admitted_through)
+            return Welcome(admitted_through=self.admitted_through, hello_number=send.number)
         if self.admitted_through is None:
             return HelloWanted()
         if send.sequence == self.admitted_through + 1:
@@ -93,7 +93,7 @@ class World:
             if isinstance(message, Ack):
                 sends = self.delivery.on_ack(message.through, self.now_ns)
             elif isinstance(message, Welcome):
-                sends = self.delivery.on_welcome(message.admitted_through, self.now_ns)
+                sends = self.delivery.on_welcome(message.admitted_through, self.now_ns, message.hello_number)
             else:
                 sends = self.delivery.on_hello_wanted(self.now_ns)
             self.acknowledged |= before - self.held()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import Ack, ClockPing, ClockPong, Hello, HelloWanted, Message, Welcome
 from rankscope.measure.units import NS_PER_MS
@@ -168,7 +170,7 @@ class Network:
         delivery = self.rank_ends[rank].delivery
         match message:
             case Welcome():
-                self._send(rank, delivery.on_welcome(message.admitted_through, now_ns), now_ns)
+                self._send(rank, delivery.on_welcome(message.admitted_through, now_ns, message.hello_number), now_ns)
             case Ack():
                 self._send(rank, delivery.on_ack(message.through, now_ns), now_ns)
             case HelloWanted():
@@ -186,7 +188,8 @@ class Network:
     def _send(self, rank: int, sends: Sequence[Send], now_ns: int) -> None:
         for send in sends:
             if isinstance(send, SendHello):
-                self._send_up(rank, encode(self._ranks[rank].say_hello(send.first_sequence)), now_ns)
+                hello = self._ranks[rank].say_hello(send.first_sequence)
+                self._send_up(rank, encode(msgspec.structs.replace(hello, hello_number=send.number)), now_ns)
             else:
                 self._send_up(rank, send.frame, now_ns)
         end = self.rank_ends[rank]

@@ -1,7 +1,6 @@
 """Delivery, event by event, on a clock that the test sets. Times are in ms: `at(200)` is 200 ms."""
 
 import random
-from typing import Any
 
 import pytest
 
@@ -11,60 +10,17 @@ from rankscope.uplink.delivery import (
     DeliverySettings,
     DeliveryState,
     Refusal,
-    Send,
     SendFrame,
     SendHello,
 )
 from rankscope.uplink.resend_buffer import ResendBuffer
-
-
-class LongestPause(random.Random):
-    """Chance that never shortens a pause: 50 % + 50 % of just under 1."""
-
-    def random(self) -> float:
-        """Return the largest value there is."""
-        return 1 - 2**-53
-
-
-def at(milliseconds: int) -> int:
-    """A time of the test."""
-    return milliseconds * 1_000_000
-
-
-def delivery_with(count: int, frames_max: int = 1000, **settings: int) -> Delivery:
-    """A delivery that holds frames 1 to `count` and asks after 2 s of silence."""
-    values: dict[str, Any] = {"resend_after_ns": at(2000), **settings}
-    delivery = Delivery(ResendBuffer(frames_max, 10**6), LongestPause(), DeliverySettings(**values))
-    push(delivery, count)
-    return delivery
-
-
-def welcomed_with(count: int, frames_max: int = 1000, **settings: int) -> Delivery:
-    """The same after a Hello and a Welcome at 0, with all `count` frames in flight."""
-    delivery = delivery_with(count, frames_max, **settings)
-    delivery.on_tick(at(0))
-    delivery.on_welcome(0, at(0))
-    return delivery
-
-
-def push(delivery: Delivery, count: int) -> None:
-    """`count` more frames."""
-    for _ in range(count):
-        sequence = delivery.buffer.last_sequence + 1
-        delivery.buffer.push(sequence, b"frame %d" % sequence, 1)
-
-
-def numbers(sends: list[Send]) -> list[int]:
-    """The numbers of the frames; a Hello among them fails."""
-    assert all(isinstance(send, SendFrame) for send in sends), sends
-    return [send.sequence for send in sends if isinstance(send, SendFrame)]
-
+from tests.unit.uplink.deliveries import at, delivery_with, numbers, push, welcomed_with
 
 # -- unconnected ------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_tick_sends_a_hello_and_no_frame() -> None:
-    assert delivery_with(3).on_tick(at(0)) == [SendHello(first_sequence=1)]
+    assert delivery_with(3).on_tick(at(0)) == [SendHello(1, 1)]
 
 
 def test_unanswered_hellos_come_at_growing_pauses_up_to_the_longest() -> None:
@@ -85,7 +41,7 @@ def test_chance_shortens_a_pause_to_half_at_most() -> None:
 
 def test_a_hello_says_what_was_dropped_meanwhile() -> None:
     delivery = delivery_with(5, frames_max=2)
-    assert delivery.on_tick(at(0)) == [SendHello(first_sequence=4)]
+    assert delivery.on_tick(at(0)) == [SendHello(4, 1)]
 
 
 def test_the_next_wake_is_when_the_next_hello_is_due() -> None:
@@ -93,7 +49,7 @@ def test_the_next_wake_is_when_the_next_hello_is_due() -> None:
     delivery.on_tick(at(0))
     assert delivery.next_wake_ns == at(1000)
     assert delivery.on_tick(at(1000) - 1) == []
-    assert delivery.on_tick(at(1000)) == [SendHello(1)]
+    assert delivery.on_tick(at(1000)) == [SendHello(1, 2)]
 
 
 # -- streaming --------------------------------------------------------------------------------------------------------
@@ -194,7 +150,7 @@ def test_silence_asks_where_the_collector_stands_and_goes_back_to_there() -> Non
     delivery.on_ack(2, at(500))
     assert delivery.next_wake_ns == at(2500)
     assert delivery.on_tick(at(2500) - 1) == []
-    assert delivery.on_tick(at(2500)) == [SendHello(first_sequence=3)]
+    assert delivery.on_tick(at(2500)) == [SendHello(3, 2)]
     assert numbers(delivery.on_welcome(3, at(2501))) == [4, 5]
     assert delivery.resends == 2
 
@@ -202,7 +158,7 @@ def test_silence_asks_where_the_collector_stands_and_goes_back_to_there() -> Non
 def test_acknowledgements_that_say_nothing_new_do_not_end_the_silence() -> None:
     delivery = welcomed_with(3)
     delivery.on_ack(0, at(1999))
-    assert delivery.on_tick(at(2000)) == [SendHello(1)]
+    assert delivery.on_tick(at(2000)) == [SendHello(1, 2)]
 
 
 def test_with_nothing_in_flight_there_is_no_silence() -> None:
@@ -217,7 +173,7 @@ def test_with_nothing_in_flight_there_is_no_silence() -> None:
 def test_while_the_collector_is_silent_only_hellos_are_sent() -> None:
     delivery = welcomed_with(5)
     sends = [send for now_ms in range(2000, 60_000, 100) for send in delivery.on_tick(at(now_ms))]
-    assert sends == [SendHello(1)] * 6  # at 2, 3, 5, 9, 17 and 33 s; the next one at 63 s
+    assert sends == [SendHello(1, number) for number in range(2, 8)]  # at 2, 3, 5, 9, 17 and 33 s; the next one at 63 s
 
 
 # -- frames dropped from a full buffer --------------------------------------------------------------------------------
@@ -227,7 +183,7 @@ def test_frames_dropped_while_in_flight_are_skipped_by_the_hello_after_the_silen
     delivery = welcomed_with(3, frames_max=3)
     push(delivery, 2)  # 1 and 2 fall out, and whether they arrived is not known
     assert numbers(delivery.on_tick(at(1000))) == [4, 5]
-    assert delivery.on_tick(at(2000)) == [SendHello(first_sequence=3)]
+    assert delivery.on_tick(at(2000)) == [SendHello(3, 2)]
 
 
 def test_frames_dropped_one_after_another_do_not_hide_the_silence() -> None:
@@ -236,20 +192,20 @@ def test_frames_dropped_one_after_another_do_not_hide_the_silence() -> None:
     for now_ms in range(500, 2001, 500):
         push(delivery, 1)  # each one drops the one before, which is in flight
         given += delivery.on_tick(at(now_ms))
-    assert given == [SendFrame(2, b"frame 2"), SendFrame(3, b"frame 3"), SendFrame(4, b"frame 4"), SendHello(5)]
+    assert given == [SendFrame(2, b"frame 2"), SendFrame(3, b"frame 3"), SendFrame(4, b"frame 4"), SendHello(5, 2)]
 
 
 def test_frames_dropped_before_they_were_sent_are_skipped_by_a_hello() -> None:
     delivery = welcomed_with(1, frames_max=3)
     push(delivery, 5)
-    assert delivery.on_tick(at(500)) == [SendHello(first_sequence=4)]
+    assert delivery.on_tick(at(500)) == [SendHello(4, 2)]
 
 
 def test_frames_dropped_between_hello_and_welcome_are_skipped_at_once() -> None:
     delivery = delivery_with(3, frames_max=3)
     delivery.on_tick(at(0))
     push(delivery, 2)
-    assert delivery.on_welcome(0, at(1)) == [SendHello(3), *(SendFrame(n, b"frame %d" % n) for n in (3, 4, 5))]
+    assert delivery.on_welcome(0, at(1)) == [SendHello(3, 2), *(SendFrame(n, b"frame %d" % n) for n in (3, 4, 5))]
 
 
 def test_a_welcome_may_name_frames_that_were_dropped_unsent() -> None:
@@ -278,7 +234,7 @@ def test_an_acknowledgement_of_dropped_frames_is_believed_and_ends_the_silence()
 
 def test_a_collector_that_asks_gets_a_hello_at_once() -> None:
     delivery = welcomed_with(3)
-    assert delivery.on_hello_wanted(at(300)) == [SendHello(first_sequence=1)]
+    assert delivery.on_hello_wanted(at(300)) == [SendHello(1, 2)]
     assert delivery.state is DeliveryState.UNCONNECTED
 
 
@@ -293,7 +249,7 @@ def test_a_hello_wanted_too_early_is_answered_when_its_time_has_come() -> None:
     delivery = welcomed_with(3)  # its Hello was at 0
     assert delivery.on_hello_wanted(at(50)) == []
     assert delivery.next_wake_ns == at(200)
-    assert delivery.on_tick(at(200)) == [SendHello(1)]
+    assert delivery.on_tick(at(200)) == [SendHello(1, 2)]
 
 
 # -- refusal and end --------------------------------------------------------------------------------------------------
@@ -319,7 +275,7 @@ def test_a_full_collector_is_asked_again_after_the_longest_pause() -> None:
     delivery.on_tick(at(0))
     delivery.on_refused("full", "ranks_max is 8")
     assert (delivery.state, delivery.next_wake_ns) == (DeliveryState.UNCONNECTED, at(30_000))
-    assert delivery.on_tick(at(30_000)) == [SendHello(1)]
+    assert delivery.on_tick(at(30_000)) == [SendHello(1, 2)]
 
 
 def test_a_welcome_ends_a_refusal_that_could_pass() -> None:
@@ -350,7 +306,7 @@ def test_nothing_is_given_out_while_the_transport_is_blocked() -> None:
 def test_a_hello_that_was_not_taken_goes_as_soon_as_the_transport_can() -> None:
     delivery = delivery_with(1)
     delivery.on_blocked(delivery.on_tick(at(0)))
-    assert delivery.on_writable(at(3)) == [SendHello(1)]
+    assert delivery.on_writable(at(3)) == [SendHello(1, 2)]
 
 
 def test_frames_that_were_not_taken_are_given_again_and_are_no_resends() -> None:
@@ -374,7 +330,7 @@ def test_a_hello_before_frames_that_were_not_taken_is_given_again_before_them() 
     delivery.on_tick(at(0))
     push(delivery, 2)
     delivery.on_blocked(delivery.on_welcome(0, at(1)))
-    assert delivery.on_writable(at(2)) == [SendHello(3)]
+    assert delivery.on_writable(at(2)) == [SendHello(3, 3)]
     assert numbers(delivery.on_welcome(2, at(3))) == [3, 4, 5]
 
 
