@@ -148,6 +148,17 @@ def test_the_acknowledgement_of_a_report_waits_for_more_but_not_that_of_a_last_m
     assert world.wire.take_sent() == [(name_of(rank), Ack(through=1)) for rank in range(1, count)]
 
 
+def test_a_welcome_says_which_hello_it_answers_and_what_has_come_until_then(world: World) -> None:
+    peer, first = hello(0)
+    world.reception.metrics_url = "http://here/metrics"
+    world.come((peer, msgspec.structs.replace(first, hello_number=1)), report(0, 1))
+    world.come((peer, msgspec.structs.replace(first, hello_number=2)))
+    assert world.wire.take_sent() == [
+        (peer, Welcome(admitted_through=through, metrics_url="http://here/metrics", hello_number=number))
+        for number, through in ((1, 0), (2, 1))
+    ]
+
+
 def test_who_is_not_known_is_asked_for_a_hello_and_not_acknowledged(world: World) -> None:
     (batch,) = world.come(report(0, 1))
     assert (batch.events, batch.numbered) == ([], {})
