@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.agent.report.sender import Sender
@@ -113,7 +114,11 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_an_allowed_agent_is_heard_with_its_key_and_answered(folder: Folder) -> None:
     with joined(folder.serve(), folder.for_agent()) as pair:
-        assert pair.wait_for_message()[:3] == (BOOT_ID.encode(), hello_from(1), folder.agent.public)
+        peer, hello, key = pair.wait_for_message()[:3]
+        assert isinstance(hello, Hello)
+        assert hello.hello_number >= 1  # one that was made before there was a connection is made anew
+        known = msgspec.structs.replace(hello, hello_number=0)
+        assert (peer, known, key) == (BOOT_ID.encode(), hello_from(1), folder.agent.public)
         pair.receiver.send(BOOT_ID.encode(), Welcome(admitted_through=0))
         pair.sender.push(1, encode(Report(sequence=1, host_ns=0)), 0)
         while not isinstance(pair.wait_for_message().message, Report):
