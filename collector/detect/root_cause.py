@@ -5,11 +5,10 @@ asked first because they are the most specific, then memory, which makes a host 
 with the host. `unattributed` when nothing fits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rankscope.collector.detect.memory_pressure import find_memory_pressure
 from rankscope.collector.detect.series import Cells, Ints, StepSeries
@@ -63,27 +62,15 @@ def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
 
 
 def _excess(values: Cells, rows: Ints, slow: Slow, series: StepSeries) -> float:
-    """The median over the peers of what the rank has more than each, both by their medians over the steps that are
-    known of the two: CPU time is measured on some steps only, and not always on the same. NaN without such a peer.
+    """The median of the rank less that of its peers' medians, over the steps that are known of the rank and of a peer:
+    CPU time is measured on some steps only, and not by all on the same. NaN without such a step.
     """
     mine = values[rows, series.column_of(slow.rank)]
     peers = values[np.ix_(rows, series.columns_of(slow.peers.ranks))]
-    common = ~np.isnan(mine)[:, None] & ~np.isnan(peers)
-    excesses = [
-        np.median(mine[steps]) - np.median(peers[np.ix_(steps, columns)], axis=0)
-        for steps, columns in _group_columns(common)
-        if steps.any()
-    ]
-    return float(np.median(np.concatenate(excesses))) if excesses else float("nan")
-
-
-def _group_columns(flags: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[np.bool_], Ints]]:
-    """Each column that occurs, and where it does: of thousands of ranks nearly all have the same."""
-    places: dict[bytes, list[int]] = {}
-    for place, column in enumerate(flags.T):
-        places.setdefault(column.tobytes(), []).append(place)
-    for found in places.values():
-        yield flags[:, found[0]], np.array(found)
+    known = ~np.isnan(mine) & ~np.isnan(peers).all(axis=1)
+    if not known.any():
+        return float("nan")
+    return float(np.median(mine[known]) - np.median(np.nanmedian(peers[known], axis=1)))
 
 
 Verdict = tuple[str, str] | None
