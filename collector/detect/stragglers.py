@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rankscope.collector.detect.change_point import SIDE_MIN
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.noise import MAD_TO_SIGMA, Noise, measure_noise, measure_noises, median_errors
@@ -185,10 +186,14 @@ def _judge(view: JobView, rank: int, thresholds: Thresholds) -> Slow | None:
 
 
 def _begin_of_slowness(excess: Floats, since: int, thresholds: Thresholds) -> int:
-    """The first slow value: goes back from change to change as long as the rank was already slow before."""
+    """The first slow value: goes back from change to change as long as the rank was already slow before.
+
+    That it is slow is settled. So how short the stretch before is does not matter, as long as it is no mere outlier:
+    a rank that becomes slower twice within `steps_min` steps is slow since the first time.
+    """
     while since > 0:
         before = excess[:since]
-        earlier = find_last_change(before, thresholds.steps_min)
+        earlier = find_last_change(before, SIDE_MIN)
         level = float(np.median(before[earlier:]))
         error = max(measure_noise(before, earlier).median_error(since - earlier), SIGMA_FLOOR)
         if level < max(math.log(thresholds.slowdown_ratio_min), thresholds.robust_z_min * error):

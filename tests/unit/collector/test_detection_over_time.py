@@ -134,6 +134,18 @@ def test_slow_rank_that_becomes_slower_is_slow_since_it_first_was() -> None:
     assert slow.slowdown_ratio == pytest.approx(2.0, rel=0.05)
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("steps", [3, 5, 8, 11])
+def test_rank_that_becomes_slower_twice_in_a_few_steps_is_slow_since_the_first(steps: int, seed: int) -> None:
+    # The first level lasts for fewer steps than a verdict takes: that is enough to tell when it began.
+    times = steady(84, seed)
+    times[40:, 5] += math.log(3.0)
+    times[40 + steps :, 5] += math.log(1.5)
+    *_, (_, (slow,)) = verdicts(times)
+    assert (slow.level_from_step, slow.change_is_seen) == (40 + steps, True)
+    assert abs(slow.since_step - 40) <= 2
+
+
 def test_small_change_while_a_rank_is_slow_is_not_when_it_became_slow() -> None:
     times = steady(600)
     times[100:, 5] += math.log(2)
