@@ -26,6 +26,7 @@ from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
 from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange, RunEvent
+from rankscope.collector.ingest.gathering import Gathering
 from rankscope.collector.ingest.receiver import Ready, Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.state.events import (
@@ -59,10 +60,8 @@ LOG = logging.getLogger("rankscope.collector")
 RECEIVES_PER_TURN_MAX: Final = 2048
 """Messages taken in before answers get their turn: at 10 us each 20 ms."""
 
-CROWD_FROM: Final = 4
-"""After so many messages at a time NAP_S is slept, so that the next turn finds many too: a turn for each message alone
-costs as much as the message."""
-NAP_S: Final = 0.01
+FULL_NAP_S: Final = 0.01
+"""Slept while the state has as much to take in as it may."""
 
 WAIT_NS_MAX: Final = NS_PER_S
 """Longest wait for a message. Answers that are to go out end it."""
@@ -86,6 +85,7 @@ class Reception:
         self._count = count
         self._refusals = RefusalLog(clock)
         self._acknowledgements = Acknowledgements()
+        self._gathering = Gathering(clock.monotonic_ns())
         self._batch = Batch()
         self._admitting = threading.Lock()
         self._ends = threading.Event()
@@ -131,7 +131,7 @@ class Reception:
         """Wait until there is something to do, and do it."""
         ready: Ready = {}
         if self._exchange.is_full:
-            time.sleep(NAP_S)
+            time.sleep(FULL_NAP_S)
         else:
             ready = self._receiver.wait(self._find_wait_ms())
         with self._exchange.turn():
@@ -141,8 +141,8 @@ class Reception:
         if received:
             self._exchange.hand_on(batch)
         self._refusals.look(self._receiver.connections_refused)
-        if len(received) >= CROWD_FROM:
-            time.sleep(NAP_S)
+        if nap_ns := self._gathering.find_nap_ns(len(received), self._clock.monotonic_ns()):
+            time.sleep(ns_to_s(nap_ns))
 
     def _find_wait_ms(self) -> int:
         wake_ns, wait_ns = self._acknowledgements.wake_ns, WAIT_NS_MAX

@@ -240,18 +240,26 @@ class RankProcess:
         return all(rank.delivery.everything_acknowledged for rank in self._ranks)
 
     def _describe(self) -> Progress:
-        ranks = self._ranks
+        welcomed = made = held = dropped = resends = refused = 0
+        for rank in self._ranks:  # in one go: a tenth of what a rank costs was to go through them for each number
+            delivery, buffer = rank.delivery, rank.buffer
+            welcomed += delivery.state is DeliveryState.WELCOMED
+            made += rank.made
+            held += len(buffer)
+            dropped += buffer.reports_dropped
+            resends += delivery.resends
+            refused += delivery.refusal is not None
         return Progress(
-            ranks=len(ranks),
-            welcomed=sum(rank.delivery.state is DeliveryState.WELCOMED for rank in ranks),
-            made=sum(rank.made for rank in ranks),
-            held=sum(len(rank.buffer) for rank in ranks),
-            reports_dropped=sum(rank.buffer.reports_dropped for rank in ranks),
-            resends=sum(rank.delivery.resends for rank in ranks),
-            refused=sum(rank.delivery.refusal is not None for rank in ranks),
+            ranks=len(self._ranks),
+            welcomed=welcomed,
+            made=made,
+            held=held,
+            reports_dropped=dropped,
+            resends=resends,
+            refused=refused,
             behind_ns=self._behind_ns,
             cpu_ns=process_time_ns(),
-            welcomed_ns=min(rank.welcomed_ns for rank in ranks),
+            welcomed_ns=min(rank.welcomed_ns for rank in self._ranks),
         )
 
 
