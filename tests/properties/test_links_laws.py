@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
@@ -44,6 +44,12 @@ def scaled(transfers_ms: Mapping[str, Floats], factor: float) -> JobView:
     return view_of(series_of([[100.0 * factor] * 8] * steps), groups=MESH, transfers=view.transfers)
 
 
+def members_of(name: str) -> set[int]:
+    """The ranks of a group, or of all siblings where they are found together, as `mesh_tp/*0`."""
+    siblings = [group for group in MESH if group == name or name.partition("*")[0] == group.partition("/")[0] + "/"]
+    return {rank for group in siblings for rank in MESH[group]}
+
+
 @given(transfers(), st.integers(-6, 30))
 def test_unit_of_time_does_not_matter(transfers_ms: dict[str, Floats], power: int) -> None:
     # Powers of two, so that the scaled numbers are exactly what they were; the past is a mean of logarithms.
@@ -52,12 +58,18 @@ def test_unit_of_time_does_not_matter(transfers_ms: dict[str, Floats], power: in
         np.testing.assert_allclose(one.slowdown_ratio or 0.0, other.slowdown_ratio or 0.0, rtol=1e-6)
 
 
+ALL_SIBLINGS_SLOW = {
+    group: np.repeat([10.0, 30.0 if group.startswith("mesh_tp/") else 10.0], [40, 40]) for group in MESH
+}
+
+
 @given(transfers(missing_ratio_max=1.0))
+@example(ALL_SIBLINGS_SLOW)
 def test_verdict_is_given_or_abstained_from_whatever_is_missing(transfers_ms: dict[str, Floats]) -> None:
     for finding in found(view_with(MESH, transfers_ms)):
         assert (finding.slowdown_ratio or 0.0) >= LINKS.slowdown_ratio_min * (1 - 1e-12)
         assert finding.evidence["robust_z"] >= LINKS.robust_z_min
-        assert set(finding.ranks) <= {rank for group in finding.groups for rank in MESH[str(group)]}
+        assert set(finding.ranks) <= {rank for group in finding.groups for rank in members_of(str(group))}
 
 
 @given(transfers())
