@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from rankscope.measure.proc_stat import parse_stat
+
 THREAD_NAME: Final = "pt_gloo_runloop"
 TASKS: Final = "/proc/self/task"
 RUNNABLE: Final = "R"
@@ -42,7 +44,6 @@ def _read_states(tasks: str) -> Iterator[str]:
         threads = os.listdir(tasks)
     for thread in threads:
         with contextlib.suppress(OSError), open(f"{tasks}/{thread}/stat", encoding="utf-8", errors="replace") as file:
-            # The name, in brackets, may hold anything; the state comes right after it.
-            head, _, rest = file.read().rpartition(") ")
-            if head.endswith(f"({THREAD_NAME}"):
-                yield rest[:1]
+            stat = parse_stat(file.read())
+            if stat is not None and stat.name == THREAD_NAME:
+                yield stat.state

@@ -12,14 +12,13 @@ import os
 import struct
 from typing import Final, NamedTuple
 
+from rankscope.measure.proc_stat import ProcessStat, parse_stat
+
 # include/uapi/linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info), whose first version has 64 bytes: mask and cgroup id,
 # eleven numbers of 32 bits (process ids and credentials), and the exit status.
 _INFO: Final = struct.Struct("=QQ11Ii")
 _PIDFD_GET_INFO: Final = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT: Final = 1 << 3
-
-_AFTER_NAME_STATE, _AFTER_NAME_START_TICKS, _AFTER_NAME_EXIT = 0, 19, 49
-"""Places after the name in /proc/PID/stat: its fields 3, 22 and 52."""
 
 
 class ExitStatus(NamedTuple):
@@ -51,25 +50,22 @@ def open_process(pid: int) -> int | None:
 
 def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
     """When the process started, in the kernel's ticks: with the id it names one process for good."""
-    fields = _read_stat(pid, proc)
-    return int(fields[_AFTER_NAME_START_TICKS]) if fields else None
+    stat = _read_stat(pid, proc)
+    return None if stat is None else stat.start_ticks
 
 
 def has_ended(pid: int, start_ticks: int | None, proc: str = "/proc") -> bool:
     """Whether that process does not run any more: gone, a zombie, or its id is another one's by now."""
-    fields = _read_stat(pid, proc)
-    if not fields or fields[_AFTER_NAME_STATE] in {"Z", "X"}:
-        return True
-    return start_ticks is not None and int(fields[_AFTER_NAME_START_TICKS]) != start_ticks
+    stat = _read_stat(pid, proc)
+    return stat is None or stat.has_ended or start_ticks not in {None, stat.start_ticks}
 
 
 def read_exit_status(pid: int, start_ticks: int | None, pidfd: int | None, proc: str = "/proc") -> ExitStatus | None:
     """How the process ended; None where nobody can say any more. Works once its parent has not, or has, taken it."""
-    fields = _read_stat(pid, proc)
-    if fields and fields[_AFTER_NAME_STATE] in {"Z", "X"} and len(fields) > _AFTER_NAME_EXIT:
-        is_same = start_ticks is None or int(fields[_AFTER_NAME_START_TICKS]) == start_ticks
-        if is_same:
-            return parse_status(int(fields[_AFTER_NAME_EXIT]))
+    stat = _read_stat(pid, proc)
+    is_it = stat is not None and stat.has_ended and start_ticks in {None, stat.start_ticks}
+    if stat is not None and stat.exit_status is not None and is_it:
+        return parse_status(stat.exit_status)
     return None if pidfd is None else _ask_kernel(pidfd)
 
 
@@ -84,8 +80,8 @@ def _ask_kernel(pidfd: int) -> ExitStatus | None:
     return None
 
 
-def _read_stat(pid: int, proc: str) -> list[str]:
-    """The fields after the process's name, which may hold anything. Empty when there is no such process."""
+def _read_stat(pid: int, proc: str) -> ProcessStat | None:
+    """None when there is no such process."""
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()
-    return []
+        return parse_stat(file.read())
+    return None

@@ -9,14 +9,13 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
+from rankscope.measure.proc_stat import parse_stat
 from rankscope.measure.stalls import KernelThread
 from rankscope.measure.units import NS_PER_S
 
 THREADS_MAX: Final = 32
 LISTED_MAX: Final = 2048
 """Threads looked at: a process with more is listed in part."""
-_STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12
-"""Places after the name in /proc/PID/task/TID/stat: its fields 3, 14 and 15."""
 _NOTHING: Final = frozenset({"", "0"})
 
 
@@ -41,22 +40,17 @@ def read_threads(pid: int, proc: str = "/proc") -> KernelView:
 
 
 def _read_thread(folder: str, number: int) -> KernelThread | None:
-    stat = _read(f"{folder}/{number}/stat")
-    if stat is None:
+    stat = parse_stat(_read(f"{folder}/{number}/stat") or "")
+    if stat is None or stat.cpu_ticks is None:
         return None
-    name = stat.partition("(")[2].rpartition(")")[0]
-    fields = stat.rpartition(")")[2].split()
-    if len(fields) <= _SYSTEM_TICKS:
-        return None
-    ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
     wait_channel = (_read(f"{folder}/{number}/wchan") or "").strip()
     return KernelThread(
         thread=number,
-        name=name[:64],
-        state=fields[_STATE],
+        name=stat.name[:64],
+        state=stat.state,
         wait_channel=None if wait_channel in _NOTHING else wait_channel[:64],
         system_call=_parse_system_call(_read(f"{folder}/{number}/syscall")),
-        cpu_ns=ticks * NS_PER_S // os.sysconf("SC_CLK_TCK"),
+        cpu_ns=stat.cpu_ticks * NS_PER_S // os.sysconf("SC_CLK_TCK"),
     )
 
 

@@ -13,6 +13,7 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
+from rankscope.agent.sidecar.cgroups import find_cgroup_folders
 from rankscope.measure.units import NS_PER_S
 
 RISE_NS_MAX: Final = 5 * NS_PER_S
@@ -65,7 +66,11 @@ class OomKills:
 
 def find_counter(pid: int, proc: str = "/proc", mounts: str = "/sys/fs/cgroup") -> Counter | None:
     """The narrowest count that concerns the process; None when the kernel has none."""
-    for folder, name in _find_cgroups(pid, proc, mounts):
+    # Where both versions are mounted, the controller of memory is v1's.
+    folders = find_cgroup_folders(f"{proc}/{pid}/cgroup", "memory", mounts)
+    places = [(folder, "memory.oom_control") for folder in folders.own]
+    places += [(folder, "memory.events") for folder in folders.shared]
+    for folder, name in places:
         path = os.path.join(folder, name)
         if read_count(path) is not None:
             return Counter(path, f"cgroup {folder.rstrip('/')}")
@@ -84,22 +89,3 @@ def read_count(path: str) -> int | None:
             if len(words) > 1 and words[0] == COUNT_FIELD:
                 return int(words[1])
     return None
-
-
-def _find_cgroups(pid: int, proc: str, mounts: str) -> list[tuple[str, str]]:
-    """(directory, file) of the process's cgroups that may count, the likeliest first. Where both versions are mounted,
-    the controller of memory is v1's. In a container the path may be the host's while only the container's own part is
-    mounted: then the mount itself is the cgroup.
-    """
-    older: list[tuple[str, str]] = []
-    newer: list[tuple[str, str]] = []
-    with contextlib.suppress(OSError), open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            number, controllers, path = [*line.rstrip("\n").split(":", 2), "", ""][:3]
-            relative = path.lstrip("/")
-            if "memory" in controllers.split(","):
-                older = [(os.path.join(mounts, "memory", part), "memory.oom_control") for part in (relative, "")]
-            elif number == "0":
-                places = (mounts, f"{mounts}/unified")
-                newer = [(os.path.join(place, part), "memory.events") for part in (relative, "") for place in places]
-    return older + newer

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from rankscope.agent.sidecar.cgroups import find_cgroup_folders
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.units import NS_PER_MS
 
@@ -55,7 +56,8 @@ def find_thread_room(cgroup: str = "/proc/self/cgroup", mounts: str = "/sys/fs/c
     """How many processes and threads may still be made, by the limits that are known; None when there is none."""
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     rooms = [] if limit == resource.RLIM_INFINITY or os.getuid() == 0 else [limit]
-    for folder in _find_pids_folders(cgroup, mounts):
+    folders = find_cgroup_folders(cgroup, "pids", mounts)
+    for folder in folders.own + folders.shared:
         most, present = _read_number(f"{folder}/pids.max"), _read_number(f"{folder}/pids.current")
         if most is not None and present is not None:
             rooms.append(most - present)
@@ -137,20 +139,6 @@ def _quiet_torch() -> Iterator[None]:
         time.sleep(0.01)  # the line is written by the server's own thread
     finally:
         level.value = before
-
-
-def _find_pids_folders(cgroup: str, mounts: str) -> list[str]:
-    with contextlib.suppress(OSError), open(cgroup, encoding="utf-8", errors="replace") as file:
-        folders = []
-        for line in file:
-            number, controllers, path = [*line.rstrip("\n").split(":", 2), "", ""][:3]
-            if "pids" in controllers.split(","):
-                folders += [f"{mounts}/pids{path}", f"{mounts}/pids"]
-            elif number == "0":
-                # In a container the path may be the host's while only the container's own part is mounted.
-                folders += [f"{mounts}{path}", mounts]
-        return folders
-    return []
 
 
 def _read_number(path: str) -> int | None:

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from rankscope.measure.proc_stat import parse_stat
+
 PROC = Path("/proc")
 
 
@@ -12,11 +14,10 @@ def is_gone(pid: int, proc: Path = PROC) -> bool:
     Only meaningful for a process of this machine and process namespace.
     """
     try:
-        status = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        stat = parse_stat((proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return not _is_known(pid)
-    # The name, in brackets, may hold anything; the state follows its last bracket.
-    return status.rpartition(")")[2].split()[0] in {"Z", "X"}
+    return stat is None or stat.has_ended
 
 
 def _is_known(pid: int) -> bool:
