@@ -22,6 +22,10 @@ class LazyRun:
         self.made += 1
         return self._make()
 
+    def outline(self) -> RunSnapshot:
+        """The picture, which is more than an outline."""
+        return self.build()
+
     def select(self, is_wanted: Callable[[int], bool]) -> RunSnapshot:
         """The picture of some ranks."""
         return self.build().select(is_wanted)

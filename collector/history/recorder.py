@@ -139,9 +139,8 @@ class Recorder:
             waiting.add_step(run, step)
         ends_now = is_last or saved.is_over
         if not self._intervals.is_due(run, saved.attempt, clocks.wall_s, is_last=ends_now):
-            return  # so that nobody has to make the picture of all ranks for it
-        picture = next(picture for picture in snapshot.runs if picture.run == run)
-        interval = self._intervals.look(picture, saved.attempt, clocks.wall_s, is_last=ends_now)
+            return  # so that nobody has to outline all ranks for it
+        interval = self._intervals.look(snapshot.outline_run(run), saved.attempt, clocks.wall_s, is_last=ends_now)
         if interval is not None:
             waiting.add_interval(run, interval)
 

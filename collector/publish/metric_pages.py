@@ -194,7 +194,8 @@ class MetricPages:
         self._texts.begin(snapshot.sizes)
         blocks = self._build_blocks(snapshot, page, rest)
         is_summary = page.path == METRICS_PATH
-        overview = build_overview(snapshot, rest) if is_summary else ()
+        told = snapshot.outline() if is_summary and not blocks else snapshot
+        overview = build_overview(told, rest) if is_summary else ()
         room, left_out = self._series_max, 0
         for measure in CATALOG:
             if measure.name == SERIES_LEFT_OUT:
@@ -202,7 +203,7 @@ class MetricPages:
             elif measure.is_per_rank:
                 family = self._render_columns(measure, blocks, rest)
             else:
-                family = _render_values(measure, _read(measure, snapshot, overview)) if is_summary else _Family(())
+                family = _render_values(measure, _read(measure, told, overview)) if is_summary else _Family(())
             rest()
             left_out += family.left_out
             if family.series > room and measure.name != SERIES_LEFT_OUT:

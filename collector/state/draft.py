@@ -86,6 +86,25 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
             **comparison.of(self.hello.identity.rank),
         )
 
+    def outline(self, comparison: Comparison) -> RankSnapshot:
+        """The picture of this life without what is told of each rank only."""
+        ending = self.ending
+        devices, totals = self.latest.devices_and_totals
+        return RankSnapshot(
+            identity=self.hello.identity,
+            up=ending is None,
+            ended=None if ending is None else ending.reason,
+            torch_version=self.hello.torch_version,
+            agent_version=self.hello.agent_version,
+            reports_admitted=self.admitted,
+            breakdown=self.breakdown,
+            totals=totals,
+            devices=devices,
+            stalled=self.stalled if ending is None else None,
+            awaited=self.awaited,
+            **comparison.outline_of(self.hello.identity.rank),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RunDraft:
@@ -114,6 +133,11 @@ class RunDraft:
     def build(self) -> RunSnapshot:
         """The picture of the run as it was then."""
         return self.select(lambda _rank: True)
+
+    def outline(self) -> RunSnapshot:
+        """The same with the outlines of its ranks."""
+        ranks = tuple([rank.outline(self.comparison) for rank in self.ranks])
+        return msgspec.structs.replace(self.head, ranks=ranks)
 
     def select(self, is_wanted: Callable[[int], bool]) -> RunSnapshot:
         """The picture of those ranks only whose number is wanted."""

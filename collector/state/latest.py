@@ -47,6 +47,8 @@ _COUNTED: Final = _make_reader("totals", "losses", "overhead_ratio", "cost")
 _HOST: Final = _make_reader("host")
 _DEVICES: Final = _make_reader("devices")
 _ALLOCATOR: Final = _make_reader("allocator")
+_TOTALS: Final = _make_reader("totals")
+_DEVICES_AND_TOTALS: Final = _make_reader("devices", "totals")
 
 
 class Latest(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +85,14 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
             return Counted()
         part = _COUNTED.decode(find_body(self._counted))
         return Counted(part.totals, part.losses, part.overhead_ratio, part.cost)
+
+    @property
+    def devices_and_totals(self) -> tuple[tuple[DeviceSample, ...], Totals]:
+        """The last sample of each GPU, and the totals of the life: what a picture of many ranks is asked for most."""
+        if self._counted and self._counted is self._devices:
+            part = _DEVICES_AND_TOTALS.decode(find_body(self._counted))
+            return part.devices, part.totals
+        return self.devices, _TOTALS.decode(find_body(self._counted)).totals if self._counted else Totals()
 
     @property
     def host(self) -> HostSample | None:

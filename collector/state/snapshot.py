@@ -89,6 +89,15 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     awaited: bool = False
 
 
+OUTLINED: Final = frozenset(
+    {
+        "identity", "up", "ended", "awaited", "stalled", "torch_version", "agent_version", "reports_admitted", "totals",
+        "devices", "breakdown", "step_ns_median", "self_ns_median", "slowdown_ratio", "wait_caused_ns_median",
+    }
+)  # fmt: skip
+"""What the measures of runs and nodes, and the history, are read from: to make only this of a rank takes a third."""
+
+
 class LostSeconds(msgspec.Struct, frozen=True, gc=False):
     """What findings of one cause that lead with a rank have cost so far, all ranks together; None: with no rank."""
 
@@ -128,6 +137,10 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def read_totals(self) -> dict[str, Totals]:
         """What each life that has reported has counted, by its boot id."""
         return {rank.identity.boot_id: rank.totals for rank in self.ranks if rank.reports_admitted}
+
+    def outline(self) -> "RunSnapshot":
+        """Itself: where all is there already nothing is spared."""
+        return self
 
     def select(self, is_wanted: Callable[[int], bool]) -> "RunSnapshot":
         """The same with those ranks only whose number is wanted."""
@@ -181,6 +194,10 @@ class Draft(Protocol):
         """Make it; it is the same whenever that is done."""
         ...
 
+    def outline(self) -> RunSnapshot:
+        """Make it with ranks that have only OUTLINED."""
+        ...
+
     def select(self, is_wanted: Callable[[int], bool]) -> RunSnapshot:
         """Make it of those ranks only whose number is wanted."""
         ...
@@ -218,18 +235,37 @@ class Snapshot:
             self._runs = runs
         return runs
 
+    def outline(self) -> "Snapshot":
+        """The same moment for who tells of runs and nodes. Its ranks have only `OUTLINED`; all else may be missing. No
+        pictures are made for it; what is made goes with what is returned.
+        """
+        return Snapshot(
+            wall_s=self.wall_s,
+            version=self.version,
+            runs=[one.outline() for one in self._runs or self._drafts],
+            counts=self.counts,
+            steps=self.steps,
+        )
+
     @property
     def sizes(self) -> dict[str, int]:
         """How many ranks each run has or is to have, by its name. No picture is made for it, nor for `read_totals`."""
         return {one.run: one.size for one in self._drafts}
 
+    def outline_run(self, run: str) -> RunSnapshot:
+        """One run as `outline` has it. Raises KeyError for a run that is not here."""
+        return self._find(run).outline()
+
     def read_totals(self, run: str) -> dict[str, Totals]:
         """What each life of a run that has reported has counted, by its boot id. Raises KeyError for a run that is not
         here.
         """
+        return self._find(run).read_totals()
+
+    def _find(self, run: str) -> RunSnapshot | Draft:
         for one in self._drafts:
             if one.run == run:
-                return one.read_totals()
+                return one
         raise KeyError(run)
 
     def select(self, choose: Callable[[str], Callable[[int], bool]]) -> tuple[RunSnapshot, ...]:

@@ -15,7 +15,7 @@ from rankscope.collector.publish.metric_pages import (
     Shard,
     parse_page,
 )
-from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.state.snapshot import OUTLINED, CollectiveTotals, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, SERIES_PER_RANK_MAX
 from rankscope.measure.exported import COLLECTIVE_KINDS_MAX, GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
 from rankscope.measure.records import AgentCost, Losses, Totals
@@ -72,6 +72,14 @@ def test_a_small_run_has_everything_on_metrics_and_no_series_on_the_page_of_rank
     snapshot = snapshot_of(3)
     assert PER_RANK - {"rankscope_rank_end_info"} <= names_of(series_of(snapshot, METRICS, metrics_ranks_max=3))
     assert names_of(series_of(snapshot, RANKS, metrics_ranks_max=3)) == {SERIES_LEFT_OUT}
+
+
+def test_metrics_of_a_large_run_take_nothing_from_a_rank_but_its_outline() -> None:
+    full = [rank_of(rank, ended=ended) for rank, ended in enumerate([None, None, "silent", "failed"])]
+    outlines = [RankSnapshot(**{name: getattr(rank, name) for name in OUTLINED}) for rank in full]
+    found, expected = (series_of(snapshot_with(*ranks), METRICS, metrics_ranks_max=3) for ranks in (outlines, full))
+    assert found == expected
+    assert len(found) > len(CATALOG) - len(PER_RANK) - 20
 
 
 def test_the_families_of_a_large_run_s_ranks_are_on_their_own_page_alone() -> None:
