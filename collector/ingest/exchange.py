@@ -18,11 +18,8 @@ TURN_WAIT_S: Final = 0.05
 """Longest wait for the other thread's turn to end: then both compute, which is slow, but nobody waits for longer."""
 
 
-class RunEvent(NamedTuple):
-    """An event of one run."""
-
-    run: str
-    event: JobEvent
+RunEvent = tuple[str, JobEvent]
+"""The name of a run, and what happens to it."""
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ import errno
 import os
 import resource
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import zmq
 
 from rankscope.collector.ingest.curve import ZAP_DOMAIN, CurveServer, FailedHandshakes, ZapHandler
@@ -74,7 +75,7 @@ def raise_open_files_limit() -> int:
     return hard
 
 
-class Received(NamedTuple):
+class Received(msgspec.Struct, frozen=True, gc=False):
     """A message, its sender's routing id (behind a relay: its address there), and the client key of its connection,
     empty where there are no keys. `frame` is the message as it came, `age_ns` how long a relay has had it.
     """

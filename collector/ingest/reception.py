@@ -25,7 +25,7 @@ from rankscope.collector.detect.clock_alignment import latest_arrival_ns
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
-from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange, RunEvent
+from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange
 from rankscope.collector.ingest.gathering import Gathering
 from rankscope.collector.ingest.receiver import Ready, Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
@@ -87,6 +87,7 @@ class Reception:
         self._acknowledgements = Acknowledgements()
         self._gathering = Gathering(clock.monotonic_ns())
         self._batch = Batch()
+        self._batch_ns, self._batch_wall_s = clock.monotonic_ns(), 0.0
         self._admitting = threading.Lock()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._work, name="rankscope-receive", daemon=True)
@@ -173,8 +174,9 @@ class Reception:
     # -- from a message to an event -----------------------------------------------------------------------------------
 
     def admit(self, received: Sequence[Received]) -> Batch:
-        """What the messages are to the state. A mistake of ours about one of them costs that one only."""
+        """What the messages are to the state; they have come now. A mistake of ours about one costs that one only."""
         batch = self._batch = Batch()
+        self._batch_ns, self._batch_wall_s = self._clock.monotonic_ns(), ns_to_s(self._clock.wall_ns())
         with self._admitting:
             for one in received:
                 try:
@@ -188,7 +190,7 @@ class Reception:
         peer, message, key = received.peer, received.message, received.key
         match message:
             case Report() | Goodbye():
-                self._admit_numbered(peer, message, received)
+                self._admit_numbered(received, message)
             case Hello():
                 self._admit_hello(peer, message, key)
             case ClockPong():
@@ -199,7 +201,7 @@ class Reception:
                 self._count("unexpected_message")
 
     def _hand_on(self, run: str, event: JobEvent) -> None:
-        self._batch.events.append(RunEvent(run, event))
+        self._batch.events.append((run, event))
 
     def _admit_hello(self, peer: bytes, hello: Hello, key: str) -> None:
         answer = self._admission.hello(peer, hello, key)
@@ -211,14 +213,13 @@ class Reception:
             self._refusals.note(answer.reason, f"rank {rank} of run {run!r}: {answer.detail}")
         self._receiver.send(peer, answer)
 
-    def _admit_numbered(self, peer: bytes, message: Report | Goodbye, received: Received) -> None:
+    def _admit_numbered(self, received: Received, message: Report | Goodbye) -> None:
+        peer, now_ns = received.peer, self._batch_ns
         verdict = self._admission.number(peer, message.sequence, received.key)
         match verdict:
             case Admitted(identity):
-                now_ns = self._clock.monotonic_ns()
                 if isinstance(message, Report):
-                    now_wall_s = ns_to_s(self._clock.wall_ns())
-                    event = ReportAdmitted(identity.boot_id, message, now_ns, now_wall_s, received.frame)
+                    event = ReportAdmitted(identity.boot_id, message, now_ns, self._batch_wall_s, received.frame)
                     self._hand_on(identity.run, event)
                 else:
                     self._hand_on(identity.run, GoodbyeAdmitted(identity.boot_id, message, now_ns))

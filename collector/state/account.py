@@ -10,7 +10,7 @@ dropped only the agent can say, and it may hold one for dropped whose acknowledg
 between two bounds: at least what is missing since the life is known here, at most all that is not here.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -47,7 +47,7 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 NOTHING_COUNTED: Final = StepCounts()
 
 
-class StepsSaid(NamedTuple):
+class StepsSaid(msgspec.Struct, frozen=True, gc=False):
     """What the agent says of its steps in its last report: as Losses and Totals have it."""
 
     made: int | None

@@ -41,7 +41,7 @@ class CountsPicture:
 
     def __init__(self, kinds: Sequence[Kind], keys: Ints, sums: Ints, group_sizes: Mapping[str, int]) -> None:
         self._kinds = kinds
-        self._keys = keys
+        self._numbers: Ints = keys & ((1 << RANK_BITS) - 1)
         self._sums = sums
         self._group_sizes = group_sizes
         ranks_end = int(keys[-1] >> RANK_BITS) + 1 if len(keys) else 0
@@ -52,8 +52,8 @@ class CountsPicture:
         if rank + 1 >= len(self._firsts):
             return ()
         first, end = self._firsts[rank : rank + 2]
-        numbers = (self._keys[first:end] & ((1 << RANK_BITS) - 1)).tolist()
-        rows = zip((self._kinds[number] for number in numbers), self._sums[first:end].tolist(), strict=True)
+        kinds = [self._kinds[number] for number in self._numbers[first:end].tolist()]
+        rows = zip(kinds, self._sums[first:end].tolist(), strict=True)
         return tuple([_build(kind, row, self._group_sizes) for kind, row in sorted(rows)])
 
 

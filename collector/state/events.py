@@ -1,18 +1,21 @@
-"""Everything that may change a job. Times are the collector's clock, `_job_ns`."""
+"""Everything that may change a job. Times are the collector's clock, `_job_ns`.
 
-from typing import NamedTuple
+There is one for each report: these are made in a third of the time that named tuples take.
+"""
+
+import msgspec
 
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive, Report
 
 
-class RankJoined(NamedTuple):
+class RankJoined(msgspec.Struct, frozen=True, gc=False):
     """A life of a rank was taken in."""
 
     hello: Hello
     now_job_ns: int
 
 
-class ReportAdmitted(NamedTuple):
+class ReportAdmitted(msgspec.Struct, frozen=True, gc=False):
     """The next report of a life, once and in order. Numbers left out before it are lost for good. `frame` is the report
     as it came, where it came in one.
     """
@@ -24,13 +27,13 @@ class ReportAdmitted(NamedTuple):
     frame: bytes = b""
 
 
-class DuplicateSeen(NamedTuple):
+class DuplicateSeen(msgspec.Struct, frozen=True, gc=False):
     """A numbered message came again and was ignored."""
 
     boot_id: str
 
 
-class GoodbyeAdmitted(NamedTuple):
+class GoodbyeAdmitted(msgspec.Struct, frozen=True, gc=False):
     """A life said how it ends."""
 
     boot_id: str
@@ -38,7 +41,7 @@ class GoodbyeAdmitted(NamedTuple):
     now_job_ns: int
 
 
-class ClockSampled(NamedTuple):
+class ClockSampled(msgspec.Struct, frozen=True, gc=False):
     """The answer to a clock ping."""
 
     boot_id: str
@@ -47,14 +50,14 @@ class ClockSampled(NamedTuple):
     received_job_ns: int
 
 
-class ProcessGone(NamedTuple):
+class ProcessGone(msgspec.Struct, frozen=True, gc=False):
     """The process of a life is not there any more, seen on the machine it ran on."""
 
     boot_id: str
     now_job_ns: int
 
 
-class EndSeen(NamedTuple):
+class EndSeen(msgspec.Struct, frozen=True, gc=False):
     """The sidecar saw the process of a life end. It may say so more than once."""
 
     boot_id: str
@@ -62,7 +65,7 @@ class EndSeen(NamedTuple):
     now_job_ns: int
 
 
-class UnresponsiveSeen(NamedTuple):
+class UnresponsiveSeen(msgspec.Struct, frozen=True, gc=False):
     """The sidecar sees that the process of a life does not answer. It says so again while that lasts."""
 
     boot_id: str
@@ -70,14 +73,14 @@ class UnresponsiveSeen(NamedTuple):
     now_job_ns: int
 
 
-class CollectorAway(NamedTuple):
+class CollectorAway(msgspec.Struct, frozen=True, gc=False):
     """The collector itself has not looked for so long: stopped, suspended, or its clock has jumped."""
 
     away_ns: int
     now_job_ns: int
 
 
-class Tick(NamedTuple):
+class Tick(msgspec.Struct, frozen=True, gc=False):
     """Time has passed. `looks`: detection is to look, which in a large run costs more than all else of a tick."""
 
     now_job_ns: int

@@ -62,9 +62,9 @@ class NamedRanks(WireRanks):
                     pid = self._pids.pop(known.rank)
                     identity = msgspec.structs.replace(identity, pid=pid, machine_id=read_machine_id())
                 hello = msgspec.structs.replace(hello, identity=identity, agent_version=__version__)
-                return super().handle(event._replace(hello=hello))
+                return super().handle(msgspec.structs.replace(event, hello=hello))
             case ReportAdmitted() | GoodbyeAdmitted():
-                return super().handle(event._replace(boot_id=self._name(event.boot_id)))
+                return super().handle(msgspec.structs.replace(event, boot_id=self._name(event.boot_id)))
         return []
 
     def _name(self, boot_id: str) -> str:

@@ -114,11 +114,12 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_an_allowed_agent_is_heard_with_its_key_and_answered(folder: Folder) -> None:
     with joined(folder.serve(), folder.for_agent()) as pair:
-        peer, hello, key = pair.wait_for_message()[:3]
+        received = pair.wait_for_message()
+        hello = received.message
         assert isinstance(hello, Hello)
         assert hello.hello_number >= 1  # one that was made before there was a connection is made anew
         known = msgspec.structs.replace(hello, hello_number=0)
-        assert (peer, known, key) == (BOOT_ID.encode(), hello_from(1), folder.agent.public)
+        assert (received.peer, known, received.key) == (BOOT_ID.encode(), hello_from(1), folder.agent.public)
         pair.receiver.send(BOOT_ID.encode(), Welcome(admitted_through=0))
         pair.sender.push(1, encode(Report(sequence=1, host_ns=0)), 0)
         while not isinstance(pair.wait_for_message().message, Report):

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX
 from rankscope.collector.ingest.admission import Admission
-from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Exchange, RunEvent
+from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Exchange
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.state.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, Tick
@@ -166,7 +166,7 @@ def test_who_is_not_known_is_asked_for_a_hello_and_not_acknowledged(world: World
 
 
 def test_while_the_state_is_behind_nothing_more_is_read(world: World) -> None:
-    world.exchange.hand_on(Batch(events=[RunEvent("r", Tick(0, 0.0))] * EVENTS_WAITING_MAX))
+    world.exchange.hand_on(Batch(events=[("r", Tick(0, 0.0))] * EVENTS_WAITING_MAX))
     world.wire.waiting.append(Received(*hello(0)))
     world.reception.turn()
     assert len(world.wire.waiting) == 1
