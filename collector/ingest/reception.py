@@ -159,7 +159,9 @@ class Reception:
                 case AskForClock(boot_id):
                     peer = self._admission.peer_of(boot_id)
                     if peer is not None:
-                        self._receiver.send(peer, ClockPing(job_ns=self._clock.monotonic_ns()))
+                        asked_ns = self._clock.monotonic_ns()
+                        self._receiver.send(peer, ClockPing(job_ns=asked_ns))
+                        self._gathering.expect_answers(asked_ns)
         due = self._acknowledgements.take_due(now_ns + AGE_NS_MAX if is_last else now_ns)
         for peer, through in due.items():
             self._receiver.send(peer, Ack(through=through))

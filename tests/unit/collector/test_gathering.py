@@ -2,7 +2,14 @@
 
 import pytest
 
-from rankscope.collector.ingest.gathering import MESSAGES_WANTED, NAP_NS_MAX, NAP_NS_MIN, Gathering
+from rankscope.collector.ingest.gathering import (
+    ANSWER_NAP_NS,
+    ANSWERS_COME_NS,
+    MESSAGES_WANTED,
+    NAP_NS_MAX,
+    NAP_NS_MIN,
+    Gathering,
+)
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 TURNS = 100
@@ -60,3 +67,17 @@ def test_turn_that_finds_nothing_changes_nothing() -> None:
 
 def test_messages_of_one_moment_are_many() -> None:
     assert Gathering(7).find_nap_ns(1, 7) == NAP_NS_MIN
+
+
+def test_naps_are_short_while_answers_to_what_time_it_is_are_to_come() -> None:
+    gathering, now_ns = Gathering(0), NS_PER_S
+    gathering.find_nap_ns(1, now_ns)
+    gathering.expect_answers(now_ns)
+    naps = [gathering.find_nap_ns(10, now_ns := now_ns + ANSWERS_COME_NS // 4) for _ in range(5)]
+    assert naps == [ANSWER_NAP_NS] * 3 + [NAP_NS_MAX] * 2
+
+
+def test_answers_that_are_to_come_make_nobody_wait_who_would_not() -> None:
+    gathering = Gathering(0)
+    gathering.expect_answers(NS_PER_S)
+    assert gathering.find_nap_ns(1, NS_PER_S + NS_PER_MS) == 0
