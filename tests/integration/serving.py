@@ -6,6 +6,7 @@ what it saw last. Nothing here waits for a time to pass.
 
 import contextlib
 import json
+import math
 import os
 import random
 import select
@@ -241,6 +242,12 @@ def have_stepped(run: RunSnapshot, steps: int) -> bool:
 def have_ended(run: RunSnapshot) -> bool:
     """Whether the collector knows of every rank how it ended."""
     return len(run.ranks) == run.world_size and all(rank.ended is not None for rank in run.ranks)
+
+
+def knows_clocks(run: RunSnapshot, error_ns_max: float = math.inf) -> bool:
+    """Whether the collector knows the clock of every rank, each with a smaller error than that."""
+    errors_ns = [rank.clock_error_ns for rank in run.ranks if rank.clock_error_ns is not None]
+    return len(errors_ns) == run.world_size and max(errors_ns) < error_ns_max
 
 
 def find_rank(run: RunSnapshot, number: int) -> RankSnapshot:

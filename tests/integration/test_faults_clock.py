@@ -15,7 +15,7 @@ from rankscope.measure.units import NS_PER_S, HostNs, WallNs, s_to_ns
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, wait_for_accounts
 from tests.integration.light_ranks import crew_of, made_by, wait_for_acknowledgements
-from tests.integration.serving import Api, find_rank
+from tests.integration.serving import Api, find_rank, knows_clocks
 from tests.integration.test_faults_collector import RANKS, RUN
 
 HOUR_S = 3600.0
@@ -97,7 +97,7 @@ def test_a_collector_that_was_away_for_long_takes_no_rank_for_silent_and_knows_t
     clock = JumpingClock()
     with collecting(tmp_path / "store.db", clock) as api, crew_of(RUN, RANKS, api.endpoint) as crew:
         wait_for_accounts(api, RUN, made_by(crew))
-        api.wait_for_run(RUN, lambda run: all(rank.clock_error_ns is not None for rank in run.ranks))
+        api.wait_for_run(RUN, knows_clocks)
         fault = Fault(
             f"the monotonic clock of the collector's host jumps by {jump_s:+,.0f} s",
             "nobody counts as silent for it; offsets are known anew from the next answers",
@@ -105,9 +105,7 @@ def test_a_collector_that_was_away_for_long_takes_no_rank_for_silent_and_knows_t
         clock.monotonic_jump_s = jump_s
         fault.is_over()
         wait_for_acknowledgements(crew, 10)
-        run = api.wait_for_run(
-            RUN, lambda run: all((rank.clock_error_ns or NS_PER_S) < NS_PER_S // 10 for rank in run.ranks)
-        )
+        run = api.wait_for_run(RUN, lambda run: knows_clocks(run, error_ns_max=NS_PER_S / 10))
         fault.is_delivered()
         assert [rank.ended for rank in run.ranks] == [None] * RANKS
         assert [find_rank(run, rank).first_sequence for rank in range(RANKS)] == [1] * RANKS

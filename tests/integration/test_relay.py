@@ -9,11 +9,12 @@ import psutil
 import pytest
 
 from rankscope.measure.shards import choose_collector
+from rankscope.measure.units import NS_PER_MS
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, sized, wait_for_accounts
 from tests.integration.light_ranks import Crew, crew_of, made_by, wait_for_acknowledgements, wait_for_reports
 from tests.integration.relaying import relaying
-from tests.integration.serving import Served, find_fixed_port, find_rank, have_ended, serving, wait_for
+from tests.integration.serving import Served, find_fixed_port, find_rank, have_ended, knows_clocks, serving, wait_for
 from tests.integration.torchrun import AGENT, OFTEN, run, torchrun
 from tests.integration.wire_peer import read_counts
 
@@ -46,7 +47,7 @@ def test_ranks_behind_a_relay_are_seen_as_if_they_had_come_alone_in_far_fewer_ba
     with serving() as served, relaying(served.endpoint) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
         # 40 reports a second of each of 4 ranks, in 10 batches a second: 16 in each.
         wait_for_acknowledgements(crew, 60)
-        seen = served.wait_for_run(RUN, lambda run: all(rank.clock_error_ns is not None for rank in run.ranks))
+        seen = served.wait_for_run(RUN, knows_clocks)
         assert [(rank.identity.rank, rank.up) for rank in seen.ranks] == [(rank, True) for rank in range(RANKS)]
         assert read_number(served, "rankscope_relays") == 1
         batches, frames = (
@@ -63,9 +64,7 @@ def test_the_clock_of_a_rank_is_known_to_within_the_error_that_is_told_though_it
     would be 50 ms: a bound below that shows that the waiting is taken off.
     """
     with serving() as served, relaying(served.endpoint) as relay, crew_of(RUN, RANKS, relay.endpoint):
-        seen = served.wait_for_run(
-            RUN, lambda run: all((rank.clock_error_ns or 10**9) < 40_000_000 for rank in run.ranks)
-        )
+        seen = served.wait_for_run(RUN, lambda run: knows_clocks(run, error_ns_max=40 * NS_PER_MS))
         assert len(seen.ranks) == RANKS
 
 
