@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from rankscope.measure.proc_stat import parse_stat
+from rankscope.measure.proc_stat import read_stat
 
 THREAD_NAME: Final = "pt_gloo_runloop"
 TASKS: Final = "/proc/self/task"
@@ -43,7 +43,6 @@ def _read_states(tasks: str) -> Iterator[str]:
     with contextlib.suppress(OSError):
         threads = os.listdir(tasks)
     for thread in threads:
-        with contextlib.suppress(OSError), open(f"{tasks}/{thread}/stat", encoding="utf-8", errors="replace") as file:
-            stat = parse_stat(file.read())
-            if stat is not None and stat.name == THREAD_NAME:
-                yield stat.state
+        stat = read_stat(f"{tasks}/{thread}")
+        if stat is not None and stat.name == THREAD_NAME:
+            yield stat.state

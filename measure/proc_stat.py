@@ -1,5 +1,6 @@
-"""What Linux says of a process, or of one of its threads, in the file `stat` of /proc: proc(5). Pure."""
+"""What Linux says of a process, or of one of its threads, in the file `stat` of /proc: proc(5)."""
 
+import contextlib
 from typing import Final, NamedTuple
 
 _STATE, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS, _EXIT_STATUS = 0, 11, 12, 19, 49
@@ -22,6 +23,13 @@ class ProcessStat(NamedTuple):
     def has_ended(self) -> bool:
         """Whether it only waits for its parent to notice."""
         return self.state in _ENDED
+
+
+def read_stat(folder: str) -> ProcessStat | None:
+    """What stands there of a process, `/proc/PID`, or of a thread, `/proc/PID/task/TID`; None when nothing does."""
+    with contextlib.suppress(OSError), open(f"{folder}/stat", encoding="utf-8", errors="replace") as file:
+        return parse_stat(file.read())
+    return None
 
 
 def parse_stat(text: str) -> ProcessStat | None:

@@ -12,7 +12,7 @@ import os
 import struct
 from typing import Final, NamedTuple
 
-from rankscope.measure.proc_stat import ProcessStat, parse_stat
+from rankscope.measure.proc_stat import read_stat
 
 # include/uapi/linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info), whose first version has 64 bytes: mask and cgroup id,
 # eleven numbers of 32 bits (process ids and credentials), and the exit status.
@@ -50,23 +50,22 @@ def open_process(pid: int) -> int | None:
 
 def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
     """When the process started, in the kernel's ticks: with the id it names one process for good."""
-    stat = _read_stat(pid, proc)
+    stat = read_stat(f"{proc}/{pid}")
     return None if stat is None else stat.start_ticks
 
 
 def has_ended(pid: int, start_ticks: int | None, proc: str = "/proc") -> bool:
     """Whether that process does not run any more: gone, a zombie, or its id is another one's by now."""
-    stat = _read_stat(pid, proc)
+    stat = read_stat(f"{proc}/{pid}")
     return stat is None or stat.has_ended or start_ticks not in {None, stat.start_ticks}
 
 
 def read_exit_status(pid: int, start_ticks: int | None, pidfd: int | None, proc: str = "/proc") -> ExitStatus | None:
     """How the process ended; None where nobody can say any more. Works once its parent has not, or has, taken it."""
-    stat = _read_stat(pid, proc)
-    is_it = stat is not None and stat.has_ended and start_ticks in {None, stat.start_ticks}
-    if stat is not None and stat.exit_status is not None and is_it:
-        return parse_status(stat.exit_status)
-    return None if pidfd is None else _ask_kernel(pidfd)
+    stat = read_stat(f"{proc}/{pid}")
+    if stat is None or not stat.has_ended or stat.exit_status is None or start_ticks not in {None, stat.start_ticks}:
+        return None if pidfd is None else _ask_kernel(pidfd)
+    return parse_status(stat.exit_status)
 
 
 def _ask_kernel(pidfd: int) -> ExitStatus | None:
@@ -77,11 +76,4 @@ def _ask_kernel(pidfd: int) -> ExitStatus | None:
         mask, *_, status = _INFO.unpack(block)
         if mask & _PIDFD_INFO_EXIT:
             return parse_status(status)
-    return None
-
-
-def _read_stat(pid: int, proc: str) -> ProcessStat | None:
-    """None when there is no such process."""
-    with contextlib.suppress(OSError), open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return parse_stat(file.read())
     return None

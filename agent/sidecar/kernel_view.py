@@ -9,7 +9,7 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
-from rankscope.measure.proc_stat import parse_stat
+from rankscope.measure.proc_stat import read_stat
 from rankscope.measure.stalls import KernelThread
 from rankscope.measure.units import NS_PER_S
 
@@ -40,7 +40,7 @@ def read_threads(pid: int, proc: str = "/proc") -> KernelView:
 
 
 def _read_thread(folder: str, number: int) -> KernelThread | None:
-    stat = parse_stat(_read(f"{folder}/{number}/stat") or "")
+    stat = read_stat(f"{folder}/{number}")
     if stat is None or stat.cpu_ticks is None:
         return None
     wait_channel = (_read(f"{folder}/{number}/wchan") or "").strip()

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from rankscope.measure.proc_stat import parse_stat
+from rankscope.measure.proc_stat import read_stat
 
 PROC = Path("/proc")
 
@@ -13,11 +13,8 @@ def is_gone(pid: int, proc: Path = PROC) -> bool:
 
     Only meaningful for a process of this machine and process namespace.
     """
-    try:
-        stat = parse_stat((proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return not _is_known(pid)
-    return stat is None or stat.has_ended
+    stat = read_stat(f"{proc}/{pid}")
+    return not _is_known(pid) if stat is None else stat.has_ended
 
 
 def _is_known(pid: int) -> bool:

@@ -128,7 +128,7 @@ class RunDraft:
 
     def read_totals(self) -> dict[str, Totals]:
         """What each life that has reported has counted, by its boot id."""
-        return {rank.hello.identity.boot_id: rank.latest.counted.totals for rank in self.ranks if rank.admitted}
+        return {rank.hello.identity.boot_id: rank.latest.totals for rank in self.ranks if rank.admitted}
 
     def build(self) -> RunSnapshot:
         """The picture of the run as it was then."""

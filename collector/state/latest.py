@@ -87,12 +87,17 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
         return Counted(part.totals, part.losses, part.overhead_ratio, part.cost)
 
     @property
+    def totals(self) -> Totals:
+        """Those of `counted`, without making the rest."""
+        return _TOTALS.decode(find_body(self._counted)).totals if self._counted else Totals()
+
+    @property
     def devices_and_totals(self) -> tuple[tuple[DeviceSample, ...], Totals]:
-        """The last sample of each GPU, and the totals of the life: what a picture of many ranks is asked for most."""
+        """Both, in three quarters of the time where they are in one report, as mostly."""
         if self._counted and self._counted is self._devices:
             part = _DEVICES_AND_TOTALS.decode(find_body(self._counted))
             return part.devices, part.totals
-        return self.devices, _TOTALS.decode(find_body(self._counted)).totals if self._counted else Totals()
+        return self.devices, self.totals
 
     @property
     def host(self) -> HostSample | None:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.keys import ALLOWED, COLLECTOR, DEFAULT_CLIENT, make_keys
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
+from rankscope.measure.proc_stat import read_stat
 from tests.benchmarks.load_ranks import raise_open_files
 from tests.benchmarks.overhead import clean_environment, end
 from tests.integration.fault_figures import read_peak_bytes, read_resident_bytes
@@ -99,12 +100,10 @@ class LoadCollector:
         """What it has used up to now."""
         folder = Path(f"/proc/{self.pid}")
         cpu_s: dict[str, float] = {}
-        for task in folder.glob("task/*/stat"):
-            # The name, in brackets, may hold anything; user and system time are the 14th and 15th field.
-            head, _, rest = task.read_text().rpartition(")")
-            fields = rest.split()
-            name = head.partition("(")[2]
-            cpu_s[name] = cpu_s.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        for task in folder.glob("task/*"):
+            stat = read_stat(str(task))
+            if stat is not None and stat.cpu_ticks is not None:  # else it has just ended
+                cpu_s[stat.name] = cpu_s.get(stat.name, 0.0) + stat.cpu_ticks / _TICKS_PER_S
         return Usage(cpu_s, read_resident_bytes(self.pid), read_peak_bytes(self.pid))
 
     def read_log(self) -> str:

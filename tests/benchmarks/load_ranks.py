@@ -241,7 +241,7 @@ class RankProcess:
 
     def _describe(self) -> Progress:
         welcomed = made = held = dropped = resends = refused = 0
-        for rank in self._ranks:  # in one go: a tenth of what a rank costs was to go through them for each number
+        for rank in self._ranks:  # in one walk: one for each number was a tenth of what a rank costs
             delivery, buffer = rank.delivery, rank.buffer
             welcomed += delivery.state is DeliveryState.WELCOMED
             made += rank.made

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.measure.proc_stat import read_stat
 from tests.integration.faults import PageAccount
 from tests.integration.serving import Served
 
@@ -129,8 +130,10 @@ def read_resident_bytes(pid: int) -> int:
 
 def read_cpu_s(pid: int) -> float:
     """CPU time of a process since its start, all threads, in user and system mode, from /proc."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    stat = read_stat(f"/proc/{pid}")
+    if stat is None or stat.cpu_ticks is None:
+        raise ProcessLookupError(f"there is no process {pid}")
+    return stat.cpu_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _read_status(pid: int, name: str) -> int:

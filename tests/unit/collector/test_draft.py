@@ -8,6 +8,11 @@ from tests.lazy_runs import LazyRun
 from tests.unit.collector.job_stories import Story, boot_of
 
 
+def snapshot_of(story: Story) -> Snapshot:
+    """The present moment of a story, with its picture still to be made."""
+    return Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns)])
+
+
 def test_a_picture_made_later_shows_the_moment_it_was_taken_at() -> None:
     story = Story(3).join().train(20).tick()
     taken = story.job.draft(story.now_ns)
@@ -44,7 +49,7 @@ def is_odd(rank: int) -> bool:
 def test_the_pictures_of_some_ranks_are_those_of_them_among_all() -> None:
     """Whether they are made of the draft, which nobody keeps, or were made before."""
     story = Story(5).join().train(3)
-    snapshot = Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns)])
+    snapshot = snapshot_of(story)
     (alone,) = snapshot.select(lambda _run: is_odd)
     (whole,) = snapshot.runs
     assert [rank.identity.rank for rank in alone.ranks] == [1, 3]
@@ -67,7 +72,7 @@ def test_what_the_lives_have_counted_is_read_without_their_pictures() -> None:
     story = Story(2).join()
     before = story.job.draft(story.now_ns)
     story.train(4)
-    snapshot = Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns)])
+    snapshot = snapshot_of(story)
     counted = snapshot.read_totals("story")
     assert counted == snapshot.runs[0].read_totals()
     assert {life: totals.steps for life, totals in counted.items()} == {boot_of(0): 4, boot_of(1): 4}
@@ -107,7 +112,3 @@ def test_pictures_that_were_made_are_their_own_outlines() -> None:
     assert snapshot.outline().runs == whole
     with pytest.raises(KeyError):
         snapshot.outline_run("other")
-
-
-def snapshot_of(story: Story) -> Snapshot:
-    return Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns)])

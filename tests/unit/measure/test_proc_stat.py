@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.measure.proc_stat import ProcessStat, parse_stat
+from rankscope.measure.proc_stat import ProcessStat, parse_stat, read_stat
 
 WHOLE = "4242 (python) S " + " ".join(str(field) for field in range(4, 53)) + "\n"
 """Each field from the fourth on is its own number, as proc(5) counts them."""
@@ -39,8 +39,12 @@ def test_what_is_no_such_file_is_nothing(text: str) -> None:
 
 
 def test_this_process_runs() -> None:
-    found = parse_stat(Path(f"/proc/{os.getpid()}/stat").read_text())
+    found = read_stat(f"/proc/{os.getpid()}")
     assert found is not None
     assert (found.has_ended, found.exit_status) == (False, 0)
     assert found.start_ticks is not None
     assert found.start_ticks > 0
+
+
+def test_nothing_is_read_where_there_is_no_process(tmp_path: Path) -> None:
+    assert read_stat(str(tmp_path / "42")) is None
