@@ -33,6 +33,8 @@ class Batch:
     """Peers that wait for it: the last message of a life, or one that came a second time."""
     notices: list[tuple[bytes, int]] = field(default_factory=list)
     """Notices of sidecars, each acknowledged by its own number."""
+    messages: int = 0
+    """How many it was made of."""
 
 
 class AskForClock(NamedTuple):

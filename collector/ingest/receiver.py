@@ -174,22 +174,24 @@ class Receiver:
         Waits at most `timeout_ms` for the first frame, for somebody who wants to connect or for a watched file, and for
         no second one.
         """
-        return self.take(self.wait(timeout_ms), batch_max)
+        return list(self.take(self.wait(timeout_ms), batch_max))
 
     def wait(self, timeout_ms: int) -> Ready:
         """The first half of `poll`: what `take` then finds."""
         self._send_answers()
         return dict(self._poller.poll(timeout_ms))
 
-    def take(self, ready: Ready, batch_max: int) -> list[Received]:
-        """The second half of `poll`, also when somebody else has polled. A relay's batch is taken as a whole."""
-        received: list[Received] = []
+    def take(self, ready: Ready, batch_max: int) -> Iterator[Received]:
+        """The second half of `poll`, also when somebody else has polled: each is read when it is asked for. A relay's
+        batch is taken as a whole.
+        """
         if self._zap is not None and self._zap.socket in ready:
             self._zap.answer()
         if self._failed.socket in ready:
             self._failed.count()
         if self._router not in ready:
-            return received
+            return
+        taken = 0
         for _ in range(batch_max):
             try:
                 peer, frames, key = self._receive()
@@ -198,12 +200,14 @@ class Receiver:
             self.frames_received += 1
             message = None if self._is_forged(peer) else self._decode(peer, frames)
             if self._relays is not None and isinstance(message, (RelayHello, Relayed)):
-                received.extend(self._take_relayed(self._relays, peer, message, key))
+                for one in self._take_relayed(self._relays, peer, message, key):
+                    taken += 1
+                    yield one
             elif message is not None:
-                received.append(Received(peer, message, key, frames[0]))
-            if len(received) >= batch_max:
+                taken += 1
+                yield Received(peer, message, key, frames[0])
+            if taken >= batch_max:
                 break
-        return received
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message to a peer that has sent one; counted when it cannot be."""

@@ -16,7 +16,7 @@ bounded too, in the sockets and in the agents.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -39,6 +39,7 @@ from rankscope.collector.state.events import (
     ReportAdmitted,
     UnresponsiveSeen,
 )
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
@@ -136,13 +137,12 @@ class Reception:
         else:
             ready = self._receiver.wait(self._find_wait_ms())
         with self._exchange.turn():
-            received = self._receiver.take(ready, RECEIVES_PER_TURN_MAX)
-            batch = self.admit(received)
+            batch = self.admit(self._receiver.take(ready, RECEIVES_PER_TURN_MAX))
             self._answer(self._clock.monotonic_ns())
-        if received:
+        if batch.messages:
             self._exchange.hand_on(batch)
         self._refusals.look(self._receiver.connections_refused)
-        if nap_ns := self._gathering.find_nap_ns(len(received), self._clock.monotonic_ns()):
+        if nap_ns := self._gathering.find_nap_ns(batch.messages, self._clock.monotonic_ns()):
             time.sleep(ns_to_s(nap_ns))
 
     def _find_wait_ms(self) -> int:
@@ -175,12 +175,15 @@ class Reception:
 
     # -- from a message to an event -----------------------------------------------------------------------------------
 
-    def admit(self, received: Sequence[Received]) -> Batch:
-        """What the messages are to the state; they have come now. A mistake of ours about one costs that one only."""
+    def admit(self, received: Iterable[Received]) -> Batch:
+        """What the messages are to the state; they have come now. A mistake of ours about one costs that one only. Each
+        is let go of before the next one is read.
+        """
         batch = self._batch = Batch()
         self._batch_ns, self._batch_wall_s = self._clock.monotonic_ns(), ns_to_s(self._clock.wall_ns())
         with self._admitting:
             for one in received:
+                batch.messages += 1
                 try:
                     self._admit(one)
                 except Exception:
@@ -221,8 +224,8 @@ class Reception:
         match verdict:
             case Admitted(identity):
                 if isinstance(message, Report):
-                    event = ReportAdmitted(identity.boot_id, message, now_ns, self._batch_wall_s, received.frame)
-                    self._hand_on(identity.run, event)
+                    report = Excerpt.of(message, received.frame)
+                    self._hand_on(identity.run, ReportAdmitted(identity.boot_id, report, now_ns, self._batch_wall_s))
                 else:
                     self._hand_on(identity.run, GoodbyeAdmitted(identity.boot_id, message, now_ns))
                     self._batch.at_once.add(peer)

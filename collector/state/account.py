@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.measure.messages import Report
+from rankscope.collector.state.excerpt import Excerpt, StepsSaid
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -45,16 +45,6 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 NOTHING_COUNTED: Final = StepCounts()
-
-
-class StepsSaid(msgspec.Struct, frozen=True, gc=False):
-    """What the agent says of its steps in its last report: as Losses and Totals have it."""
-
-    made: int | None
-    buffered: int | None
-    overwritten: int
-    dropped_in_reports: int
-    reported: int
 
 
 class StepDraft(msgspec.Struct, frozen=True, gc=False):
@@ -117,25 +107,18 @@ class StepAccount:
         self._saved_dropped = dropped_said
         self._restored = counts
 
-    def take(self, report: Report, late: int) -> None:
+    def take(self, report: Excerpt, late: int) -> None:
         """A report was admitted; `late` of its step records came too late to be compared."""
-        rows = report.steps.row_count
+        rows, said = report.steps.row_count, report.said
         if self._reported_before is None:
-            self._reported_before = 0 if self._is_known_from_birth else max(0, report.totals.steps - rows)
+            self._reported_before = 0 if self._is_known_from_birth else max(0, said.reported - rows)
         if self._saved_reported is not None:
-            dropped_since = max(0, report.losses.steps_dropped_in_reports - self._saved_dropped)
-            self._published += max(0, report.totals.steps - rows - self._saved_reported - dropped_since)
+            dropped_since = max(0, said.dropped_in_reports - self._saved_dropped)
+            self._published += max(0, said.reported - rows - self._saved_reported - dropped_since)
             self._saved_reported = None
         self._published += rows - late
         self.late += late
-        losses = report.losses
-        self._said = StepsSaid(
-            losses.steps_made,
-            losses.steps_buffered,
-            losses.steps_overwritten,
-            losses.steps_dropped_in_reports,
-            report.totals.steps,
-        )
+        self._said = said
 
     def draft(self) -> StepDraft:
         """What the account of this moment is computed from."""

@@ -5,7 +5,8 @@ There is one for each report: these are made in a third of the time that named t
 
 import msgspec
 
-from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive, Report
+from rankscope.collector.state.excerpt import Excerpt
+from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive
 
 
 class RankJoined(msgspec.Struct, frozen=True, gc=False):
@@ -16,15 +17,12 @@ class RankJoined(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportAdmitted(msgspec.Struct, frozen=True, gc=False):
-    """The next report of a life, once and in order. Numbers left out before it are lost for good. `frame` is the report
-    as it came, where it came in one.
-    """
+    """The next report of a life, once and in order. Numbers left out before it are lost for good."""
 
     boot_id: str
-    report: Report
+    report: Excerpt
     now_job_ns: int
     now_wall_s: float
-    frame: bytes = b""
 
 
 class DuplicateSeen(msgspec.Struct, frozen=True, gc=False):

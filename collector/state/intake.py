@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.waits import KindColumns
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.window import StepWindow
-from rankscope.measure.messages import Report
 from rankscope.measure.table import stack_tables
 
 
@@ -21,7 +21,7 @@ class Waiting(NamedTuple):
     """A report that was admitted, and its rank."""
 
     rank: RankState
-    report: Report
+    report: Excerpt
 
 
 class Intake:
@@ -31,7 +31,7 @@ class Intake:
         self._window = window
         self._waiting: list[Waiting] = []
 
-    def add(self, rank: RankState, report: Report) -> None:
+    def add(self, rank: RankState, report: Excerpt) -> None:
         """One more; reports of one rank come in their order."""
         self._waiting.append(Waiting(rank, report))
 
@@ -71,7 +71,7 @@ class Intake:
         return kinds
 
 
-def find_end_of_steps(report: Report, now_job_ns: int) -> int:
+def find_end_of_steps(report: Excerpt, now_job_ns: int) -> int:
     """When the last step of a report that comes now ended: so long ago as it had when the report was made."""
     if not report.steps.row_count:
         return now_job_ns

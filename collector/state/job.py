@@ -196,15 +196,13 @@ class JobState:
             return
         report = event.report
         self.last_change_job_ns = event.now_job_ns
-        rank.take(report, event.now_job_ns, event.now_wall_s, event.frame)
+        rank.take(report, event.now_job_ns, event.now_wall_s)
         for group in report.groups or ():
             self._learn_group(attempt, group)
         attempt.intake.add(rank, report)
-        if report.totals.step_ns > attempt.step_ns:
-            self._goodput.take_steps(
-                find_end_of_steps(report, event.now_job_ns), report.totals.step_ns - attempt.step_ns
-            )
-            attempt.step_ns = report.totals.step_ns
+        if report.step_ns > attempt.step_ns:
+            self._goodput.take_steps(find_end_of_steps(report, event.now_job_ns), report.step_ns - attempt.step_ns)
+            attempt.step_ns = report.step_ns
 
     def _learn_group(self, attempt: Attempt, group: GroupInfo) -> None:
         """A rank tells who is in a group; mostly somebody has before."""

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.measure.codec import encode, find_body
 from rankscope.measure.messages import Report
 from rankscope.measure.records import AgentCost, AllocatorSample, DeviceSample, HostSample, Losses, Totals
@@ -43,6 +44,10 @@ def _make_reader(*names: str) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(part)
 
 
+_KEPT_FIELDS: Final = (
+    "sequence", "host_ns", "host", "devices", "totals", "losses", "overhead_ratio", "cost", "allocator",
+)  # fmt: skip
+_KEPT: Final = _make_reader(*_KEPT_FIELDS)
 _COUNTED: Final = _make_reader("totals", "losses", "overhead_ratio", "cost")
 _HOST: Final = _make_reader("host")
 _DEVICES: Final = _make_reader("devices")
@@ -67,14 +72,13 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
         frame = encode(Report(sequence=1, host_ns=0, totals=totals, losses=losses, devices=devices))
         return cls(frame, b"", frame)
 
-    def after(self, report: Report, frame: bytes = b"") -> "Latest":
-        """The same with what a report has that is newer. `frame` is the report as it came, where that is known."""
-        if not 0 < len(frame) <= FRAME_BYTES_KEPT:
-            frame = _pack(report)
+    def after(self, report: Excerpt) -> "Latest":
+        """The same with what a report has that is newer."""
+        frame = report.frame if len(report.frame) <= FRAME_BYTES_KEPT else _pack(report.frame)
         return Latest(
             frame,
-            self._host if report.host is None else frame,
-            frame if report.devices else self._devices,
+            frame if report.has_host else self._host,
+            frame if report.has_devices else self._devices,
             self._allocator if report.allocator is None else frame,
         )
 
@@ -115,20 +119,10 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
         return _ALLOCATOR.decode(find_body(self._allocator)).allocator if self._allocator else None
 
 
-def _pack(report: Report) -> bytes:
-    return encode(
-        Report(
-            sequence=report.sequence,
-            host_ns=report.host_ns,
-            host=report.host,
-            devices=report.devices,
-            totals=report.totals,
-            losses=report.losses,
-            overhead_ratio=report.overhead_ratio,
-            cost=report.cost,
-            allocator=report.allocator,
-        )
-    )
+def _pack(frame: bytes) -> bytes:
+    """The frame of a report that has nothing but what is kept of this one."""
+    part = _KEPT.decode(find_body(frame))
+    return encode(Report(**{name: getattr(part, name) for name in _KEPT_FIELDS}))
 
 
 NOTHING_REPORTED: Final = Latest()

@@ -10,13 +10,14 @@ from rankscope.collector.state.account import StepAccount
 from rankscope.collector.state.collective_counts import CountsPicture
 from rankscope.collector.state.comparison import NOT_COMPARED
 from rankscope.collector.state.draft import RankDraft
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.latest import NOTHING_REPORTED, Latest
 from rankscope.collector.state.rings import BreakdownRing, PackedRing, PauseRing
 from rankscope.collector.state.saved import Clocks, LifeDraft, SavedLife
 from rankscope.collector.state.snapshot import RankSnapshot
 from rankscope.collector.state.vitals import Vitals
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello, Report
+from rankscope.measure.messages import Hello
 from rankscope.measure.records import WindowBreakdown
 
 BREAKDOWNS_KEPT = 32
@@ -111,23 +112,23 @@ class RankState:
         if self.is_live:
             self.last_seen_job_ns = min(now_job_ns, self.last_seen_job_ns + away_ns)
 
-    def take(self, report: Report, now_job_ns: int, now_wall_s: float, frame: bytes = b"") -> None:
-        """Everything of a report but its steps and collectives. `frame` is the report as it came."""
+    def take(self, report: Excerpt, now_job_ns: int, now_wall_s: float) -> None:
+        """Everything of a report but its steps and collectives."""
         dropped = 0  # asked for only of a rank that a collector before this one knew
         if self.is_awaited:
-            dropped = report.losses.reports_dropped - self.latest.counted.losses.reports_dropped
+            dropped = report.reports_dropped - self.latest.counted.losses.reports_dropped
         self.count_admitted(report.sequence, dropped=dropped)
         self.last_seen_job_ns = now_job_ns
         self.last_report_wall_s = now_wall_s
-        self.latest = self.latest.after(report, frame)
+        self.latest = self.latest.after(report)
         if report.breakdowns:
             for window in report.breakdowns:
                 self.breakdowns.append(window)
             self._breakdown = self.breakdowns.sum
         if report.allocator is not None:
-            self.allocators.append(AllocatorCounts(report.totals.steps, report.allocator))
-        if report.host is not None and report.host.gc_pause_ns is not None:
-            self.gc_pauses.append(report.totals.steps, report.host.gc_pause_ns)
+            self.allocators.append(AllocatorCounts(report.said.reported, report.allocator))
+        if report.gc_pause_ns is not None:
+            self.gc_pauses.append(report.said.reported, report.gc_pause_ns)
         self.vitals.take(report)
 
     @property

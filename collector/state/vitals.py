@@ -10,7 +10,8 @@ The messages come on different ways, in any order. So each is kept, and what the
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
-from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
+from rankscope.collector.state.excerpt import Excerpt
+from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 from rankscope.measure.units import NS_PER_S
 
@@ -69,7 +70,7 @@ class Vitals:
 
     # -- while it lives -----------------------------------------------------------------------------------------------
 
-    def take(self, report: Report) -> None:
+    def take(self, report: Excerpt) -> None:
         """A report: the rank answers."""
         self._is_silent = False
         self._reported_host_ns = report.host_ns

@@ -1,9 +1,10 @@
 """What each part of taking in a report costs: `python -m tests.benchmarks.ingest [--ranks 1024 4096 16384]`
 
-The collector's own code without its sockets and threads, in one process: frames are decoded, admitted, handled and
-settled in batches of BATCH, as they come at 16,384 reports a second, and half way through each second there is a tick
-with its look, the references for its picture, and what is handed to the store. Only CPU time of the one thread counts,
-so that it holds on a busy machine too; sockets and encryption come on top (tests/benchmarks/load.py measures all).
+The collector's own code without its sockets and threads, in one process: frames are received (decoded, admitted, what
+the state needs taken out, the rest let go), handled and settled in batches of BATCH, as they come at 16,384 reports a
+second, and half way through each second there is a tick with its look, the references for its picture, and what is
+handed to the store. Only CPU time of the one thread counts, so that it holds on a busy machine too; sockets and
+encryption come on top (tests/benchmarks/load.py measures all).
 
 The first report of each rank tells of STEPS_BEFORE steps, so that the window of steps is as full as it ever gets. No
 profiler window has told of their collectives, so that detection looks at the phases in all of them, which is the most
@@ -31,6 +32,7 @@ from rankscope.collector.footprint import keep_one_heap, spare_the_garbage_colle
 from rankscope.collector.history.recorder import Recorder
 from rankscope.collector.ingest.admission import Admission, Admitted
 from rankscope.collector.state.events import RankJoined, ReportAdmitted, Tick
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import Clocks
 from rankscope.collector.state.snapshot import Snapshot
@@ -50,7 +52,7 @@ SECONDS: Final = 10
 """Reports of each rank that count but for the first two: those of the steps 252 to 261. A window ends with step 259."""
 BATCH: Final = 160
 """16,384 reports a second, and 10 ms between two turns of the receiving thread."""
-PER_REPORT: Final = ("decode", "admit", "handle", "settle")
+PER_REPORT: Final = ("receive", "handle", "settle")
 PER_TICK: Final = ("look", "references", "store")
 KIB: Final = 1024
 CLEAR_REFS: Final = Path("/proc/self/clear_refs")
@@ -113,12 +115,15 @@ class Collector:
             self._admission.hello(boot_of(rank).encode(), hello)
             self.job.handle(RankJoined(hello, 0))
 
-    def admit(self, rank: int, report: Report, now_ns: int, frame: bytes) -> ReportAdmitted:
+    def receive(self, rank: int, frame: bytes, now_ns: int) -> ReportAdmitted:
         """The event that a report is."""
+        report = decode(frame)
+        if not isinstance(report, Report):
+            raise TypeError(f"rank {rank} has sent a {type(report).__name__}; reports are made here")
         verdict = self._admission.number(boot_of(rank).encode(), report.sequence)
         if not isinstance(verdict, Admitted):
             raise ValueError(f"report {report.sequence} of rank {rank} is {verdict}")  # noqa: TRY004 - no type is wrong
-        return ReportAdmitted(verdict.identity.boot_id, report, now_ns, ns_to_s(now_ns), frame)
+        return ReportAdmitted(verdict.identity.boot_id, Excerpt.of(report, frame), now_ns, ns_to_s(now_ns))
 
     def tick(self, meter: Meter, now_ns: int) -> None:
         """A look, a picture and what is saved."""
@@ -172,10 +177,8 @@ def tell_more_steps(report: Report) -> Report:
 
 def take_batch(collector: Collector, meter: Meter, own: range, frames: list[bytes], *, now_ns: int) -> None:
     """What the two threads of a collector do with what one turn has read."""
-    messages = meter.time("decode", lambda: [decode(frame) for frame in frames])
-    found = [message for message in messages if isinstance(message, Report)]
-    came = list(zip(own, found, frames, strict=True))
-    events = meter.time("admit", lambda: [collector.admit(rank, report, now_ns, frame) for rank, report, frame in came])
+    came = list(zip(own, frames, strict=True))
+    events = meter.time("receive", lambda: [collector.receive(rank, frame, now_ns) for rank, frame in came])
     meter.time("handle", lambda: [collector.job.handle(event) for event in events])
     meter.time("settle", collector.job.settle)
 
@@ -200,7 +203,7 @@ def render(head: str, results: dict[int, Result]) -> str:
         cells += [f"{value / ranks / KIB:.1f} KiB" for value in memory]
         lines.append(f"| {ranks:,} | {' | '.join(cells)} |")
     explanation = (__doc__ or "").partition("\n\n")[2].strip()
-    units = "The first five are of a report, the others of a tick; `picture` is made only when somebody asks for it."
+    units = "The first four are of a report, the others of a tick; `picture` is made only when somebody asks for it."
     return "\n\n".join(["# What taking in a report costs", head, explanation, units, "\n".join(lines)]) + "\n"
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.footprint import read_resident_bytes
 from rankscope.collector.state.events import RankJoined, ReportAdmitted, Tick
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
@@ -70,7 +71,7 @@ def fill(ranks: int, slow: Sequence[int]) -> JobState:
         steps = range(first, first + REPORT_STEPS)
         for rank in range(ranks):
             report = _report(rank, steps, work_ns, (group,) if first == 0 else None)
-            job.handle(ReportAdmitted(f"boot-{rank}", report, first * WORK_NS, 0.0))
+            job.handle(ReportAdmitted(f"boot-{rank}", Excerpt.of(report), first * WORK_NS, 0.0))
     return job
 
 

@@ -12,6 +12,7 @@ from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, WindowReduction
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.state.events import RankJoined, ReportAdmitted
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.measure.codec import decode, encode
@@ -104,7 +105,7 @@ def metrics() -> dict[tuple[str, str], float]:
         hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=NS_PER_S)
         job.handle(RankJoined(hello, 0))
     for rank in RANKS:
-        job.handle(ReportAdmitted(f"boot-{rank}", report_of(rank), 0, 0.0))
+        job.handle(ReportAdmitted(f"boot-{rank}", Excerpt.of(report_of(rank)), 0, 0.0))
     snapshot = Snapshot(wall_s=0.0, version="0", runs=(job.snapshot(0),))
     families = SnapshotExporter(lambda: snapshot).collect()
     samples = [sample for family in families for sample in family.samples]

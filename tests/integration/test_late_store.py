@@ -16,6 +16,7 @@ from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.service import Service
 from rankscope.collector.state.events import RankJoined, ReportAdmitted
 from rankscope.collector.store.database import Database
+from rankscope.measure.codec import decode
 from rankscope.measure.messages import Hello
 from rankscope.measure.units import HostNs, WallNs, s_to_ns
 from tests.unit.collector.job_stories import Story
@@ -48,7 +49,7 @@ class Direct:
             case RankJoined(hello):
                 self._hello(hello)
             case ReportAdmitted(boot_id, report):
-                self._receive(Received(boot_id.encode(), report))
+                self._receive(Received(boot_id.encode(), decode(report.frame), frame=report.frame))
         return []
 
     def _hello(self, hello: Hello) -> None:

@@ -8,7 +8,7 @@ import zmq
 
 from rankscope.collector.state.events import GoodbyeAdmitted, JobEvent, RankJoined, ReportAdmitted
 from rankscope.measure.codec import decode, encode
-from rankscope.measure.messages import Ack, Goodbye, Hello, Report, Welcome
+from rankscope.measure.messages import Ack, Message, Welcome
 from tests.unit.collector.job_stories import Story
 
 ANSWER_MS_MAX = 30_000
@@ -31,12 +31,12 @@ class WireRanks:
                 hello = msgspec.structs.replace(hello, report_interval_ns=0)
                 self._send(hello.identity.boot_id, hello, Welcome)
             case ReportAdmitted(boot_id, report):
-                self._send(boot_id, report, Ack)
+                self._send(boot_id, decode(report.frame), Ack)
             case GoodbyeAdmitted(boot_id, goodbye):
                 self._send(boot_id, goodbye, Ack)
         return []
 
-    def _send(self, boot_id: str, message: Hello | Report | Goodbye, answer: type[Welcome | Ack]) -> None:
+    def _send(self, boot_id: str, message: Message, answer: type[Welcome | Ack]) -> None:
         if boot_id not in self._sockets:
             self._sockets[boot_id] = self._context.socket(zmq.DEALER)
             self._sockets[boot_id].setsockopt(zmq.IDENTITY, boot_id.encode())

@@ -8,6 +8,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump
 from rankscope.collector.state.effects import AskClock, CloseFinding, OpenFinding
 from rankscope.collector.state.events import ClockSampled, DuplicateSeen, RankJoined, ReportAdmitted, Tick
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.codec import decode
@@ -66,7 +67,7 @@ class CollectorEnd:
             case Admitted():
                 self.admitted.setdefault(peer, set()).add(report.sequence)
                 self.steps_admitted[peer] = self.steps_admitted.get(peer, 0) + report.steps.row_count
-                self.job.handle(ReportAdmitted(peer, report, now_ns, ns_to_s(now_ns)))
+                self.job.handle(ReportAdmitted(peer, Excerpt.of(report), now_ns, ns_to_s(now_ns)))
                 return [Ack(through=verdict.through)]
             case Duplicate():
                 self.job.handle(DuplicateSeen(peer))

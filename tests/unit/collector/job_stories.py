@@ -3,6 +3,7 @@
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.state.effects import JobEffect
 from rankscope.collector.state.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, Tick
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.identity import RankIdentity
@@ -108,7 +109,7 @@ class Story:
             totals=self.totals[rank],
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
         )
-        self.job.handle(ReportAdmitted(boot_of(rank, self.life), report, self.now_ns, 0.0))
+        self.job.handle(ReportAdmitted(boot_of(rank, self.life), Excerpt.of(report), self.now_ns, 0.0))
 
     def say_goodbye(self, rank: int, reason: str = "finished") -> "Story":
         self.sequence[rank] += 1

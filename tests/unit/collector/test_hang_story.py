@@ -5,6 +5,7 @@ import pytest
 
 from rankscope.collector.state.effects import CloseFinding, OpenFinding, UpdateFinding
 from rankscope.collector.state.events import ClockSampled, EndSeen, ReportAdmitted, UnresponsiveSeen
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive, Report
 from rankscope.measure.records import GroupInfo
@@ -29,7 +30,7 @@ class HangStory(Story):
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
             **known,  # type: ignore[arg-type]
         )
-        self.job.handle(ReportAdmitted(boot_of(rank, self.life), report, self.now_ns, 0.0))
+        self.job.handle(ReportAdmitted(boot_of(rank, self.life), Excerpt.of(report), self.now_ns, 0.0))
 
     def host_ns(self, rank: int) -> int:
         return self.now_ns + rank * 1_000 * S

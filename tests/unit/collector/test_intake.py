@@ -6,6 +6,7 @@ import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.state.events import JobEvent, RankJoined, ReportAdmitted
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.identity import RankIdentity
@@ -68,7 +69,7 @@ def report_of(rank: int, sequence: int, steps: range, chance: np.random.Generato
         losses=Losses(steps_made=made, steps_buffered=0),
         groups=(GroupInfo(label="default_pg", description="d", ranks=tuple(range(RANKS)), backend="gloo"),),
     )
-    return ReportAdmitted(f"boot-{rank:04}", report, NOW_NS, 1.0)
+    return ReportAdmitted(f"boot-{rank:04}", Excerpt.of(report), NOW_NS, 1.0)
 
 
 def random_story(seed: int) -> list[JobEvent]:

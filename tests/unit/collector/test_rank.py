@@ -1,5 +1,6 @@
 """What is known of one life of one rank."""
 
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.rank import BREAKDOWNS_KEPT, GC_PAUSES_KEPT, RankState
 from rankscope.collector.state.snapshot import RankSnapshot
 from rankscope.collector.state.vitals import GONE_NS_MIN
@@ -25,7 +26,7 @@ def life(first_sequence: int = 1) -> RankState:
 
 def take(rank: RankState, sequence: int, **measured: object) -> None:
     report = Report(sequence=sequence, host_ns=0, **measured)  # type: ignore[arg-type]
-    rank.take(report, JOINED_NS + sequence, 1_800_000_000.0 + sequence)
+    rank.take(Excerpt.of(report), JOINED_NS + sequence, 1_800_000_000.0 + sequence)
 
 
 def picture(rank: RankState) -> RankSnapshot:

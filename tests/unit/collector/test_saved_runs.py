@@ -7,6 +7,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, LifeCounts, UnknownPeer
 from rankscope.collector.state.events import EndSeen, ProcessGone, ReportAdmitted
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
@@ -50,7 +51,7 @@ def lose(story: Story, rank: int, reports: int, dropped: int) -> None:
         sequence=story.sequence[rank], host_ns=story.now_ns, totals=story.totals[rank],
         losses=Losses(reports_dropped=dropped),
     )  # fmt: skip
-    story.job.handle(ReportAdmitted(boot_of(rank), report, story.now_ns, 0.0))
+    story.job.handle(ReportAdmitted(boot_of(rank), Excerpt.of(report), story.now_ns, 0.0))
 
 
 def rank_of(story: Story, number: int) -> RankSnapshot:

@@ -6,6 +6,7 @@ from itertools import permutations
 import pytest
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.vitals import GONE_NS_MIN, Vitals, conclude
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
@@ -33,8 +34,9 @@ def frozen(at_host_ns: int) -> RankUnresponsive:
     return RankUnresponsive(sequence=1, identity=IDENTITY, host_ns=at_host_ns, since_host_ns=0, state="T")
 
 
-def report(at_host_ns: int, stalled_since_host_ns: int | None = None, stall: Stall | None = None) -> Report:
-    return Report(sequence=1, host_ns=at_host_ns, stalled_since_host_ns=stalled_since_host_ns, stall=stall)
+def report(at_host_ns: int, stalled_since_host_ns: int | None = None, stall: Stall | None = None) -> Excerpt:
+    said = Report(sequence=1, host_ns=at_host_ns, stalled_since_host_ns=stalled_since_host_ns, stall=stall)
+    return Excerpt.of(said)
 
 
 def stall_in(activity: str) -> Stall:
@@ -162,6 +164,6 @@ def test_a_notice_that_comes_after_a_later_report_is_of_the_past() -> None:
 def test_the_last_progress_that_was_told_is_kept() -> None:
     vitals = Vitals()
     progress = (GroupStatus(group="default_pg", enqueued=7),)
-    vitals.take(Report(sequence=1, host_ns=1, progress=progress))
+    vitals.take(Excerpt.of(Report(sequence=1, host_ns=1, progress=progress)))
     vitals.take(report(2))
     assert vitals.progress == progress
