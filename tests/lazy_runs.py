@@ -1,8 +1,8 @@
 """A run whose picture is still to be made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import Totals
 
 
@@ -26,6 +26,6 @@ class LazyRun:
         """The picture, which is more than an outline."""
         return self.build()
 
-    def select(self, is_wanted: Callable[[int], bool]) -> RunSnapshot:
-        """The picture of some ranks."""
-        return self.build().select(is_wanted)
+    def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
+        """The pictures of some ranks."""
+        return self.build().blocks(is_wanted, ranks_max)

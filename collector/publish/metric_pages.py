@@ -14,6 +14,8 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import add
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -34,8 +36,10 @@ METRICS_RANKS_MAX: Final = 64
 """Eight machines of eight GPUs: about 7,000 series, of which Prometheus reads a page in 20 ms."""
 SHARDS_MAX: Final = 256
 """16,384 ranks in shards of 64; there are that many pages to keep."""
-BLOCK_RANKS: Final = 1024
-"""Ranks whose lines of a family are written in one go, in about 0.3 ms: nobody waits longer for the interpreter."""
+BLOCK_RANKS: Final = 128
+"""Ranks whose pictures are made, in 2 ms, and whose lines of all families are written before the next ones': 0.7 MB,
+which a core's cache holds. With those of a whole page it fetches each value from memory, and takes twice as long beside
+others that need theirs."""
 TEXTS_MAX: Final = 100_000
 """Texts of labels that are kept: 16,384 ranks have two each (rank_info, a GPU), and a job some thousand groups."""
 
@@ -105,12 +109,12 @@ class _Texts:
 
     def __init__(self) -> None:
         self._of_ranks: dict[str, dict[int, bytes]] = {}
-        self._of_rows: dict[tuple[Labels, Labels], bytes] = {}
+        self._of_rows: dict[Labels, dict[Labels, bytes]] = {}
 
     def begin(self, runs: Iterable[str]) -> None:
         """A page of these runs begins: others are forgotten, and so is all when it has become too much."""
         self._of_ranks = {run: self._of_ranks.get(run, {}) for run in runs}
-        if len(self._of_rows) > TEXTS_MAX:
+        if sum(map(len, self._of_rows.values())) > TEXTS_MAX:
             self._of_rows.clear()
 
     def find_ranks(self, run: str, ranks: Sequence[RankSnapshot]) -> list[bytes]:
@@ -122,13 +126,13 @@ class _Texts:
                 known[number] = render_labels(("rank", "run"), (str(number), run)) + b"} "
         return [known[rank.identity.rank] for rank in ranks]
 
-    def find_row(self, names: Labels, values: Labels) -> bytes:
-        """The labels that come before those, with a comma."""
-        key = names, values
-        found = self._of_rows.get(key)
-        if found is None:
-            found = self._of_rows[key] = _render_by_name(names, values) + b","
-        return found
+    def find_rows(self, names: Labels, rows: Sequence[Labels]) -> list[bytes]:
+        """The labels that come before those, with a comma: of each row, whose values are given."""
+        known = self._of_rows.setdefault(names, {})
+        for values in rows:
+            if values not in known:
+                known[values] = _render_by_name(names, values) + b","
+        return [known[values] for values in rows]
 
 
 class _LabelledRows(NamedTuple):
@@ -156,8 +160,8 @@ class _Block:
             owners, labels, items, left_out = rows.find(self._ranks, most)
             tails = self._tails
             if labels:
-                row_of = zip(labels, owners, strict=True)
-                tails = [texts.find_row(names, values) + tails[owner] for values, owner in row_of]
+                heads = texts.find_rows(names, labels)
+                tails = list(map(add, heads, map(tails.__getitem__, owners)))
             elif len(owners) < len(tails):
                 tails = [tails[owner] for owner in owners]
             found = _LabelledRows(tails, items, left_out)
@@ -166,15 +170,23 @@ class _Block:
         return found
 
 
-class _Family(NamedTuple):
-    """The lines of a family, in pieces, and how many rows were left out of it."""
+@dataclass(slots=True)
+class _Family:
+    """The lines of a family, in pieces, how many there are, and how many rows were left out of it."""
 
-    lines: Sequence[Lines]
+    texts: list[bytes] = field(default_factory=list)
+    series: int = 0
     left_out: int = 0
 
-    @property
-    def series(self) -> int:
-        return sum(piece.series for piece in self.lines)
+    def add(self, lines: Lines, most: int) -> None:
+        """More lines; of more than `most` series no text is kept, for it will not be asked for."""
+        self.series += lines.series
+        self.texts.append(lines.text)
+        if self.series > most:
+            self.texts.clear()
+
+
+_NOTHING: Final = _Family()
 
 
 class MetricPages:
@@ -192,18 +204,20 @@ class MetricPages:
         of up to some 0.5 ms, for a thread that others must not wait for.
         """
         self._texts.begin(snapshot.sizes)
-        blocks = self._build_blocks(snapshot, page, rest)
         is_summary = page.path == METRICS_PATH
-        told = snapshot.outline() if is_summary and not blocks else snapshot
+        # By the ranks the runs are to have, so that nothing moves while they join.
+        is_small = sum(snapshot.sizes.values()) <= self._metrics_ranks_max
+        of_ranks = self._render_ranks(snapshot, page, rest) if is_summary == is_small else {}
+        told = snapshot.outline() if is_summary and not is_small else snapshot
         overview = build_overview(told, rest) if is_summary else ()
         room, left_out = self._series_max, 0
         for measure in CATALOG:
             if measure.name == SERIES_LEFT_OUT:
                 family = _render_values(measure, [((page.name,), left_out)])
             elif measure.is_per_rank:
-                family = self._render_columns(measure, blocks, rest)
+                family = of_ranks.pop(measure.name, _NOTHING)
             else:
-                family = _render_values(measure, _read(measure, told, overview)) if is_summary else _Family(())
+                family = _render_values(measure, _read(measure, told, overview)) if is_summary else _NOTHING
             rest()
             left_out += family.left_out
             if family.series > room and measure.name != SERIES_LEFT_OUT:
@@ -211,41 +225,41 @@ class MetricPages:
             elif family.series:
                 room -= family.series
                 yield render_head(measure, text_format)
-                yield from (piece.text for piece in family.lines)
+                yield from family.texts
         yield text_format.end
 
-    def _build_blocks(self, snapshot: Snapshot, page: Page, rest: Callable[[], None]) -> list[_Block]:
-        """The ranks whose families stand on the page; none when they stand on the other one."""
-        # By the ranks the runs are to have, so that nothing moves while they join.
-        is_small = sum(snapshot.sizes.values()) <= self._metrics_ranks_max
-        if (page.path == METRICS_PATH) != is_small:
-            return []
-        blocks: list[_Block] = []
-        for run in snapshot.runs if page.shard is None else snapshot.select(page.shard.choose):
-            for first in range(0, len(run.ranks), BLOCK_RANKS):
-                some = run.ranks[first : first + BLOCK_RANKS]
-                blocks.append(_Block(some, self._texts.find_ranks(run.run, some)))
-                rest()
-        return blocks
+    def _render_ranks(self, snapshot: Snapshot, page: Page, rest: Callable[[], None]) -> dict[str, _Family]:
+        """The families of which every rank has series, by name. The pictures of a block are let go of before those of
+        the next one are made.
+        """
+        families = {measure.name: _Family() for measure in CATALOG if measure.is_per_rank}
+        choose = _choose_all if page.shard is None else page.shard.choose
+        for run, ranks in snapshot.blocks(choose, BLOCK_RANKS):
+            rest()
+            block = _Block(ranks, self._texts.find_ranks(run, ranks))
+            for measure in CATALOG:
+                if measure.is_per_rank:
+                    self._render_columns(measure, block, families[measure.name])
+                    rest()
+            del ranks, block
+        return families
 
-    def _render_columns(self, measure: Measure, blocks: Sequence[_Block], rest: Callable[[], None]) -> _Family:
-        """A family of which every rank has series."""
+    def _render_columns(self, measure: Measure, block: _Block, family: _Family) -> None:
+        """What a block of ranks has of a family."""
         rows, columns = RANK_READERS[measure.name]
         own = len(next(iter(columns)))
         names = measure.labels[len(RANK) : len(measure.labels) - own]
-        most = max(1, measure.series_per_rank_max // len(columns))
-        lines: list[Lines] = []
-        left_out = 0
-        for block in blocks:
-            found = block.find(rows, most, names, self._texts)
-            left_out += found.left_out * len(columns)
-            for values, read in columns.items():
-                head = f"{measure.name}{{".encode()
-                if own:
-                    head += render_labels(measure.labels[-own:], values) + b","
-                lines.append(render_samples(head, found.labels, [read(item) for item in found.items]))
-            rest()
-        return _Family(lines, left_out)
+        found = block.find(rows, max(1, measure.series_per_rank_max // len(columns)), names, self._texts)
+        family.left_out += found.left_out * len(columns)
+        for values, read in columns.items():
+            head = f"{measure.name}{{".encode()
+            if own:
+                head += render_labels(measure.labels[-own:], values) + b","
+            family.add(render_samples(head, found.labels, list(map(read, found.items))), self._series_max)
+
+
+def _choose_all(_run: str) -> Callable[[int], bool]:
+    return lambda _rank: True
 
 
 def _read(measure: Measure, snapshot: Snapshot, overview: Overview) -> Iterable[Value]:
@@ -258,10 +272,12 @@ def _render_values(measure: Measure, values: Iterable[Value]) -> _Family:
     spoil the page for all.
     """
     known = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
-    if not measure.labels:
-        return _Family([render_samples(measure.name.encode(), [b" "] * len(known), list(known.values()))])
-    labels = [_render_by_name(measure.labels, each) + b"} " for each in known]
-    return _Family([render_samples(f"{measure.name}{{".encode(), labels, list(known.values()))])
+    if measure.labels:
+        head, labels = f"{measure.name}{{", [_render_by_name(measure.labels, each) + b"} " for each in known]
+    else:
+        head, labels = measure.name, [b" "] * len(known)
+    lines = render_samples(head.encode(), labels, list(known.values()))
+    return _Family([lines.text], lines.series)
 
 
 def _render_by_name(names: Labels, values: Labels) -> bytes:

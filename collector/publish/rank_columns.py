@@ -73,16 +73,18 @@ class _Ranks:
 
 
 class _PartsOfRanks:
-    """Rows for the parts of each rank that is wanted; `split` gives them by their labels."""
+    """Rows for the parts of each rank that is wanted; `split` gives them by their labels, or by their one label."""
 
     def __init__(
         self,
-        split: Callable[[RankSnapshot], Mapping[Labels, Any]],
+        split: Callable[[RankSnapshot], Mapping[Any, Any]],
         is_wanted: Callable[[RankSnapshot], bool],
         *,
         is_shared: bool,
+        has_one_label: bool = False,
     ) -> None:
         self.is_shared = is_shared
+        self._has_one_label = has_one_label
         self._split = split
         self._is_wanted = is_wanted
 
@@ -91,7 +93,7 @@ class _PartsOfRanks:
         labels: list[Labels] = []
         items: list[Any] = []
         left_out = 0
-        split, is_wanted = self._split, self._is_wanted
+        split, is_wanted, has_one_label = self._split, self._is_wanted, self._has_one_label
         for place, rank in enumerate(ranks):
             parts = split(rank) if is_wanted(rank) else None
             if not parts:
@@ -100,7 +102,7 @@ class _PartsOfRanks:
                 left_out += len(parts) - most
                 parts = dict(islice(parts.items(), most))
             owners.extend([place] * len(parts))
-            labels.extend(parts)
+            labels.extend(zip(parts) if has_one_label else parts)
             items.extend(parts.values())
         return RowSet(owners, labels, items, left_out)
 
@@ -150,11 +152,7 @@ def _per_rank(read: Callable[[RankSnapshot], Number], rows: Rows = LIVE_RANKS) -
 
 def _per_rank_and(read: Callable[[RankSnapshot], Mapping[str, Number]]) -> RankColumns:
     """For measures with one more label, whose values are the keys of what `read` returns."""
-
-    def split(rank: RankSnapshot) -> Mapping[Labels, Number]:
-        return {(key,): value for key, value in read(rank).items()}
-
-    return RankColumns(_PartsOfRanks(split, is_live, is_shared=False), {(): _itself})
+    return RankColumns(_PartsOfRanks(read, is_live, is_shared=False, has_one_label=True), {(): _itself})
 
 
 def _infos(read: Callable[[RankSnapshot], Labels], is_wanted: Callable[[RankSnapshot], bool]) -> RankColumns:

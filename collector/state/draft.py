@@ -5,7 +5,7 @@ one. So each moment only references are kept, 2 us a rank, and the picture is ma
 the thread that asks. What is referred to is immutable; what is not, is copied.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -132,20 +132,19 @@ class RunDraft:
 
     def build(self) -> RunSnapshot:
         """The picture of the run as it was then."""
-        return self.select(lambda _rank: True)
+        ranks = tuple([self._build(rank) for rank in self.ranks])
+        return msgspec.structs.replace(self.head, ranks=ranks)
 
     def outline(self) -> RunSnapshot:
         """The same with the outlines of its ranks."""
         ranks = tuple([rank.outline(self.comparison) for rank in self.ranks])
         return msgspec.structs.replace(self.head, ranks=ranks)
 
-    def select(self, is_wanted: Callable[[int], bool]) -> RunSnapshot:
-        """The picture of those ranks only whose number is wanted."""
-        ranks = tuple(
-            [
-                rank.build(self.now_job_ns, self.comparison, self.collectives.of(number))
-                for rank in self.ranks
-                if is_wanted(number := rank.hello.identity.rank)
-            ]
-        )
-        return msgspec.structs.replace(self.head, ranks=ranks)
+    def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
+        """The pictures of those ranks whose number is wanted, at most so many at a time, made when asked for."""
+        wanted = [rank for rank in self.ranks if is_wanted(rank.hello.identity.rank)]
+        for first in range(0, len(wanted), ranks_max):
+            yield tuple([self._build(rank) for rank in wanted[first : first + ranks_max]])
+
+    def _build(self, rank: RankDraft) -> RankSnapshot:
+        return rank.build(self.now_job_ns, self.comparison, self.collectives.of(rank.hello.identity.rank))

@@ -1,6 +1,6 @@
 """The immutable picture of every run, which the exporter, the API and the reports read without a lock."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -142,10 +142,11 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Itself: where all is there already nothing is spared."""
         return self
 
-    def select(self, is_wanted: Callable[[int], bool]) -> "RunSnapshot":
-        """The same with those ranks only whose number is wanted."""
-        ranks = tuple(rank for rank in self.ranks if is_wanted(rank.identity.rank))
-        return msgspec.structs.replace(self, ranks=ranks)
+    def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
+        """Those ranks whose number is wanted, at most so many at a time."""
+        wanted = [rank for rank in self.ranks if is_wanted(rank.identity.rank)]
+        for first in range(0, len(wanted), ranks_max):
+            yield tuple(wanted[first : first + ranks_max])
 
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -198,8 +199,8 @@ class Draft(Protocol):
         """Make it with ranks that have only OUTLINED."""
         ...
 
-    def select(self, is_wanted: Callable[[int], bool]) -> RunSnapshot:
-        """Make it of those ranks only whose number is wanted."""
+    def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
+        """Make those of the ranks whose number is wanted, at most so many at a time, when they are asked for."""
         ...
 
 
@@ -268,12 +269,18 @@ class Snapshot:
                 return one
         raise KeyError(run)
 
-    def select(self, choose: Callable[[str], Callable[[int], bool]]) -> tuple[RunSnapshot, ...]:
-        """Every run with some of its ranks: `choose` gives for the name of a run what says whether a rank is wanted, by
-        its number. Where the pictures of all ranks have not been made, only those are, and nobody keeps them.
+    def blocks(
+        self, choose: Callable[[str], Callable[[int], bool]], ranks_max: int
+    ) -> Iterator[tuple[str, tuple[RankSnapshot, ...]]]:
+        """Some ranks of every run, at most so many at a time, with its name: `choose` gives for the name of a run what
+        says whether a rank is wanted, by its number. Where the pictures of all ranks have not been made, those of a
+        block are when it is asked for, and nobody keeps them.
         """
         runs: Sequence[RunSnapshot | Draft] = self._runs or self._drafts
-        return tuple(one.select(choose(one.run)) for one in runs)
+        for one in runs:
+            for ranks in one.blocks(choose(one.run), ranks_max):
+                yield one.run, ranks
+                del ranks  # let go of before the next are made, which are then made in the same memory
 
     def let_go(self) -> None:
         """Forget the pictures that were made of drafts: of 16,384 ranks they are 0.1 GB. Who asks again has them made

@@ -48,14 +48,14 @@ def is_odd(rank: int) -> bool:
 
 def test_the_pictures_of_some_ranks_are_those_of_them_among_all() -> None:
     """Whether they are made of the draft, which nobody keeps, or were made before."""
-    story = Story(5).join().train(3)
+    story = Story(6).join().train(3)
     snapshot = snapshot_of(story)
-    (alone,) = snapshot.select(lambda _run: is_odd)
+    alone = list(snapshot.blocks(lambda _run: is_odd, 2))
     (whole,) = snapshot.runs
-    assert [rank.identity.rank for rank in alone.ranks] == [1, 3]
-    assert alone.ranks == whole.ranks[1::2]
-    assert {alone.run: alone.size} == {whole.run: whole.size} == snapshot.sizes
-    assert snapshot.select(lambda _run: is_odd) == (alone,)
+    assert [[rank.identity.rank for rank in ranks] for _, ranks in alone] == [[1, 3], [5]]
+    assert [rank for _, ranks in alone for rank in ranks] == list(whole.ranks[1::2])
+    assert {run for run, _ in alone} == set(snapshot.sizes)
+    assert list(snapshot.blocks(lambda _run: is_odd, 2)) == alone
 
 
 def test_which_ranks_are_wanted_may_differ_from_run_to_run() -> None:
@@ -63,8 +63,8 @@ def test_which_ranks_are_wanted_may_differ_from_run_to_run() -> None:
     picture = story.job.snapshot(story.now_ns)
     runs = [msgspec.structs.replace(picture, run=run) for run in ("a", "b")]
     snapshot = Snapshot(wall_s=0.0, version="0", runs=runs)
-    found = snapshot.select(lambda run: is_odd if run == "a" else lambda rank: not is_odd(rank))
-    assert [[rank.identity.rank for rank in run.ranks] for run in found] == [[1], [0]]
+    found = snapshot.blocks(lambda run: is_odd if run == "a" else lambda rank: not is_odd(rank), 2)
+    assert [(run, [rank.identity.rank for rank in ranks]) for run, ranks in found] == [("a", [1]), ("b", [0])]
     assert snapshot.sizes == {"a": 2, "b": 2}
 
 
