@@ -107,6 +107,7 @@ class Service:
                 read_report=(lambda run: report_as_json(store, run)) if config.store else None,
                 store=store if config.store else None,
                 metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
+                take_turn=self._exchange.turn,
             )
         except Exception:
             self._receiver.close()

@@ -35,6 +35,7 @@ from rankscope.collector.publish.http_access import CHALLENGE, OPEN, HttpAccess
 from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, EventStream, LiveFeed
 from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.publish.paced_snapshots import PacedSnapshots
+from rankscope.collector.publish.page_cache import TakeTurn
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.state.snapshot import Snapshot
@@ -80,6 +81,7 @@ class HttpServer:
         read_report: Callable[[str], bytes] | None = None,
         store: Path | None = None,
         metric_pages: MetricPages | None = None,
+        take_turn: TakeTurn = contextlib.nullcontext,
     ) -> None:
         problem = find_address_problem(address, listening=True)
         if problem is not None:
@@ -101,6 +103,7 @@ class HttpServer:
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
             read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
+            take_turn=take_turn,
             answer_first=Api(read_paced, server.feed.read_shares, store).answer,
         )  # fmt: skip
         self._thread = threading.Thread(

@@ -1,5 +1,6 @@
 """What is where over HTTP, and what it says: from a path to an answer, before any socket (http_server.py)."""
 
+import contextlib
 import gzip
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -12,7 +13,7 @@ from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
 from rankscope.collector.publish.negotiation import accepts_gzip, choose_format
-from rankscope.collector.publish.page_cache import PageCache, decompress
+from rankscope.collector.publish.page_cache import PageCache, TakeTurn, decompress
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.errors import UnavailableError
 
@@ -71,8 +72,8 @@ class Routes:
 
     `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_weakness` what the
     collector does without while it is ready. `read_exported` gives the snapshot for the pages of metrics, where that is
-    another one, `metric_pages` writes them. `read_report` gives the report about a run, as JSON, and raises
-    UnavailableError where there is none.
+    another one, `metric_pages` writes them, in turns with others (`take_turn`). `read_report` gives the report about a
+    run, as JSON, and raises UnavailableError where there is none.
     `answer_first` is asked before anything else, with the path and its query, and gives None for what is not its own.
     """
 
@@ -88,12 +89,13 @@ class Routes:
         read_report: Callable[[str], bytes] | None = None,
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
         metric_pages: MetricPages | None = None,
+        take_turn: TakeTurn = contextlib.nullcontext,
     ) -> None:
         self._answer_first = answer_first
         self._read_snapshot = read_snapshot
         self._read_incidents = read_incidents
         self._read_report = read_report
-        self.metrics = PageCache(read_exported or read_snapshot, metric_pages or MetricPages())
+        self.metrics = PageCache(read_exported or read_snapshot, metric_pages or MetricPages(), take_turn=take_turn)
         self._pages: Mapping[str, Callable[[], Response]] = {
             "/": lambda: Response(HTTPStatus.OK, TEXT, INDEX.encode()),
             "/healthz": lambda: _report_state(is_healthy()),

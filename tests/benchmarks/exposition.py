@@ -179,7 +179,7 @@ class _Work:
 
     def __init__(self) -> None:
         self.longest_s = 0.0
-        self._pace = Pace(time.sleep)
+        self._pace = Pace(time.sleep).__enter__()
         self._from_s = time.thread_time()
 
     def rest(self) -> None:
