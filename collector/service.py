@@ -36,6 +36,7 @@ from rankscope.collector.state.job import JobState
 from rankscope.collector.state.pace import Pace
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
+from rankscope.collector.turns import Turns
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError
@@ -80,6 +81,7 @@ class Service:
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
         self._exchange = Exchange()
         self._reception = Reception(self._receiver, self._admission, self._exchange, clock, self._count_contained)
+        self._turns = Turns(self._exchange.turn)
         self._looks = Pace(LOOKS_SHARE, s_to_ns(config.tick_s))
         self._pictures = Pace(PICTURES_SHARE, s_to_ns(config.tick_s))
         self._jobs: dict[str, JobState] = {}
@@ -152,7 +154,8 @@ class Service:
                 if self._clock.monotonic_ns() >= next_tick_ns:
                     self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
-                    self._tick()
+                    with self._turns:
+                        self._tick()
                     on_tick(self._snapshot)
         finally:
             self._http.close()
@@ -184,7 +187,7 @@ class Service:
         """A run that cannot be gone on with begins anew with its ranks: no file may keep a collector from starting."""
         try:
             lives = [life for life in kept.lives if self._restore_life(life)]
-            self._jobs[kept.run.run] = JobState.restore(self._config, kept.run, kept.story, lives, clocks)
+            self._put_job(JobState.restore(self._config, kept.run, kept.story, lives, clocks))
         except Exception:
             self._reception.forget(kept.run.run)
             self._count_contained("history_run")
@@ -225,13 +228,18 @@ class Service:
         for run, event in batch.events:
             job = self._jobs.get(run)
             if job is None and isinstance(event, RankJoined):
-                job = self._jobs[run] = JobState(run, self._config)
+                job = self._put_job(JobState(run, self._config))
             if job is not None:
                 touched[run] = job
                 self._contain(job, event)
         for job in touched.values():
             self._contain_settling(job)
         self._exchange.answer(batch)
+
+    def _put_job(self, job: JobState) -> JobState:
+        job.rest = self._turns.rest
+        self._jobs[job.run] = job
+        return job
 
     def _contain(self, job: JobState, event: JobEvent) -> None:
         try:
@@ -270,7 +278,9 @@ class Service:
             self._recorder = self._open_recorder()
         if self._pictures.is_due(now_ns):
             began_ns = time.thread_time_ns()
+            self._turns.rest()
             self._snapshot = self._take_snapshot()
+            self._turns.rest()
             self._record(Clocks(now_ns, wall_s))
             self._pictures.take(now_ns, time.thread_time_ns() - began_ns)
 

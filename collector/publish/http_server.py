@@ -35,10 +35,10 @@ from rankscope.collector.publish.http_access import CHALLENGE, OPEN, HttpAccess
 from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, EventStream, LiveFeed
 from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.publish.paced_snapshots import PacedSnapshots
-from rankscope.collector.publish.page_cache import TakeTurn
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.turns import TakeTurn
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.settings import find_address_problem
 

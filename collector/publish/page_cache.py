@@ -18,13 +18,14 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.publish.scrape_beat import ScrapeBeat
 from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.turns import TakeTurn, Turns
 
 LOG = logging.getLogger("rankscope.collector")
 
@@ -56,16 +57,6 @@ PAGES_MAX: Final = 512
 
 PAUSE_FOR_ASKERS_S: Final = 0.02
 """How long what is only expected waits while somebody waits for another page. A lock has no order of its own."""
-WORK_S: Final = 0.001
-PAUSE_S: Final = 0.001
-"""After each millisecond of work one of rest, and then the next turn: side by side with the threads that receive, each
-of them would wait for the interpreter's switch interval whenever it has let go of the interpreter."""
-WORK_PER_WAIT: Final = 0.25
-"""Who has waited long for a turn works a quarter as long in it: written too slowly, a page is old before it is done."""
-
-TakeTurn = Callable[[], contextlib.AbstractContextManager[None]]
-"""Waits until the other threads that compute much are through with their turns, and has one of its own while it is
-entered."""
 
 
 class Compressor(Protocol):
@@ -280,8 +271,8 @@ class PageCache:
         number, snapshot = self._look()
         self._is_writing_large, wanted.is_being_written = wanted.is_large, True
         try:
-            with Pace(self._sleep, self._take_turn, self._now_s) as pace:
-                compressed, text_bytes = _compress(self._pages.render(snapshot, *key, rest=pace.rest))
+            with Turns(self._take_turn, sleep=self._sleep, now_s=self._now_s) as turns:
+                compressed, text_bytes = _compress(self._pages.render(snapshot, *key, rest=turns.rest))
             ranks = sum(snapshot.sizes.values()) if key[0].path == METRICS_PATH else 0
             is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX
             wanted.is_large = not is_small
@@ -329,42 +320,6 @@ class PageCache:
                     return
                 if wait_s != 0.0:
                     self._changed.wait(wait_s)
-
-
-class Pace:
-    """Work and rest of the thread that writes a page. To be entered where the work begins."""
-
-    def __init__(
-        self,
-        sleep: Callable[[float], None],
-        take_turn: TakeTurn = contextlib.nullcontext,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._sleep = sleep
-        self._take_turn = take_turn
-        self._now_s = now_s
-        self._turn = contextlib.ExitStack()
-        self._work_until_s = 0.0
-
-    def __enter__(self) -> Self:
-        self._begin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._turn.close()
-
-    def rest(self) -> None:
-        """Rest, if there has been enough work since the last time."""
-        if time.thread_time() >= self._work_until_s:
-            self._turn.close()
-            self._sleep(PAUSE_S)
-            self._begin()
-
-    def _begin(self) -> None:
-        asked_s = self._now_s()
-        self._turn.enter_context(self._take_turn())
-        work_s = max(WORK_S, WORK_PER_WAIT * (self._now_s() - asked_s))
-        self._work_until_s = time.thread_time() + work_s
 
 
 def decompress(compressed: bytes) -> bytes:

@@ -13,8 +13,9 @@ from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
 from rankscope.collector.publish.negotiation import accepts_gzip, choose_format
-from rankscope.collector.publish.page_cache import PageCache, TakeTurn, decompress
+from rankscope.collector.publish.page_cache import PageCache, decompress
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.turns import TakeTurn
 from rankscope.measure.errors import UnavailableError
 
 GZIP_LEVEL: Final = 1

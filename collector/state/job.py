@@ -4,7 +4,7 @@ A run goes through *attempts*: an elastic restart begins a new one, in which ste
 attempts before are kept as a count only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -64,6 +64,8 @@ class JobState:
     def __init__(self, run: str, config: CollectorConfig) -> None:
         self.run = run
         self._config = config
+        self.rest: Callable[[], None] = lambda: None
+        """Called between the parts of a look, by whoever others wait for."""
         self._attempt: Attempt | None = None
         self._rank_of_boot: dict[str, int] = {}
         self._former_boots: frozenset[str] = frozenset()
@@ -274,11 +276,14 @@ class JobState:
             known_usual=read_usual(self._verdicts.open_findings),
             steps_min=self._config.detect_steps_min,
         )
-        effects = self._verdicts.look(view)
+        self.rest()
+        effects = self._verdicts.look(view, self.rest)
         for steps, lost_ns in self._verdicts.charged:
             self._goodput.lose(steps.tolist(), lost_ns.tolist())
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
+        self.rest()
         attempt.comparison = Comparison(series, attempt.slowdowns, self._config.detect_steps)
+        self.rest()
         self.step_picture = StepPicture.of(self._attempts, view)
         return effects
 

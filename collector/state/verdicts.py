@@ -1,6 +1,6 @@
 """The findings of one run over time: opened when a detector gives them, kept up to date, merged, charged, closed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -68,12 +68,13 @@ class Verdicts:
         self._closed = list(findings)[-self._findings_max :]
         self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
 
-    def look(self, view: JobView) -> list[JobEffect]:
-        """Ask every detector, and say what has changed."""
+    def look(self, view: JobView, rest: Callable[[], None] = lambda: None) -> list[JobEffect]:
+        """Ask every detector, and say what has changed. `rest` is called between any two of them."""
         effects: list[JobEffect] = []
         self.charged.clear()
         for detector in self._detectors:
             found = detector.find(view, [one.finding for one in self._open])
+            rest()
             kind = min(detector.kinds)
             self.abstained.pop(kind, None)
             if isinstance(found, Abstain):

@@ -30,8 +30,9 @@ from msgspec.structs import replace
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
-from rankscope.collector.publish.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS, Pace
+from rankscope.collector.publish.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS
 from rankscope.collector.state.snapshot import RankSnapshot, Snapshot
+from rankscope.collector.turns import Turns
 from tests.benchmarks.machine import RESULTS, describe_run, run_apart
 from tests.full_snapshot import full_rank, full_snapshot, with_runs
 from tests.library_exporter import render_by_library
@@ -179,12 +180,12 @@ class _Work:
 
     def __init__(self) -> None:
         self.longest_s = 0.0
-        self._pace = Pace(time.sleep).__enter__()
+        self._turns = Turns().__enter__()
         self._from_s = time.thread_time()
 
     def rest(self) -> None:
         self.longest_s = max(self.longest_s, time.thread_time() - self._from_s)
-        self._pace.rest()
+        self._turns.rest()
         self._from_s = time.thread_time()
 
 

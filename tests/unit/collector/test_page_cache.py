@@ -7,18 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rankscope.collector.publish import page_cache
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
 from rankscope.collector.publish.page_cache import (
     LATE_AGE_S_MAX,
     LEAD_S_MAX,
     PAUSE_FOR_ASKERS_S,
-    PAUSE_S,
     PREPARED_AGE_S_MAX,
     SMALL_BYTES_MAX,
-    WORK_PER_WAIT,
-    WORK_S,
     PageCache,
     decompress,
 )
@@ -385,50 +381,6 @@ def test_a_mistake_in_the_thread_is_counted_and_it_goes_on(caplog: pytest.LogCap
     assert went_on.is_set()
     assert cache.errors_contained == 1
     assert "a page of metrics could not be prepared" in caplog.text
-
-
-def test_whoever_writes_rests_after_a_millisecond_of_work_and_not_before() -> None:
-    rests_s: list[float] = []
-    with page_cache.Pace(rests_s.append) as pace:
-        pace.rest()
-        work(WORK_S)
-        pace.rest()
-    assert rests_s[-1:] == [PAUSE_S]
-    assert len(rests_s) <= 2
-
-
-def work(cpu_s: float) -> None:
-    began_s = time.thread_time()
-    while time.thread_time() - began_s < cpu_s:
-        pass
-
-
-def test_whoever_writes_has_its_turn_while_it_works_and_not_while_it_rests() -> None:
-    turns: list[str] = []
-
-    @contextlib.contextmanager
-    def take_turn() -> Iterator[None]:
-        turns.append("begins")
-        yield
-        turns.append("ends")
-
-    with page_cache.Pace(lambda _s: turns.append("rests"), take_turn) as pace:
-        work(WORK_S)
-        pace.rest()
-    assert turns == ["begins", "ends", "rests", "begins", "ends"]
-
-
-def test_whoever_has_waited_long_for_its_turn_works_longer_in_it() -> None:
-    rests_s: list[float] = []
-    waited_s = 20 * WORK_S / WORK_PER_WAIT
-    times_s = iter((100.0, 100.0 + waited_s, 101.0, 101.0))
-    with page_cache.Pace(rests_s.append, now_s=lambda: next(times_s)) as pace:
-        work(2 * WORK_S)
-        pace.rest()
-        assert rests_s == []
-        work(19 * WORK_S)
-        pace.rest()
-    assert rests_s == [PAUSE_S]
 
 
 def test_pages_are_written_in_turns_with_others() -> None:

@@ -1,0 +1,63 @@
+"""Turns among the threads that compute much: who receives, who keeps the state of the runs, who writes pages.
+
+Each call into ZeroMQ lets go of the interpreter's lock, and whoever computes then keeps it for the switch interval:
+side by side, the thread that receives takes three times as long for a message as alone. So who has long work to do does
+it in its turns, with a rest between any two.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final, Self
+
+WORK_S: Final = 0.001
+PAUSE_S: Final = 0.001
+"""After each millisecond of work one of rest, and then the next turn: who waited for it has it meanwhile."""
+WORK_PER_WAIT: Final = 0.25
+"""Who has waited long for a turn works a quarter as long in it: done too slowly, a page is old before it is written."""
+
+TakeTurn = Callable[[], contextlib.AbstractContextManager[None]]
+"""Waits until the others are through with their turns, though not for ever, and has one while it is entered."""
+
+
+class Turns:
+    """Long work of one thread, between entering and leaving, in pieces. May be entered again after that.
+
+    `take_turn`: with whom it takes turns; `sleep` and `now_s` are the clock.
+    """
+
+    def __init__(
+        self,
+        take_turn: TakeTurn = contextlib.nullcontext,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._take_turn = take_turn
+        self._sleep = sleep
+        self._now_s = now_s
+        self._turn = contextlib.ExitStack()
+        self._work_until_s = 0.0
+        self._is_entered = False
+
+    def __enter__(self) -> Self:
+        self._is_entered = True
+        self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_entered = False
+        self._turn.close()
+
+    def rest(self) -> None:
+        """To be called between any two pieces: rest, if there has been enough work since the last time."""
+        if self._is_entered and time.thread_time() >= self._work_until_s:
+            self._turn.close()
+            self._sleep(PAUSE_S)
+            self._begin()
+
+    def _begin(self) -> None:
+        asked_s = self._now_s()
+        self._turn.enter_context(self._take_turn())
+        work_s = max(WORK_S, WORK_PER_WAIT * (self._now_s() - asked_s))
+        self._work_until_s = time.thread_time() + work_s

@@ -1,0 +1,69 @@
+"""Long work in turns with others: a piece, a rest, the next piece."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from rankscope.collector.turns import PAUSE_S, WORK_PER_WAIT, WORK_S, Turns
+
+
+def test_who_works_rests_after_a_millisecond_of_work_and_not_before() -> None:
+    rests_s: list[float] = []
+    with Turns(sleep=rests_s.append) as turns:
+        turns.rest()
+        work(WORK_S)
+        turns.rest()
+    assert rests_s[-1:] == [PAUSE_S]
+    assert len(rests_s) <= 2
+
+
+def work(cpu_s: float) -> None:
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < cpu_s:
+        pass
+
+
+def test_who_works_has_its_turn_while_it_works_and_not_while_it_rests() -> None:
+    said: list[str] = []
+
+    @contextlib.contextmanager
+    def take_turn() -> Iterator[None]:
+        said.append("begins")
+        yield
+        said.append("ends")
+
+    with Turns(take_turn, sleep=lambda _s: said.append("rests")) as turns:
+        work(WORK_S)
+        turns.rest()
+    assert said == ["begins", "ends", "rests", "begins", "ends"]
+
+
+def test_who_has_waited_long_for_its_turn_works_longer_in_it() -> None:
+    rests_s: list[float] = []
+    waited_s = 20 * WORK_S / WORK_PER_WAIT
+    times_s = iter((100.0, 100.0 + waited_s, 101.0, 101.0))
+    with Turns(sleep=rests_s.append, now_s=lambda: next(times_s)) as turns:
+        work(2 * WORK_S)
+        turns.rest()
+        assert rests_s == []
+        work(19 * WORK_S)
+        turns.rest()
+    assert rests_s == [PAUSE_S]
+
+
+def test_nobody_has_a_turn_who_does_no_long_work() -> None:
+    said: list[str] = []
+
+    @contextlib.contextmanager
+    def take_turn() -> Iterator[None]:
+        said.append("begins")
+        yield
+        said.append("ends")
+
+    turns = Turns(take_turn, sleep=lambda _s: None)
+    turns.rest()
+    assert said == []
+    with turns:
+        pass
+    turns.rest()
+    assert said == ["begins", "ends"]
