@@ -58,13 +58,17 @@ is asked less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms
 """
 
 
+def _go_on() -> None:
+    """Nobody waits."""
+
+
 class JobState:
     """The truth about one run."""
 
     def __init__(self, run: str, config: CollectorConfig) -> None:
         self.run = run
         self._config = config
-        self.rest: Callable[[], None] = lambda: None
+        self.rest: Callable[[], None] = _go_on
         """Called between the parts of a look, by whoever others wait for."""
         self._attempt: Attempt | None = None
         self._rank_of_boot: dict[str, int] = {}

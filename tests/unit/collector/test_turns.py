@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rankscope.collector.turns import PAUSE_S, WORK_PER_WAIT, WORK_S, Turns
 
 
-def test_who_works_rests_after_a_millisecond_of_work_and_not_before() -> None:
+def test_who_works_rests_after_some_work_and_not_before() -> None:
     rests_s: list[float] = []
     with Turns(sleep=rests_s.append) as turns:
         turns.rest()
