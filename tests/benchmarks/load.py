@@ -119,6 +119,12 @@ class Ranks:
             is_done=all(one.is_done for one in known),
         )
 
+    def _has_lost_one(self) -> bool:
+        """Whether a process is gone without its last word: those that are through end before the others."""
+        gone = [place for place, process in enumerate(self.processes) if not process.is_alive()]
+        self.look()  # what they said last may not have been read
+        return not all(map(self._is_done, gone))
+
     def _is_done(self, place: int) -> bool:
         last = self._last[place]
         return last is not None and last.is_done
@@ -127,7 +133,7 @@ class Ranks:
         """Where they stand once it is so. Raises TimeoutError with where they stood last."""
         end_s = time.monotonic() + seconds_max
         while (found := self.look()) is None or not is_so(found):
-            if time.monotonic() > end_s or not all(process.is_alive() for process in self.processes):
+            if time.monotonic() > end_s or self._has_lost_one():
                 raise TimeoutError(f"{what}: not within {seconds_max:.0f} s, at last {found}")
             time.sleep(LOOK_S)
         return found
