@@ -14,8 +14,8 @@ WORK_S: Final = 0.004
 PAUSE_S: Final = 0.001
 """After each four milliseconds of work one of rest, and then the next turn: who waited for it has it meanwhile. With
 one of each a page of 2,048 ranks took 0.8 s for 0.3 s of computing, and was that much older when it was asked for."""
-WORK_PER_WAIT: Final = 0.25
-"""Who has waited long for a turn works a quarter as long in it: done too slowly, a page is old before it is written."""
+WORK_PER_WAIT: Final = 0.5
+"""Who has waited long for a turn works half as long in it: done too slowly, a page is old before it is written."""
 
 TakeTurn = Callable[[], contextlib.AbstractContextManager[None]]
 """Waits until the others are through with their turns, though not for ever, and has one while it is entered."""
