@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import (
+    BLOCK_RANKS,
     METRICS_PATH,
     RANKS_PATH,
     SHARDS_MAX,
@@ -21,6 +22,7 @@ from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, SERIES_PER_RANK_
 from rankscope.measure.exported import COLLECTIVE_KINDS_MAX, GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
 from rankscope.measure.records import AgentCost, Losses, Totals
 from tests.full_snapshot import collectives_of, device_of, full_rank, full_snapshot
+from tests.lazy_runs import LazyRun
 
 METRICS, RANKS = Page(METRICS_PATH), Page(RANKS_PATH)
 PER_RANK = {measure.name for measure in CATALOG if measure.is_per_rank}
@@ -81,6 +83,27 @@ def test_metrics_of_a_large_run_take_nothing_from_a_rank_but_its_outline() -> No
     found, expected = (series_of(snapshot_with(*ranks), METRICS, metrics_ranks_max=3) for ranks in (outlines, full))
     assert found == expected
     assert names_of(found) >= set(OVERVIEW_READERS)
+
+
+def test_the_pictures_of_a_small_run_are_made_once_for_its_page() -> None:
+    (picture,) = snapshot_with(*(full_rank(rank) for rank in range(3))).runs
+    lazy = LazyRun(lambda: picture, run=picture.run, size=3)
+    found = series_of(Snapshot(wall_s=0.0, version="0", runs=[lazy]), METRICS)
+    assert ranks_of(found) == {"0", "1", "2"}
+    assert lazy.made == 1
+
+
+def test_a_page_of_many_ranks_has_each_of_them_once_or_a_family_not_at_all() -> None:
+    """Of more ranks than are written at a time."""
+    ranks = 2 * BLOCK_RANKS + 3
+    everybody = [str(rank) for rank in range(ranks)]
+    found = series_of(snapshot_of(ranks), RANKS, series_max=3 * ranks)
+    for family in ("rankscope_rank_info", "rankscope_rank_up"):
+        assert [dict(labels)["rank"] for name, labels in found if name == family] == everybody
+    for family in names_of(found) & PER_RANK:
+        assert len(ranks_of({key: value for key, value in found.items() if key[0] == family})) == ranks
+    assert len(found) <= 3 * ranks + 1
+    assert left_out(found, RANKS) > 0
 
 
 def test_the_families_of_a_large_run_s_ranks_are_on_their_own_page_alone() -> None:
