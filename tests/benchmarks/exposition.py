@@ -32,7 +32,7 @@ from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
 from rankscope.collector.publish.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS
 from rankscope.collector.state.snapshot import RankSnapshot, Snapshot
-from rankscope.collector.turns import Turns
+from rankscope.collector.turns import PAUSE_S, WORK_S, Turns
 from tests.benchmarks.machine import RESULTS, describe_run, run_apart
 from tests.full_snapshot import full_rank, full_snapshot, with_runs
 from tests.library_exporter import render_by_library
@@ -160,8 +160,8 @@ def measure_columns(ranks: int) -> list[Result]:
 def _measure_page(pages: MetricPages, snapshot: Snapshot, page: Page, ranks: int) -> Result:
     for _ in pages.render(snapshot, page, TextFormat.CLASSIC):
         pass
-    work = _Work()
-    with watch_gaps() as gaps:
+    with watch_gaps() as gaps, Turns() as turns:
+        work = _Work(turns)
         cpu_s, wall_s = time.thread_time(), time.perf_counter()
         pieces = list(pages.render(snapshot, page, TextFormat.CLASSIC, rest=work.rest))
         cpu_s, wall_s = time.thread_time() - cpu_s, time.perf_counter() - wall_s
@@ -178,9 +178,9 @@ def _measure_page(pages: MetricPages, snapshot: Snapshot, page: Page, ranks: int
 class _Work:
     """The pauses of the collector, and the CPU time of the longest piece of work between two chances for one."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
         self.longest_s = 0.0
-        self._turns = Turns().__enter__()
+        self._turns = turns
         self._from_s = time.thread_time()
 
     def rest(self) -> None:
@@ -288,8 +288,9 @@ def write_down(head: str, rows: list[Result], answers: list[Answer], baseline_s:
     """The result as Markdown."""
     lines = [
         "# What the pages of metrics cost", "", head, "",
-        "One run, every rank with everything. CPU and compression are of one thread; ours pauses a millisecond after",
-        "each millisecond of work, which is the difference between its time and its CPU. The wait is the longest for",
+        "One run, every rank with everything. CPU and compression are of one thread; ours pauses",
+        f"{PAUSE_S * 1e3:.0f} ms after each {WORK_S * 1e3:.0f} ms of work, which is the difference between its time",
+        "and its CPU. The wait is the longest for",
         f"which another thread did not get the interpreter; with nothing to do here it was {baseline_s * 1e3:.1f} ms,",
         "which is the machine's part. A piece is the CPU time of the longest work between two chances to pause.", "",
         "| ranks | writer | page | samples | text | CPU | a sample | time | wait | piece | gzip by | CPU | size |",

@@ -1,6 +1,5 @@
 """When a page of metrics is written: small ones when they are asked for, large ones before. The clock is the test's."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from rankscope.collector.publish.page_cache import (
     decompress,
 )
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
+from tests.turn_log import TurnLog
 
 METRICS, RANKS = Page(METRICS_PATH), Page(RANKS_PATH)
 CLASSIC, OPENMETRICS = TextFormat.CLASSIC, TextFormat.OPENMETRICS
@@ -384,18 +384,11 @@ def test_a_mistake_in_the_thread_is_counted_and_it_goes_on(caplog: pytest.LogCap
 
 
 def test_pages_are_written_in_turns_with_others() -> None:
-    turns: list[str] = []
-
-    @contextlib.contextmanager
-    def take_turn() -> Iterator[None]:
-        turns.append("begins")
-        yield
-        turns.append("ends")
-
-    cache = PageCache(lambda: Snapshot(wall_s=0.0, version="0"), MetricPages(), take_turn=take_turn)
+    log = TurnLog()
+    cache = PageCache(lambda: Snapshot(wall_s=0.0, version="0"), MetricPages(), take_turn=log.take)
     cache.find(METRICS, TextFormat.CLASSIC)
-    assert turns[:1] == ["begins"]
-    assert turns[-1:] == ["ends"]
+    assert log.said[:1] == ["begins"]
+    assert log.said[-1:] == ["ends"]
 
 
 # -- what pages are written from --------------------------------------------------------------------------------------

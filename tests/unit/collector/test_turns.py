@@ -1,20 +1,24 @@
 """Long work in turns with others: a piece, a rest, the next piece."""
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 from rankscope.collector.turns import PAUSE_S, WORK_PER_WAIT, WORK_S, Turns
+from tests.turn_log import TurnLog
 
 
 def test_who_works_rests_after_some_work_and_not_before() -> None:
     rests_s: list[float] = []
-    with Turns(sleep=rests_s.append) as turns:
+    with Turns(sleep=rests_s.append, now_s=at_once) as turns:
         turns.rest()
         work(WORK_S)
         turns.rest()
     assert rests_s[-1:] == [PAUSE_S]
     assert len(rests_s) <= 2
+
+
+def at_once() -> float:
+    """A clock by which nobody ever waits for a turn, however long the machine lets this thread wait."""
+    return 100.0
 
 
 def work(cpu_s: float) -> None:
@@ -24,18 +28,11 @@ def work(cpu_s: float) -> None:
 
 
 def test_who_works_has_its_turn_while_it_works_and_not_while_it_rests() -> None:
-    said: list[str] = []
-
-    @contextlib.contextmanager
-    def take_turn() -> Iterator[None]:
-        said.append("begins")
-        yield
-        said.append("ends")
-
-    with Turns(take_turn, sleep=lambda _s: said.append("rests")) as turns:
+    log = TurnLog()
+    with Turns(log.take, sleep=lambda _s: log.said.append("rests"), now_s=at_once) as turns:
         work(WORK_S)
         turns.rest()
-    assert said == ["begins", "ends", "rests", "begins", "ends"]
+    assert log.said == ["begins", "ends", "rests", "begins", "ends"]
 
 
 def test_who_has_waited_long_for_its_turn_works_longer_in_it() -> None:
@@ -52,18 +49,11 @@ def test_who_has_waited_long_for_its_turn_works_longer_in_it() -> None:
 
 
 def test_nobody_has_a_turn_who_does_no_long_work() -> None:
-    said: list[str] = []
-
-    @contextlib.contextmanager
-    def take_turn() -> Iterator[None]:
-        said.append("begins")
-        yield
-        said.append("ends")
-
-    turns = Turns(take_turn, sleep=lambda _s: None)
+    log = TurnLog()
+    turns = Turns(log.take, sleep=lambda _s: None)
     turns.rest()
-    assert said == []
+    assert log.said == []
     with turns:
         pass
     turns.rest()
-    assert said == ["begins", "ends"]
+    assert log.said == ["begins", "ends"]
