@@ -3,7 +3,6 @@
 While no collector has been found reports are made all the same and wait in the resend buffer, which is bounded.
 """
 
-import functools
 import random
 import threading
 import time
@@ -137,6 +136,8 @@ class Reporter:
             read_moments=self._read_moments,
             captures=probes.captures,
         )
+        self._reduction: WindowReduction | None = None
+        """None before the first window."""
         self._step_times_ns: list[int] = []
         self._address: CollectorAddress | None = None
         self._open_due_ns = 0
@@ -145,9 +146,9 @@ class Reporter:
         self._refusal_said = self._spill_said = False
         self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
 
-    @functools.cached_property
-    def _reduction(self) -> "WindowReduction":
-        # Imported by the agent thread: what reads traces takes 10 to 15 ms, which at the start would be training's.
+    def _begin_reduction(self) -> "WindowReduction":
+        # Imported by the agent thread when there is a window: what reads traces takes 20 to 40 ms and some MiB, which
+        # at the start would be training's, and where there are no windows is for nothing.
         from rankscope.agent.report.window_child import WindowChildren  # noqa: PLC0415
         from rankscope.agent.report.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
 
@@ -157,7 +158,7 @@ class Reporter:
     @property
     def child_cpu_ns(self) -> int:
         """The CPU time of the processes that break windows down. For the agent thread."""
-        return self._reduction.child_cpu_ns
+        return 0 if self._reduction is None else self._reduction.child_cpu_ns
 
     def _make_devices(self) -> NvmlSampler | AmdSampler:
         device = self._probes.device
@@ -289,7 +290,8 @@ class Reporter:
             self._samples.run(now_ns)
         self._probes.hooks.log.catch_up_late()
         windows = [self._reduce(window) for window in self._probes.raw_windows.drain()]
-        windows += self._collect(self._reduction.finish if last else self._reduction.collect)
+        if self._reduction is not None:
+            windows += self._collect(self._reduction.finish if last else self._reduction.collect)
         steps = list(LateRecords(self._probes.steps.drain()))
         cost = self._cost.govern(now_ns)
         self._learn(steps)
@@ -335,7 +337,9 @@ class Reporter:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]
 
     def _reduce(self, window: RawWindow) -> ReducedWindow:
-        reduction = self._reduction  # not in the time of the first window
+        if self._reduction is None:
+            self._reduction = self._begin_reduction()  # not in the time of the first window
+        reduction = self._reduction
         begin_ns = time.thread_time_ns()
         too_large_before = reduction.windows_too_large
         try:
@@ -392,7 +396,8 @@ class Reporter:
     def _losses(self, reported: int) -> Losses:
         made, overwritten, buffered = self._count_steps(reported)
         skipped = dict(self._probes.windows.skipped) if self._probes.windows is not None else {}
-        skipped.update(self._reduction.skipped)
+        if self._reduction is not None:
+            skipped.update(self._reduction.skipped)
         if self._timed.unplaced:
             skipped["timed_unplaced"] = self._timed.unplaced
         timers = self._probes.device_timers

@@ -20,7 +20,9 @@ FRAME_BYTES_MAX = 8 * 1024 * 1024
 
 _HEADER = struct.Struct(">4sHB")
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODERS = {message.KIND: msgspec.msgpack.Decoder(message) for message in MESSAGE_TYPES}
+_TYPES = {message.KIND: message for message in MESSAGE_TYPES}
+_decoders: dict[int, msgspec.msgpack.Decoder[Message]] = {}
+"""Those that have been needed. To make one takes up to 1 ms: an agent, which reads no reports, starts without it."""
 
 
 def encode(message: Message) -> bytes:
@@ -36,9 +38,7 @@ def decode(frame: bytes) -> Message:
         raise DecodeError(DecodeReason.TOO_SHORT, f"{len(frame)} bytes, a header has {_HEADER.size}")
     magic, protocol, kind = _HEADER.unpack_from(frame)
     _check_header(magic, protocol)
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        raise DecodeError(DecodeReason.UNKNOWN_KIND, f"kind {kind}; protocol {protocol} has {sorted(_DECODERS)}")
+    decoder = _decoders.get(kind) or _make_decoder(kind)
     try:
         message = decoder.decode(find_body(frame))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
@@ -51,6 +51,14 @@ def decode(frame: bytes) -> Message:
 def find_body(frame: bytes) -> memoryview:
     """What comes after the header of a frame that has been decoded before: the msgpack array of the fields."""
     return memoryview(frame)[_HEADER.size :]
+
+
+def _make_decoder(kind: int) -> "msgspec.msgpack.Decoder[Message]":
+    message_type = _TYPES.get(kind)
+    if message_type is None:
+        raise DecodeError(DecodeReason.UNKNOWN_KIND, f"kind {kind}; protocol {PROTOCOL} has {sorted(_TYPES)}")
+    decoder = _decoders[kind] = msgspec.msgpack.Decoder(message_type)
+    return decoder
 
 
 def _check_header(magic: bytes, protocol: int) -> None:

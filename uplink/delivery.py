@@ -25,9 +25,10 @@ how slow the collector is: so much longer a silence may last before it is asked 
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
+
+import msgspec
 
 from rankscope.measure.errors import SettingError
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
@@ -41,8 +42,7 @@ HELLOS_KEPT: Final = 64
 """Of so many unanswered ones, of some twenty minutes, the answer counts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeliverySettings:
+class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds and pauses of delivery. Raises SettingError for values that would stop it or make it spin."""
 
     in_flight_max: int = 64
@@ -72,16 +72,14 @@ class DeliverySettings:
                 raise SettingError(text)
 
 
-@dataclass(frozen=True)
-class SendHello:
+class SendHello(msgspec.Struct, frozen=True, gc=False):
     """Send a Hello that says `first_sequence` and `number`."""
 
     first_sequence: int
     number: int
 
 
-@dataclass(frozen=True)
-class SendFrame:
+class SendFrame(msgspec.Struct, frozen=True, gc=False):
     """Send these bytes, numbered message `sequence`."""
 
     sequence: int

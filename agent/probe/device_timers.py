@@ -19,7 +19,6 @@ An event costs one to three microseconds, so not every step is timed: TimingPlan
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any
@@ -110,17 +109,16 @@ class TimingPlan:
         self.interval_steps = interval
 
 
-@dataclass(slots=True)
-class _Timing:
+class _Timing(msgspec.Struct):
     """A step that is timed: its events by the host ns of their moments, and what StepTimer charged, in order."""
 
     step: int
     thread: int
     stream: Any
     start: Any
-    events: dict[int, Any] = field(default_factory=dict)
-    charges: list[tuple[int, str]] = field(default_factory=list)
-    costs_ns: list[int] = field(default_factory=list)
+    events: dict[int, Any] = msgspec.field(default_factory=dict)
+    charges: list[tuple[int, str]] = msgspec.field(default_factory=list)
+    costs_ns: list[int] = msgspec.field(default_factory=list)
     last: Any = None
     skip: str | None = None
 

@@ -12,8 +12,9 @@ known. The first steps, which compile and allocate, are left out.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
 
 from rankscope.agent.probe.plain_run import LateRecords, Steps, count_steps
 from rankscope.measure.units import format_duration, ns_to_s, s_to_ns
@@ -25,8 +26,7 @@ PENDING_MAX = 256
 """Steps that wait until they are added up together: 0.3 ms at a time, on whichever thread finds the last of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True):
     """Of a range of steps the average, and the largest and smallest value of one step."""
 
     average: float
@@ -34,8 +34,7 @@ class Spread:
     smallest: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """How fast this rank trained over a range of steps. None: not known of any of these steps."""
 
     steps: int
@@ -98,8 +97,7 @@ _Row = tuple[int, int, int | None, int | None]
 """Of one step: its duration, its data phase (ns), its samples, its tokens."""
 
 
-@dataclass(slots=True)
-class _Cost:
+class _Cost(msgspec.Struct):
     """Nanoseconds added up."""
 
     total_ns: int = 0
@@ -116,8 +114,7 @@ class _Cost:
         return Spread(ns_to_s(self.total_ns / steps), ns_to_s(self.largest_ns), ns_to_s(self.smallest_ns or 0))
 
 
-@dataclass(slots=True)
-class _Speed:
+class _Speed(msgspec.Struct):
     """An amount per time, over the steps where the amount is known."""
 
     amount: int = 0
@@ -147,16 +144,15 @@ class _Speed:
         return Spread(average * ns_per_s, self.largest * ns_per_s, self.smallest * ns_per_s)
 
 
-@dataclass(slots=True)
-class _Sums:
+class _Sums(msgspec.Struct):
     """What a range of steps adds up to."""
 
     steps: int = 0
-    reader: _Cost = field(default_factory=_Cost)
-    batch: _Cost = field(default_factory=_Cost)
-    step_speed: _Speed = field(default_factory=_Speed)
-    samples: _Speed = field(default_factory=_Speed)
-    tokens: _Speed = field(default_factory=_Speed)
+    reader: _Cost = msgspec.field(default_factory=_Cost)
+    batch: _Cost = msgspec.field(default_factory=_Cost)
+    step_speed: _Speed = msgspec.field(default_factory=_Speed)
+    samples: _Speed = msgspec.field(default_factory=_Speed)
+    tokens: _Speed = msgspec.field(default_factory=_Speed)
 
     def add(self, rows: Sequence[_Row]) -> None:
         if not rows:

@@ -8,9 +8,10 @@ A sampler cannot be stopped while it runs: a driver call has no deadline. What i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import thread_time_ns
 from typing import Generic, TypeVar
+
+import msgspec
 
 from rankscope.agent.guard import say
 from rankscope.measure.clock import Clock
@@ -30,8 +31,7 @@ RARER_TIMES = 16
 """Of a sampler that has to save: every 32 s at the default, so it costs next to nothing and is still there."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerCounts:
+class SamplerCounts(msgspec.Struct, frozen=True):
     """What one sampler has done so far. `last_duration_ns` is None before its first run; failed runs count too.
 
     `cpu_ns` is the CPU time of the calling thread in all its runs; in the rest of `total_ns` a driver let it wait.
@@ -46,8 +46,7 @@ class SamplerCounts:
     is_off: bool
 
 
-@dataclass(slots=True)
-class _Sampler(Generic[T]):
+class _Sampler(msgspec.Struct, Generic[T]):
     """One sampler, and how it is doing."""
 
     read: Callable[[], T]

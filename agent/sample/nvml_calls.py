@@ -7,9 +7,10 @@ of each value that is missing alone.
 import contextlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
+
+import msgspec
 
 REASON_LENGTH_MAX = 64
 """NVML may know errors that pynvml does not name; their text comes from the driver and is cut here."""
@@ -37,8 +38,7 @@ class Reading(NamedTuple):
     read: Callable[[], tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """NVML's handles of one device.
 
     They differ for a slice (MIG): it has memory and multiprocessors of its own, while power, heat, clocks, links and

@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class TorchDevice:
+
+class TorchDevice(msgspec.Struct, frozen=True):
     """The GPU of the training thread.
 
     `index` is torch's own, among the devices that are visible to the process. `uuid` is NVIDIA's name of the GPU, for

@@ -70,6 +70,19 @@ def test_an_agent_that_is_above_its_budget_reports_less_often_and_of_every_step(
     assert len(life.steps) == overspending_steps()
 
 
+def test_what_reads_windows_is_not_loaded_where_there_are_none() -> None:
+    with listening() as collector:
+        no_windows = {"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0"}
+        settings = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, **no_windows}
+        ended = run(python(*AGENT, "windowless.py"), settings)
+        assert (ended.exit_code, ended.left) == (0, ())
+        (life,) = collector.lives
+    assert len(life.steps) == 5
+    loaded = set(ended.stdout.split())
+    assert "rankscope.agent.reporter" in loaded
+    assert not {"rankscope.agent.report.window_child", "rankscope.measure.kineto"} & loaded
+
+
 def overspending_steps() -> int:
     """How many steps the script says that it makes."""
     found = re.search(r"^STEPS, .* = (\d+),", (SCRIPTS / "overspending.py").read_text(), re.MULTILINE)
