@@ -2,8 +2,11 @@
 
 A script that imports torch and makes one step (`tests/benchmarks/first_step.py`) is started without rankscope, with it
 installed but not asked for, and with the agent in it, one after the other in every round and in the opposite order in
-the next. A time is from the start of the process, by the machine's monotonic clock; what is compared are runs of one
-round. The parts are measured in processes of their own, each import and call in its turn after `import torch`.
+the next. A time is from the start of the process, by the machine's monotonic clock; *median*, *smallest* and *largest*
+are of the rounds, each of which compares its own runs. To import torch takes a second or more, and on a machine that is
+not steady some hundred ms more or less: *fastest* compares the fastest run of each arm, *CPU* the least CPU time that
+the whole process used up to there. The parts are measured in processes of their own, each import and call in its turn
+after `import torch`.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any, NamedTuple
 
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.benchmarks.overhead import clean_environment, collector
@@ -32,7 +36,7 @@ ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
     AGENT: (["-m", "rankscope.agent", str(SCRIPT)], {}),
 }
 """What python is started with, and what is set. Torch looks for backends such as rankscope unless it is told not to."""
-MOMENTS = {"script begins": "begun_ns", "torch imported": "imported_ns", "first step done": "stepped_ns"}
+MOMENTS = {"script begins": "begun", "torch imported": "imported", "first step done": "stepped"}
 PARTS = """
 import gc, json, os, time
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -54,29 +58,36 @@ session.stop()
 """.replace("NAMES", repr(["numpy", "zmq", "msgspec"]))
 
 
-def run(arguments: list[str], environment: dict[str, str]) -> dict[str, int]:
+class Times(NamedTuple):
+    """When a moment was, in ms from the start of the process, and the CPU time that the process had used."""
+
+    after_ms: float
+    cpu_ms: float
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> Any:
     """What a python started so printed in its last line. Raises CalledProcessError when it failed."""
     command = [sys.executable, *arguments]
     compiled = {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         command, env=compiled, capture_output=True, text=True, timeout=RUN_S_MAX, check=True, cwd=Path.cwd()
     )
-    measured: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_arm(arm: str, endpoint: str) -> dict[str, float]:
-    """ms from the start of the process to each moment."""
+def run_arm(arm: str, endpoint: str) -> dict[str, Times]:
+    """One start, by moment."""
     arguments, changes = ARMS[arm]
     environment = clean_environment() | RANK | {"OMP_NUM_THREADS": "1"} | changes
     if arm == AGENT:
         environment["RANKSCOPE_COLLECTOR"] = endpoint
     start_ns = monotonic_ns()
     measured = run(arguments, environment)
-    return {moment: (measured[key] - start_ns) / 1e6 for moment, key in MOMENTS.items()}
+    times_ns, cpu_ns = measured["times_ns"], measured["cpu_ns"]
+    return {moment: Times((times_ns[key] - start_ns) / 1e6, cpu_ns[key] / 1e6) for moment, key in MOMENTS.items()}
 
 
-def measure_arms(rounds: int, endpoint: str) -> list[dict[str, dict[str, float]]]:
+def measure_arms(rounds: int, endpoint: str) -> list[dict[str, dict[str, Times]]]:
     """Each round's times by arm."""
     found = []
     for number in range(rounds):
@@ -93,22 +104,34 @@ def measure_parts(rounds: int, endpoint: str) -> dict[str, list[float]]:
     return {name: [run[name] / 1e6 for run in runs] for name in sorted(runs[0])}
 
 
-def render(head: str, arms: list[dict[str, dict[str, float]]], parts: dict[str, list[float]]) -> str:
+def render(head: str, arms: list[dict[str, dict[str, Times]]], parts: dict[str, list[float]]) -> str:
     """The result file."""
-    lines = ["| arm | from the start to | ms more than without: median | smallest | largest |", "|---|---|---|---|---|"]
+    lines = [
+        "| arm | from the start to | ms more than without: median | smallest | largest | fastest | CPU |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for arm in list(ARMS)[1:]:
         for moment in MOMENTS:
-            more = [found[arm][moment] - found[WITHOUT][moment] for found in arms]
-            lines.append(f"| {arm} | {moment} | {render_spread(more)} |")
+            more = [found[arm][moment].after_ms - found[WITHOUT][moment].after_ms for found in arms]
+            lines.append(f"| {arm} | {moment} | {render_spread(more)} | {render_least(arms, arm, moment)} |")
     lines += ["", "| part | ms: median | smallest | largest |", "|---|---|---|---|"]
     lines += [f"| {name} | {render_spread(took)} |" for name, took in parts.items()]
-    whole = statistics.median(found[WITHOUT]["first step done"] for found in arms)
+    whole = statistics.median(found[WITHOUT]["first step done"].after_ms for found in arms)
     explanation = (__doc__ or "").partition("\n\n")[
         2
     ].strip() + f"\n\nWithout rankscope the first step is done {whole:.0f}"
     return "\n\n".join(
         ["# What the agent adds to the start", head, f"{explanation} ms after the start.", "\n".join(lines)]
     )
+
+
+def render_least(arms: list[dict[str, dict[str, Times]]], arm: str, moment: str) -> str:
+    """What the fastest and the cheapest run take more than without rankscope, as cells."""
+    least = [
+        Times(*(min(kind) for kind in zip(*(found[which][moment] for found in arms), strict=True)))
+        for which in (arm, WITHOUT)
+    ]
+    return " | ".join(f"{own - other:.1f}" for own, other in zip(*least, strict=True))
 
 
 def render_spread(values: list[float]) -> str:
