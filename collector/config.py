@@ -118,8 +118,8 @@ class CollectorConfig(Settings):
     receive_hwm: int = setting(
         16,
         Setting(
-            "Most messages of one agent that wait to be read. An unread report pins about 9 KB: 1000 of each of "
-            "16,384 ranks would be 150 GB. What does not fit waits in the agent.",
+            "Most messages of one agent that wait to be read. An unread report takes about 1 KB: 1000 of each of "
+            "16,384 ranks would be 16 GB. What does not fit waits in the agent.",
             unit="messages",
             smallest=1,
             largest=1000,
