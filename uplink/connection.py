@@ -27,7 +27,7 @@ REDIAL_NS: Final = 30 * NS_PER_S
 
 SILENCE_NS: Final = 40 * NS_PER_S
 """After so long without a word from a collector to which something was sent, the connection is tried anew. It answers
-a report within four seconds or so; one that stands still for longer loses nothing by it. Another peer that takes this
+a report within eight seconds or so; one that stands still for longer loses nothing by it. Another peer that takes this
 one's name over leaves it a connection on which nobody answers."""
 SILENCE_JITTER: Final = 0.5
 """Up to so much longer, by chance: thousands of ranks of one collector fall silent at one moment."""

@@ -13,10 +13,10 @@ from rankscope.measure.units import NS_PER_MS
 REPORTS_MAX: Final = 8
 """Of the 64 that an agent sends ahead of their acknowledgement, so that a backlog never waits for one."""
 
-AGE_INTERVALS: Final = 4
-AGE_NS_MAX: Final = 4_000 * NS_PER_MS
-"""An agent asks where the collector stands after 6 s without an acknowledgement. At a report a second this is one for
-four or five reports, and 2 s are left for the way."""
+AGE_INTERVALS: Final = 8
+AGE_NS_MAX: Final = 8_000 * NS_PER_MS
+"""An agent asks where the collector stands after 12 s without an acknowledgement. At a report a second this is one for
+eight reports, and 4 s are left for the way."""
 
 
 class Acknowledgements:

@@ -51,7 +51,7 @@ NICE_FROM: Final = 4_096
 NICENESS: Final = 5
 """Of so many ranks the makers give way to the collector, which on machines of its own would have the cores to itself:
 they take as much as it does. Fewer ranks need no such thing, and other work on the machine would stop them."""
-HELD_PER_RANK_MAX: Final = 6
+HELD_PER_RANK_MAX: Final = 10
 """Reports that a rank holds while all is well: acknowledgements come for several at a time."""
 
 

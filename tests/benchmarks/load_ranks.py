@@ -113,9 +113,11 @@ class LoadRank:
         self.turn(now_ns)
 
     def turn(self, now_ns: int) -> None:
-        """Time has passed: send what is due."""
+        """Time has passed: take in what has come, send what is due."""
+        # In this order, because the socket reads its mailbox for whatever is asked of it, though not twice within a
+        # millisecond: what comes after this its file will tell. What it does not tell is read at the next turn.
+        self.receive()
         self._carry_out(self.delivery.on_tick(now_ns))
-        self.receive()  # sending reads the socket's mailbox, so that its file may not tell of a message any more
 
     def receive(self) -> None:
         """Take in all that has come."""
