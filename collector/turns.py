@@ -39,6 +39,8 @@ class Turns:
         self._now_s = now_s
         self._turn = contextlib.ExitStack()
         self._work_until_s = 0.0
+        self._look_s = 0.0
+        """Before that it cannot have worked for long enough. The time of day is 50 ns, that of a thread a system call."""
         self._is_entered = False
 
     def __enter__(self) -> Self:
@@ -52,13 +54,19 @@ class Turns:
 
     def rest(self) -> None:
         """To be called between any two pieces: rest, if there has been enough work since the last time."""
-        if self._is_entered and time.thread_time() >= self._work_until_s:
-            self._turn.close()
-            self._sleep(PAUSE_S)
-            self._begin()
+        if not self._is_entered or time.monotonic() < self._look_s:
+            return
+        left_s = self._work_until_s - time.thread_time()
+        if left_s > 0:
+            self._look_s = time.monotonic() + left_s
+            return
+        self._turn.close()
+        self._sleep(PAUSE_S)
+        self._begin()
 
     def _begin(self) -> None:
         asked_s = self._now_s()
         self._turn.enter_context(self._take_turn())
         work_s = max(WORK_S, WORK_PER_WAIT * (self._now_s() - asked_s))
         self._work_until_s = time.thread_time() + work_s
+        self._look_s = time.monotonic() + work_s
