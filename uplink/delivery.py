@@ -49,8 +49,8 @@ class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Frames sent ahead of their acknowledgement, at least 1."""
 
     resend_after_ns: int = 12 * NS_PER_S
-    """Silence after which the collector is asked where it stands. A busy one acknowledges several reports at once, eight
-    seconds after the first of them; that one is missing it sees by the number of the next, and asks."""
+    """Silence after which the collector is asked where it stands. A busy one acknowledges several reports at once,
+    eight seconds after the first of them; that one is missing it sees by the number of the next, and asks."""
 
     hello_interval_ns: int = NS_PER_S
     """Pause after the first unanswered Hello; each further pause is twice as long."""

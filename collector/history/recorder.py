@@ -11,18 +11,20 @@ picture that is EXPORT_LAG_S_MAX old is given up for the present one: numbers th
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.rank_intervals import RankIntervals
+from rankscope.collector.history.rank_intervals import RankInterval, RankIntervals
 from rankscope.collector.history.store import HistoryStore, KeptRun
 from rankscope.collector.state.job import JobState
-from rankscope.collector.state.saved import Clocks, SavedStory
+from rankscope.collector.state.saved import Clocks, LifeDraft, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.state.step_history import StepAggregate
 from rankscope.collector.store.database import Database
+from rankscope.collector.turns import go_on, in_pieces
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
@@ -53,6 +55,17 @@ class StoreCounts(NamedTuple):
 class _Saved(NamedTuple):
     counters: tuple[object, ...]
     at_wall_s: float
+
+
+class _Changes(NamedTuple):
+    """One run, its story, and what is new of its lives and of its history. `known` is what is then in the store."""
+
+    saved: SavedRun
+    story: SavedStory
+    lives: Mapping[tuple[str, int], tuple[int, LifeDraft]]
+    known: Mapping[tuple[str, int], _Saved]
+    steps: Sequence[StepAggregate]
+    interval: RankInterval | None
 
 
 class Recorder:
@@ -97,11 +110,21 @@ class Recorder:
         """Begin to write."""
         self._thread.start()
 
-    def tick(self, jobs: Iterable[JobState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
-        """Hand over what has changed. `snapshot` is of the same moment as the jobs."""
+    def tick(
+        self,
+        jobs: Iterable[JobState],
+        snapshot: Snapshot,
+        clocks: Clocks,
+        *,
+        is_last: bool = False,
+        rest: Callable[[], None] = go_on,
+    ) -> None:
+        """Hand over what has changed. `snapshot` is of the same moment as the jobs. `rest` is called in between."""
+        found = [self._contain(job, snapshot, clocks, is_last=is_last, rest=rest) for job in jobs]
         with self._changed:
-            for job in jobs:
-                self._contain(job, snapshot, clocks, is_last=is_last)
+            for changes in found:
+                if changes is not None:
+                    self._put(changes)
             self._waiting.snapshot = snapshot
             self._has_waiting = True
             self._changed.notify()
@@ -110,39 +133,53 @@ class Recorder:
             self._count(STORE)
         self._failures_counted = failures
 
-    def _contain(self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
+    def _contain(
+        self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool, rest: Callable[[], None]
+    ) -> "_Changes | None":
         """A mistake of ours about one run is that run's alone."""
         try:
-            self._take(job, snapshot, clocks, is_last=is_last)
+            return self._find_changes(job, snapshot, clocks, is_last=is_last, rest=rest)
         except Exception:
             self._count(RUN)
             if job.run not in self._mistaken:
                 self._mistaken.add(job.run)
                 LOG.exception("run %r could not be handed to the store; the others are", job.run)
+            return None
 
-    def _take(self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
-        steps = job.take_settled_steps(clocks.wall_s)
+    def _find_changes(
+        self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool, rest: Callable[[], None]
+    ) -> "_Changes | None":
+        run, steps = job.run, job.take_settled_steps(clocks.wall_s)
         saved = job.save(clocks)
         if saved is None:
-            return
-        waiting, run = self._waiting, job.run
-        waiting.put_run(saved)
+            return None
         story = job.save_story()
-        if self._stories.get(run) != story:
-            waiting.stories[run] = self._stories[run] = story
-        for number, rank in job.lives.items():
+        lives, known = {}, {}
+        for number, rank in in_pieces(job.lives.items(), rest):
             before, counters = self._lives.get((run, number)), rank.counters
             if is_last or before is None or before.counters != counters or self._is_old(before, clocks.wall_s):
-                waiting.lives[run, number] = saved.attempt, job.save_life(rank, clocks)
-                self._lives[run, number] = _Saved(counters, clocks.wall_s)
-        for step in steps:
-            waiting.add_step(run, step)
+                lives[run, number] = saved.attempt, job.save_life(rank, clocks)
+                known[run, number] = _Saved(counters, clocks.wall_s)
+        interval = None
         ends_now = is_last or saved.is_over
-        if not self._intervals.is_due(run, saved.attempt, clocks.wall_s, is_last=ends_now):
-            return  # so that nobody has to outline all ranks for it
-        interval = self._intervals.look(snapshot.outline_run(run), saved.attempt, clocks.wall_s, is_last=ends_now)
-        if interval is not None:
-            waiting.add_interval(run, interval)
+        if self._intervals.is_due(
+            run, saved.attempt, clocks.wall_s, is_last=ends_now
+        ):  # else nobody outlines all ranks
+            interval = self._intervals.look(snapshot.outline_run(run), saved.attempt, clocks.wall_s, is_last=ends_now)
+        return _Changes(saved, story, lives, known, steps, interval)
+
+    def _put(self, changes: "_Changes") -> None:
+        """Into what waits, whose lock is held."""
+        waiting, run = self._waiting, changes.saved.run
+        waiting.put_run(changes.saved)
+        if self._stories.get(run) != changes.story:
+            waiting.stories[run] = self._stories[run] = changes.story
+        waiting.lives.update(changes.lives)
+        self._lives.update(changes.known)
+        for step in changes.steps:
+            waiting.add_step(run, step)
+        if changes.interval is not None:
+            waiting.add_interval(run, changes.interval)
 
     def _is_old(self, saved: _Saved, wall_s: float) -> bool:
         # A wall clock that has jumped back must not put it off.

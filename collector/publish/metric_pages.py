@@ -24,6 +24,7 @@ from rankscope.collector.publish.overview import OVERVIEW_READERS, Overview, bui
 from rankscope.collector.publish.prometheus import READERS, Value
 from rankscope.collector.publish.rank_columns import RANK_READERS, Labels, Rows
 from rankscope.collector.state.snapshot import RankSnapshot, Snapshot
+from rankscope.collector.turns import go_on
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
 from rankscope.measure.exported import RANK, Measure
 
@@ -197,7 +198,7 @@ class MetricPages:
         self._texts = _Texts()
 
     def render(
-        self, snapshot: Snapshot, page: Page, text_format: TextFormat, rest: Callable[[], None] = lambda: None
+        self, snapshot: Snapshot, page: Page, text_format: TextFormat, rest: Callable[[], None] = go_on
     ) -> Iterator[bytes]:
         """The page, a family at a time, in the order of the catalogue. `rest` is called between any two blocks of work
         of up to some 0.5 ms, for a thread that others must not wait for.

@@ -10,6 +10,7 @@ from rankscope.collector.detect import ratios
 from rankscope.collector.publish.prometheus import Value
 from rankscope.collector.publish.rank_columns import Number, is_live
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.turns import go_on
 from rankscope.measure.exported import WORST_RANKS
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 from rankscope.measure.units import ns_to_s
@@ -56,7 +57,7 @@ Overview = tuple[RunOverview, ...]
 OverviewReader = Callable[[Overview], Iterable[Value]]
 
 
-def build_overview(snapshot: Snapshot, rest: Callable[[], None] = lambda: None) -> Overview:
+def build_overview(snapshot: Snapshot, rest: Callable[[], None] = go_on) -> Overview:
     """Look at every rank once. `rest` is called now and then, for a thread that others must not wait for."""
     return tuple(_build_run(run, rest) for run in snapshot.runs)
 

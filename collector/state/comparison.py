@@ -1,36 +1,47 @@
 """What the last look says of each rank over its last steps, ready for the picture of the run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats, StepSeries, medians_of_last
+from rankscope.collector.detect.series import Cells, Floats, StepSeries, medians_of_last
+from rankscope.collector.turns import go_on
 
 Known = Sequence[float | None]
 """A value a rank, None where it is not known."""
 
 
 class Comparison:
-    """Medians over the last steps by rank. Never changed."""
+    """Medians over the last steps by rank. Never changed. `rest` is called between any two of them."""
 
-    def __init__(self, series: StepSeries | None, slowdowns: Floats | None, steps: int) -> None:
+    def __init__(
+        self,
+        series: StepSeries | None,
+        slowdowns: Floats | None,
+        steps: int,
+        rest: Callable[[], None] = go_on,
+    ) -> None:
         self._columns: dict[str, Known] = {}
         self._phases_ns: dict[str, Known] = {}
         self._place: dict[int, int] = {}
         if series is None or slowdowns is None:
             return
         self._place = {number: place for place, number in enumerate(series.ranks)}
+
+        def read_medians(cells: Cells) -> Known:
+            found = _read(medians_of_last(cells, steps))
+            rest()
+            return found
+
         caused_ns = series.wait_caused_ns
         self._columns = {
-            "step_ns_median": _read(medians_of_last(series.step_ns, steps)),
-            "self_ns_median": _read(medians_of_last(series.self_ns, steps)),
+            "step_ns_median": read_medians(series.step_ns),
+            "self_ns_median": read_medians(series.self_ns),
             "slowdown_ratio": _read(slowdowns),
-            "wait_caused_ns_median": (
-                [None] * len(series.ranks) if caused_ns is None else _read(medians_of_last(caused_ns, steps))
-            ),
+            "wait_caused_ns_median": [None] * len(series.ranks) if caused_ns is None else read_medians(caused_ns),
         }
-        self._phases_ns = {name: _read(medians_of_last(values, steps)) for name, values in series.phases_ns.items()}
+        self._phases_ns = {name: read_medians(values) for name, values in series.phases_ns.items()}
 
     def of(self, rank: int) -> Mapping[str, Any]:
         """What is said of one rank, by field of RankSnapshot; nothing of one that was not compared."""

@@ -43,6 +43,7 @@ from rankscope.collector.state.step_history import PATIENCE_STEPS, StepAggregate
 from rankscope.collector.state.step_picture import StepPicture
 from rankscope.collector.state.verdicts import Verdicts
 from rankscope.collector.state.window import StepWindow
+from rankscope.collector.turns import go_on, in_pieces
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import GroupInfo
@@ -58,17 +59,13 @@ is asked less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms
 """
 
 
-def _go_on() -> None:
-    """Nobody waits."""
-
-
 class JobState:
     """The truth about one run."""
 
     def __init__(self, run: str, config: CollectorConfig) -> None:
         self.run = run
         self._config = config
-        self.rest: Callable[[], None] = _go_on
+        self.rest: Callable[[], None] = go_on
         """Called between the parts of a look, by whoever others wait for."""
         self._attempt: Attempt | None = None
         self._rank_of_boot: dict[str, int] = {}
@@ -245,7 +242,7 @@ class JobState:
         ping_pause_ns = s_to_ns(max(self._config.clock_ping_s, len(attempt.ranks) / PINGS_PER_S_MAX))
         pings_max = max(1, round(PINGS_PER_S_MAX * self._config.tick_s))
         stalled: list[RankState] = []
-        for rank in attempt.ranks.values():
+        for rank in in_pieces(attempt.ranks.values(), self.rest):
             # Of 16,384 ranks nearly all need nothing: whether they live is asked last.
             if tick.now_job_ns - rank.last_seen_job_ns > silent_ns and rank.is_live:
                 rank.vitals.fall_silent()
@@ -286,7 +283,7 @@ class JobState:
             self._goodput.lose(steps.tolist(), lost_ns.tolist())
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
         self.rest()
-        attempt.comparison = Comparison(series, attempt.slowdowns, self._config.detect_steps)
+        attempt.comparison = Comparison(series, attempt.slowdowns, self._config.detect_steps, self.rest)
         self.rest()
         self.step_picture = StepPicture.of(self._attempts, view)
         return effects
@@ -399,7 +396,7 @@ class JobState:
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings),
             goodput=self._goodput.snapshot(now_job_ns),
         )
-        ranks = [attempt.ranks[number].draft() for number in sorted(attempt.ranks)]
+        ranks = [attempt.ranks[number].draft() for number in in_pieces(sorted(attempt.ranks), self.rest)]
         return RunDraft(head, ranks, attempt.comparison, attempt.collectives.picture(self._group_sizes), now_job_ns)
 
     @property

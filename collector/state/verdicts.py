@@ -11,6 +11,7 @@ from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.view import Candidate, Detector, JobView
 from rankscope.collector.state.effects import CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.snapshot import LostSeconds
+from rankscope.collector.turns import go_on
 from rankscope.measure.units import ns_to_s
 
 
@@ -68,7 +69,7 @@ class Verdicts:
         self._closed = list(findings)[-self._findings_max :]
         self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
 
-    def look(self, view: JobView, rest: Callable[[], None] = lambda: None) -> list[JobEffect]:
+    def look(self, view: JobView, rest: Callable[[], None] = go_on) -> list[JobEffect]:
         """Ask every detector, and say what has changed. `rest` is called between any two of them."""
         effects: list[JobEffect] = []
         self.charged.clear()
