@@ -18,6 +18,7 @@ from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import Clocks, SavedRun
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.store.database import Database
+from rankscope.collector.turns import PIECE
 from tests.unit.collector.job_stories import S, Story
 from tests.unit.collector.kept_runs import run_of, step_of
 
@@ -105,6 +106,23 @@ def test_what_was_handed_over_is_in_the_file_at_the_end(path: Path) -> None:
         loop.tick(story)
         loop.tick(story.train(5))
     assert load(path) == [("story", 3, 25)]
+
+
+def test_nobody_waits_for_the_store_s_lock_while_the_rows_of_many_ranks_are_found(path: Path) -> None:
+    story = Story(2 * PIECE).join().train(1)
+    clocks = Clocks(story.now_ns, WALL_S)
+    snapshot = Snapshot(wall_s=WALL_S, version="0", runs=(story.snapshot(),))
+    answers: list[Snapshot] = []
+
+    def ask_from_another_thread() -> None:
+        asking = threading.Thread(target=lambda: answers.append(loop.recorder.choose_exported(snapshot)), daemon=True)
+        asking.start()
+        asking.join(DEADLINE_S)
+
+    with looping(path) as loop:
+        loop.recorder.tick([story.job], snapshot, clocks, is_last=True, rest=ask_from_another_thread)
+    assert answers == [snapshot] * 2
+    assert load(path) == [("story", 2 * PIECE, 1)]
 
 
 def test_the_last_tick_keeps_a_short_interval_too(path: Path) -> None:

@@ -2,8 +2,9 @@
 
 import time
 
-from rankscope.collector.turns import PAUSE_S, WORK_PER_WAIT, WORK_S, Turns
+from rankscope.collector.turns import PAUSE_S, PIECE, WORK_PER_WAIT, WORK_S, Turns
 from tests.turn_log import TurnLog
+from tests.unit.collector.job_stories import Story
 
 
 def test_who_works_rests_after_some_work_and_not_before() -> None:
@@ -57,3 +58,14 @@ def test_nobody_has_a_turn_who_does_no_long_work() -> None:
         pass
     turns.rest()
     assert log.said == ["begins", "ends"]
+
+
+def test_a_tick_of_many_ranks_rests_between_pieces() -> None:
+    story = Story(3 * PIECE).join().train(6)
+    rests: list[int] = []
+    story.job.rest = lambda: rests.append(1)
+    story.tick()
+    of_tick = len(rests)
+    story.job.draft(story.now_ns)
+    assert of_tick >= 3 + 4  # the walk over the ranks; the view, the medians, and before and after them
+    assert len(rests) - of_tick == 3
