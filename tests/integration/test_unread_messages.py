@@ -49,7 +49,7 @@ def wait_until_nothing_waits_in_the_kernel(port: int) -> None:
 
 
 def test_an_unread_message_takes_about_its_own_size() -> None:
-    receiver = Receiver("tcp://127.0.0.1:0", receive_hwm=EACH)
+    receiver = Receiver("tcp://127.0.0.1:0", receive_hwm=2 * EACH)
     command = [sys.executable, "-c", PEERS_SAY, receiver.endpoint, *map(str, (PEERS, FRAME_BYTES))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peers:
         assert peers.stdin is not None
