@@ -21,8 +21,9 @@ FRAME_BYTES_MAX = 8 * 1024 * 1024
 _HEADER = struct.Struct(">4sHB")
 _ENCODER = msgspec.msgpack.Encoder()
 _TYPES = {message.KIND: message for message in MESSAGE_TYPES}
-_decoders: dict[int, msgspec.msgpack.Decoder[Message]] = {}
-"""Those that have been needed. To make one takes up to 1 ms: an agent, which reads no reports, starts without it."""
+_decoders: dict[bytes, msgspec.msgpack.Decoder[Message]] = {}
+"""By the header of their frames, those that have been needed. To make one takes up to 1 ms: an agent, which reads no
+reports, starts without it."""
 
 
 def encode(message: Message) -> bytes:
@@ -34,15 +35,12 @@ def decode(frame: bytes) -> Message:
     """One frame as its message. Raises DecodeError, and nothing else, for any other bytes."""
     if len(frame) > FRAME_BYTES_MAX:
         raise DecodeError(DecodeReason.TOO_LARGE, f"{len(frame)} bytes, the limit is {FRAME_BYTES_MAX}")
-    if len(frame) < _HEADER.size:
-        raise DecodeError(DecodeReason.TOO_SHORT, f"{len(frame)} bytes, a header has {_HEADER.size}")
-    magic, protocol, kind = _HEADER.unpack_from(frame)
-    _check_header(magic, protocol)
-    decoder = _decoders.get(kind) or _make_decoder(kind)
+    header = bytes(frame[: _HEADER.size])
+    decoder = _decoders.get(header) or _make_decoder(header)
     try:
         message = decoder.decode(find_body(frame))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise DecodeError(DecodeReason.BAD_BODY, f"kind {kind}: {error}") from error
+        raise DecodeError(DecodeReason.BAD_BODY, f"kind {header[-1]}: {error}") from error
     if isinstance(message, Report):
         _check_report(message)
     return message
@@ -53,11 +51,15 @@ def find_body(frame: bytes) -> memoryview:
     return memoryview(frame)[_HEADER.size :]
 
 
-def _make_decoder(kind: int) -> "msgspec.msgpack.Decoder[Message]":
+def _make_decoder(header: bytes) -> "msgspec.msgpack.Decoder[Message]":
+    if len(header) < _HEADER.size:
+        raise DecodeError(DecodeReason.TOO_SHORT, f"{len(header)} bytes, a header has {_HEADER.size}")
+    magic, protocol, kind = _HEADER.unpack(header)
+    _check_header(magic, protocol)
     message_type = _TYPES.get(kind)
     if message_type is None:
         raise DecodeError(DecodeReason.UNKNOWN_KIND, f"kind {kind}; protocol {PROTOCOL} has {sorted(_TYPES)}")
-    decoder = _decoders[kind] = msgspec.msgpack.Decoder(message_type)
+    decoder = _decoders[header] = msgspec.msgpack.Decoder(message_type)
     return decoder
 
 

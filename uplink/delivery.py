@@ -38,6 +38,9 @@ HELLO_GAP_NS_MIN: Final = 200 * NS_PER_MS
 """Two Hellos are at least this far apart, however often the collector asks: after its restart it asks once for each
 frame that was in flight."""
 
+HURRY_NS: Final = NS_PER_S
+"""Silence after which is asked once the last message was pushed: it is acknowledged at once, and whoever ends waits."""
+
 HELLOS_KEPT: Final = 64
 """Of so many unanswered ones, of some twenty minutes, the answer counts."""
 
@@ -138,6 +141,7 @@ class Delivery:
         self._hellos = 0
         self._hello_times_ns: dict[int, int] = {}  # of those that were sent after every frame, by their number
         self._slowness_ns = 0
+        self._resend_after_ns = self._settings.resend_after_ns
 
     @property
     def state(self) -> DeliveryState:
@@ -248,6 +252,10 @@ class Delivery:
             self._fall_back(now_ns)
         return self.on_tick(now_ns)
 
+    def hurry(self) -> None:
+        """The last message was pushed: what it lacks on its way is asked for soon."""
+        self._resend_after_ns = min(self._resend_after_ns, HURRY_NS)
+
     def close(self) -> None:
         """Send nothing any more."""
         self._state = DeliveryState.CLOSED
@@ -263,7 +271,7 @@ class Delivery:
         return self._in_flight() > 0 and now_ns >= self._silent_from_ns()
 
     def _silent_from_ns(self) -> int:
-        return self._advanced_ns + self._settings.resend_after_ns + self._slowness_ns
+        return self._advanced_ns + self._resend_after_ns + self._slowness_ns
 
     def _has_dropped_unsent(self) -> bool:
         return self._next_sequence < self.buffer.first_sequence

@@ -115,6 +115,7 @@ class Sender:
 
         False at once where it cannot be: this rank was refused, or there never was a connection, though time for one.
         """
+        self._delivery.hurry()
         while not self._delivery.everything_acknowledged:
             until_ns = min(deadline_host_ns, self._find_hope_ns(deadline_host_ns))
             if self._clock.monotonic_ns() >= until_ns:

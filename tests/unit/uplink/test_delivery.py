@@ -6,6 +6,7 @@ import pytest
 
 from rankscope.measure.errors import SettingError
 from rankscope.uplink.delivery import (
+    HURRY_NS,
     Delivery,
     DeliverySettings,
     DeliveryState,
@@ -153,6 +154,22 @@ def test_silence_asks_where_the_collector_stands_and_goes_back_to_there() -> Non
     assert delivery.on_tick(at(2500)) == [SendHello(3, 2)]
     assert numbers(delivery.on_welcome(3, at(2501))) == [4, 5]
     assert delivery.resends == 2
+
+
+def test_after_the_last_message_the_collector_is_asked_sooner() -> None:
+    delivery = welcomed_with(5)
+    delivery.on_ack(2, at(500))
+    delivery.hurry()
+    asked_ns = at(500) + HURRY_NS
+    assert delivery.next_wake_ns == asked_ns
+    assert delivery.on_tick(asked_ns - 1) == []
+    assert delivery.on_tick(asked_ns) == [SendHello(3, 2)]
+
+
+def test_who_asks_soon_anyway_asks_no_later_for_hurrying() -> None:
+    delivery = welcomed_with(1, resend_after_ns=HURRY_NS // 2)
+    delivery.hurry()
+    assert delivery.next_wake_ns == HURRY_NS // 2
 
 
 def test_acknowledgements_that_say_nothing_new_do_not_end_the_silence() -> None:
