@@ -51,7 +51,7 @@ class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_max: int = 64
     """Frames sent ahead of their acknowledgement, at least 1."""
 
-    resend_after_ns: int = 12 * NS_PER_S
+    resend_after_ns: int = 10 * NS_PER_S
     """Silence after which the collector is asked where it stands. A busy one acknowledges several reports at once,
     eight seconds after the first of them; that one is missing it sees by the number of the next, and asks."""
 

@@ -15,8 +15,8 @@ REPORTS_MAX: Final = 8
 
 AGE_INTERVALS: Final = 8
 AGE_NS_MAX: Final = 8_000 * NS_PER_MS
-"""An agent asks where the collector stands after 12 s without an acknowledgement. At a report a second this is one for
-eight reports, and 4 s are left for the way."""
+"""An agent asks where the collector stands after 10 s without an acknowledgement. At a report a second this is one for
+eight reports, and 2 s are left for the way."""
 
 
 class Acknowledgements:
