@@ -53,7 +53,7 @@ BUFFER_BYTES_MAX: Final = 32 * 2**20
 PATIENCE: Final = DeliverySettings(resend_after_ns=120 * NS_PER_S)
 """A collector that gets little of a busy machine is slow, and not gone."""
 HELD_MAX: Final = 10
-"""Reports of a rank that are not acknowledged: while all is well acknowledgements come for four or five at a time."""
+"""Reports of a rank that are not acknowledged: while all is well acknowledgements come for eight at a time."""
 PAUSE_S: Final = 0.002
 TURNS_PER_S: Final = 4
 """Turns of a node; in one of them its ranks report. A batch so waits up to a quarter of a second longer than a relay's,
