@@ -162,9 +162,8 @@ class Recorder:
                 known[run, number] = _Saved(counters, clocks.wall_s)
         interval = None
         ends_now = is_last or saved.is_over
-        if self._intervals.is_due(
-            run, saved.attempt, clocks.wall_s, is_last=ends_now
-        ):  # else nobody outlines all ranks
+        # Asked first, so that nobody has to outline all ranks for nothing.
+        if self._intervals.is_due(run, saved.attempt, clocks.wall_s, is_last=ends_now):
             interval = self._intervals.look(snapshot.outline_run(run), saved.attempt, clocks.wall_s, is_last=ends_now)
         return _Changes(saved, story, lives, known, steps, interval)
 
