@@ -208,7 +208,7 @@ class Service:
         if self._recorder is None:
             return
         try:
-            self._recorder.tick(self._jobs.values(), self._snapshot, clocks, is_last=is_last, rest=self._turns.rest)
+            self._recorder.tick(self._jobs.values(), self._snapshot, clocks, is_last=is_last)
         except Exception:
             if self._count_contained("history") == 1:
                 LOG.exception("runs could not be handed to the store; the collector goes on")

@@ -35,7 +35,7 @@ def decode(frame: bytes) -> Message:
     """One frame as its message. Raises DecodeError, and nothing else, for any other bytes."""
     if len(frame) > FRAME_BYTES_MAX:
         raise DecodeError(DecodeReason.TOO_LARGE, f"{len(frame)} bytes, the limit is {FRAME_BYTES_MAX}")
-    header = bytes(frame[: _HEADER.size])
+    header = frame[: _HEADER.size]
     decoder = _decoders.get(header) or _make_decoder(header)
     try:
         message = decoder.decode(find_body(frame))

@@ -24,7 +24,7 @@ from rankscope.collector.state.saved import Clocks, LifeDraft, SavedRun, SavedSt
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.state.step_history import StepAggregate
 from rankscope.collector.store.database import Database
-from rankscope.collector.turns import go_on, in_pieces
+from rankscope.collector.turns import in_pieces
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
@@ -110,17 +110,9 @@ class Recorder:
         """Begin to write."""
         self._thread.start()
 
-    def tick(
-        self,
-        jobs: Iterable[JobState],
-        snapshot: Snapshot,
-        clocks: Clocks,
-        *,
-        is_last: bool = False,
-        rest: Callable[[], None] = go_on,
-    ) -> None:
-        """Hand over what has changed. `snapshot` is of the same moment as the jobs. `rest` is called in between."""
-        found = [self._contain(job, snapshot, clocks, is_last=is_last, rest=rest) for job in jobs]
+    def tick(self, jobs: Iterable[JobState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
+        """Hand over what has changed. `snapshot` is of the same moment as the jobs."""
+        found = [self._contain(job, snapshot, clocks, is_last=is_last) for job in jobs]
         with self._changed:
             for changes in found:
                 if changes is not None:
@@ -133,12 +125,10 @@ class Recorder:
             self._count(STORE)
         self._failures_counted = failures
 
-    def _contain(
-        self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool, rest: Callable[[], None]
-    ) -> "_Changes | None":
+    def _contain(self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> _Changes | None:
         """A mistake of ours about one run is that run's alone."""
         try:
-            return self._find_changes(job, snapshot, clocks, is_last=is_last, rest=rest)
+            return self._find_changes(job, snapshot, clocks, is_last=is_last)
         except Exception:
             self._count(RUN)
             if job.run not in self._mistaken:
@@ -146,16 +136,14 @@ class Recorder:
                 LOG.exception("run %r could not be handed to the store; the others are", job.run)
             return None
 
-    def _find_changes(
-        self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool, rest: Callable[[], None]
-    ) -> "_Changes | None":
+    def _find_changes(self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> _Changes | None:
         run, steps = job.run, job.take_settled_steps(clocks.wall_s)
         saved = job.save(clocks)
         if saved is None:
             return None
         story = job.save_story()
         lives, known = {}, {}
-        for number, rank in in_pieces(job.lives.items(), rest):
+        for number, rank in in_pieces(job.lives.items(), job.rest):
             before, counters = self._lives.get((run, number)), rank.counters
             if is_last or before is None or before.counters != counters or self._is_old(before, clocks.wall_s):
                 lives[run, number] = saved.attempt, job.save_life(rank, clocks)
@@ -167,7 +155,7 @@ class Recorder:
             interval = self._intervals.look(snapshot.outline_run(run), saved.attempt, clocks.wall_s, is_last=ends_now)
         return _Changes(saved, story, lives, known, steps, interval)
 
-    def _put(self, changes: "_Changes") -> None:
+    def _put(self, changes: _Changes) -> None:
         """Into what waits, whose lock is held."""
         waiting, run = self._waiting, changes.saved.run
         waiting.put_run(changes.saved)

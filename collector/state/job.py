@@ -66,7 +66,7 @@ class JobState:
         self.run = run
         self._config = config
         self.rest: Callable[[], None] = go_on
-        """Called between the parts of a look, by whoever others wait for."""
+        """Called between the parts of what is done for all ranks, by whoever others wait for."""
         self._attempt: Attempt | None = None
         self._rank_of_boot: dict[str, int] = {}
         self._former_boots: frozenset[str] = frozenset()

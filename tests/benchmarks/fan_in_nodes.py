@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import zmq
 
+from rankscope.collector.ingest.acknowledgements import REPORTS_MAX
 from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, CollectorLink
 from rankscope.collector.relay.node_batch import NodeBatch
 from rankscope.measure.clock import SystemClock
@@ -52,8 +53,8 @@ BUFFER_BYTES_MAX: Final = 32 * 2**20
 """The relay's own default, `buffer_bytes_max`."""
 PATIENCE: Final = DeliverySettings(resend_after_ns=120 * NS_PER_S)
 """A collector that gets little of a busy machine is slow, and not gone."""
-HELD_MAX: Final = 10
-"""Reports of a rank that are not acknowledged: while all is well acknowledgements come for eight at a time."""
+HELD_MAX: Final = REPORTS_MAX + 2
+"""Reports of a rank that are not acknowledged: while all is well acknowledgements come for several at a time."""
 PAUSE_S: Final = 0.002
 TURNS_PER_S: Final = 4
 """Turns of a node; in one of them its ranks report. A batch so waits up to a quarter of a second longer than a relay's,

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from rankscope.collector.ingest.acknowledgements import REPORTS_MAX
 from rankscope.measure.units import NS_PER_S, s_to_ns
 from rankscope.uplink.reconnect import CONNECTS_PER_S
 from tests.benchmarks.load_collector import LoadCollector, Usage
@@ -51,7 +52,7 @@ NICE_FROM: Final = 4_096
 NICENESS: Final = 5
 """Of so many ranks the makers give way to the collector, which on machines of its own would have the cores to itself:
 they take as much as it does. Fewer ranks need no such thing, and other work on the machine would stop them."""
-HELD_PER_RANK_MAX: Final = 10
+HELD_PER_RANK_MAX: Final = REPORTS_MAX + 2
 """Reports that a rank holds while all is well: acknowledgements come for several at a time."""
 
 

@@ -128,6 +128,11 @@ def read_resident_bytes(pid: int) -> int:
     return _read_status(pid, "VmRSS")
 
 
+def read_own_bytes(pid: int) -> int:
+    """What is resident of a process's own memory: no pages of files, which come and go as code runs first."""
+    return _read_status(pid, "RssAnon")
+
+
 def read_cpu_s(pid: int) -> float:
     """CPU time of a process since its start, all threads, in user and system mode, from /proc."""
     stat = read_stat(f"/proc/{pid}")

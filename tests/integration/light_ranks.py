@@ -102,11 +102,7 @@ class LightRank:
                 self.report()
                 self.exchange(self._clock.monotonic_ns() + self._interval_ns)
             self.say_goodbye()
-            self.delivery.hurry()
-            deadline_ns = self._clock.monotonic_ns() + DRAIN_NS_MAX
-            while not self.delivery.everything_acknowledged and self._clock.monotonic_ns() < deadline_ns:
-                self.exchange(self._clock.monotonic_ns() + self._interval_ns)
-            return self.delivery.everything_acknowledged
+            return self._sender.drain(self._clock.monotonic_ns() + DRAIN_NS_MAX)
         finally:
             self.close()
 

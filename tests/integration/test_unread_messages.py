@@ -1,11 +1,13 @@
 """What messages take that nobody has read yet."""
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from rankscope.collector.ingest.receiver import Receiver
+from tests.integration.fault_figures import read_own_bytes
 
 PEERS, EACH, FRAME_BYTES = 128, 16, 900
 PEERS_SAY = """
@@ -20,12 +22,6 @@ for _ in sys.stdin:
         peer.send(bytes(int(sys.argv[3])))
     print("sent", flush=True)
 """
-
-
-def read_memory_bytes() -> int:
-    """What this process holds of its own: no pages of files, which come and go as code runs for the first time."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 def hear(receiver: Receiver, frames: int) -> None:
@@ -51,12 +47,12 @@ def test_an_unread_message_takes_about_its_own_size() -> None:
         assert peers.stdin is not None
         assert peers.stdout is not None
         hear(receiver, PEERS)
-        before_bytes = read_memory_bytes()
+        before_bytes = read_own_bytes(os.getpid())
         for _ in range(EACH):
             print(file=peers.stdin, flush=True)
             assert peers.stdout.readline()
             wait_until_nothing_waits_in_the_kernel(int(receiver.endpoint.rpartition(":")[2]))
-        unread_bytes = read_memory_bytes() - before_bytes
+        unread_bytes = read_own_bytes(os.getpid()) - before_bytes
         hear(receiver, PEERS + PEERS * EACH)
         peers.kill()
     receiver.close()

@@ -120,7 +120,8 @@ def test_nobody_waits_for_the_store_s_lock_while_the_rows_of_many_ranks_are_foun
         asking.join(DEADLINE_S)
 
     with looping(path) as loop:
-        loop.recorder.tick([story.job], snapshot, clocks, is_last=True, rest=ask_from_another_thread)
+        story.job.rest = ask_from_another_thread
+        loop.recorder.tick([story.job], snapshot, clocks, is_last=True)
     assert answers == [snapshot] * 2
     assert load(path) == [("story", 2 * PIECE, 1)]
 
