@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -82,6 +83,16 @@ def wait_for_sidecars(folder: str, count: int) -> list[psutil.Process]:
     return wait_for(look, lambda: f"not {count} sidecars: {find_sidecars(folder)}", 60)
 
 
+def kill(sidecar: psutil.Process) -> None:
+    """Kill it, and wait until the kernel has let go of its lock: that is after its command line is gone."""
+    end = os.pidfd_open(sidecar.pid)
+    try:
+        sidecar.kill()
+        assert select.select([end], [], [], 60)[0], "not ended within 60 s"
+    finally:
+        os.close(end)
+
+
 def test_the_ranks_of_a_node_have_one_sidecar_however_many_they_are(start: Callable[[int], Rank]) -> None:
     first, second = start(0), start(1)
     assert first.folder == second.folder
@@ -124,8 +135,7 @@ def test_it_goes_on_when_the_rank_that_started_it_is_killed_and_ends_with_the_la
 def test_a_sidecar_that_is_killed_is_started_again_by_a_rank(start: Callable[[int], Rank]) -> None:
     rank = start(0)
     (sidecar,) = wait_for_sidecars(rank.folder, 1)
-    sidecar.kill()
-    wait_for_sidecars(rank.folder, 0)
+    kill(sidecar)
     rank.say(f"beat {CHECK_NS - 1}")
     assert find_sidecars(rank.folder) == []
     rank.say(f"beat {CHECK_NS}")
