@@ -172,7 +172,7 @@ class Service:
         if database is None:
             return None
         try:
-            recorder = Recorder(database, self._config, self._count_contained)
+            recorder = Recorder(database, self._config, self._count_contained, take_turn=self._exchange.turn)
         except UnavailableError as error:
             if self._count_contained("history_store") == 1:
                 LOG.error("%s Until then runs and their history are kept in memory.", error)  # noqa: TRY400 - said

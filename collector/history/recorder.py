@@ -9,6 +9,7 @@ a live run is ever seen to go backwards, also when the collector is killed betwe
 picture that is EXPORT_LAG_S_MAX old is given up for the present one: numbers that stand still would be worse.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from rankscope.collector.state.saved import Clocks, LifeDraft, SavedRun, SavedSt
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.state.step_history import StepAggregate
 from rankscope.collector.store.database import Database
-from rankscope.collector.turns import in_pieces
+from rankscope.collector.turns import TakeTurn, Turns, in_pieces
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
@@ -69,13 +70,23 @@ class _Changes(NamedTuple):
 
 
 class Recorder:
-    """Told of everything once a tick by the collector's loop. `count` is called with what has gone wrong, each time."""
+    """Told of everything once a tick by the collector's loop. `count` is called with what has gone wrong, each time.
+    `take_turn`: with whom its thread takes turns.
+    """
 
-    def __init__(self, database: Database, config: CollectorConfig, count: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        config: CollectorConfig,
+        count: Callable[[str], object],
+        *,
+        take_turn: TakeTurn = contextlib.nullcontext,
+    ) -> None:
         """Open the file once more, for the thread. Raises UnavailableError when that cannot be done."""
         self._store = HistoryStore(database)
         self._config = config
         self._count = count
+        self._turns = Turns(take_turn)
         self._intervals = RankIntervals(config.history_interval_s)
         self._lives: dict[tuple[str, int], _Saved] = {}
         self._stories: dict[str, SavedStory] = {}
@@ -235,7 +246,7 @@ class Recorder:
 
     def _write(self, batch: Batch) -> None:
         try:
-            self._store.write(batch)
+            self._store.write(batch, self._turns)
             self._bytes_used = self._store.bytes_used
         except Exception as error:  # noqa: BLE001 - whatever it is, it may not end the thread
             self._fail(str(error))

@@ -4,6 +4,7 @@ Bodies are JSON (`state/saved.py`), or packed columns (`rank_intervals.py`): a f
 history is bounded by age and by the size of the file; what falls out goes oldest first, over all runs.
 """
 
+import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.rank_intervals import pack
 from rankscope.collector.state.saved import SavedLife, SavedRun, SavedStory
 from rankscope.collector.store.database import Database, explaining, transaction
+from rankscope.collector.turns import Turns
 
 T = TypeVar("T")
 
@@ -27,8 +29,12 @@ MOMENT_S: Final = 1e-6
 
 _WRITE_RUN: Final = """INSERT INTO runs (run, is_known, changed_wall_s, body) VALUES (?, 1, ?, ?)
     ON CONFLICT (run) DO UPDATE SET is_known = 1, changed_wall_s = excluded.changed_wall_s, body = excluded.body"""
-_WRITE_LIFE: Final = """INSERT INTO lives (run_id, rank, attempt, body) VALUES (?, ?, ?, ?)
+_WRITE_LIVES: Final = """INSERT INTO lives (run_id, rank, attempt, body) VALUES {}
     ON CONFLICT (run_id, rank) DO UPDATE SET attempt = excluded.attempt, body = excluded.body"""
+_LIFE: Final = "(?, ?, ?, ?)"
+LIVES_AT_ONCE: Final = 240
+"""Rows in one statement, which has four parameters for each: every SQLite takes 999. Of a statement for each row the
+interpreter's lock is let go of and wanted again each time: beside 16,384 lives nobody was heard for up to 2 s."""
 _WRITE_STEP: Final = "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _WRITE_INTERVAL: Final = "INSERT OR REPLACE INTO rank_intervals VALUES (?, ?, ?, ?, ?, ?)"
 
@@ -69,15 +75,15 @@ class HistoryStore:
                 runs += [kept] if kept is not None else []
             return Loaded(tuple(runs), len(unreadable))
 
-    def write(self, batch: Batch) -> None:
-        """Keep all of it, or nothing."""
+    def write(self, batch: Batch, turns: Turns | None = None) -> None:
+        """Keep all of it, or nothing. Rows of many lives are made in these `turns`."""
         try:
-            self._write(batch)
+            self._write(batch, turns or Turns())
         except BaseException:
             self._run_ids.clear()  # ids of runs that are not there after all
             raise
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: Batch, turns: Turns) -> None:
         encode = msgspec.json.encode
         intervals = [(run, one, pack(one)) for run, one in batch.intervals]
         with explaining(self._path), transaction(self._connection):
@@ -89,16 +95,8 @@ class HistoryStore:
                 [(encode(story).decode(), run) for run, story in batch.stories.items()],
             )
             self._learn_ids(batch)
+            self._write_lives(batch, turns)
             ids = self._run_ids
-            # One after the other: the rows of 16,384 lives together are 100 MB.
-            self._connection.executemany(
-                _WRITE_LIFE,
-                (
-                    (ids[run], rank, attempt, encode(life if isinstance(life, SavedLife) else life.build()).decode())
-                    for (run, rank), (attempt, life) in batch.lives.items()
-                    if run in ids
-                ),
-            )
             self._connection.executemany(
                 _WRITE_STEP,
                 [
@@ -118,6 +116,21 @@ class HistoryStore:
             self._connection.executemany(
                 "UPDATE runs SET is_known = 0 WHERE run = ?", [(run,) for run in batch.forgotten]
             )
+
+    def _write_lives(self, batch: Batch, turns: Turns) -> None:
+        """Some after the others: the rows of 16,384 lives together are 100 MB. They are made in turns, and SQLite works
+        between those.
+        """
+        encode, ids = msgspec.json.encode, self._run_ids
+        lives = ((ids[key[0]], key[1], *found) for key, found in batch.lives.items() if key[0] in ids)
+        while some := list(itertools.islice(lives, LIVES_AT_ONCE)):
+            values: list[int | str] = []
+            with turns:
+                for run_id, rank, attempt, life in some:
+                    body = encode(life if isinstance(life, SavedLife) else life.build())
+                    values += (run_id, rank, attempt, body.decode())
+                    turns.rest()
+            self._connection.execute(_WRITE_LIVES.format(", ".join([_LIFE] * len(some))), values)
 
     def _learn_ids(self, batch: Batch) -> None:
         named = {run for run, _ in (*batch.steps, *batch.intervals, *batch.lives)} | batch.runs.keys()

@@ -2,18 +2,20 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.reading import CurvePoint, opening_run
-from rankscope.collector.history.store import HistoryStore, KeptRun, Loaded
+from rankscope.collector.history.store import LIVES_AT_ONCE, HistoryStore, KeptRun, Loaded
 from rankscope.collector.incidents.store import IncidentStore
 from rankscope.collector.state.saved import SavedStory
 from rankscope.collector.store.database import APPLICATION_ID, Database
 from rankscope.collector.store.migrations import MIGRATIONS
+from rankscope.collector.turns import Turns
 from rankscope.measure.errors import UnavailableError
 from tests.unit.collector.findings import slow
 from tests.unit.collector.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
@@ -85,6 +87,40 @@ def test_what_was_written_is_there_for_the_next_collector(store: HistoryStore) -
     assert store.load() == Loaded(
         (KeptRun(run_of("a"), batch.stories["a"], (life_of("a", 0), life_of("a", 1))),), rows_unreadable=0
     )
+
+
+def lives_of(run: str, count: int, admitted: int) -> Batch:
+    """A run and so many lives of it, of which so many reports were admitted."""
+    batch = Batch()
+    batch.put_run(run_of(run))
+    for rank in range(count):
+        batch.lives[run, rank] = 0, msgspec.structs.replace(life_of(run, rank), admitted=admitted)
+    return batch
+
+
+@pytest.mark.parametrize("count", [LIVES_AT_ONCE - 1, LIVES_AT_ONCE, 2 * LIVES_AT_ONCE + 1])
+def test_however_many_lives_there_are_each_is_written_and_written_anew(store: HistoryStore, count: int) -> None:
+    for admitted in (3, 4):
+        store.write(lives_of("a", count, admitted))
+        (kept,) = store.load().runs
+        assert [(life.hello.identity.rank, life.admitted) for life in kept.lives] == [
+            (rank, admitted) for rank in range(count)
+        ]
+
+
+def test_rows_of_lives_are_made_in_turns_and_written_between_them(store: HistoryStore) -> None:
+    turns: list[str] = []
+
+    @contextmanager
+    def take_turn() -> Iterator[None]:
+        turns.append("begin")
+        yield
+        turns.append("end")
+
+    store._connection.set_trace_callback(lambda sql: turns.append("write") if "INTO lives" in sql else None)
+    store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), Turns(take_turn, sleep=lambda _: None))
+    without_rests = "".join(word[0] for word in turns).replace("eb", "")
+    assert without_rests == "bew" * 2
 
 
 def test_a_run_that_is_no_longer_known_is_not_gone_on_with_and_can_be_read(store: HistoryStore, path: Path) -> None:
