@@ -61,6 +61,10 @@ class Vitals:
         self._is_silent = False
         self._stalled_since_host_ns: int | None = None
         self._reported_host_ns: int | None = None
+        self.is_stalled: bool | None = None
+        """Whether the rank is stalled, by its own or its sidecar's word; None before any report."""
+        self.ending: Ending | None = None
+        """How the life ended; None while it lives. Found when something changes: it is asked for at every tick."""
         self.ended_job_ns: int | None = None
         self.progress: tuple[GroupStatus, ...] = ()
         self.stall: Stall | None = None
@@ -72,7 +76,9 @@ class Vitals:
 
     def take(self, report: Excerpt) -> None:
         """A report: the rank answers."""
-        self._is_silent = False
+        if self._is_silent:
+            self._is_silent = False
+            self._conclude()
         self._reported_host_ns = report.host_ns
         self._stalled_since_host_ns = report.stalled_since_host_ns
         self.progress = report.progress or self.progress
@@ -82,26 +88,23 @@ class Vitals:
             self.stall = None
         if self.unresponsive is not None and report.host_ns > self.unresponsive.host_ns:
             self.unresponsive = None
+        self.is_stalled = self.unresponsive is not None or self._says_stalled(report)
 
     def take_unresponsive(self, found: RankUnresponsive) -> None:
         """The sidecar says that the rank's process lives and does not answer. A report made since knows better."""
         if self._reported_host_ns is None or found.host_ns > self._reported_host_ns:
             self._is_silent = False
             self.unresponsive = found
+            self.is_stalled = True
+            self._conclude()
 
-    @property
-    def is_stalled(self) -> bool | None:
-        """Whether the rank is stalled, by its own or its sidecar's word; None before any report."""
-        if self.unresponsive is not None:
-            return True
-        if self._reported_host_ns is None:
-            return None
-        if self._stalled_since_host_ns is None:
+    def _says_stalled(self, report: Excerpt) -> bool:
+        if report.stalled_since_host_ns is None:
             return False
         stall = self.stall
         if stall is None or not stall.is_excused:
             return True
-        return self._reported_host_ns - self._stalled_since_host_ns > EXCUSED_FACTOR * stall.limit_ns
+        return report.host_ns - report.stalled_since_host_ns > EXCUSED_FACTOR * stall.limit_ns
 
     @property
     def stalled_since_host_ns(self) -> int | None:
@@ -120,6 +123,7 @@ class Vitals:
     def fall_silent(self) -> None:
         """No report for long."""
         self._is_silent = True
+        self._conclude()
 
     def lose_process(self, now_job_ns: int) -> None:
         """There is no such process any more; said again at every look. Its sidecar has a moment to say how it ended."""
@@ -127,11 +131,13 @@ class Vitals:
         if now_job_ns - self._gone_since_job_ns >= GONE_NS_MIN:
             self._is_gone = True
             self._end_at(self._gone_since_job_ns)
+            self._conclude()
 
     def take_goodbye(self, goodbye: Goodbye, now_job_ns: int) -> None:
         """What the rank says itself."""
         self._said = goodbye
         self._end_at(now_job_ns)
+        self._conclude()
 
     def take_end(self, seen: RankEnded, clock: ClockAlignment, now_job_ns: int) -> None:
         """What its sidecar saw; only the first time."""
@@ -139,6 +145,7 @@ class Vitals:
             self._seen = seen
             aligned_ns = clock.to_job_time(seen.host_ns, now_job_ns)
             self._end_at(now_job_ns if aligned_ns is None else aligned_ns)
+            self._conclude()
 
     def _end_at(self, job_ns: int) -> None:
         self.ended_job_ns = job_ns if self.ended_job_ns is None else min(self.ended_job_ns, job_ns)
@@ -146,6 +153,7 @@ class Vitals:
     def restore_end(self, said: Goodbye | None, seen: RankEnded | None, *, is_gone: bool, ended_ns: int | None) -> None:
         """What a collector knew that is no more."""
         self._said, self._seen, self._is_gone, self.ended_job_ns = said, seen, is_gone, ended_ns
+        self._conclude()
 
     @property
     def said(self) -> Goodbye | None:
@@ -162,14 +170,8 @@ class Vitals:
         """What the sidecar saw of the end."""
         return self._seen
 
-    @property
-    def ending(self) -> Ending | None:
-        """How the life ended; None while it lives."""
-        if not (self._is_silent or self._is_gone) and self._said is None and self._seen is None:
-            return None  # as nearly always
+    def _conclude(self) -> None:
         known = conclude(self._said, self._seen)
-        if known is not None:
-            return known
-        if self._is_gone:
-            return Ending("killed")
-        return Ending("silent") if self._is_silent else None
+        if known is None and self._is_gone:
+            known = Ending("killed")
+        self.ending = Ending("silent") if known is None and self._is_silent else known
