@@ -6,7 +6,7 @@ every REPORTS_MAX messages, or when the oldest of them has waited for AGE_INTERV
 """
 
 import heapq
-from typing import Final
+from typing import Final, NamedTuple
 
 from rankscope.measure.units import NS_PER_MS
 
@@ -19,40 +19,54 @@ AGE_NS_MAX: Final = 8_000 * NS_PER_MS
 eight reports, and 2 s are left for the way."""
 
 
+class _Waiting(NamedTuple):
+    """What a peer's next acknowledgement is to say: the number up to which, of how many messages, and when at the
+    latest.
+    """
+
+    through: int
+    messages: int
+    due_ns: int
+
+
 class Acknowledgements:
     """What is to be acknowledged to whom. `wake_ns` is when `take_due` has something without another `note`."""
 
     def __init__(self) -> None:
-        self._through: dict[bytes, tuple[int, int]] = {}
-        """By peer: the number up to which, and how many messages that acknowledges."""
+        self._waiting: dict[bytes, _Waiting] = {}
         self._ages: list[tuple[int, bytes]] = []
-        """When each peer's is due at the latest, a heap; an entry may have been overtaken."""
+        """When each peer's is due at the latest, a heap. Of one that was acknowledged before, the entry stays until its
+        time has come, and says nothing then.
+        """
         self._now: dict[bytes, int] = {}
 
-    def note(self, peer: bytes, through: int, count: int, now_ns: int, *, interval_ns: int) -> None:
-        """So many more messages of that peer have been taken in, or were known: all up to `through` are. It makes one
-        each `interval_ns`; 0 acknowledges them at once.
+    def note(self, peer: bytes, through: int, now_ns: int, *, interval_ns: int) -> None:
+        """One more message of that peer has been taken in, or was known: all up to `through` are. It makes one each
+        `interval_ns`; 0 acknowledges them at once.
         """
-        _, waiting = self._through.get(peer, (0, 0))
-        if not interval_ns or waiting + count >= REPORTS_MAX:
-            self._through.pop(peer, None)
+        waiting = self._waiting.get(peer)
+        messages = 1 if waiting is None else waiting.messages + 1
+        if not interval_ns or messages >= REPORTS_MAX:
+            self._waiting.pop(peer, None)
             self._now[peer] = through
-            return
-        if not waiting:
-            heapq.heappush(self._ages, (now_ns + min(AGE_INTERVALS * interval_ns, AGE_NS_MAX), peer))
-        self._through[peer] = through, waiting + count
+        elif waiting is None:
+            due_ns = now_ns + min(AGE_INTERVALS * interval_ns, AGE_NS_MAX)
+            heapq.heappush(self._ages, (due_ns, peer))
+            self._waiting[peer] = _Waiting(through, messages, due_ns)
+        else:
+            self._waiting[peer] = _Waiting(through, messages, waiting.due_ns)
 
     def take_due(self, now_ns: int) -> dict[bytes, int]:
         """By peer the number to acknowledge now."""
         due, self._now = self._now, {}
         while self._ages and self._ages[0][0] <= now_ns:
-            _, peer = heapq.heappop(self._ages)
-            found = self._through.pop(peer, None)
-            if found is not None:
-                due[peer] = found[0]
+            due_ns, peer = heapq.heappop(self._ages)
+            waiting = self._waiting.get(peer)
+            if waiting is not None and waiting.due_ns <= due_ns:
+                due[peer] = self._waiting.pop(peer).through
         return due
 
     @property
     def wake_ns(self) -> int | None:
-        """When something is due at the latest; None while nothing waits."""
+        """When something may be due at the latest; None while nothing waits."""
         return self._ages[0][0] if self._ages else None

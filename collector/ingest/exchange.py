@@ -27,8 +27,8 @@ class Batch:
     """What one turn has read: events in their order, and what is to be acknowledged once they are in the state."""
 
     events: list[RunEvent] = field(default_factory=list)
-    numbered: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """By peer the number up to which everything is in the state then, and how many messages of it are in here."""
+    numbered: list[tuple[bytes, int]] = field(default_factory=list)
+    """Of each numbered message the peer, and the number up to which everything of it is in the state then."""
     at_once: set[bytes] = field(default_factory=set)
     """Peers that wait for it: the last message of a life, or one that came a second time."""
     notices: list[tuple[bytes, int]] = field(default_factory=list)

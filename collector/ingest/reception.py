@@ -167,9 +167,9 @@ class Reception:
             self._receiver.send(peer, Ack(through=through))
 
     def _note_taken(self, batch: Batch, now_ns: int) -> None:
-        for peer, (through, count) in batch.numbered.items():
+        for peer, through in batch.numbered:
             interval_ns = 0 if peer in batch.at_once else self._admission.report_interval_ns(peer)
-            self._acknowledgements.note(peer, through, count, now_ns, interval_ns=interval_ns)
+            self._acknowledgements.note(peer, through, now_ns, interval_ns=interval_ns)
         for peer, number in batch.notices:
             self._receiver.send(peer, Ack(through=number))
 
@@ -235,8 +235,7 @@ class Reception:
             case Jump(hello_wanted=True) | UnknownPeer():
                 self._receiver.send(peer, HelloWanted())
         if not isinstance(verdict, UnknownPeer):
-            _, count = self._batch.numbered.get(peer, (0, 0))
-            self._batch.numbered[peer] = verdict.through, count + 1
+            self._batch.numbered.append((peer, verdict.through))
 
     def _take_clock(self, received: Received, pong: ClockPong) -> None:
         identity = self._admission.identity(received.peer, received.key)

@@ -114,7 +114,7 @@ class ListeningCollector:
                 answer = self._take(peer, message := decode(frame))
                 if isinstance(answer, Ack):
                     interval_ns = self._lives[peer].hello.report_interval_ns if isinstance(message, Report) else 0
-                    acknowledgements.note(peer, answer.through, 1, time.monotonic_ns(), interval_ns=interval_ns)
+                    acknowledgements.note(peer, answer.through, time.monotonic_ns(), interval_ns=interval_ns)
                 else:
                     self._router.send_multipart([peer, encode(answer)])
             for peer, through in acknowledgements.take_due(time.monotonic_ns()).items():

@@ -161,7 +161,7 @@ def test_a_welcome_says_which_hello_it_answers_and_what_has_come_until_then(worl
 
 def test_who_is_not_known_is_asked_for_a_hello_and_not_acknowledged(world: World) -> None:
     (batch,) = world.come(report(0, 1))
-    assert (batch.events, batch.numbered) == ([], {})
+    assert (batch.events, batch.numbered) == ([], [])
     assert world.wire.take_sent() == [(name_of(0), HelloWanted())]
 
 
