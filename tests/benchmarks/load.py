@@ -49,7 +49,7 @@ SHARD_RANKS: Final = 2_048
 WARM_S: Final = 3 * SCRAPE_S
 """Pages are written beforehand once they have been asked for twice at the same distance."""
 NICE_FROM: Final = 4_096
-NICENESS: Final = 5
+NICENESS: Final = 19
 """Of so many ranks the makers give way to the collector, which on machines of its own would have the cores to itself:
 they take as much as it does. Fewer ranks need no such thing, and other work on the machine would stop them."""
 HELD_PER_RANK_MAX: Final = REPORTS_MAX + 2
