@@ -2,7 +2,8 @@
 
 In both ways the session starts at the end of the script's `import torch`, never before: a script that sets the
 environment first (devices, threads) finds it obeyed, by torch and by numpy, which reads it when it is imported: hence
-the imports inside functions. The script runs in this very process as `__main__`.
+the imports inside functions. And where rankscope is installed torch imports this file, whether the agent is asked for
+or not. The script runs in this very process as `__main__`.
 """
 
 import contextlib
@@ -16,14 +17,12 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rankscope.agent.collector_address import read_address
-from rankscope.agent.config import read_launch_config
 from rankscope.agent.guard import describe, say
 from rankscope.measure.errors import RankscopeError, SettingError
-from rankscope.measure.identity import RankIdentity
 
 if TYPE_CHECKING:
     from rankscope.agent.session import Session
+    from rankscope.measure.identity import RankIdentity
 
 USAGE = """usage: torchrun [...] -m rankscope.agent [--config FILE] [--collector tcp://HOST:PORT] [--run NAME]
                                            SCRIPT.py | -m MODULE  [arguments of the script]
@@ -42,6 +41,9 @@ _given: dict[str, str] = {}
 def main() -> None:
     """`python -m rankscope.agent`: run the script with the agent in it, and end as the script ends."""
     global _requested  # noqa: PLW0603 - one process has one launch
+    from rankscope.agent.collector_address import read_address  # noqa: PLC0415
+    from rankscope.agent.config import read_launch_config  # noqa: PLC0415
+
     script, is_module, arguments = _parse(sys.argv[1:])
     try:
         # What is wrong with the configuration is the user's to mend, before hours of training.
@@ -119,7 +121,7 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _compare(identity: RankIdentity, launcher: Mapping[str, str]) -> None:
+def _compare(identity: "RankIdentity", launcher: Mapping[str, str]) -> None:
     """Say so when the agent was started for another job than the framework has made of it since."""
     here, there = (str(identity.rank), str(identity.world_size)), (launcher.get("RANK"), launcher.get("WORLD_SIZE"))
     if here != there:

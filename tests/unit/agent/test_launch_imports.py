@@ -2,6 +2,9 @@
 
 import contextlib
 import gc
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -19,3 +22,20 @@ def test_garbage_collection_is_as_before_after_the_imports_also_when_they_fail(e
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_torch_imports_next_to_nothing_where_the_agent_is_not_asked_for() -> None:
+    # Where rankscope is installed, every `import torch` loads its entry point.
+    script = (
+        "import sys; from rankscope.agent.launch import autoload; before = set(sys.modules); autoload();"
+        "print(*sorted(set(sys.modules) - before), *sorted(m for m in sys.modules if m.split('.')[0] == 'msgspec'),"
+        "*sorted(m for m in sys.modules if m.startswith('rankscope.')))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "RANKSCOPE"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, env=environment
+    )
+    assert done.stdout.split() == [
+        "rankscope.agent", "rankscope.agent.guard", "rankscope.agent.launch", "rankscope.measure",
+        "rankscope.measure.errors",
+    ]  # fmt: skip
