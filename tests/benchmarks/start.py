@@ -7,6 +7,12 @@ are of the rounds, each of which compares its own runs. To import torch takes a 
 not steady some hundred ms more or less: *fastest* compares the fastest run of each arm, *CPU* the least CPU time that
 the whole process used up to there. The parts are measured in processes of their own, each import and call in its turn
 after `import torch`.
+
+The *account* is of what the agent itself does up to the first step, in CPU time: what comes before the script, the
+cheapest run less the cheapest run, though some of that torch would import itself; the session, its imports and its
+start, as they happen amid the import of torch; what other threads of the process use from then to the end of the first
+step, and what the step takes on its own thread, both more than without, by medians. Not in it: what torch's imports
+take longer for it, such as collections of garbage that has more to walk over.
 """
 
 import argparse
@@ -65,6 +71,13 @@ class Times(NamedTuple):
     cpu_ms: float
 
 
+class Start(NamedTuple):
+    """One start: its moments, and the CPU time of what the account asks for, in ms, by name."""
+
+    moments: dict[str, Times]
+    account_ms: dict[str, float]
+
+
 def run(arguments: list[str], environment: dict[str, str]) -> Any:
     """What a python started so printed in its last line. Raises CalledProcessError when it failed."""
     command = [sys.executable, *arguments]
@@ -75,8 +88,8 @@ def run(arguments: list[str], environment: dict[str, str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_arm(arm: str, endpoint: str) -> dict[str, Times]:
-    """One start, by moment."""
+def run_arm(arm: str, endpoint: str) -> Start:
+    """One start."""
     arguments, changes = ARMS[arm]
     environment = clean_environment() | RANK | {"OMP_NUM_THREADS": "1"} | changes
     if arm == AGENT:
@@ -84,10 +97,11 @@ def run_arm(arm: str, endpoint: str) -> dict[str, Times]:
     start_ns = monotonic_ns()
     measured = run(arguments, environment)
     times_ns, cpu_ns = measured["times_ns"], measured["cpu_ns"]
-    return {moment: Times((times_ns[key] - start_ns) / 1e6, cpu_ns[key] / 1e6) for moment, key in MOMENTS.items()}
+    moments = {moment: Times((times_ns[key] - start_ns) / 1e6, cpu_ns[key] / 1e6) for moment, key in MOMENTS.items()}
+    return Start(moments, {name: took_ns / 1e6 for name, took_ns in measured["account_ns"].items()})
 
 
-def measure_arms(rounds: int, endpoint: str) -> list[dict[str, dict[str, Times]]]:
+def measure_arms(rounds: int, endpoint: str) -> list[dict[str, Start]]:
     """Each round's times by arm."""
     found = []
     for number in range(rounds):
@@ -104,7 +118,7 @@ def measure_parts(rounds: int, endpoint: str) -> dict[str, list[float]]:
     return {name: [run[name] / 1e6 for run in runs] for name in sorted(runs[0])}
 
 
-def render(head: str, arms: list[dict[str, dict[str, Times]]], parts: dict[str, list[float]]) -> str:
+def render(head: str, arms: list[dict[str, Start]], parts: dict[str, list[float]]) -> str:
     """The result file."""
     lines = [
         "| arm | from the start to | ms more than without: median | smallest | largest | fastest | CPU |",
@@ -112,11 +126,15 @@ def render(head: str, arms: list[dict[str, dict[str, Times]]], parts: dict[str, 
     ]
     for arm in list(ARMS)[1:]:
         for moment in MOMENTS:
-            more = [found[arm][moment].after_ms - found[WITHOUT][moment].after_ms for found in arms]
+            more = [found[arm].moments[moment].after_ms - found[WITHOUT].moments[moment].after_ms for found in arms]
             lines.append(f"| {arm} | {moment} | {render_spread(more)} | {render_least(arms, arm, moment)} |")
+    account = find_account(arms)
+    lines += ["", "| account of the agent | CPU ms |", "|---|---|"]
+    lines += [f"| {name} | {took:.1f} |" for name, took in account.items()]
+    lines += [f"| together | {sum(account.values()):.1f} |"]
     lines += ["", "| part | ms: median | smallest | largest |", "|---|---|---|---|"]
     lines += [f"| {name} | {render_spread(took)} |" for name, took in parts.items()]
-    whole = statistics.median(found[WITHOUT]["first step done"].after_ms for found in arms)
+    whole = statistics.median(found[WITHOUT].moments["first step done"].after_ms for found in arms)
     explanation = (__doc__ or "").partition("\n\n")[
         2
     ].strip() + f"\n\nWithout rankscope the first step is done {whole:.0f}"
@@ -125,12 +143,29 @@ def render(head: str, arms: list[dict[str, dict[str, Times]]], parts: dict[str, 
     )
 
 
-def render_least(arms: list[dict[str, dict[str, Times]]], arm: str, moment: str) -> str:
+def find_account(arms: list[dict[str, Start]]) -> dict[str, float]:
+    """What the agent itself takes up to the first step, in ms of CPU time."""
+    begun = _find_least(arms, AGENT, "script begins").cpu_ms - _find_least(arms, WITHOUT, "script begins").cpu_ms
+
+    def find_more(name: str) -> float:
+        own, other = (statistics.median(found[arm].account_ms[name] for found in arms) for arm in (AGENT, WITHOUT))
+        return own - other
+
+    return {
+        "before the script": begun,
+        "the session, amid the import of torch": find_more("session"),
+        "other threads, from then to the first step": find_more("other threads"),
+        "the first step itself": find_more("step"),
+    }
+
+
+def _find_least(arms: list[dict[str, Start]], arm: str, moment: str) -> Times:
+    return Times(*(min(kind) for kind in zip(*(found[arm].moments[moment] for found in arms), strict=True)))
+
+
+def render_least(arms: list[dict[str, Start]], arm: str, moment: str) -> str:
     """What the fastest and the cheapest run take more than without rankscope, as cells."""
-    least = [
-        Times(*(min(kind) for kind in zip(*(found[which][moment] for found in arms), strict=True)))
-        for which in (arm, WITHOUT)
-    ]
+    least = [_find_least(arms, which, moment) for which in (arm, WITHOUT)]
     return " | ".join(f"{own - other:.1f}" for own, other in zip(*least, strict=True))
 
 
