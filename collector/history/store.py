@@ -6,18 +6,21 @@ history is bounded by age and by the size of the file; what falls out goes oldes
 
 import itertools
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.rank_intervals import pack
-from rankscope.collector.state.saved import SavedLife, SavedRun, SavedStory
+from rankscope.collector.history.rank_intervals import RankInterval, pack
+from rankscope.collector.state.saved import LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.store.database import Database, explaining, transaction
 from rankscope.collector.turns import Turns
 
 T = TypeVar("T")
+
+_Life = tuple[tuple[str, int], tuple[int, SavedLife | LifeDraft]]
+"""A life as a batch has it: run and rank, attempt and life."""
 
 PRUNE_ROWS_MAX: Final = 5_000
 """Rows deleted in one transaction: the incidents, which are written from another thread, wait no longer than 0.1 s."""
@@ -45,6 +48,15 @@ class KeptRun(NamedTuple):
     run: SavedRun
     story: SavedStory
     lives: tuple[SavedLife, ...]
+
+
+class _LifeRow(NamedTuple):
+    """A life as the file has it, but for the number of its run."""
+
+    run: str
+    rank: int
+    attempt: int
+    body: str
 
 
 class Loaded(NamedTuple):
@@ -76,7 +88,9 @@ class HistoryStore:
             return Loaded(tuple(runs), len(unreadable))
 
     def write(self, batch: Batch, turns: Turns | None = None) -> None:
-        """Keep all of it, or nothing. Rows of many lives are made in these `turns`."""
+        """Keep all of it, or raise; it may be written again then. LIVES_AT_ONCE lives and everything else are kept
+        together or not at all, further lives after that. Rows of lives are made in these `turns`.
+        """
         try:
             self._write(batch, turns or Turns())
         except BaseException:
@@ -84,53 +98,56 @@ class HistoryStore:
             raise
 
     def _write(self, batch: Batch, turns: Turns) -> None:
-        encode = msgspec.json.encode
+        # Some after the others: the rows of 16,384 lives together are 100 MB. And nobody else could write meanwhile.
+        lives = iter(batch.lives.items())
+        rows = _make_rows(lives, turns)
         intervals = [(run, one, pack(one)) for run, one in batch.intervals]
-        with explaining(self._path), transaction(self._connection):
-            self._connection.executemany(
-                _WRITE_RUN, [(run.run, run.changed_wall_s, encode(run).decode()) for run in batch.runs.values()]
-            )
-            self._connection.executemany(
-                "UPDATE runs SET story = ? WHERE run = ?",
-                [(encode(story).decode(), run) for run, story in batch.stories.items()],
-            )
-            self._learn_ids(batch)
-            self._write_lives(batch, turns)
-            ids = self._run_ids
-            self._connection.executemany(
-                _WRITE_STEP,
-                [
-                    (ids[run], one.attempt, one.step, one.wall_s, one.ranks, one.median_ns, one.longest_ns,
-                     one.slowest_rank, encode(one.phases_ns).decode())
-                    for run, one in batch.steps if run in ids
-                ],
-            )  # fmt: skip
-            self._connection.executemany(
-                _WRITE_INTERVAL,
-                [
-                    (ids[run], one.attempt, one.begin_wall_s, one.end_wall_s, len(one.columns["rank"]), body)
-                    for run, one, body in intervals
-                    if run in ids
-                ],
-            )
-            self._connection.executemany(
-                "UPDATE runs SET is_known = 0 WHERE run = ?", [(run,) for run in batch.forgotten]
-            )
+        with explaining(self._path):
+            with transaction(self._connection):
+                self._write_runs(batch, rows, intervals)
+            while rows := _make_rows(lives, turns):
+                with transaction(self._connection):
+                    self._write_lives(rows)
 
-    def _write_lives(self, batch: Batch, turns: Turns) -> None:
-        """Some after the others: the rows of 16,384 lives together are 100 MB. They are made in turns, and SQLite works
-        between those.
-        """
-        encode, ids = msgspec.json.encode, self._run_ids
-        lives = ((ids[key[0]], key[1], *found) for key, found in batch.lives.items() if key[0] in ids)
-        while some := list(itertools.islice(lives, LIVES_AT_ONCE)):
-            values: list[int | str] = []
-            with turns:
-                for run_id, rank, attempt, life in some:
-                    body = encode(life if isinstance(life, SavedLife) else life.build())
-                    values += (run_id, rank, attempt, body.decode())
-                    turns.rest()
-            self._connection.execute(_WRITE_LIVES.format(", ".join([_LIFE] * len(some))), values)
+    def _write_runs(
+        self, batch: Batch, lives: Sequence[_LifeRow], intervals: Sequence[tuple[str, RankInterval, bytes]]
+    ) -> None:
+        """All of a batch, but of its lives these, and its intervals as they were packed."""
+        encode = msgspec.json.encode
+        self._connection.executemany(
+            _WRITE_RUN, [(run.run, run.changed_wall_s, encode(run).decode()) for run in batch.runs.values()]
+        )
+        self._connection.executemany(
+            "UPDATE runs SET story = ? WHERE run = ?",
+            [(encode(story).decode(), run) for run, story in batch.stories.items()],
+        )
+        self._learn_ids(batch)
+        self._write_lives(lives)
+        ids = self._run_ids
+        self._connection.executemany(
+            _WRITE_STEP,
+            [
+                (ids[run], one.attempt, one.step, one.wall_s, one.ranks, one.median_ns, one.longest_ns,
+                 one.slowest_rank, encode(one.phases_ns).decode())
+                for run, one in batch.steps if run in ids
+            ],
+        )  # fmt: skip
+        self._connection.executemany(
+            _WRITE_INTERVAL,
+            [
+                (ids[run], one.attempt, one.begin_wall_s, one.end_wall_s, len(one.columns["rank"]), body)
+                for run, one, body in intervals
+                if run in ids
+            ],
+        )
+        self._connection.executemany("UPDATE runs SET is_known = 0 WHERE run = ?", [(run,) for run in batch.forgotten])
+
+    def _write_lives(self, rows: Sequence[_LifeRow]) -> None:
+        ids = self._run_ids
+        found = [(ids[row.run], *row[1:]) for row in rows if row.run in ids]
+        if found:
+            statement = _WRITE_LIVES.format(", ".join([_LIFE] * len(found)))
+            self._connection.execute(statement, list(itertools.chain.from_iterable(found)))
 
     def _learn_ids(self, batch: Batch) -> None:
         named = {run for run, _ in (*batch.steps, *batch.intervals, *batch.lives)} | batch.runs.keys()
@@ -217,6 +234,20 @@ def load_run(connection: sqlite3.Connection, row: tuple[int, str, str], unreadab
         "SELECT body FROM lives WHERE run_id = ? AND attempt = ? ORDER BY rank", (run_id, runs[0].attempt)
     )
     return KeptRun(runs[0], stories[0], tuple(_decode_rows(lives, SavedLife, unreadable)))
+
+
+def _make_rows(lives: Iterator[_Life], turns: Turns) -> list[_LifeRow]:
+    """The next ones, up to LIVES_AT_ONCE; none when there are no more."""
+    some = list(itertools.islice(lives, LIVES_AT_ONCE))
+    if not some:
+        return []
+    rows = []
+    with turns:
+        for (run, rank), (attempt, life) in some:
+            saved = life if isinstance(life, SavedLife) else life.build()
+            rows.append(_LifeRow(run, rank, attempt, msgspec.json.encode(saved).decode()))
+            turns.rest()
+    return rows
 
 
 def _decode_rows(rows: Iterable[tuple[str]], kind: type[T], unreadable: list[str]) -> Iterator[T]:

@@ -108,6 +108,36 @@ def test_however_many_lives_there_are_each_is_written_and_written_anew(store: Hi
         ]
 
 
+def test_a_write_that_fails_amid_many_lives_can_be_done_again(store: HistoryStore) -> None:
+    count = 2 * LIVES_AT_ONCE
+    store._connection.execute(
+        f"CREATE TRIGGER full BEFORE INSERT ON lives WHEN NEW.rank = {count - 1} "
+        "BEGIN SELECT RAISE(ABORT, 'no place'); END"
+    )
+    batch = lives_of("a", count, 3)
+    with pytest.raises(UnavailableError):
+        store.write(batch)
+    store._connection.execute("DROP TRIGGER full")
+    store.write(batch)
+    (kept,) = store.load().runs
+    assert [life.hello.identity.rank for life in kept.lives] == list(range(count))
+
+
+def test_who_else_writes_to_the_file_need_not_wait_for_all_lives(path: Path) -> None:
+    with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
+        turns = 0
+
+        @contextmanager
+        def take_turn() -> Iterator[None]:
+            nonlocal turns
+            turns += 1
+            incidents.write([], [turns])  # raises where the file is locked
+            yield
+
+        store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), Turns(take_turn, sleep=lambda _: None))
+        assert turns >= 2
+
+
 def test_rows_of_lives_are_made_in_turns_and_written_between_them(store: HistoryStore) -> None:
     turns: list[str] = []
 
