@@ -46,7 +46,7 @@ class Acknowledgements:
         """
         waiting = self._waiting.get(peer)
         messages = 1 if waiting is None else waiting.messages + 1
-        if not interval_ns or messages >= REPORTS_MAX:
+        if not interval_ns or messages >= REPORTS_MAX or peer in self._now:  # what goes out anyway says all
             self._waiting.pop(peer, None)
             self._now[peer] = through
         elif waiting is None:

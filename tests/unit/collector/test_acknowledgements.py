@@ -22,6 +22,16 @@ def test_one_acknowledgement_does_for_eight_messages() -> None:
     assert [due for due in taken if due] == [{PEER: REPORTS_MAX}, {PEER: 2 * REPORTS_MAX}]
 
 
+def test_messages_that_came_together_count_each() -> None:
+    found = Acknowledgements()
+    for number in range(1, 8):
+        found.note(PEER, number, 0, interval_ns=NS_PER_S)
+    assert found.take_due(0) == {}
+    for number in (8, 9):
+        found.note(PEER, number, 0, interval_ns=NS_PER_S)
+    assert found.take_due(0) == {PEER: 9}
+
+
 def test_its_age_does_not_acknowledge_what_came_after_eight_were() -> None:
     # The ninth comes when the first would have waited long enough: by then that is acknowledged.
     found = Acknowledgements()
