@@ -94,9 +94,7 @@ class RankState:
     @property
     def counters(self) -> tuple[object, ...]:
         """What must not be lost of it, in short: when this has changed it has to be saved."""
-        # Of each rank at every tick. Numbers that never came are what the last number is ahead of the admitted ones.
-        ahead = self.last_sequence - self.admitted
-        return self.identity.boot_id, ahead, self.steps.late, self.steps_matched, self.vitals.ending
+        return self.identity.boot_id, self.missing, self.steps.late, self.steps_matched, self.vitals.ending
 
     @property
     def ended(self) -> str | None:

@@ -131,13 +131,11 @@ class Vitals:
         if now_job_ns - self._gone_since_job_ns >= GONE_NS_MIN:
             self._is_gone = True
             self._end_at(self._gone_since_job_ns)
-            self._conclude()
 
     def take_goodbye(self, goodbye: Goodbye, now_job_ns: int) -> None:
         """What the rank says itself."""
         self._said = goodbye
         self._end_at(now_job_ns)
-        self._conclude()
 
     def take_end(self, seen: RankEnded, clock: ClockAlignment, now_job_ns: int) -> None:
         """What its sidecar saw; only the first time."""
@@ -145,10 +143,10 @@ class Vitals:
             self._seen = seen
             aligned_ns = clock.to_job_time(seen.host_ns, now_job_ns)
             self._end_at(now_job_ns if aligned_ns is None else aligned_ns)
-            self._conclude()
 
     def _end_at(self, job_ns: int) -> None:
         self.ended_job_ns = job_ns if self.ended_job_ns is None else min(self.ended_job_ns, job_ns)
+        self._conclude()
 
     def restore_end(self, said: Goodbye | None, seen: RankEnded | None, *, is_gone: bool, ended_ns: int | None) -> None:
         """What a collector knew that is no more."""
