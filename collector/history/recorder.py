@@ -35,8 +35,7 @@ RETRY_S: Final = 5.0
 PRUNE_S: Final = 30.0
 """Between two looks for what is too old, or too much."""
 EXPORT_LAG_S_MAX: Final = 10.0
-"""Shorter than the usual scrape interval of 15 s; to write 8,192 lives takes 0.4 to 0.7 s beside their
-reports."""
+"""Shorter than the usual scrape interval of 15 s; 8,192 lives took 0.4 to 0.7 s to write beside their reports."""
 REFRESH_S: Final = 30.0
 """How old the saved totals of a life may be whose counters have not changed."""
 END_S_MAX: Final = 10.0

@@ -34,7 +34,7 @@ _WRITE_RUN: Final = """INSERT INTO runs (run, is_known, changed_wall_s, body) VA
     ON CONFLICT (run) DO UPDATE SET is_known = 1, changed_wall_s = excluded.changed_wall_s, body = excluded.body"""
 _WRITE_LIVES: Final = """INSERT INTO lives (run_id, rank, attempt, body) VALUES {}
     ON CONFLICT (run_id, rank) DO UPDATE SET attempt = excluded.attempt, body = excluded.body"""
-_LIFE: Final = "(?, ?, ?, ?)"
+_PLACES: Final = "(?, ?, ?, ?)"
 LIVES_AT_ONCE: Final = 240
 """Rows in one statement, which has four parameters for each: every SQLite takes 999. Of a statement for each row the
 interpreter's lock is let go of and wanted again each time: beside 16,384 lives nobody was heard for up to 2 s."""
@@ -146,7 +146,7 @@ class HistoryStore:
         ids = self._run_ids
         found = [(ids[row.run], *row[1:]) for row in rows if row.run in ids]
         if found:
-            statement = _WRITE_LIVES.format(", ".join([_LIFE] * len(found)))
+            statement = _WRITE_LIVES.format(", ".join([_PLACES] * len(found)))
             self._connection.execute(statement, list(itertools.chain.from_iterable(found)))
 
     def _learn_ids(self, batch: Batch) -> None:

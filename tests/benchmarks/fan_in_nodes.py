@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from rankscope.collector.ingest.acknowledgements import REPORTS_MAX
 from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, CollectorLink
 from rankscope.collector.relay.node_batch import NodeBatch
 from rankscope.measure.clock import SystemClock
@@ -42,7 +41,7 @@ from rankscope.measure.units import NS_PER_S, ns_to_s
 from rankscope.uplink.connection import Connection
 from rankscope.uplink.delivery import Delivery, DeliverySettings, DeliveryState, Send, SendFrame, SendHello
 from rankscope.uplink.resend_buffer import ResendBuffer
-from tests.benchmarks.load_reports import PERIOD_NS, RANKS_PER_NODE, RUN, JobReports
+from tests.benchmarks.load_reports import HELD_MAX, PERIOD_NS, RANKS_PER_NODE, RUN, JobReports
 
 SOCKETS_PER_NODE: Final = 3
 SPARE_SOCKETS: Final = 64
@@ -53,8 +52,6 @@ BUFFER_BYTES_MAX: Final = 32 * 2**20
 """The relay's own default, `buffer_bytes_max`."""
 PATIENCE: Final = DeliverySettings(resend_after_ns=120 * NS_PER_S)
 """A collector that gets little of a busy machine is slow, and not gone."""
-HELD_MAX: Final = REPORTS_MAX + 2
-"""Reports of a rank that are not acknowledged: while all is well acknowledgements come for several at a time."""
 PAUSE_S: Final = 0.002
 TURNS_PER_S: Final = 4
 """Turns of a node; in one of them its ranks report. A batch so waits up to a quarter of a second longer than a relay's,

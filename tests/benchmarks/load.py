@@ -22,13 +22,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.collector.ingest.acknowledgements import REPORTS_MAX
 from rankscope.measure.units import NS_PER_S, s_to_ns
 from rankscope.uplink.reconnect import CONNECTS_PER_S
 from tests.benchmarks.load_collector import LoadCollector, Usage
 from tests.benchmarks.load_probe import SCRAPE_S, Looks, Probe, read_body
 from tests.benchmarks.load_ranks import RANKS_PER_PROCESS, Progress, Task, run_ranks
-from tests.benchmarks.load_reports import RUN, SLOW_RANK
+from tests.benchmarks.load_reports import HELD_MAX, RUN, SLOW_RANK
 from tests.benchmarks.load_results import Load, Storm, render
 from tests.benchmarks.machine import RESULTS, describe_run
 
@@ -52,8 +51,6 @@ NICE_FROM: Final = 4_096
 NICENESS: Final = 19
 """Of so many ranks the makers give way to the collector, which on machines of its own would have the cores to itself:
 they take as much as it does. Fewer ranks need no such thing, and other work on the machine would stop them."""
-HELD_PER_RANK_MAX: Final = REPORTS_MAX + 2
-"""Reports that a rank holds while all is well: acknowledgements come for several at a time."""
 
 
 class _RankCounts(msgspec.Struct):
@@ -239,7 +236,7 @@ def is_welcome(found: Progress) -> bool:
 
 def is_settled(found: Progress) -> bool:
     """Whether every rank is welcome and holds no backlog."""
-    return found.welcomed == found.ranks and found.made >= found.ranks and found.held <= HELD_PER_RANK_MAX * found.ranks
+    return found.welcomed == found.ranks and found.made >= found.ranks and found.held <= HELD_MAX * found.ranks
 
 
 def build_load(count: int, measured: Measured, last: Progress, counts: _RunCounts) -> Load:

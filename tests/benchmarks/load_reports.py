@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.collector.ingest.acknowledgements import REPORTS_MAX
 from rankscope.measure.identity import RankIdentity, group_label
 from rankscope.measure.messages import Hello, Report
 from rankscope.measure.records import (
@@ -45,6 +46,8 @@ CALLS: Final = 8
 """Collectives of a step: by turns one of the node's group and one of all ranks."""
 
 PERIOD_NS: Final = NS_PER_S
+HELD_MAX: Final = REPORTS_MAX + 2
+"""Reports that a rank holds while all is well: acknowledgements come for several at a time."""
 WORK_NS: Final = 900 * NS_PER_MS
 TRANSFER_NS: Final = 2 * NS_PER_MS
 JITTER: Final = 0.01

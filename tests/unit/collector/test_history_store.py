@@ -17,6 +17,7 @@ from rankscope.collector.store.database import APPLICATION_ID, Database
 from rankscope.collector.store.migrations import MIGRATIONS
 from rankscope.collector.turns import Turns
 from rankscope.measure.errors import UnavailableError
+from tests.turn_log import TurnLog
 from tests.unit.collector.findings import slow
 from tests.unit.collector.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 
@@ -139,17 +140,10 @@ def test_who_else_writes_to_the_file_need_not_wait_for_all_lives(path: Path) -> 
 
 
 def test_rows_of_lives_are_made_in_turns_and_written_between_them(store: HistoryStore) -> None:
-    turns: list[str] = []
-
-    @contextmanager
-    def take_turn() -> Iterator[None]:
-        turns.append("begin")
-        yield
-        turns.append("end")
-
-    store._connection.set_trace_callback(lambda sql: turns.append("write") if "INTO lives" in sql else None)
-    store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), Turns(take_turn, sleep=lambda _: None))
-    without_rests = "".join(word[0] for word in turns).replace("eb", "")
+    log = TurnLog()
+    store._connection.set_trace_callback(lambda sql: log.said.append("writes") if "INTO lives" in sql else None)
+    store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), Turns(log.take, sleep=lambda _: None))
+    without_rests = "".join(word[0] for word in log.said).replace("eb", "")
     assert without_rests == "bew" * 2
 
 
