@@ -80,6 +80,8 @@ def render_numbers(values: Sequence[float | None]) -> list[bytes]:
 
 def render_samples(head: bytes, labels: Sequence[bytes], values: Sequence[float | None]) -> Lines:
     """A line for each row that has a number: the head, the row's labels, the number."""
+    if values and values[0] == values[-1] and values.count(values[0]) == len(values):
+        return _render_alike(head, labels, values[0])
     numbers = render_numbers(values)
     if _NULL in numbers:
         is_known = [number != _NULL for number in numbers]
@@ -89,3 +91,13 @@ def render_samples(head: bytes, labels: Sequence[bytes], values: Sequence[float 
         return Lines(b"", 0)
     joined = (b"\n" + head).join(map(add, labels, numbers))
     return Lines(b"%b%b\n" % (head, joined), len(numbers))
+
+
+def _render_alike(head: bytes, labels: Sequence[bytes], value: float | None) -> Lines:
+    """A line for each row, all with the same value, as half of the columns of a healthy job have it: what has never
+    happened, and what a step of all ranks counts. 0.02 us a line instead of 0.15.
+    """
+    number = render_numbers([value])[0]
+    if number == _NULL:
+        return Lines(b"", 0)
+    return Lines(b"%b%b%b\n" % (head, (b"%b\n%b" % (number, head)).join(labels), number), len(labels))

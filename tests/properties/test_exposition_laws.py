@@ -12,7 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from rankscope.collector.publish.exposition import TextFormat, render_numbers
+from rankscope.collector.publish.exposition import Lines, TextFormat, render_numbers, render_samples
 from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.state.snapshot import CollectiveTotals, CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.exported import GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
@@ -122,6 +122,22 @@ def test_a_number_is_read_as_the_one_that_was_written_and_what_is_none_is_null(v
     assert [text != b"null" for text in texts] == is_known
     read_back = [float(text) for text, known in zip(texts, is_known, strict=True) if known]
     assert read_back == [float(value or 0) for value, known in zip(values, is_known, strict=True) if known]
+
+
+few_values = st.sampled_from([0, 0.0, 1, True, 2**60, 0.1, None, math.nan, math.inf])
+
+
+@given(
+    values=st.lists(few_values, max_size=6)
+    | st.builds(lambda value, rows: [value] * rows, few_values, st.integers(0, 6))
+)
+def test_a_column_has_the_line_of_each_row_with_a_number_whether_all_are_alike_or_not(
+    values: list[float | None],
+) -> None:
+    labels = [f'rank="{rank}"}} '.encode() for rank in range(len(values))]
+    numbers = [render_numbers([value])[0] for value in values]
+    rows = [b"up{" + label + number + b"\n" for label, number in zip(labels, numbers, strict=True) if number != b"null"]
+    assert render_samples(b"up{", labels, values) == Lines(b"".join(rows), len(rows))
 
 
 @given(snapshot=snapshots())
