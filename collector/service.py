@@ -187,7 +187,9 @@ class Service:
         """A run that cannot be gone on with begins anew with its ranks: no file may keep a collector from starting."""
         try:
             lives = [life for life in kept.lives if self._restore_life(life)]
-            self._put_job(JobState.restore(self._config, kept.run, kept.story, lives, clocks))
+            self._put_job(
+                JobState.restore(self._config, kept.run, kept.story, lives, clocks, collectives=kept.collectives)
+            )
         except Exception:
             self._reception.forget(kept.run.run)
             self._count_contained("history_run")

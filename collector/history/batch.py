@@ -6,6 +6,7 @@ from collections import deque
 from typing import Final
 
 from rankscope.collector.history.rank_intervals import RankInterval
+from rankscope.collector.state.collective_counts import CountsDraft
 from rankscope.collector.state.saved import LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.state.step_history import StepAggregate
@@ -26,6 +27,8 @@ class Batch:
         self.stories: dict[str, SavedStory] = {}
         self.lives: dict[tuple[str, int], tuple[int, SavedLife | LifeDraft]] = {}
         """By run and rank: the attempt, and the life in it, or what it is made from when it is written."""
+        self.collectives: dict[str, CountsDraft] = {}
+        """Of all ranks of a run's present attempt."""
         self.steps: deque[tuple[str, StepAggregate]] = deque()
         self.intervals: deque[tuple[str, RankInterval]] = deque()
         self.forgotten: set[str] = set()
@@ -59,6 +62,7 @@ class Batch:
         self.runs = {**earlier.runs, **self.runs}
         self.stories = {**earlier.stories, **self.stories}
         self.lives = {**earlier.lives, **self.lives}
+        self.collectives = {**earlier.collectives, **self.collectives}
         self.forgotten |= earlier.forgotten - self.runs.keys()
         self.steps.extendleft(reversed(earlier.steps))
         self.intervals.extendleft(reversed(earlier.intervals))

@@ -20,6 +20,7 @@ from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.rank_intervals import RankInterval, RankIntervals
 from rankscope.collector.history.store import HistoryStore, KeptRun
+from rankscope.collector.state.collective_counts import CountsDraft
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import Clocks, LifeDraft, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import Snapshot
@@ -37,7 +38,9 @@ PRUNE_S: Final = 30.0
 EXPORT_LAG_S_MAX: Final = 10.0
 """Shorter than the usual scrape interval of 15 s; 8,192 lives took 0.4 to 0.7 s to write beside their reports."""
 REFRESH_S: Final = 30.0
-"""How old the saved totals of a life may be whose counters have not changed."""
+"""How old the saved totals of a life become whose counters do not change, before they are saved again."""
+REFRESHED_MAX: Final = 512
+"""So many of a run at once: /metrics waits for what is written."""
 END_S_MAX: Final = 10.0
 """How long the last write may take when the collector ends."""
 STORE: Final = "history_store"
@@ -64,6 +67,7 @@ class _Changes(NamedTuple):
     saved: SavedRun
     story: SavedStory
     lives: Mapping[tuple[str, int], tuple[int, LifeDraft]]
+    collectives: CountsDraft
     known: Mapping[tuple[str, int], _Saved]
     steps: Sequence[StepAggregate]
     interval: RankInterval | None
@@ -90,6 +94,7 @@ class Recorder:
         self._intervals = RankIntervals(config.history_interval_s)
         self._lives: dict[tuple[str, int], _Saved] = {}
         self._stories: dict[str, SavedStory] = {}
+        self._collectives: dict[str, CountsDraft] = {}
         self._changed = threading.Condition()
         self._waiting = Batch()
         self._has_waiting = self._is_ending = False
@@ -154,17 +159,21 @@ class Recorder:
             return None
         story = job.save_story()
         lives, known = {}, {}
+        refreshed = 0
         for number, rank in in_pieces(job.lives.items(), job.rest):
             before, counters = self._lives.get((run, number)), rank.counters
-            if is_last or before is None or before.counters != counters or self._is_old(before, clocks.wall_s):
-                lives[run, number] = saved.attempt, job.save_life(rank, clocks)
-                known[run, number] = _Saved(counters, clocks.wall_s)
+            if not is_last and before is not None and before.counters == counters:
+                if refreshed >= REFRESHED_MAX or not self._is_old(before, clocks.wall_s):
+                    continue
+                refreshed += 1
+            lives[run, number] = saved.attempt, job.save_life(rank, clocks)
+            known[run, number] = _Saved(counters, clocks.wall_s)
         interval = None
         ends_now = is_last or saved.is_over
         # Asked first, so that nobody has to outline all ranks for nothing.
         if self._intervals.is_due(run, saved.attempt, clocks.wall_s, is_last=ends_now):
             interval = self._intervals.look(snapshot.outline_run(run), saved.attempt, clocks.wall_s, is_last=ends_now)
-        return _Changes(saved, story, lives, known, steps, interval)
+        return _Changes(saved, story, lives, job.save_collectives(), known, steps, interval)
 
     def _put(self, changes: _Changes) -> None:
         """Into what waits, whose lock is held."""
@@ -172,6 +181,9 @@ class Recorder:
         waiting.put_run(changes.saved)
         if self._stories.get(run) != changes.story:
             waiting.stories[run] = self._stories[run] = changes.story
+        before = self._collectives.get(run)
+        if before is None or before.sums is not changes.collectives.sums:
+            waiting.collectives[run] = self._collectives[run] = changes.collectives
         waiting.lives.update(changes.lives)
         self._lives.update(changes.known)
         for step in changes.steps:
@@ -189,6 +201,7 @@ class Recorder:
             self._waiting.forget(run)
         self._intervals.forget(run)
         self._stories.pop(run, None)
+        self._collectives.pop(run, None)
         self._mistaken.discard(run)
         self._lives = {key: saved for key, saved in self._lives.items() if key[0] != run}
 

@@ -7,12 +7,13 @@ history is bounded by age and by the size of the file; what falls out goes oldes
 import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.rank_intervals import RankInterval, pack
+from rankscope.collector.state.collective_counts import SavedCounts, unpack_counts
 from rankscope.collector.state.saved import LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.store.database import Database, explaining, transaction
 from rankscope.collector.turns import Turns
@@ -48,6 +49,8 @@ class KeptRun(NamedTuple):
     run: SavedRun
     story: SavedStory
     lives: tuple[SavedLife, ...]
+    collectives: SavedCounts | None = None
+    """Only of a run that is loaded to go on with."""
 
 
 class _LifeRow(NamedTuple):
@@ -79,12 +82,15 @@ class HistoryStore:
     def load(self) -> Loaded:
         """The runs that the last collector still knew."""
         with explaining(self._path):
-            rows = self._connection.execute("SELECT id, body, story FROM runs WHERE is_known ORDER BY id").fetchall()
+            rows = self._connection.execute(
+                "SELECT id, body, story, collectives FROM runs WHERE is_known ORDER BY id"
+            ).fetchall()
             unreadable: list[str] = []
             runs = []
-            for row in rows:
+            for *row, counts in rows:
                 kept = load_run(self._connection, row, unreadable)
-                runs += [kept] if kept is not None else []
+                if kept is not None:
+                    runs.append(kept._replace(collectives=_unpack_or_nothing(counts, unreadable)))
             return Loaded(tuple(runs), len(unreadable))
 
     def write(self, batch: Batch, turns: Turns | None = None) -> None:
@@ -101,18 +107,23 @@ class HistoryStore:
         # Some after the others: the rows of 16,384 lives together are 100 MB. And nobody else could write meanwhile.
         lives = iter(batch.lives.items())
         rows = _make_rows(lives, turns)
+        counts = [(draft.pack(), run) for run, draft in batch.collectives.items()]
         intervals = [(run, one, pack(one)) for run, one in batch.intervals]
         with explaining(self._path):
             with transaction(self._connection):
-                self._write_runs(batch, rows, intervals)
+                self._write_runs(batch, rows, counts, intervals)
             while rows := _make_rows(lives, turns):
                 with transaction(self._connection):
                     self._write_lives(rows)
 
     def _write_runs(
-        self, batch: Batch, lives: Sequence[_LifeRow], intervals: Sequence[tuple[str, RankInterval, bytes]]
+        self,
+        batch: Batch,
+        lives: Sequence[_LifeRow],
+        counts: Sequence[tuple[bytes, str]],
+        intervals: Sequence[tuple[str, RankInterval, bytes]],
     ) -> None:
-        """All of a batch, but of its lives these, and its intervals as they were packed."""
+        """All of a batch, but of its lives these, and its collectives and intervals as they were packed."""
         encode = msgspec.json.encode
         self._connection.executemany(
             _WRITE_RUN, [(run.run, run.changed_wall_s, encode(run).decode()) for run in batch.runs.values()]
@@ -121,6 +132,7 @@ class HistoryStore:
             "UPDATE runs SET story = ? WHERE run = ?",
             [(encode(story).decode(), run) for run, story in batch.stories.items()],
         )
+        self._connection.executemany("UPDATE runs SET collectives = ? WHERE run = ?", counts)
         self._learn_ids(batch)
         self._write_lives(lives)
         ids = self._run_ids
@@ -221,9 +233,9 @@ class HistoryStore:
         return self._delete_until(min(moments) + MOMENT_S) if moments else 0
 
 
-def load_run(connection: sqlite3.Connection, row: tuple[int, str, str], unreadable: list[str]) -> KeptRun | None:
-    """One run with the lives of its present attempt; None when its row cannot be read. What is wrong with a row is
-    added to `unreadable`.
+def load_run(connection: sqlite3.Connection, row: Sequence[Any], unreadable: list[str]) -> KeptRun | None:
+    """One run, whose id, body and story these are, with the lives of its present attempt; None when its row cannot be
+    read. What is wrong with a row is added to `unreadable`.
     """
     run_id, body, story = row
     runs = list(_decode_rows([(body,)], SavedRun, unreadable))
@@ -248,6 +260,15 @@ def _make_rows(lives: Iterator[_Life], turns: Turns) -> list[_LifeRow]:
             rows.append(_LifeRow(run, rank, attempt, msgspec.json.encode(saved).decode()))
             turns.rest()
     return rows
+
+
+def _unpack_or_nothing(body: bytes | None, unreadable: list[str]) -> SavedCounts | None:
+    """The collectives of a run, as far as they were kept and can be read."""
+    try:
+        return None if body is None else unpack_counts(body)
+    except (ValueError, TypeError) as error:
+        unreadable.append(str(error))
+        return None
 
 
 def _decode_rows(rows: Iterable[tuple[str]], kind: type[T], unreadable: list[str]) -> Iterator[T]:

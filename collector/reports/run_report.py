@@ -82,7 +82,7 @@ def report_as_json(path: Path, run: str) -> bytes:
 
 def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunReport:
     """Everything about one run."""
-    run, story, lives = history.kept
+    run, story, lives, _ = history.kept
     curve = history.read_curve(CURVE_POINTS_MAX)
     medians = [point.median_ns for point in curve]
     ends: dict[str, list[int]] = {}

@@ -5,11 +5,12 @@ step that is added; as columns it is 0.15 KB and 2 ms. What a picture refers to 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
-from rankscope.collector.detect.collective_blocks import count_within, differs_from_previous
+from rankscope.collector.detect.collective_blocks import count_within
 from rankscope.collector.detect.series import Ints
 from rankscope.collector.detect.waits import KindColumns
 from rankscope.collector.state.snapshot import CollectiveTotals
@@ -33,7 +34,52 @@ SIZE, IS_SIZED, LAST_BYTES, LAST_TRANSFER_NS = range(len(SUMMED), len(SUMMED) + 
 could be told from waiting, and in what time."""
 COLUMN_COUNT: Final = LAST_TRANSFER_NS + 1
 
+KEPT_BETWEEN_COLLECTORS: Final = LAST_BYTES
+"""So many of the columns mean something to the next collector: the last step is none of its own."""
+
 Kind = tuple[str, str]
+
+
+class SavedCounts(msgspec.Struct, frozen=True, array_like=True):
+    """What a store keeps of the counts of an attempt: the kinds by their numbers, and the key and the columns of each
+    row as integers of 64 bits, little-endian.
+    """
+
+    kinds: tuple[Kind, ...]
+    keys: bytes
+    sums: bytes
+
+    def read(self) -> tuple[Ints, Ints]:
+        """Keys, shape (rows), and sums, shape (rows, columns). Raises ValueError where they do not fit together."""
+        keys: Ints = np.frombuffer(self.keys, dtype="<i8")
+        sums: Ints = np.frombuffer(self.sums, dtype="<i8").reshape(len(keys), COLUMN_COUNT)
+        numbers = keys & ((1 << RANK_BITS) - 1)
+        if len(keys) and not (keys[0] >= 0 and np.all(np.diff(keys) > 0) and int(numbers.max()) < len(self.kinds)):
+            raise ValueError("the rows are not in the order of ranks and kinds, or of kinds that have no name")
+        return keys, sums
+
+
+class CountsDraft(NamedTuple):
+    """The counts of one moment, which are never changed. Those with the same `sums` are the same."""
+
+    kinds: tuple[Kind, ...]
+    keys: Ints
+    sums: Ints
+
+    def pack(self) -> bytes:
+        """As a store keeps them."""
+        keys, sums = (column.astype("<i8", copy=False).tobytes() for column in (self.keys, self.sums))
+        return msgspec.msgpack.encode(SavedCounts(self.kinds, keys, sums))
+
+
+def unpack_counts(body: bytes) -> SavedCounts:
+    """What was packed. Raises ValueError for anything else."""
+    try:
+        saved = msgspec.msgpack.decode(body, type=SavedCounts)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"no packed counts of collectives: {error}") from error
+    saved.read()
+    return saved
 
 
 class CountsPicture:
@@ -81,16 +127,16 @@ class CollectiveCounts:
         has_place = self._keys[places] == keys
         self._add_rows(step, rows[has_place], places[has_place])
 
-    def restore(self, totals: Mapping[int, Sequence[CollectiveTotals]]) -> None:
-        """Go on from what a collector before this one had counted, by rank."""
-        rows = sorted(
-            ((rank << RANK_BITS) | number, _to_row(one))
-            for rank, found in totals.items()
-            for one in found
-            if (number := self._give_number((one.group, one.op))) >= 0
-        )
-        self._keys = np.array([key for key, _ in rows], dtype=np.int64)
-        self._sums = np.array([row for _, row in rows], dtype=np.int64).reshape(-1, COLUMN_COUNT)
+    def draft(self) -> CountsDraft:
+        """The counts of this moment, to be kept."""
+        return CountsDraft(tuple(self._kinds), self._keys, self._sums)
+
+    def restore(self, saved: SavedCounts) -> None:
+        """Go on from what a collector before this one had counted."""
+        keys, sums = saved.read()
+        self._kinds, self._number = list(saved.kinds), {kind: number for number, kind in enumerate(saved.kinds)}
+        self._keys, self._sums = keys.astype(np.int64), sums.astype(np.int64)
+        self._sums[:, KEPT_BETWEEN_COLLECTORS:] = 0
 
     def picture(self, group_sizes: Mapping[str, int]) -> CountsPicture:
         """The counts of this moment. Remembered until there are more, or another group is known."""
@@ -132,18 +178,6 @@ class CollectiveCounts:
         sums[places[told], LAST_BYTES] = step.matched_bytes[rows][told]
         sums[places[told], LAST_TRANSFER_NS] = step.transfer_ns[rows][told]
         self._sums = sums
-
-
-def find_counted(step: KindColumns) -> list[int]:
-    """The ranks of which a step has collectives."""
-    found: list[int] = step.rank[differs_from_previous(step.rank)].tolist() if len(step.rank) else []
-    return found
-
-
-def _to_row(totals: CollectiveTotals) -> tuple[int, ...]:
-    """What was saved of one kind, as a row."""
-    summed = totals.count, totals.duration_ns, totals.matched, totals.wait_ns or 0, totals.transfer_ns or 0
-    return *summed, totals.bytes or 0, int(totals.bytes is not None), 0, 0
 
 
 def _build(kind: Kind, row: Sequence[int], group_sizes: Mapping[str, int]) -> CollectiveTotals:

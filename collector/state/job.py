@@ -16,7 +16,7 @@ from rankscope.collector.detect.slow_ranks import read_usual
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.view import JobView
 from rankscope.collector.state.attempt import Attempt
-from rankscope.collector.state.collective_counts import CollectiveCounts, find_counted
+from rankscope.collector.state.collective_counts import CollectiveCounts, CountsDraft, SavedCounts
 from rankscope.collector.state.comparison import NOT_COMPARED, Comparison
 from rankscope.collector.state.draft import RunDraft
 from rankscope.collector.state.effects import AskClock, JobEffect
@@ -226,8 +226,6 @@ class JobState:
         if attempt is not None:
             for step in attempt.intake.settle():
                 attempt.collectives.add(step)
-                for number in find_counted(step):
-                    attempt.ranks[number].steps_matched += 1
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
@@ -292,7 +290,14 @@ class JobState:
 
     @classmethod
     def restore(
-        cls, config: CollectorConfig, run: SavedRun, story: SavedStory, lives: Sequence[SavedLife], clocks: Clocks
+        cls,
+        config: CollectorConfig,
+        run: SavedRun,
+        story: SavedStory,
+        lives: Sequence[SavedLife],
+        clocks: Clocks,
+        *,
+        collectives: SavedCounts | None = None,
     ) -> "JobState":
         """The run as it was saved by a collector that is no more; its ranks are awaited."""
         job = cls(run.run, config)
@@ -303,7 +308,8 @@ class JobState:
             rank = RankState.restore(life, clocks)
             attempt.put(rank)
             job._rank_of_boot[rank.identity.boot_id] = rank.identity.rank
-        attempt.collectives.restore({life.hello.identity.rank: life.collectives for life in lives})
+        if collectives is not None:
+            attempt.collectives.restore(collectives)
         job._attempts, job._former_boots = run.attempt, frozenset(story.former_boots)
         job._verdicts.restore(run.findings_opened, story.findings, run.lost)
         job._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
@@ -350,12 +356,14 @@ class JobState:
 
     def save_life(self, rank: RankState, clocks: Clocks) -> LifeDraft:
         """What is kept of one of them."""
-        attempt = self._attempt
-        comparison, counts = (
-            (NOT_COMPARED, CollectiveCounts()) if attempt is None else (attempt.comparison, attempt.collectives)
-        )
-        median_ns = comparison.step_ns_median(rank.identity.rank)
-        return rank.save(clocks, median_ns, counts.picture(self._group_sizes))
+        comparison = NOT_COMPARED if self._attempt is None else self._attempt.comparison
+        return rank.save(clocks, comparison.step_ns_median(rank.identity.rank))
+
+    def save_collectives(self) -> CountsDraft:
+        """What is kept of the collectives of all ranks of the present attempt."""
+        self.settle()
+        counts = CollectiveCounts() if self._attempt is None else self._attempt.collectives
+        return counts.draft()
 
     def take_settled_steps(self, wall_s: float) -> list[StepAggregate]:
         """The steps that are settled since this was last called, for the history."""

@@ -7,7 +7,6 @@ import msgspec
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.detect.view import AllocatorCounts
 from rankscope.collector.state.account import StepAccount
-from rankscope.collector.state.collective_counts import CountsPicture
 from rankscope.collector.state.comparison import NOT_COMPARED
 from rankscope.collector.state.draft import RankDraft
 from rankscope.collector.state.excerpt import Excerpt
@@ -47,8 +46,6 @@ class RankState:
         self.first_sequence = hello.first_sequence
         self.last_sequence = hello.first_sequence - 1
         self.last_step: int | None = None
-        self.steps_matched = 0
-        """Steps whose collectives have been counted."""
         self.is_awaited = False
         """Whether it is known from the store only: nothing has come from it since the collector was started again."""
         self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
@@ -70,8 +67,8 @@ class RankState:
         rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
         return rank
 
-    def save(self, clocks: Clocks, step_ns_median: float | None, collectives: CountsPicture) -> LifeDraft:
-        """What is kept of this life, and of what was found of it: the median of its steps, and its collectives."""
+    def save(self, clocks: Clocks, step_ns_median: float | None) -> LifeDraft:
+        """What is kept of this life, and the median of its steps."""
         vitals = self.vitals
         ended_ns = None if self.is_live else vitals.ended_job_ns
         life = SavedLife(
@@ -89,12 +86,12 @@ class RankState:
             is_gone=vitals.is_gone,
             ended_wall_s=None if ended_ns is None else clocks.to_wall_s(ended_ns),
         )
-        return LifeDraft(life, self.latest, collectives)
+        return LifeDraft(life, self.latest)
 
     @property
     def counters(self) -> tuple[object, ...]:
         """What must not be lost of it, in short: when this has changed it has to be saved."""
-        return self.identity.boot_id, self.missing, self.steps.late, self.steps_matched, self.vitals.ending
+        return self.identity.boot_id, self.missing, self.steps.late, self.vitals.ending
 
     @property
     def ended(self) -> str | None:

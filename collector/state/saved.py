@@ -1,8 +1,9 @@
 """What is kept of a run, so that a collector that is started again goes on with it: counters, ends, costs. Pure.
 
-Two rows of JSON a run and one a life of a rank. Measurements are not kept (steps, collectives, clocks: they come anew),
-nor what every report carries anyway; but the last totals are, for the report about a run that is over. Times are
-seconds since 1970: the next collector has another monotonic clock, perhaps on another machine.
+Two rows of JSON a run, one a life of a rank, and the counts of all ranks' collectives in columns: each profiler window
+changes them for every rank, and to write 16,384 rows took seconds. Measurements are not kept (steps, collectives,
+clocks: they come anew), nor what every report carries anyway; but the last totals are, for the report about a run that
+is over. Times are seconds since 1970: the next collector has another monotonic clock, perhaps on another machine.
 """
 
 from typing import NamedTuple
@@ -12,9 +13,8 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import Goodput, GoodputSnapshot
 from rankscope.collector.state.account import StepCounts
-from rankscope.collector.state.collective_counts import CountsPicture
 from rankscope.collector.state.latest import Latest
-from rankscope.collector.state.snapshot import CollectiveTotals, LostSeconds
+from rankscope.collector.state.snapshot import LostSeconds
 from rankscope.measure.messages import Goodbye, Hello, RankEnded
 from rankscope.measure.records import DeviceSample, Losses, Totals
 from rankscope.measure.units import ns_to_s, s_to_ns
@@ -52,7 +52,6 @@ class SavedLife(msgspec.Struct, frozen=True, kw_only=True):
     totals: Totals = Totals()
     losses: Losses = Losses()
     devices: tuple[DeviceSample, ...] = ()
-    collectives: tuple[CollectiveTotals, ...] = ()
     said: Goodbye | None = None
     seen: RankEnded | None = None
     is_gone: bool = False
@@ -66,12 +65,11 @@ class SavedLife(msgspec.Struct, frozen=True, kw_only=True):
 
 class LifeDraft(NamedTuple):
     """What a life's row is made from, by the thread that writes it: of 16,384 lives that are saved in one go not all
-    rows have to be there at once. `life` is the row without what `latest` and `collectives` hold.
+    rows have to be there at once. `life` is the row without what `latest` holds.
     """
 
     life: SavedLife
     latest: Latest
-    collectives: CountsPicture
 
     def build(self) -> SavedLife:
         """The row."""
@@ -81,7 +79,6 @@ class LifeDraft(NamedTuple):
             totals=counted.totals,
             losses=counted.losses,
             devices=self.latest.devices,
-            collectives=self.collectives.of(self.life.hello.identity.rank),
         )
 
 

@@ -65,5 +65,10 @@ RUNS_AND_HISTORY: Final[Migration] = (
     "CREATE INDEX rank_intervals_by_time ON rank_intervals (end_wall_s)",
 )
 
-MIGRATIONS: Final[tuple[Migration, ...]] = (INCIDENTS, RUNS_AND_HISTORY)
+COLLECTIVES: Final[Migration] = (
+    # The counts of all ranks of the present attempt, in columns (state/collective_counts.py).
+    "ALTER TABLE runs ADD COLUMN collectives BLOB",
+)
+
+MIGRATIONS: Final[tuple[Migration, ...]] = (INCIDENTS, RUNS_AND_HISTORY, COLLECTIVES)
 """All of them. Never changed, only added to. Incidents have a `body` in every version: reading them needs no more."""

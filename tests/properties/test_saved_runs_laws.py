@@ -7,6 +7,7 @@ import msgspec
 from hypothesis import given, settings
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.state.collective_counts import unpack_counts
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import Clocks, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import Snapshot
@@ -24,6 +25,7 @@ class Kept(NamedTuple):
     run: bytes
     story: bytes
     lives: tuple[bytes, ...]
+    collectives: bytes
     counters: Counters
 
 
@@ -55,7 +57,8 @@ def save(story: Story) -> Kept:
     assert run is not None
     encode = msgspec.json.encode
     lives = [encode(story.job.save_life(rank, clocks).build()) for rank in story.job.lives.values()]
-    return Kept(encode(run), encode(story.job.save_story()), tuple(lives), read_counters(story))
+    collectives = story.job.save_collectives().pack()
+    return Kept(encode(run), encode(story.job.save_story()), tuple(lives), collectives, read_counters(story))
 
 
 def restore(story: Story, kept: Kept) -> None:
@@ -66,6 +69,7 @@ def restore(story: Story, kept: Kept) -> None:
         decode(kept.story, type=SavedStory),
         [decode(life, type=SavedLife) for life in kept.lives],
         clocks_of(story),
+        collectives=unpack_counts(kept.collectives),
     )
     story.come_back().train(1)
 

@@ -3,10 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from rankscope.collector.state import collective_counts
-from rankscope.collector.state.collective_counts import KINDS_MAX, CollectiveCounts, find_counted
+from rankscope.collector.state.collective_counts import (
+    KINDS_MAX,
+    CollectiveCounts,
+    SavedCounts,
+    unpack_counts,
+)
 from rankscope.collector.state.snapshot import CollectiveTotals
 from rankscope.measure.communication import bus_factor
 from tests.unit.collector.collective_steps import KindWaits, columns_of
@@ -127,11 +133,6 @@ def test_each_rank_has_its_own_counts_whichever_kinds_and_steps_it_takes_part_in
 
 def test_step_without_collectives_changes_nothing() -> None:
     assert counts_of([], [kind_of()], []).picture({}).of(RANK) == counts_of([kind_of()]).picture({}).of(RANK)
-    assert find_counted(columns_of([])) == []
-
-
-def test_ranks_that_a_step_counts_are_told_once_each() -> None:
-    assert find_counted(columns_of([kind_of(), kind_of("barrier"), kind_of()._replace(rank=8)])) == [RANK, 8]
 
 
 def test_picture_shows_the_moment_it_was_taken_at() -> None:
@@ -149,12 +150,59 @@ def test_size_of_a_group_that_becomes_known_gives_the_bandwidth() -> None:
 
 def test_counts_that_were_saved_are_gone_on_with() -> None:
     sized, unmatched = kind_of(), kind_of("barrier", **UNMATCHED, size_bytes=None)
-    saved = counts_of([sized, unmatched]).picture({}).of(RANK)
+    before = counts_of([sized, unmatched], [sized._replace(rank=9, group="tp")])
     counts = CollectiveCounts()
-    counts.restore({RANK: saved, RANK + 1: ()})
-    assert counts.picture({}).of(RANK) == saved
+    counts.restore(unpack_counts(before.draft().pack()))
+    for rank in (RANK, 9):
+        assert counts.picture({}).of(rank) == before.picture({}).of(rank)
     counts.add(columns_of([unmatched, sized]))
     assert [(kind.op, kind.count, kind.bytes, kind.wait_ns) for kind in counts.picture({}).of(RANK)] == [
         ("all_reduce", 4, 4_000, 40),
         ("barrier", 4, None, None),
     ]
+
+
+def test_the_bandwidth_is_that_of_a_step_and_not_gone_on_with() -> None:
+    counts = CollectiveCounts()
+    counts.restore(unpack_counts(counts_of([kind_of()]).draft().pack()))
+    assert counts.picture({GROUP: 4}).of(RANK)[0].bus_bandwidth_bytes_per_s is None
+
+
+def test_a_draft_is_of_its_moment_and_tells_whether_there_is_more() -> None:
+    counts = counts_of([kind_of()])
+    draft = counts.draft()
+    assert counts.draft().sums is draft.sums
+    packed = draft.pack()
+    counts.add(columns_of([kind_of(), kind_of("barrier")]))
+    assert counts.draft().sums is not draft.sums
+    assert draft.pack() == packed
+
+
+def test_counts_of_no_rank_are_gone_on_with_too() -> None:
+    counts = CollectiveCounts()
+    counts.restore(unpack_counts(CollectiveCounts().draft().pack()))
+    counts.add(columns_of([kind_of()]))
+    assert counts.picture({}).of(RANK)[0].count == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"keys": b"\0" * 7},
+        {"sums": b"\0" * 8},
+        {"kinds": ()},
+        {"keys": (-1).to_bytes(8, "little", signed=True)},
+        {"keys": b"\0" * 16, "sums": b"\0" * 16 * collective_counts.COLUMN_COUNT},
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changes: dict[str, Any]) -> None:
+    saved = unpack_counts(counts_of([kind_of()]).draft().pack())
+    parts = {"kinds": saved.kinds, "keys": saved.keys, "sums": saved.sums} | changes
+    with pytest.raises(ValueError):  # noqa: PT011 - numpy has words of its own
+        unpack_counts(msgspec.msgpack.encode(SavedCounts(**parts)))
+
+
+@pytest.mark.parametrize("body", [b"", b"garbage", b"\x90", msgspec.msgpack.encode({"kinds": 1})])
+def test_what_is_no_packed_counts_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the decoder has words of its own
+        unpack_counts(body)

@@ -1,6 +1,7 @@
 """What waits to be written: the newest state of everything, all lines of the history, and never more than may be."""
 
 from rankscope.collector.history.batch import Batch
+from rankscope.collector.state.collective_counts import CollectiveCounts
 from rankscope.collector.state.saved import SavedStory
 from rankscope.collector.state.snapshot import Snapshot
 from tests.unit.collector.kept_runs import interval_of, life_of, run_of, step_of
@@ -19,15 +20,20 @@ def test_what_could_not_be_written_comes_before_what_has_changed_since() -> None
         each.put_run(run_of("a", attempt=attempt))
         each.lives["a", 0] = attempt, life_of("a", 0)
         each.stories["a"] = SavedStory(former_boots=(str(attempt),))
+        each.collectives["a"] = CollectiveCounts().draft()
         each.add_step("a", step_of(attempt))
         each.add_interval("a", interval_of(float(attempt)))
     earlier.put_run(run_of("b"))
+    since = batch.collectives["a"]
+    earlier.collectives["b"] = CollectiveCounts().draft()
     earlier.forget("gone")
     earlier.snapshot = Snapshot(wall_s=1.0, version="0")
     batch.take_back(earlier)
     assert {name: run.attempt for name, run in batch.runs.items()} == {"a": 1, "b": 0}
     assert batch.lives["a", 0][0] == 1
     assert batch.stories["a"].former_boots == ("1",)
+    assert batch.collectives["a"] is since
+    assert batch.collectives["b"] is earlier.collectives["b"]
     assert [step.step for _, step in batch.steps] == [0, 1]
     assert [interval.begin_wall_s for _, interval in batch.intervals] == [0.0, 1.0]
     assert (batch.forgotten, batch.snapshot) == ({"gone"}, earlier.snapshot)

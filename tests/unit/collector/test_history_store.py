@@ -12,12 +12,14 @@ from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.reading import CurvePoint, opening_run
 from rankscope.collector.history.store import LIVES_AT_ONCE, HistoryStore, KeptRun, Loaded
 from rankscope.collector.incidents.store import IncidentStore
+from rankscope.collector.state.collective_counts import CollectiveCounts, CountsDraft, SavedCounts, unpack_counts
 from rankscope.collector.state.saved import SavedStory
 from rankscope.collector.store.database import APPLICATION_ID, Database
 from rankscope.collector.store.migrations import MIGRATIONS
 from rankscope.collector.turns import Turns
 from rankscope.measure.errors import UnavailableError
 from tests.turn_log import TurnLog
+from tests.unit.collector.collective_steps import KindWaits, columns_of
 from tests.unit.collector.findings import slow
 from tests.unit.collector.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 
@@ -88,6 +90,33 @@ def test_what_was_written_is_there_for_the_next_collector(store: HistoryStore) -
     assert store.load() == Loaded(
         (KeptRun(run_of("a"), batch.stories["a"], (life_of("a", 0), life_of("a", 1))),), rows_unreadable=0
     )
+
+
+def counted() -> CountsDraft:
+    """The collectives of one rank."""
+    counts = CollectiveCounts()
+    counts.add(columns_of([KindWaits(1, "dp", "all_reduce", 2, 60, 2_000, 2, 20, 40, 2_000, 40)]))
+    return counts.draft()
+
+
+def test_collectives_are_there_for_the_next_collector_until_there_are_others(store: HistoryStore) -> None:
+    batch = batch_of("a")
+    batch.collectives["a"] = counted()
+    store.write(batch)
+    store.write(batch_of("a"))
+    (kept,) = store.load().runs
+    assert kept.collectives == unpack_counts(counted().pack())
+    batch.collectives["a"] = CollectiveCounts().draft()
+    store.write(batch)
+    (kept,) = store.load().runs
+    assert kept.collectives == SavedCounts((), b"", b"")
+
+
+def test_collectives_that_cannot_be_read_cost_the_run_nothing_else(store: HistoryStore) -> None:
+    store.write(batch_of("a"))
+    store._connection.execute("UPDATE runs SET collectives = x'00'")
+    (kept,), rows_unreadable = store.load()
+    assert (len(kept.lives), kept.collectives, rows_unreadable) == (2, None, 1)
 
 
 def lives_of(run: str, count: int, admitted: int) -> Batch:

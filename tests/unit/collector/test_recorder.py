@@ -161,6 +161,53 @@ def test_a_life_is_written_when_its_counters_change_or_its_totals_are_old(path: 
         assert len(loop.recorder._waiting.lives) == 2
 
 
+def test_lives_whose_totals_are_old_are_written_some_at_a_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "REFRESH_S", 1.0)  # before a rank counts as silent
+    ranks = recorder_module.REFRESHED_MAX + 3
+    story = Story(ranks).join().train(1)
+    with looping(path, start=False) as loop:
+        loop.tick(story)
+        waiting = loop.recorder._waiting.lives
+        assert len(waiting) == ranks, "what is new waits for nothing"
+        written = []
+        for pause_s in (1.0, 0.0, 0.0):
+            waiting.clear()
+            loop.tick(story.tick(pause_s))
+            written.append(sorted(rank for _, rank in waiting))
+    first = list(range(recorder_module.REFRESHED_MAX))
+    assert written == [first, list(range(len(first), ranks)), []]
+
+
+def test_the_collectives_of_all_ranks_are_written_when_there_are_more(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path, start=False) as loop:
+        loop.tick(story)
+        waiting = loop.recorder._waiting.collectives
+        assert list(waiting) == ["story"]
+        waiting.clear()
+        loop.tick(story.tick(1.0))
+        assert waiting == {}
+        loop.tick(story.train(20))
+        assert list(waiting) == ["story"]
+
+
+def test_the_next_collector_goes_on_with_the_collectives(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path) as loop:
+        loop.tick(story)
+        loop.tick(story.train(20))
+    counted = story.snapshot().ranks[1].collectives
+    with looping(path, start=False) as loop:
+        (kept,) = loop.recorder.load()
+    clocks = Clocks(story.now_ns, WALL_S + story.now_ns / S)
+    job = JobState.restore(CollectorConfig(), kept.run, kept.story, kept.lives, clocks, collectives=kept.collectives)
+    restored = job.snapshot(story.now_ns).ranks[1].collectives
+    assert [(one.op, one.count, one.wait_ns) for one in restored] == [
+        (one.op, one.count, one.wait_ns) for one in counted
+    ]
+    assert restored[0].count == 40
+
+
 class Broken(JobState):
     """A run with a mistake of ours in it."""
 

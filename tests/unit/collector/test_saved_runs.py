@@ -6,6 +6,7 @@ import pytest
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, LifeCounts, UnknownPeer
+from rankscope.collector.state.collective_counts import unpack_counts
 from rankscope.collector.state.events import EndSeen, ProcessGone, ReportAdmitted
 from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
@@ -28,7 +29,7 @@ def wall_of(story: Story) -> Clocks:
 
 
 def kill(story: Story, away_s: float = AWAY_S) -> Story:
-    """The collector is gone with all but what it had saved, and the next one goes on with that, through JSON."""
+    """The collector is gone with all but what it had saved, and the next one goes on with that."""
     clocks = wall_of(story)
     saved = story.job.save(clocks)
     assert saved is not None
@@ -38,9 +39,10 @@ def kill(story: Story, away_s: float = AWAY_S) -> Story:
         msgspec.json.decode(msgspec.json.encode(story.job.save_life(rank, clocks).build()), type=SavedLife)
         for rank in story.job.lives.values()
     ]
+    collectives = unpack_counts(story.job.save_collectives().pack())
     story.now_ns += round(away_s * S)
     clocks = wall_of(story)
-    story.job = JobState.restore(CollectorConfig(), run, told, lives, clocks)
+    story.job = JobState.restore(CollectorConfig(), run, told, lives, clocks, collectives=collectives)
     return story
 
 
