@@ -9,6 +9,7 @@ A bug in the state of one run is contained to that run: it is counted and logged
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -52,9 +53,13 @@ AWAY_NS_MIN = NS_PER_S
 the shortest silence that can be set for a rank is twice as long."""
 LOOKS_SHARE = 0.05
 """Of a core, for detection: 16,384 ranks are looked at every other second, smaller runs at every tick."""
-PICTURES_SHARE = 0.1
-"""Of a core, for the pictures that are published. One of 16,384 ranks takes 80 ms with what is saved of it, so that
-there is a new one each second, as with few."""
+PICTURES_SHARE = 0.03
+"""Of a core, for pictures at ticks. One of 16,384 ranks takes 80 ms with what is saved of it: every third second. Up to
+some 5,000 ranks there is a new one at each tick."""
+ASKED_PICTURES_SHARE = 0.1
+"""With those that are asked for: pages of a large run are written seldom, and each from a picture of its moment."""
+PICTURE_AGE_S = 0.3
+"""One so old is as good as a new one."""
 SILENT_TICKS_S = 10.0
 """A loop whose last tick is older than this is not healthy."""
 
@@ -84,6 +89,8 @@ class Service:
         self._turns = Turns(self._exchange.turn)
         self._looks = Pace(LOOKS_SHARE, s_to_ns(config.tick_s))
         self._pictures = Pace(PICTURES_SHARE, s_to_ns(config.tick_s))
+        self._asked_pictures = Pace(ASKED_PICTURES_SHARE, 0)
+        self._picture_is_wanted = threading.Event()
         self._jobs: dict[str, JobState] = {}
         self._counting = threading.Lock()
         self._contained: dict[str, int] = {}
@@ -110,6 +117,7 @@ class Service:
                 store=store if config.store else None,
                 metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
                 take_turn=self._exchange.turn,
+                ask_for_picture=self._ask_for_picture,
             )
         except Exception:
             self._receiver.close()
@@ -157,6 +165,9 @@ class Service:
                     with self._turns:
                         self._tick()
                     on_tick(self._snapshot)
+                elif self._is_asked_for_picture(self._clock.monotonic_ns()):
+                    with self._turns:
+                        self._publish(self._clock.monotonic_ns())
         finally:
             self._http.close()
             self._reception.end()
@@ -278,13 +289,8 @@ class Service:
         self._look_at_incidents(wall_s)
         if self._recorder is None:  # perhaps the store can be opened only now
             self._recorder = self._open_recorder()
-        if self._pictures.is_due(now_ns):
-            began_ns = time.thread_time_ns()
-            self._turns.rest()
-            self._snapshot = self._take_snapshot()
-            self._turns.rest()
-            self._record(Clocks(now_ns, wall_s))
-            self._pictures.take(now_ns, time.thread_time_ns() - began_ns)
+        if self._pictures.is_due(now_ns) or self._is_asked_for_picture(now_ns):
+            self._publish(now_ns)
 
     def _look_at_runs(self, now_ns: int, wall_s: float) -> None:
         looks, began_ns = self._looks.is_due(now_ns), time.thread_time_ns()
@@ -340,6 +346,33 @@ class Service:
         return ns_to_s(self._clock.wall_ns())
 
     # -- publishing ---------------------------------------------------------------------------------------------------
+
+    def _is_asked_for_picture(self, now_ns: int) -> bool:
+        return self._picture_is_wanted.is_set() and self._asked_pictures.is_due(now_ns)
+
+    def _publish(self, now_ns: int) -> None:
+        """A new picture, for everybody and for the store."""
+        self._picture_is_wanted.clear()
+        began_ns = time.thread_time_ns()
+        self._turns.rest()
+        self._snapshot = self._take_snapshot()
+        self._turns.rest()
+        self._record(Clocks(now_ns, self._wall_s()))
+        took_ns = time.thread_time_ns() - began_ns
+        for pace in (self._pictures, self._asked_pictures):
+            pace.take(now_ns, took_ns)
+
+    def _ask_for_picture(self) -> float:
+        """From any thread: there is to be a picture of now, unless that would cost too much. Returns from which moment
+        of the wall clock on one is new enough.
+        """
+        if not self._asked_pictures.is_due(self._clock.monotonic_ns()):
+            return -math.inf
+        from_wall_s = self._wall_s() - PICTURE_AGE_S
+        if self._snapshot.wall_s < from_wall_s:
+            self._picture_is_wanted.set()
+            self._exchange.interrupt()
+        return from_wall_s
 
     def _take_snapshot(self) -> Snapshot:
         now_ns = self._clock.monotonic_ns()

@@ -19,6 +19,7 @@ Errors are JSON: {"error": "what, and what to do"}.
 
 import contextlib
 import logging
+import math
 import socket
 import sys
 import threading
@@ -82,6 +83,7 @@ class HttpServer:
         store: Path | None = None,
         metric_pages: MetricPages | None = None,
         take_turn: TakeTurn = contextlib.nullcontext,
+        ask_for_picture: Callable[[], float] = lambda: -math.inf,
     ) -> None:
         problem = find_address_problem(address, listening=True)
         if problem is not None:
@@ -103,7 +105,7 @@ class HttpServer:
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
             read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
-            take_turn=take_turn,
+            take_turn=take_turn, ask_for_picture=ask_for_picture,
             answer_first=Api(read_paced, server.feed.read_shares, store).answer,
         )  # fmt: skip
         self._thread = threading.Thread(

@@ -3,7 +3,8 @@
 A small page is written when it is asked for and there is a new snapshot. A large one takes up to a second, which a
 scrape must not wait for: whoever asked for it twice is expected again at the same distance (scrape_beat.py), and it is
 written shortly before. What nobody asks for is not written. In between the written page is what everybody gets, until
-it is PREPARED_AGE_S_MAX old.
+it is PREPARED_AGE_S_MAX old. Before it is written a picture of that moment is asked for: what there is may be some
+seconds old in a large run.
 
 A page is kept compressed (144 MB of text are 7 MB). It is written in short pieces with a pause between any two, so that
 the thread that receives reports gets the interpreter when it wants it.
@@ -13,6 +14,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import math
 import threading
 import time
 import zlib
@@ -54,6 +56,10 @@ LEAD_S_MAX: Final = 4.0
 """Earlier it would be too old when it is asked for."""
 PAGES_MAX: Final = 512
 """Both formats of as many shards as there may be; beyond that the one that was not asked for longest goes."""
+
+PICTURE_LEAD_S: Final = 0.4
+"""So long before a page is begun its picture is asked for. When that is not there then, it shows the one before."""
+PICTURE_LOOK_S: Final = 0.02
 
 PAUSE_FOR_ASKERS_S: Final = 0.02
 """How long what is only expected waits while somebody waits for another page. A lock has no order of its own."""
@@ -110,6 +116,7 @@ class PageCache:
     """Gives pages, from any thread, and prepares them in one of its own, which begins with the first large page.
 
     `read_snapshot` gives the latest snapshot; `now_s` and `sleep` are the clock. `take_turn`: with whom it takes turns.
+    `ask_for_picture` has a snapshot made soon; it returns from which moment of the wall clock on one is new enough.
     """
 
     def __init__(
@@ -122,12 +129,14 @@ class PageCache:
         pages_max: int = PAGES_MAX,
         late_wait_s: float = LATE_WAIT_S,
         take_turn: TakeTurn = contextlib.nullcontext,
+        ask_for_picture: Callable[[], float] = lambda: -math.inf,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._pages = pages
         self._now_s = now_s
         self._sleep = sleep
         self._take_turn = take_turn
+        self._ask_for_picture = ask_for_picture
         self._pages_max = pages_max
         self._late_wait_s = late_wait_s
         self._wanted: dict[Key, _Wanted] = {}
@@ -254,16 +263,23 @@ class PageCache:
                 wanted.written = None
                 return None
             return useless_s - now_s + LEAD_S
-        lead_s = min(LEAD_S + LEAD_RATIO * max(wanted.took_s), LEAD_S_MAX)
-        if now_s < expected_s - lead_s:
-            return expected_s - lead_s - now_s
+        begin_s = expected_s - min(LEAD_S + LEAD_RATIO * max(wanted.took_s), LEAD_S_MAX)
+        if now_s < begin_s - PICTURE_LEAD_S:
+            return begin_s - PICTURE_LEAD_S - now_s
         if self._askers:
             return PAUSE_FOR_ASKERS_S
         wanted.expected_s = expected_s
         if expected_s - written.begun_s > PREPARED_AGE_S_MAX:
+            self._wait_for_picture(begin_s)
             with self._writing:
                 self._write(key, wanted)
         return 0.0
+
+    def _wait_for_picture(self, until_s: float) -> None:
+        """Until there is one of now, or that moment has come."""
+        from_wall_s = self._ask_for_picture()
+        while self._read_snapshot().wall_s < from_wall_s and self._now_s() < until_s:
+            self._sleep(PICTURE_LOOK_S)
 
     def _write(self, key: Key, wanted: _Wanted) -> Written:
         """Write the page of the present snapshot. To be called with `_writing` held."""

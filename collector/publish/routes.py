@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import math
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -91,12 +92,16 @@ class Routes:
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
         metric_pages: MetricPages | None = None,
         take_turn: TakeTurn = contextlib.nullcontext,
+        ask_for_picture: Callable[[], float] = lambda: -math.inf,
     ) -> None:
         self._answer_first = answer_first
         self._read_snapshot = read_snapshot
         self._read_incidents = read_incidents
         self._read_report = read_report
-        self.metrics = PageCache(read_exported or read_snapshot, metric_pages or MetricPages(), take_turn=take_turn)
+        self.metrics = PageCache(
+            read_exported or read_snapshot, metric_pages or MetricPages(), take_turn=take_turn,
+            ask_for_picture=ask_for_picture,
+        )  # fmt: skip
         self._pages: Mapping[str, Callable[[], Response]] = {
             "/": lambda: Response(HTTPStatus.OK, TEXT, INDEX.encode()),
             "/healthz": lambda: _report_state(is_healthy()),

@@ -1,13 +1,14 @@
 """When a page of metrics is written: small ones when they are asked for, large ones before. The clock is the test's."""
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
+from rankscope.collector.publish.metric_pages import RANKS_PATH, MetricPages, Page, Shard
 from rankscope.collector.publish.page_cache import (
     LATE_AGE_S_MAX,
     LEAD_S_MAX,
@@ -15,76 +16,13 @@ from rankscope.collector.publish.page_cache import (
     PREPARED_AGE_S_MAX,
     SMALL_BYTES_MAX,
     PageCache,
-    decompress,
 )
-from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
+from rankscope.collector.state.snapshot import Snapshot
 from tests.turn_log import TurnLog
+from tests.unit.collector.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, CountedPages, World
 
-METRICS, RANKS = Page(METRICS_PATH), Page(RANKS_PATH)
-CLASSIC, OPENMETRICS = TextFormat.CLASSIC, TextFormat.OPENMETRICS
 SCRAPE_S = 15.0
 DEADLINE_S = 20.0
-
-
-class CountedPages(MetricPages):
-    """Pages that are as long as the test wants, and take as long by the test's clock; their text is the snapshot's
-    number.
-    """
-
-    def __init__(self, world: "World") -> None:
-        super().__init__()
-        self._world = world
-
-    def render(self, snapshot: Snapshot, page: Page, text_format: TextFormat, rest: object = None) -> Iterator[bytes]:  # noqa: ARG002
-        world = self._world
-        world.written.append((page, text_format))
-        world.now_s += world.took_s
-        if world.broken:
-            raise ZeroDivisionError
-        if page == RANKS:
-            world.meanwhile()
-        yield b"%d" % snapshot.counts.frames_received
-        yield b" " * world.padding
-
-
-class World:
-    """A cache, its snapshots and its clock."""
-
-    def __init__(self, *, large: bool = False, took_s: float = 0.0, late_wait_s: float = 0.0) -> None:
-        self.now_s = 1000.0
-        self.took_s = took_s
-        self.padding = SMALL_BYTES_MAX if large else 0
-        self.broken = False
-        self.meanwhile: Callable[[], object] = lambda: None
-        self.written: list[tuple[Page, TextFormat]] = []
-        self.snapshot = Snapshot(wall_s=0.0, version="0")
-        self.cache = PageCache(
-            lambda: self.snapshot, CountedPages(self), now_s=lambda: self.now_s, sleep=lambda _s: None, pages_max=3,
-            late_wait_s=late_wait_s,
-        )  # fmt: skip
-        # Preparing is the test's to do, at its moment.
-        self.cache._wake = lambda: None  # type: ignore[method-assign]
-
-    def tick(self) -> None:
-        """There is a new snapshot."""
-        received = self.snapshot.counts.frames_received + 1
-        counts = CollectorCounts(frames_received=received)
-        self.snapshot = Snapshot(wall_s=0.0, version="0", counts=counts)
-
-    def ask(self, page: Page = METRICS, text_format: TextFormat = CLASSIC) -> int:
-        """The number of the snapshot that the page shows."""
-        return int(decompress(self.cache.find(page, text_format)))
-
-    def pass_time(self, seconds: float) -> None:
-        """Let time go by, with a snapshot every second, and prepare what is to be prepared when it is."""
-        end_s = self.now_s + seconds
-        while self.now_s < end_s:
-            self.tick()
-            wait_s = self.cache.prepare()
-            while wait_s == 0.0:
-                wait_s = self.cache.prepare()
-            step_s = 1.0 if wait_s is None else min(1.0, wait_s)
-            self.now_s += min(step_s, max(0.0, end_s - self.now_s)) or 1e-6
 
 
 # -- small pages ------------------------------------------------------------------------------------------------------
@@ -235,6 +173,36 @@ def test_a_page_is_begun_as_early_as_the_longest_of_the_last_ones_asks_for() -> 
     world.tick()
     world.cache.prepare()
     assert len(world.written) == written + 1
+
+
+@pytest.mark.parametrize(("picture_takes_s", "shown"), [(0.0, 3), (0.25, 3), (0.35, 3), (0.5, 2)])
+def test_a_page_is_written_from_a_picture_of_its_moment_where_there_is_one_in_time(
+    picture_takes_s: float, shown: int
+) -> None:
+    world = World(large=True, took_s=1.0)
+    for world.now_s in (1000.0, 1015.0):
+        world.ask()
+        world.tick()
+    world.picture_takes_s = picture_takes_s
+    # It is begun 1.75 s before 1030, and its picture asked for 0.4 s before that.
+    world.now_s = 1027.84
+    assert world.cache.prepare() == pytest.approx(0.01)
+    world.now_s = 1027.85 + 1e-6
+    assert world.cache.prepare() == 0.0
+    assert len(world.asked_s) == 1
+    assert world.ask() == shown
+
+
+def test_what_is_new_enough_is_not_waited_for() -> None:
+    world = World(large=True)
+    for world.now_s in (1000.0, 1015.0):
+        world.ask()
+        world.tick()
+    world.now_s = 1029.9
+    world.picture_takes_s = math.inf
+    world.tick()
+    world.cache.prepare()
+    assert (world.now_s, world.asked_s, len(world.written)) == (1029.9, [1029.9], 3)
 
 
 def test_while_a_large_page_is_written_a_scrape_gets_what_there_is_of_another_and_does_not_wait() -> None:

@@ -1,0 +1,78 @@
+"""Pictures that are asked for between two ticks, in a collector in this process whose clocks stand still."""
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.service import ASKED_PICTURES_SHARE, PICTURE_AGE_S, Service
+from rankscope.collector.state.snapshot import Snapshot
+from rankscope.measure.units import NS_PER_S
+from tests.integration.test_late_store import DrivenClock
+
+DEADLINE_S = 20.0
+TICK_S = 10.0
+
+
+@contextlib.contextmanager
+def collecting(clock: DrivenClock) -> Iterator[Service]:
+    """A collector on a thread, past its first tick; the next one does not come, since its clock is the test's."""
+    service = Service(
+        CollectorConfig(listen="tcp://127.0.0.1:0", http_listen="127.0.0.1:0", store="", tick_s=TICK_S), clock
+    )
+    has_ticked = threading.Event()
+    thread = threading.Thread(target=service.run, args=(lambda _snapshot: has_ticked.set(),))
+    thread.start()
+    try:
+        assert has_ticked.wait(DEADLINE_S)
+        yield service
+    finally:
+        service.stop()
+        thread.join()
+
+
+def wait_for_another(service: Service, than: Snapshot) -> Snapshot:
+    """The first picture that is not this one."""
+    pause = threading.Event()
+    for _ in range(round(DEADLINE_S / 0.01)):
+        if service.snapshot is not than:
+            return service.snapshot
+        pause.wait(0.01)
+    pytest.fail("no picture within the deadline")
+
+
+def test_a_picture_that_is_asked_for_does_not_wait_for_the_tick() -> None:
+    clock = DrivenClock()
+    with collecting(clock) as service:
+        before = service.snapshot
+        clock.now_s += TICK_S / 2
+        from_wall_s = service._ask_for_picture()
+        found = wait_for_another(service, before)
+    assert before.wall_s < from_wall_s <= found.wall_s
+    assert found.wall_s - before.wall_s == TICK_S / 2
+
+
+def test_one_that_is_new_is_as_good_as_a_newer_one() -> None:
+    clock = DrivenClock()
+    with collecting(clock) as service:
+        before = service.snapshot
+        clock.now_s += PICTURE_AGE_S / 2
+        assert service._ask_for_picture() <= before.wall_s
+        assert not service._picture_is_wanted.is_set()
+
+
+def test_those_that_are_asked_for_take_no_more_than_their_share_of_the_time() -> None:
+    clock = DrivenClock()
+    with collecting(clock) as service:
+        took_ns = NS_PER_S // 10
+        service._asked_pictures.take(clock.monotonic_ns(), took_ns)
+        clock.now_s += took_ns / NS_PER_S / ASKED_PICTURES_SHARE - 0.001
+        assert service._ask_for_picture() == -math.inf
+        assert not service._picture_is_wanted.is_set()
+        clock.now_s += 0.001
+        before = service.snapshot
+        assert service._ask_for_picture() > before.wall_s
+        wait_for_another(service, before)
