@@ -83,7 +83,8 @@ class HistoryStore:
         """The runs that the last collector still knew."""
         with explaining(self._path):
             rows = self._connection.execute(
-                "SELECT id, body, story, collectives FROM runs WHERE is_known ORDER BY id"
+                "SELECT id, runs.body, story, collectives.body FROM runs LEFT JOIN collectives ON run_id = id "
+                "WHERE is_known ORDER BY id"
             ).fetchall()
             unreadable: list[str] = []
             runs = []
@@ -107,7 +108,7 @@ class HistoryStore:
         # Some after the others: the rows of 16,384 lives together are 100 MB. And nobody else could write meanwhile.
         lives = iter(batch.lives.items())
         rows = _make_rows(lives, turns)
-        counts = [(draft.pack(), run) for run, draft in batch.collectives.items()]
+        counts = [(run, draft.pack()) for run, draft in batch.collectives.items()]
         intervals = [(run, one, pack(one)) for run, one in batch.intervals]
         with explaining(self._path):
             with transaction(self._connection):
@@ -120,7 +121,7 @@ class HistoryStore:
         self,
         batch: Batch,
         lives: Sequence[_LifeRow],
-        counts: Sequence[tuple[bytes, str]],
+        counts: Sequence[tuple[str, bytes]],
         intervals: Sequence[tuple[str, RankInterval, bytes]],
     ) -> None:
         """All of a batch, but of its lives these, and its collectives and intervals as they were packed."""
@@ -132,10 +133,12 @@ class HistoryStore:
             "UPDATE runs SET story = ? WHERE run = ?",
             [(encode(story).decode(), run) for run, story in batch.stories.items()],
         )
-        self._connection.executemany("UPDATE runs SET collectives = ? WHERE run = ?", counts)
         self._learn_ids(batch)
         self._write_lives(lives)
         ids = self._run_ids
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO collectives VALUES (?, ?)", [(ids[run], body) for run, body in counts if run in ids]
+        )
         self._connection.executemany(
             _WRITE_STEP,
             [
@@ -162,7 +165,8 @@ class HistoryStore:
             self._connection.execute(statement, list(itertools.chain.from_iterable(found)))
 
     def _learn_ids(self, batch: Batch) -> None:
-        named = {run for run, _ in (*batch.steps, *batch.intervals, *batch.lives)} | batch.runs.keys()
+        named = {run for run, _ in (*batch.steps, *batch.intervals, *batch.lives)}
+        named |= batch.runs.keys() | batch.collectives.keys()
         for run in named - self._run_ids.keys():
             row = self._connection.execute("SELECT id FROM runs WHERE run = ?", (run,)).fetchone()
             if row is not None:
@@ -216,6 +220,7 @@ class HistoryStore:
         if row is None:
             return 0
         self._connection.execute("DELETE FROM lives WHERE run_id = ?", row[:1])
+        self._connection.execute("DELETE FROM collectives WHERE run_id = ?", row[:1])
         self._connection.execute("DELETE FROM runs WHERE id = ?", row[:1])
         self._run_ids.pop(row[1], None)
         return 1

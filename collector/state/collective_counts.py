@@ -54,7 +54,8 @@ class SavedCounts(msgspec.Struct, frozen=True, array_like=True):
         keys: Ints = np.frombuffer(self.keys, dtype="<i8")
         sums: Ints = np.frombuffer(self.sums, dtype="<i8").reshape(len(keys), COLUMN_COUNT)
         numbers = keys & ((1 << RANK_BITS) - 1)
-        if len(keys) and not (keys[0] >= 0 and np.all(np.diff(keys) > 0) and int(numbers.max()) < len(self.kinds)):
+        is_in_order = bool((keys >= 0).all() and (keys[1:] > keys[:-1]).all())
+        if len(keys) and not (is_in_order and int(numbers.max()) < len(self.kinds)):
             raise ValueError("the rows are not in the order of ranks and kinds, or of kinds that have no name")
         return keys, sums
 
@@ -117,6 +118,8 @@ class CollectiveCounts:
         """Count the collectives of one step in."""
         number = np.array([self._give_number(kind) for kind in step.kinds], dtype=np.int64)[step.kind]
         rows = np.flatnonzero(number >= 0)
+        if not len(rows):
+            return
         keys = (step.rank[rows] << RANK_BITS) | number[rows]
         order = np.argsort(keys, kind="stable")
         keys, rows = keys[order], rows[order]
@@ -131,9 +134,11 @@ class CollectiveCounts:
         """The counts of this moment, to be kept."""
         return CountsDraft(tuple(self._kinds), self._keys, self._sums)
 
-    def restore(self, saved: SavedCounts) -> None:
-        """Go on from what a collector before this one had counted."""
+    def restore(self, saved: SavedCounts, ranks: int) -> None:
+        """Go on from what a collector before this one had counted of the first so many ranks; there are no others."""
         keys, sums = saved.read()
+        rows = int(np.searchsorted(keys, ranks << RANK_BITS))
+        keys, sums = keys[:rows], sums[:rows]
         self._kinds, self._number = list(saved.kinds), {kind: number for number, kind in enumerate(saved.kinds)}
         self._keys, self._sums = keys.astype(np.int64), sums.astype(np.int64)
         self._sums[:, KEPT_BETWEEN_COLLECTORS:] = 0

@@ -309,7 +309,8 @@ class JobState:
             attempt.put(rank)
             job._rank_of_boot[rank.identity.boot_id] = rank.identity.rank
         if collectives is not None:
-            attempt.collectives.restore(collectives)
+            ranks = max([run.world_size, *(number + 1 for number in attempt.ranks)])
+            attempt.collectives.restore(collectives, ranks)
         job._attempts, job._former_boots = run.attempt, frozenset(story.former_boots)
         job._verdicts.restore(run.findings_opened, story.findings, run.lost)
         job._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)

@@ -29,7 +29,7 @@ CHECKED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Up to this size a file is checked as a whole when it is opened: some 0.2 s. Of a larger one, grown by the history of
 steps, only SMALL_TABLES are.
 """
-SMALL_TABLES: Final = ("incidents", "runs", "lives")
+SMALL_TABLES: Final = ("incidents", "runs", "lives", "collectives")
 """Those without which a collector could not go on where it stood."""
 
 

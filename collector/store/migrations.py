@@ -66,8 +66,12 @@ RUNS_AND_HISTORY: Final[Migration] = (
 )
 
 COLLECTIVES: Final[Migration] = (
-    # The counts of all ranks of the present attempt, in columns (state/collective_counts.py).
-    "ALTER TABLE runs ADD COLUMN collectives BLOB",
+    # The counts of all ranks of a run's present attempt, in columns (state/collective_counts.py). Not in its own row,
+    # which is written each second.
+    """CREATE TABLE collectives (
+        run_id INTEGER PRIMARY KEY,
+        body BLOB NOT NULL
+    )""",
 )
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (INCIDENTS, RUNS_AND_HISTORY, COLLECTIVES)

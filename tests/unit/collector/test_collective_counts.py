@@ -152,7 +152,7 @@ def test_counts_that_were_saved_are_gone_on_with() -> None:
     sized, unmatched = kind_of(), kind_of("barrier", **UNMATCHED, size_bytes=None)
     before = counts_of([sized, unmatched], [sized._replace(rank=9, group="tp")])
     counts = CollectiveCounts()
-    counts.restore(unpack_counts(before.draft().pack()))
+    counts.restore(unpack_counts(before.draft().pack()), ranks=10)
     for rank in (RANK, 9):
         assert counts.picture({}).of(rank) == before.picture({}).of(rank)
     counts.add(columns_of([unmatched, sized]))
@@ -164,7 +164,7 @@ def test_counts_that_were_saved_are_gone_on_with() -> None:
 
 def test_the_bandwidth_is_that_of_a_step_and_not_gone_on_with() -> None:
     counts = CollectiveCounts()
-    counts.restore(unpack_counts(counts_of([kind_of()]).draft().pack()))
+    counts.restore(unpack_counts(counts_of([kind_of()]).draft().pack()), ranks=RANK + 1)
     assert counts.picture({GROUP: 4}).of(RANK)[0].bus_bandwidth_bytes_per_s is None
 
 
@@ -178,9 +178,23 @@ def test_a_draft_is_of_its_moment_and_tells_whether_there_is_more() -> None:
     assert draft.pack() == packed
 
 
+def test_a_step_without_collectives_leaves_nothing_more_to_keep() -> None:
+    counts = counts_of([kind_of()])
+    draft = counts.draft()
+    counts.add(columns_of([]))
+    assert counts.draft().sums is draft.sums
+
+
+def test_ranks_that_the_run_does_not_have_are_not_gone_on_with() -> None:
+    counts = CollectiveCounts()
+    packed = counts_of([kind_of(), kind_of()._replace(rank=2**30)]).draft().pack()
+    counts.restore(unpack_counts(packed), ranks=RANK + 1)
+    assert (len(counts.draft().keys), counts.picture({}).of(RANK)[0].count) == (1, 2)
+
+
 def test_counts_of_no_rank_are_gone_on_with_too() -> None:
     counts = CollectiveCounts()
-    counts.restore(unpack_counts(CollectiveCounts().draft().pack()))
+    counts.restore(unpack_counts(CollectiveCounts().draft().pack()), ranks=1)
     counts.add(columns_of([kind_of()]))
     assert counts.picture({}).of(RANK)[0].count == 2
 
@@ -192,6 +206,10 @@ def test_counts_of_no_rank_are_gone_on_with_too() -> None:
         {"sums": b"\0" * 8},
         {"kinds": ()},
         {"keys": (-1).to_bytes(8, "little", signed=True)},
+        {
+            "keys": (5).to_bytes(8, "little") + (-(2**63)).to_bytes(8, "little", signed=True),
+            "sums": b"\0" * 16 * collective_counts.COLUMN_COUNT,
+        },
         {"keys": b"\0" * 16, "sums": b"\0" * 16 * collective_counts.COLUMN_COUNT},
     ],
 )

@@ -113,8 +113,10 @@ def test_collectives_are_there_for_the_next_collector_until_there_are_others(sto
 
 
 def test_collectives_that_cannot_be_read_cost_the_run_nothing_else(store: HistoryStore) -> None:
-    store.write(batch_of("a"))
-    store._connection.execute("UPDATE runs SET collectives = x'00'")
+    batch = batch_of("a")
+    batch.collectives["a"] = counted()
+    store.write(batch)
+    store._connection.execute("UPDATE collectives SET body = x'00'")
     (kept,), rows_unreadable = store.load()
     assert (len(kept.lives), kept.collectives, rows_unreadable) == (2, None, 1)
 
@@ -267,7 +269,9 @@ def test_steps_and_intervals_go_when_they_are_too_old(store: HistoryStore, path:
 
 def test_a_run_goes_with_the_last_of_its_history_unless_it_is_still_known(store: HistoryStore, path: Path) -> None:
     for name in ("over", "known"):
-        store.write(batch_of(name, 1))
+        batch = batch_of(name, 1)
+        batch.collectives[name] = counted()
+        store.write(batch)
     gone = Batch()
     gone.forget("over")
     store.write(gone)
@@ -276,6 +280,7 @@ def test_a_run_goes_with_the_last_of_its_history_unless_it_is_still_known(store:
         steps_in(path, "over")
     assert steps_in(path, "known") == []
     assert store._connection.execute("SELECT count(*) FROM lives").fetchone() == (2,)
+    assert store._connection.execute("SELECT count(*) FROM collectives").fetchone() == (1,)
 
 
 def test_when_the_file_is_too_large_the_oldest_of_all_runs_goes_first(store: HistoryStore, path: Path) -> None:
