@@ -10,6 +10,7 @@ picture that is EXPORT_LAG_S_MAX old is given up for the present one: numbers th
 """
 
 import contextlib
+import heapq
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,9 +39,11 @@ PRUNE_S: Final = 30.0
 EXPORT_LAG_S_MAX: Final = 10.0
 """Shorter than the usual scrape interval of 15 s; 8,192 lives took 0.4 to 0.7 s to write beside their reports."""
 REFRESH_S: Final = 30.0
-"""How old the saved totals of a life become whose counters do not change, before they are saved again."""
+"""How old the saved totals of a life become before they are saved again, where neither its counters have changed nor
+collectives of its run were counted.
+"""
 REFRESHED_MAX: Final = 512
-"""So many of a run at once: /metrics waits for what is written."""
+"""So many of a run at a time, the oldest first: /metrics waits for what is written."""
 END_S_MAX: Final = 10.0
 """How long the last write may take when the collector ends."""
 STORE: Final = "history_store"
@@ -57,8 +60,11 @@ class StoreCounts(NamedTuple):
 
 
 class _Saved(NamedTuple):
+    """What a life was when it was saved, and how many steps of its run had had their collectives counted."""
+
     counters: tuple[object, ...]
     at_wall_s: float
+    steps: int
 
 
 class _Changes(NamedTuple):
@@ -158,22 +164,25 @@ class Recorder:
         if saved is None:
             return None
         story = job.save_story()
-        lives, known = {}, {}
-        refreshed = 0
-        for number, rank in in_pieces(job.lives.items(), job.rest):
-            before, counters = self._lives.get((run, number)), rank.counters
-            if not is_last and before is not None and before.counters == counters:
-                if refreshed >= REFRESHED_MAX or not self._is_old(before, clocks.wall_s):
-                    continue
-                refreshed += 1
-            lives[run, number] = saved.attempt, job.save_life(rank, clocks)
-            known[run, number] = _Saved(counters, clocks.wall_s)
+        lives, known, old = {}, {}, []
+        ranks, collectives = job.lives, job.save_collectives()
+        changed = []
+        for number, rank in in_pieces(ranks.items(), job.rest):
+            before = self._lives.get((run, number))
+            if is_last or before is None or before.counters != rank.counters:
+                changed.append(number)
+            elif before.steps != collectives.steps or self._is_old(before, clocks.wall_s):
+                old.append((before.at_wall_s, number))
+        changed += [number for _, number in heapq.nsmallest(REFRESHED_MAX, old)]
+        for number in in_pieces(changed, job.rest):
+            lives[run, number] = saved.attempt, job.save_life(ranks[number], clocks)
+            known[run, number] = _Saved(ranks[number].counters, clocks.wall_s, collectives.steps)
         interval = None
         ends_now = is_last or saved.is_over
         # Asked first, so that nobody has to outline all ranks for nothing.
         if self._intervals.is_due(run, saved.attempt, clocks.wall_s, is_last=ends_now):
             interval = self._intervals.look(snapshot.outline_run(run), saved.attempt, clocks.wall_s, is_last=ends_now)
-        return _Changes(saved, story, lives, job.save_collectives(), known, steps, interval)
+        return _Changes(saved, story, lives, collectives, known, steps, interval)
 
     def _put(self, changes: _Changes) -> None:
         """Into what waits, whose lock is held."""

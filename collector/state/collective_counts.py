@@ -61,8 +61,11 @@ class SavedCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CountsDraft(NamedTuple):
-    """The counts of one moment, which are never changed. Those with the same `sums` are the same."""
+    """The counts of one moment, which are never changed, after so many steps that had any. Those with the same `sums`
+    are the same.
+    """
 
+    steps: int
     kinds: tuple[Kind, ...]
     keys: Ints
     sums: Ints
@@ -112,6 +115,7 @@ class CollectiveCounts:
         self._kinds: list[Kind] = []
         self._keys: Ints = np.empty(0, dtype=np.int64)
         self._sums: Ints = np.empty((0, COLUMN_COUNT), dtype=np.int64)
+        self._steps = 0
         self._picture: tuple[Ints, int, CountsPicture] | None = None
 
     def add(self, step: KindColumns) -> None:
@@ -120,6 +124,7 @@ class CollectiveCounts:
         rows = np.flatnonzero(number >= 0)
         if not len(rows):
             return
+        self._steps += 1
         keys = (step.rank[rows] << RANK_BITS) | number[rows]
         order = np.argsort(keys, kind="stable")
         keys, rows = keys[order], rows[order]
@@ -132,7 +137,7 @@ class CollectiveCounts:
 
     def draft(self) -> CountsDraft:
         """The counts of this moment, to be kept."""
-        return CountsDraft(tuple(self._kinds), self._keys, self._sums)
+        return CountsDraft(self._steps, tuple(self._kinds), self._keys, self._sums)
 
     def restore(self, saved: SavedCounts, ranks: int) -> None:
         """Go on from what a collector before this one had counted of the first so many ranks; there are no others."""

@@ -122,7 +122,7 @@ def test_nobody_waits_for_the_store_s_lock_while_the_rows_of_many_ranks_are_foun
     with looping(path) as loop:
         story.job.rest = ask_from_another_thread
         loop.recorder.tick([story.job], snapshot, clocks, is_last=True)
-    assert answers == [snapshot] * 2
+    assert answers == [snapshot] * 4, "in two walks: which are to be saved, and their rows"
     assert load(path) == [("story", 2 * PIECE, 1)]
 
 
@@ -176,6 +176,22 @@ def test_lives_whose_totals_are_old_are_written_some_at_a_time(path: Path, monke
             written.append(sorted(rank for _, rank in waiting))
     first = list(range(recorder_module.REFRESHED_MAX))
     assert written == [first, list(range(len(first), ranks)), []]
+
+
+def test_totals_are_written_again_with_the_collectives_that_were_counted_the_oldest_first(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "REFRESHED_MAX", 2)
+    story = Story(3).join().train(20)
+    with looping(path, start=False) as loop:
+        loop.tick(story)
+        waiting = loop.recorder._waiting.lives
+        written = []
+        for _ in range(3):
+            waiting.clear()
+            loop.tick(story.train(20))
+            written.append(sorted(rank for _, rank in waiting))
+    assert written == [[0, 1], [0, 2], [0, 1]]
 
 
 def test_the_collectives_of_all_ranks_are_written_when_there_are_more(path: Path) -> None:
