@@ -100,7 +100,8 @@ class Recorder:
         self._intervals = RankIntervals(config.history_interval_s)
         self._lives: dict[tuple[str, int], _Saved] = {}
         self._stories: dict[str, SavedStory] = {}
-        self._collectives: dict[str, CountsDraft] = {}
+        self._collectives: dict[str, tuple[int, int]] = {}
+        """Of each run the attempt whose collectives were handed over last, and how many steps were counted then."""
         self._changed = threading.Condition()
         self._waiting = Batch()
         self._has_waiting = self._is_ending = False
@@ -190,9 +191,9 @@ class Recorder:
         waiting.put_run(changes.saved)
         if self._stories.get(run) != changes.story:
             waiting.stories[run] = self._stories[run] = changes.story
-        before = self._collectives.get(run)
-        if before is None or before.sums is not changes.collectives.sums:
-            waiting.collectives[run] = self._collectives[run] = changes.collectives
+        counted = changes.saved.attempt, changes.collectives.steps
+        if self._collectives.get(run) != counted:
+            waiting.collectives[run], self._collectives[run] = changes.collectives, counted
         waiting.lives.update(changes.lives)
         self._lives.update(changes.known)
         for step in changes.steps:

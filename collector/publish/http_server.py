@@ -19,7 +19,6 @@ Errors are JSON: {"error": "what, and what to do"}.
 
 import contextlib
 import logging
-import math
 import socket
 import sys
 import threading
@@ -36,6 +35,7 @@ from rankscope.collector.publish.http_access import CHALLENGE, OPEN, HttpAccess
 from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, EventStream, LiveFeed
 from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.publish.paced_snapshots import PacedSnapshots
+from rankscope.collector.publish.page_cache import AskForPicture, ask_nobody
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.state.snapshot import Snapshot
@@ -83,7 +83,7 @@ class HttpServer:
         store: Path | None = None,
         metric_pages: MetricPages | None = None,
         take_turn: TakeTurn = contextlib.nullcontext,
-        ask_for_picture: Callable[[], float] = lambda: -math.inf,
+        ask_for_picture: AskForPicture = ask_nobody,
     ) -> None:
         problem = find_address_problem(address, listening=True)
         if problem is not None:

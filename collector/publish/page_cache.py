@@ -111,12 +111,19 @@ class _Wanted:
 
 Key = tuple[Page, TextFormat]
 
+AskForPicture = Callable[[], float]
+"""Has a snapshot made soon. Returns from which moment of the wall clock on one is new enough."""
+
+
+def ask_nobody() -> float:
+    """For who has no better snapshot: any is new enough."""
+    return -math.inf
+
 
 class PageCache:
     """Gives pages, from any thread, and prepares them in one of its own, which begins with the first large page.
 
     `read_snapshot` gives the latest snapshot; `now_s` and `sleep` are the clock. `take_turn`: with whom it takes turns.
-    `ask_for_picture` has a snapshot made soon; it returns from which moment of the wall clock on one is new enough.
     """
 
     def __init__(
@@ -129,7 +136,7 @@ class PageCache:
         pages_max: int = PAGES_MAX,
         late_wait_s: float = LATE_WAIT_S,
         take_turn: TakeTurn = contextlib.nullcontext,
-        ask_for_picture: Callable[[], float] = lambda: -math.inf,
+        ask_for_picture: AskForPicture = ask_nobody,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._pages = pages

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import math
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -14,7 +13,7 @@ from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
 from rankscope.collector.publish.negotiation import accepts_gzip, choose_format
-from rankscope.collector.publish.page_cache import PageCache, decompress
+from rankscope.collector.publish.page_cache import AskForPicture, PageCache, ask_nobody, decompress
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.turns import TakeTurn
 from rankscope.measure.errors import UnavailableError
@@ -92,7 +91,7 @@ class Routes:
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
         metric_pages: MetricPages | None = None,
         take_turn: TakeTurn = contextlib.nullcontext,
-        ask_for_picture: Callable[[], float] = lambda: -math.inf,
+        ask_for_picture: AskForPicture = ask_nobody,
     ) -> None:
         self._answer_first = answer_first
         self._read_snapshot = read_snapshot

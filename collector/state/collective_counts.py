@@ -61,9 +61,7 @@ class SavedCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CountsDraft(NamedTuple):
-    """The counts of one moment, which are never changed, after so many steps that had any. Those with the same `sums`
-    are the same.
-    """
+    """The counts of one moment, which are never changed, after so many steps that had any."""
 
     steps: int
     kinds: tuple[Kind, ...]
