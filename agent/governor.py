@@ -17,9 +17,12 @@ What gives way, in this order
 3. Light windows are dropped when base takes all of it.
 4. Reports come less often, 5. the GPU, 6. the process is sampled less often, each when base is above the budget still.
 
-Steps and their phases stay, every one of them, and rarer reports: they are the floor. A part is dropped at most once in
-DROP_PAUSE_NS; it comes back when base is BACK_MARGIN of the budget below where it was dropped, after BACK_PAUSE_NS, and
-twice that each time it had to be dropped again.
+Steps and their phases stay, every one of them, and rarer reports: they are the floor. What base takes is asked of the
+time since the start and of the last RECENT_NS, without the head start, which is for windows: with it steps of 10 ms
+would be above the budget for minutes before anything gave way. Something is dropped at most once in DROP_PAUSE_NS, one
+part, or the windows and the part after them at once: they are not in base, so nothing would be learnt by waiting. Each
+comes back alone, when base has fallen as far below that as DROP_ORDER says, after BACK_PAUSE_NS, and twice that each
+time it had to be dropped again.
 """
 
 from collections import deque
@@ -44,16 +47,28 @@ RECENT_EVERY_NS = 5 * NS_PER_S
 FULL_WINDOWS_UP_TO = 15 / 16
 """Less than a sixteenth of the budget would give a full window of 30 ms (two steps of 3,000 operators) every 4 minutes
 at half the share."""
+
+
+class Dropping(NamedTuple):
+    """A part that can be dropped: it is when base takes more than `above` of the budget, and comes back when base takes
+    less than `back_below`.
+    """
+
+    part: str
+    above: float
+    back_below: float
+
+
 DROP_ORDER = (
-    (FULL_WINDOWS, FULL_WINDOWS_UP_TO),
-    (LIGHT_WINDOWS, 1.0),
-    (FREQUENT_REPORTS, 1.0),
-    (GPU_SAMPLES, 1.0),
-    (HOST_SAMPLES, 1.0),
+    Dropping(FULL_WINDOWS, FULL_WINDOWS_UP_TO, FULL_WINDOWS_UP_TO - 1 / 8),
+    Dropping(LIGHT_WINDOWS, 1.0, 7 / 8),
+    Dropping(FREQUENT_REPORTS, 1.0, 3 / 4),
+    Dropping(GPU_SAMPLES, 1.0, 3 / 4),
+    Dropping(HOST_SAMPLES, 1.0, 3 / 4),
 )
-"""Each part that can be dropped, and the share of the budget that base takes when it is."""
+"""Windows are not in base, so to have them back does not raise it. A report a second is up to a quarter of the default
+budget more than one in four seconds: with a margin of less it would come back only to be dropped again."""
 DROP_PAUSE_NS = 30 * NS_PER_S
-BACK_MARGIN = 1 / 8
 BACK_PAUSE_NS = 120 * NS_PER_S
 BACK_PAUSE_NS_MAX = 3600 * NS_PER_S
 
@@ -94,7 +109,7 @@ class Governor:
     @property
     def dropped(self) -> frozenset[str]:
         """The parts that are dropped now: the first ones of DROP_ORDER."""
-        return frozenset(part for part, _ in DROP_ORDER[: self._level])
+        return frozenset(dropping.part for dropping in DROP_ORDER[: self._level])
 
     def decide(self, spent_ns: Mapping[str, int], elapsed_ns: int) -> Allowance:
         """What is allowed from now on. `spent_ns` is each part's own time since the start, `elapsed_ns` the wall
@@ -102,28 +117,25 @@ class Governor:
         """
         all_ns = sum(spent_ns.values())
         now = _Account(elapsed_ns, all_ns - sum(spent_ns.get(part, 0) for part in WINDOWS), all_ns)
-        recent = self._history[0]
-        use = max(self._base_use(now, _Account(0, 0, 0)), self._base_use(now, recent))
-        self._change(now, use)
+        horizons = (_Account(0, 0, 0), self._history[0])
+        self._change(now, horizons)
         self._write_down(now)
-        purse_ns = min(self._left_ns(now, _Account(0, 0, 0)), self._left_ns(now, recent))
+        purse_ns = min(self._left_ns(now, since) for since in horizons)
+        use = max(self._base_use(now, since, head_start_ns=HEAD_START_NS) for since in horizons)
         windows_ratio = self._ratio_max * max(0.0, 1 - use)
         return Allowance(windows_ratio, purse_ns, elapsed_ns, self.dropped)
 
-    def _budget_ns(self, now: _Account, since: _Account) -> float:
-        return self._ratio_max * (now.elapsed_ns - since.elapsed_ns + HEAD_START_NS)
-
-    def _base_use(self, now: _Account, since: _Account) -> float:
+    def _base_use(self, now: _Account, since: _Account, head_start_ns: int = 0) -> float:
         """The share of the budget that base has taken since."""
-        return (now.base_ns - since.base_ns) / self._budget_ns(now, since)
+        budget_ns = self._ratio_max * max(1, now.elapsed_ns - since.elapsed_ns + head_start_ns)
+        return (now.base_ns - since.base_ns) / budget_ns
 
     def _present_use(self, now: _Account) -> float:
-        """As `_base_use` without a head start, over the last DROP_PAUSE_NS or since the last change: what was dropped
-        last may have been enough already, which the long horizons see late.
+        """As `_base_use`, over the last DROP_PAUSE_NS or since the last change: what was dropped last may have been
+        enough already, which the long horizons see late.
         """
         old = [entry for entry in self._history if now.elapsed_ns - entry.elapsed_ns >= DROP_PAUSE_NS]
-        since = max((self._changed, *old[-1:]), key=lambda entry: entry.elapsed_ns)
-        return (now.base_ns - since.base_ns) / (self._ratio_max * max(1, now.elapsed_ns - since.elapsed_ns))
+        return self._base_use(now, max((self._changed, *old[-1:]), key=lambda entry: entry.elapsed_ns))
 
     def _write_down(self, now: _Account) -> None:
         if now.elapsed_ns - self._history[-1].elapsed_ns >= RECENT_EVERY_NS:
@@ -132,28 +144,38 @@ class Governor:
             self._history.popleft()
 
     def _left_ns(self, now: _Account, since: _Account) -> int:
-        return int(self._budget_ns(now, since)) - (now.all_ns - since.all_ns)
+        budget_ns = self._ratio_max * (now.elapsed_ns - since.elapsed_ns + HEAD_START_NS)
+        return int(budget_ns) - (now.all_ns - since.all_ns)
 
-    def _change(self, now: _Account, use: float) -> None:
+    def _change(self, now: _Account, horizons: tuple[_Account, ...]) -> None:
         pause_ns = now.elapsed_ns - self._changed.elapsed_ns
-        if self._level < len(DROP_ORDER) and pause_ns >= DROP_PAUSE_NS:
-            limit = DROP_ORDER[self._level][1]
-            if use > limit and self._present_use(now) > limit:
-                self._drop(now)
-                return
-        if self._level and pause_ns >= self._back_pause_ns and use < DROP_ORDER[self._level - 1][1] - BACK_MARGIN:
-            self._level -= 1
+        if pause_ns < DROP_PAUSE_NS:
+            return
+        use = max(self._base_use(now, since) for since in horizons)
+        level = self._level_for(min(use, self._present_use(now)))
+        if level > self._level:
+            self._note_relapse(now)
+            self._set_level(level, now)
+        elif self._level and pause_ns >= self._back_pause_ns and use < DROP_ORDER[self._level - 1].back_below:
             self._came_back_ns = now.elapsed_ns
-            self._note_change(now)
+            self._set_level(self._level - 1, now)
 
-    def _drop(self, now: _Account) -> None:
+    def _level_for(self, use: float) -> int:
+        """How many parts to do without while base takes that share of the budget."""
+        level = self._level
+        while level < len(DROP_ORDER) and use > DROP_ORDER[level].above:
+            level += 1
+            if DROP_ORDER[level - 1].part not in WINDOWS:
+                break
+        return level
+
+    def _note_relapse(self, now: _Account) -> None:
         if self._came_back_ns is not None:
             relapsed = now.elapsed_ns - self._came_back_ns < 2 * self._back_pause_ns
             self._back_pause_ns = min(2 * self._back_pause_ns, BACK_PAUSE_NS_MAX) if relapsed else BACK_PAUSE_NS
             self._came_back_ns = None
-        self._level += 1
-        self._note_change(now)
 
-    def _note_change(self, now: _Account) -> None:
+    def _set_level(self, level: int, now: _Account) -> None:
+        self.changes += abs(level - self._level)
+        self._level = level
         self._changed = now
-        self.changes += 1

@@ -102,7 +102,7 @@ class OwnCost:
         dropped = allowance.dropped | self._plan.dropped
         return AgentCost(
             part_ns={**spent_ns, WINDOW_CHILDREN: self._children.child_cpu_ns},
-            dropped={part: part in dropped for part, _ in DROP_ORDER},
+            dropped={part: part in dropped for part, *_ in DROP_ORDER},
             full_stretch_ratio=self._plan.full_stretch_ratio,
             light_stretch_ratio=self._plan.light_stretch_ratio,
             changes=self._governor.changes,

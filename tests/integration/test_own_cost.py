@@ -43,7 +43,7 @@ def test_every_part_that_works_tells_its_time_which_only_grows() -> None:
             assert told_ns[-1] > 0, part
             assert told_ns == sorted(told_ns), part
         last = life.reports[-1]
-        assert last.cost.dropped == dict.fromkeys((part for part, _ in DROP_ORDER), False)
+        assert last.cost.dropped == dict.fromkeys((part for part, *_ in DROP_ORDER), False)
         assert last.overhead_ratio is not None
         assert last.overhead_ratio > 0
 

@@ -221,9 +221,12 @@ def test_parts_do_not_flap_whatever_the_rest_costs(stretches: list[tuple[float, 
         for _ in range(reports):
             elapsed_ns += 10 * NS_PER_S
             base_ns += round(10 * NS_PER_S * BUDGET * times)
-            before = governor.changes
+            before = governor.changes, governor.dropped
             governor.decide({STEP_HOOKS: base_ns}, elapsed_ns)
-            changed_at_ns += [elapsed_ns] * (governor.changes - before)
+            assert governor.changes - before[0] == len(governor.dropped ^ before[1]), (
+                "each part that changes is counted"
+            )
+            changed_at_ns += [elapsed_ns] * (governor.dropped != before[1])
     returns_max = elapsed_ns // BACK_PAUSE_NS
     assert governor.changes <= 2 * returns_max + len(DROP_ORDER)
     assert all(b - a >= DROP_PAUSE_NS for a, b in itertools.pairwise(changed_at_ns))
