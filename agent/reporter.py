@@ -29,7 +29,6 @@ from rankscope.agent.report.reduced_window import NOTHING, ReducedWindow
 from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill import Spill
 from rankscope.agent.report.timed_collectives import TimedCollectives
-from rankscope.agent.sample.amd import AmdSampler
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.sample.nvml import NvmlSampler
@@ -48,6 +47,7 @@ from rankscope.uplink.resend_buffer import ResendBuffer
 
 if TYPE_CHECKING:
     from rankscope.agent.report.window_reduction import WindowReduction
+    from rankscope.agent.sample.amd import AmdSampler
 
 PART = "agent_thread"
 GROUPS = "groups"
@@ -160,9 +160,13 @@ class Reporter:
         """The CPU time of the processes that break windows down. For the agent thread."""
         return 0 if self._reduction is None else self._reduction.child_cpu_ns
 
-    def _make_devices(self) -> NvmlSampler | AmdSampler:
+    def _make_devices(self) -> "NvmlSampler | AmdSampler":
         device = self._probes.device
-        return AmdSampler(self._clock, device.seen) if is_built_for_amd() else NvmlSampler(self._clock, device.uuid)
+        if not is_built_for_amd():
+            return NvmlSampler(self._clock, device.uuid)
+        from rankscope.agent.sample.amd import AmdSampler  # noqa: PLC0415 - few need it, and each start would pay it
+
+        return AmdSampler(self._clock, device.seen)
 
     def _make_spill(self, make_hello: Callable[[int], Hello]) -> Spill:
         config, boot_id = self._config, self._identity.boot_id

@@ -19,10 +19,10 @@ import threading
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import AgentConfig, read_launch_config
-from rankscope.agent.embedded import EmbeddedCollector, Rendezvous
 from rankscope.agent.exit_gate import ExitGate
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
@@ -51,6 +51,9 @@ from rankscope.measure.errors import RankscopeError
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import s_to_ns
+
+if TYPE_CHECKING:
+    from rankscope.agent.embedded import EmbeddedCollector
 
 DEVICE = "device"
 DEVICE_TIMES_SHARE = 0.2
@@ -312,6 +315,9 @@ class Session:
             self._guard.record("connect", error)
 
     def _find_embedded(self) -> CollectorAddress | None:
+        # Only where no collector is configured, and on this thread: not a part of the start.
+        from rankscope.agent.embedded import EmbeddedCollector, Rendezvous  # noqa: PLC0415
+
         rendezvous = Rendezvous(self.identity, self._environment, self._stopping, self._gate)
         if self.identity.rank != 0:
             return rendezvous.find() if rendezvous.is_possible else None

@@ -6,6 +6,7 @@ an all-gather or a reduce-scatter too, and RCCL has one kernel for everything.
 """
 
 import re
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -58,16 +59,13 @@ COMMUNICATION_KERNELS = (
     ),
     KernelFamily("oneCCL", r"oneccl", "oneccl_allreduce_small_kernel"),
 )
-_COMMUNICATION = re.compile("|".join(family.pattern for family in COMMUNICATION_KERNELS), re.IGNORECASE)
 
 _OPERATIONS = (
     ("barrier", "barrier"), ("allreduce", "all_reduce"), ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"), ("alltoall", "all_to_all"), ("broadcast", "broadcast"), ("reduce", "reduce"),
     ("gather", "gather"), ("scatter", "scatter"), ("sendrecv", "send_recv"), ("send", "send"), ("recv", "recv"),
 )  # fmt: skip
-_IN_KERNEL_NAME = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|barrier", re.IGNORECASE
-)
+_IN_KERNEL_NAME = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|send_?recv|reduce|barrier"
 
 _ITEM_BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "longint": 8, "long": 8, "short": 2, "char": 1,
@@ -84,7 +82,13 @@ def is_communication_kernel(name: str) -> bool:
     >>> is_communication_kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)"), is_communication_kernel("gemm")
     (True, False)
     """
-    return _COMMUNICATION.search(name) is not None
+    return _communication_kernels().search(name) is not None
+
+
+@cache
+def _communication_kernels() -> re.Pattern[str]:
+    """Compiled when a trace is read: at the import it would be time of each training process's start."""
+    return re.compile("|".join(family.pattern for family in COMMUNICATION_KERNELS), re.IGNORECASE)
 
 
 def is_backend_range(name: str) -> bool:
@@ -111,7 +115,7 @@ def find_operation_of_kernel(name: str) -> str | None:
     >>> find_operation_of_kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"), find_operation_of_kernel("rcclKernel")
     ('reduce_scatter', None)
     """
-    found = _IN_KERNEL_NAME.search(name)
+    found = re.search(_IN_KERNEL_NAME, name, re.IGNORECASE)
     return None if found is None else find_operation(found.group())
 
 

@@ -39,15 +39,16 @@ IPC_PATH_BYTES_MAX = 107
 EXACT_FLOAT_MAX = 2**53
 """Beyond, a whole number as a float may be another number."""
 
-_HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(%\w+)?\]")
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_HOST = r"[\w.-]+|\[[0-9A-Fa-f:.]+(%\w+)?\]"
+"""As texts: to compile them is time of each training process's start, and many have no address to check."""
+_PORT = r"[1-9][0-9]{0,4}"
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 # Kubernetes puts these into every container beside a service named rankscope-..., whatever the container runs.
-_SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-_SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://.+:\d+")
+_SERVICE_LINK = r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+_SERVICE_LINK_URL = r"(tcp|udp|sctp)://.+:\d+"
 
 
 class Setting(NamedTuple):
@@ -195,12 +196,12 @@ def find_address_problem(address: str, *, scheme: str = "", listening: bool = Fa
     'it must be tcp://HOST:PORT, for example tcp://10.0.0.1:18490'
     """
     host, _, port = address.removeprefix(scheme).rpartition(":")
-    plain = _HOST.fullmatch(host) is not None or (listening and host == "*")
+    plain = re.fullmatch(_HOST, host) is not None or (listening and host == "*")
     if not address.startswith(scheme) or not plain:
         return f"it must be {scheme}HOST:PORT, for example {scheme}10.0.0.1:18490"
     if listening and port in {"0", "*"}:
         return None
-    if _PORT.fullmatch(port) is None or int(port) > PORT_MAX:
+    if re.fullmatch(_PORT, port) is None or int(port) > PORT_MAX:
         return f"its port must be a number from 1 to {PORT_MAX}" + (", or 0 for any free one" if listening else "")
     return None
 
@@ -270,9 +271,9 @@ def _find_variables(config_class: type[Settings], environment: Mapping[str, str]
 def _is_foreign(name: str, text: str, allowed: tuple[str, ...]) -> bool:
     if any(name.startswith(known[:-1]) if known.endswith("*") else name == known for known in allowed):
         return True
-    if _SERVICE_LINK.fullmatch(name) is not None:
+    if re.fullmatch(_SERVICE_LINK, name) is not None:
         return True
-    return name.endswith("_PORT") and _SERVICE_LINK_URL.fullmatch(text) is not None
+    return name.endswith("_PORT") and re.fullmatch(_SERVICE_LINK_URL, text) is not None
 
 
 def _suggest(wrong_key: str, names: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from rankscope.agent.probe.batches import UNTOLD, BatchSize, Told, add_sizes
 from rankscope.measure.records import PHASES
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class OpenStep:
     """A step that is still running."""
 
@@ -34,7 +34,7 @@ class OpenStep:
         self.said = add_sizes(self.said, later.said)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False, eq=False)
 class HeldStep:
     """A step that may have ended: the next optimizer step tells."""
 
