@@ -145,7 +145,7 @@ class AgentConfig(Settings):
     collective_window_s: float = setting(
         2.0,
         Setting(
-            "Shortest time between two reductions of collective windows.",
+            "About how long a collective window lasts. One that sees much in each step lasts fewer steps.",
             unit="seconds",
             smallest=0.1,
             largest=600,

@@ -354,7 +354,7 @@ class Reporter:
         finally:
             if reduction.windows_too_large > too_large_before:
                 self._probes.plan.learn_too_large(full=window.full)
-            self._learn_cost(window, time.thread_time_ns() - begin_ns)
+            self._learn_cost(window, time.thread_time_ns() - begin_ns, reduction.light_events_a_step)
 
     def _collect(self, answers: Callable[[], list[ReducedWindow]]) -> list[ReducedWindow]:
         try:
@@ -363,7 +363,7 @@ class Reporter:
             self._guard.record(WINDOWS, error)
             return []
 
-    def _learn_cost(self, window: RawWindow, reduction_ns: int) -> None:
+    def _learn_cost(self, window: RawWindow, reduction_ns: int, light_events_a_step: float | None) -> None:
         self._cost.note_reduction(reduction_ns, full=window.full)
         if not self._step_times_ns:
             return
@@ -372,7 +372,7 @@ class Reporter:
         if window.full:
             self._probes.plan.learn(step_ns, full_cost_ns=cost_ns)
         else:
-            self._probes.plan.learn(step_ns, light_cost_ns=cost_ns)
+            self._probes.plan.learn(step_ns, light_cost_ns=cost_ns, light_events_a_step=light_events_a_step)
 
     def _learn(self, steps: list[StepRecord]) -> None:
         """The step time of the last steps, those of the warm-up left out, sets how far apart windows are."""

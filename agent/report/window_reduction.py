@@ -56,6 +56,8 @@ class WindowReduction:
         self._known_groups: dict[str, GroupInfo] = {}
         self._of_host: dict[int, list[CollectiveRecord] | None] = {}
         self._skipped: dict[str, int] = {}
+        self.light_events_a_step: float | None = None
+        """What the last light window has recorded, whatever it was of; None before the first."""
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -77,6 +79,8 @@ class WindowReduction:
         if not window.steps:
             return NOTHING
         found = window.result.trace_activities()
+        if not window.full:
+            self.light_events_a_step = len(found) / len(window.steps)
         if len(found) > self._events_max:
             self._count(TOO_LARGE)
             return NOTHING

@@ -133,6 +133,36 @@ def test_costly_light_windows_keep_their_length_and_leave_gaps() -> None:
     assert [step for step in range(1100) if plan.is_light(step)] == [*range(4, 260), *range(1028, 1100)]
 
 
+@pytest.mark.parametrize(
+    ("events_a_step", "steps"), [(0, 32), (7, 32), (16, 32), (16.1, 16), (75, 4), (512, 1), (9999, 1)]
+)
+def test_a_light_window_that_sees_much_lasts_fewer_steps_and_leaves_no_gap(events_a_step: float, steps: int) -> None:
+    plan = plan_at(step_ms=100)
+    plan.learn(100 * NS_PER_MS, light_cost_ns=NS_PER_MS // 10, light_events_a_step=events_a_step)
+    for _ in range(20):
+        plan.learn(100 * NS_PER_MS, light_cost_ns=NS_PER_MS // 10)
+    assert (plan.light_window_steps, plan.light_interval_steps) == (steps, steps)
+    assert light_steps(plan, range(WARMUP_STEPS + 97)) == list(range(0, 97, steps))
+    assert all(plan.is_light(step) for step in range(WARMUP_STEPS, 200))
+
+
+def test_short_light_windows_come_as_often_as_they_are_paid_for() -> None:
+    plan = plan_with()
+    plan.allow(PLENTY)
+    plan.learn(100 * NS_PER_MS, light_cost_ns=3 * NS_PER_MS, light_events_a_step=75)
+    # 3 ms are 0.25 % of 1.2 s, which are 12 steps.
+    assert (plan.light_window_steps, plan.light_interval_steps) == (4, 16)
+    assert plan.light_stretch_ratio == 4
+
+
+def test_light_windows_are_as_long_as_before_when_less_is_seen_again() -> None:
+    plan = plan_at(step_ms=100)
+    plan.learn(100 * NS_PER_MS, light_cost_ns=NS_PER_MS // 10, light_events_a_step=75)
+    for _ in range(20):
+        plan.learn(100 * NS_PER_MS, light_cost_ns=NS_PER_MS // 10, light_events_a_step=7)
+    assert (plan.light_window_steps, plan.light_interval_steps) == (32, 32)
+
+
 def test_cheap_windows_are_as_often_as_they_may_be() -> None:
     plan = plan_at(step_ms=100)
     plan.learn(100 * NS_PER_MS, full_cost_ns=NS_PER_MS, light_cost_ns=NS_PER_MS)  # 0.25 % of 0.4 s

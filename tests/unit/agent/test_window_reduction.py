@@ -317,6 +317,16 @@ def test_full_windows_tell_no_sizes() -> None:
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
+def test_how_much_a_light_window_sees_in_a_step_is_told_of_all_that_it_has_recorded() -> None:
+    reducing = reduction(only_world())
+    assert reducing.light_events_a_step is None
+    seen = [gloo("all_reduce", 5_100), operator("FSDP::pre_forward", 5_200, 10), operator("FSDP::wait", 6_100, 10)]
+    reducing.reduce(window(seen, {0: (1, 1)}, steps=2))
+    assert reducing.light_events_a_step == 3 / 2
+    reducing.reduce(window([*seen, *seen], {0: (2, 3)}, full=True))
+    assert reducing.light_events_a_step == 3 / 2, "of a full one it says nothing"
+
+
 def test_a_window_of_too_many_events_is_skipped_and_counted() -> None:
     reducing = reduction(only_world())
     many = [gloo("all_reduce", 5_100)] * (EVENTS_MAX + 1)
