@@ -157,7 +157,7 @@ class Service:
             while not self._stopping.is_set():
                 wait_ns = next_tick_ns - self._clock.monotonic_ns()
                 for batch in self._exchange.take(min(ns_to_s(wait_ns), WAIT_S_MAX)):
-                    with self._exchange.turn():
+                    with self._turns:
                         self._take(batch)
                 if self._clock.monotonic_ns() >= next_tick_ns:
                     self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
@@ -385,6 +385,7 @@ class Service:
             steps={name: job.step_picture for name, job in self._jobs.items() if job.step_picture is not None},
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,
+                read_pause_s=ns_to_s(self._reception.pauses.longest_ns),
                 frames_refused=dict(self._receiver.refused),
                 peers_refused={
                     **self._receiver.connections_refused,

@@ -21,6 +21,11 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         "Frames that have come in, refused ones included.", "count", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
+        "rankscope_read_pause_max_seconds", "gauge", "seconds", (),
+        "The longest time in which the collector read nothing while messages may have waited.",
+        "largest of the last 30 to 60 s", _COLLECTOR, NOT_NEGATIVE,
+    ),
+    Measure(
         "rankscope_peers_refused_total", "counter", "", ("reason",),
         "Connections and Hellos refused, and messages in the name of somebody else's rank.",
         "count by reason", _COLLECTOR, NOT_NEGATIVE,

@@ -189,6 +189,10 @@ class Receiver:
         self._send_answers()
         return dict(self._poller.poll(timeout_ms))
 
+    def is_among(self, ready: Ready) -> bool:
+        """Whether there are messages among what is ready."""
+        return self._router in ready
+
     def take(self, ready: Ready, batch_max: int) -> Iterator[Received]:
         """The second half of `poll`, also when somebody else has polled: each is read when it is asked for. A relay's
         batch is taken as a whole.

@@ -27,6 +27,7 @@ from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgem
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
 from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange
 from rankscope.collector.ingest.gathering import Gathering
+from rankscope.collector.ingest.read_pauses import ReadPauses
 from rankscope.collector.ingest.receiver import Ready, Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.state.events import (
@@ -87,6 +88,7 @@ class Reception:
         self._refusals = RefusalLog(clock)
         self._acknowledgements = Acknowledgements()
         self._gathering = Gathering(clock.monotonic_ns())
+        self.pauses = ReadPauses(clock.monotonic_ns())
         self._batch = Batch()
         self._batch_ns, self._batch_wall_s = clock.monotonic_ns(), 0.0
         self._admitting = threading.Lock()
@@ -135,7 +137,7 @@ class Reception:
         if self._exchange.is_full:
             time.sleep(FULL_NAP_S)
         else:
-            ready = self._receiver.wait(self._find_wait_ms())
+            ready = self._wait()
         with self._exchange.turn():
             batch = self.admit(self._receiver.take(ready, RECEIVES_PER_TURN_MAX))
             self._answer(self._clock.monotonic_ns())
@@ -144,6 +146,18 @@ class Reception:
         self._refusals.look(self._receiver.connections_refused)
         if nap_ns := self._gathering.find_nap_ns(batch.messages, self._clock.monotonic_ns()):
             time.sleep(ns_to_s(nap_ns))
+
+    def _wait(self) -> Ready:
+        """What there is to do, at once where messages have come since the last turn: then they have waited."""
+        ready = self._receiver.wait(0)
+        has_waited = self._receiver.is_among(ready)
+        if not ready:
+            ready = self._receiver.wait(self._find_wait_ms())
+        now_ns = self._clock.monotonic_ns()
+        if not has_waited:
+            self.pauses.note_idle(now_ns)
+        self.pauses.roll(now_ns)
+        return ready
 
     def _find_wait_ms(self) -> int:
         wake_ns, wait_ns = self._acknowledgements.wake_ns, WAIT_NS_MAX
@@ -184,6 +198,7 @@ class Reception:
         with self._admitting:
             for one in received:
                 batch.messages += 1
+                self.pauses.note_read(self._clock.monotonic_ns())
                 try:
                     self._admit(one)
                 except Exception:

@@ -5,7 +5,7 @@ of a hundred 2 us. So what a report says of its rank is taken at once, and its t
 whoever handles events calls after each batch, and the run itself before it looks at anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from rankscope.collector.detect.waits import KindColumns
 from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.window import StepWindow
+from rankscope.collector.turns import go_on
 from rankscope.measure.table import stack_tables
 
 
@@ -35,18 +36,22 @@ class Intake:
         """One more; reports of one rank come in their order."""
         self._waiting.append(Waiting(rank, report))
 
-    def settle(self) -> list[KindColumns]:
-        """Place everything that waits; what the collectives came to of each step that is complete now."""
+    def settle(self, rest: Callable[[], None] = go_on) -> list[KindColumns]:
+        """Place everything that waits; what the collectives came to of each step that is complete now. `rest` is called
+        between the parts of it.
+        """
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return []
         self._place_steps(waiting)
+        rest()
         told = [one for one in waiting if one.report.collectives.table.row_count]
         for places, block in stack_tables([one.report.collectives.table for one in told]):
             chosen = [told[place] for place in places]
             numbers = [one.rank.identity.rank for one in chosen]
             self._window.add_collectives_of(numbers, [one.report.collectives for one in chosen], block)
-        return self._cover(waiting)
+            rest()
+        return self._cover(waiting, rest)
 
     def _place_steps(self, waiting: Sequence[Waiting]) -> None:
         numbers = np.array([one.rank.identity.rank for one in waiting], dtype=np.int64)
@@ -59,7 +64,7 @@ class Intake:
             if report.steps.row_count:
                 rank.last_step = step
 
-    def _cover(self, waiting: Sequence[Waiting]) -> list[KindColumns]:
+    def _cover(self, waiting: Sequence[Waiting], rest: Callable[[], None]) -> list[KindColumns]:
         """Ranks mostly cover the same steps, those of one window of the profiler."""
         ranks: dict[tuple[int, int], list[int]] = {}
         for one in waiting:
@@ -67,7 +72,7 @@ class Intake:
                 ranks.setdefault(covered, []).append(one.rank.identity.rank)
         kinds: list[KindColumns] = []
         for (first_step, last_step), numbers in ranks.items():
-            kinds += self._window.cover_of(np.unique(numbers), first_step, last_step)
+            kinds += self._window.cover_of(np.unique(numbers), first_step, last_step, rest)
         return kinds
 
 

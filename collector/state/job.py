@@ -224,7 +224,7 @@ class JobState:
         """
         attempt = self._attempt
         if attempt is not None:
-            for step in attempt.intake.settle():
+            for step in attempt.intake.settle(self.rest):
                 attempt.collectives.add(step)
 
     # -- the tick -----------------------------------------------------------------------------------------------------

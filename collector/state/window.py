@@ -6,7 +6,7 @@ that a report completes one's waiting is charged to those who caused it.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.waits import KindColumns, split_waits
 from rankscope.collector.state.sparse_rows import SparseRows
 from rankscope.collector.state.transfer_ring import TransferRing
+from rankscope.collector.turns import go_on
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block, Table, stack_tables
 
@@ -156,8 +157,10 @@ class StepWindow:
         """
         return self.cover_of(np.array([rank]), first_step, last_step)
 
-    def cover_of(self, ranks: Ints, first_step: int, last_step: int) -> list[KindColumns]:
-        """The same of several ranks, each once."""
+    def cover_of(
+        self, ranks: Ints, first_step: int, last_step: int, rest: Callable[[], None] = go_on
+    ) -> list[KindColumns]:
+        """The same of several ranks, each once; `rest` is called between two steps."""
         self._watched = True
         steps = np.arange(max(first_step, self.latest_step - self._kept + 1, 0), min(last_step, self.latest_step) + 1)
         steps = steps[self._steps[steps % self._kept] == steps]
@@ -168,7 +171,11 @@ class StepWindow:
         resolved = steps[(fresh > 0) & (self._covered_count[slots] == self._world_size)].tolist()
         if resolved:
             self._charge(resolved)
-        return [self._resolve(step, step % self._kept) for step in resolved]
+        kinds = []
+        for step in resolved:
+            rest()
+            kinds.append(self._resolve(step, step % self._kept))
+        return kinds
 
     def _charge(self, steps: Sequence[int]) -> None:
         """Find who caused the waiting in one of these steps; it costs more than to find the waiting. Each time it is

@@ -255,8 +255,10 @@ def build_load(count: int, measured: Measured, last: Progress, counts: _RunCount
         found_slow_rank=any(SLOW_RANK in finding.ranks for finding in counts.findings),
         cores=cpu,
         resident_bytes=after.resident_bytes_max,
+        resident_bytes_last=after.resident_bytes,
         visible_s=tuple(age for _, age in looks.ages),
         answered_s=tuple(answer for _, answer in looks.answered),
+        read_pauses_s=tuple(pause for _, pause in looks.read_pauses),
         scrapes=tuple(looks.scrapes),
         makers_behind_s=last.behind_ns / NS_PER_S,
     )

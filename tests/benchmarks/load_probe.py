@@ -25,6 +25,7 @@ SCRAPE_S: Final = 15.0
 ANSWER_S_MAX: Final = 60.0
 HTTP_S_MAX: Final = 120.0
 GZIP_MAGIC: Final = b"\x1f\x8b"
+_READ_PAUSE: Final = re.compile(rb"^rankscope_read_pause_max_seconds (\S+)$", re.MULTILINE)
 _LAST_REPORTS: Final = b"rankscope_rank_last_report_timestamp_seconds"
 _LAST_REPORT: Final = re.compile(rb'^\w+\{(?=[^}]*run="load")[^}]*\} (\S+)', re.MULTILINE)
 
@@ -40,12 +41,14 @@ class Scrape(NamedTuple):
 
 class Looks(NamedTuple):
     """What was seen. `ages`: when a scrape began, and how old then the newest report of a rank was that its page shows;
-    of each rank and scrape one. `answered`: when a Hello was said, and after how long it was answered. In s.
+    of each rank and scrape one. `answered`: when a Hello was said, and after how long it was answered. `read_pauses`:
+    when a scrape began, and how long the collector had read nothing at most in the last 30 to 60 s. In s.
     """
 
     ages: list[tuple[float, float]]
     answered: list[tuple[float, float]]
     scrapes: list[Scrape]
+    read_pauses: list[tuple[float, float]]
 
     def since(self, begin_s: float) -> "Looks":
         """Those that began at that moment of the monotonic clock, or later."""
@@ -53,6 +56,7 @@ class Looks(NamedTuple):
             [age for age in self.ages if age[0] >= begin_s],
             [answer for answer in self.answered if answer[0] >= begin_s],
             [scrape for scrape in self.scrapes if scrape.began_s >= begin_s],
+            [pause for pause in self.read_pauses if pause[0] >= begin_s],
         )
 
 
@@ -64,7 +68,7 @@ class Probe:
         self._endpoint, self._url, self._keys = endpoint, url, keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ends = threading.Event()
-        self._looks = Looks([], [], [])
+        self._looks = Looks([], [], [], [])
         self._failures: list[BaseException] = []
         works = (self._ping, *((self._scrape,) if paths else ()))
         self._threads = [threading.Thread(target=self._contain, args=(work,), daemon=True) for work in works]
@@ -135,6 +139,7 @@ class Probe:
                 self._looks.scrapes.append(Scrape(path, began_s, time.monotonic() - began_s, len(body)))
                 now_wall_s = time.time()
                 page = gunzip(body) if body.startswith(GZIP_MAGIC) else body
+                self._looks.read_pauses.extend((began_s, float(told_s)) for told_s in _READ_PAUSE.findall(page))
                 self._looks.ages.extend((began_s, now_wall_s - told_s) for told_s in find_last_reports(page))
 
 

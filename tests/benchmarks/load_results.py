@@ -13,7 +13,7 @@ CORES_SHOWN_MIN: Final = 0.001
 
 class Load(NamedTuple):
     """A job of so many ranks. `made` to `gaps` are of the whole run, the rest of its measured seconds. `cores` is CPU
-    time over time, by thread of the collector.
+    time over time, by thread of the collector; `resident_bytes` the most since it started, `..._last` that of the end.
     """
 
     ranks: int
@@ -27,8 +27,10 @@ class Load(NamedTuple):
     found_slow_rank: bool
     cores: Mapping[str, float]
     resident_bytes: int
+    resident_bytes_last: int
     visible_s: tuple[float, ...]
     answered_s: tuple[float, ...]
+    read_pauses_s: tuple[float, ...]
     scrapes: tuple[Scrape, ...]
     makers_behind_s: float
 
@@ -85,8 +87,10 @@ _EXPLANATION = """Every rank has an encrypted connection of its own and makes a 
 store, looks for slow ranks, and is scraped every 15 s. `cores` is CPU time of the whole collector process over time,
 `us a report` the same over the reports. `visible` is how old the newest report of a rank is that a page shows when the
 scrape is answered, of each rank and scrape: a report is up to 1 s old when the next one is made. `answered` is from a
-Hello to its Welcome, asked 40 times a second: its longest is the longest gap in receiving. Ranks and collector share
-the machine, so times are upper bounds; CPU time and memory are the kernel's account of the collector. `lost` are
+Hello to its Welcome, asked 40 times a second, and so how long what comes may lie unread, behind all that came before
+it. `reads nothing` is the longest time in which the collector read no message at all though some waited, by its own
+count (`rankscope_read_pause_max_seconds`). Ranks and collector share the machine, so times are upper bounds; CPU time
+and memory (at most, and at the end) are the kernel's account of the collector. `lost` are
 reports that were made and are not in the state of the run at its end. `found`: rank 5, which is 1.3 times as slow as
 the others; that takes two windows of the profiler, 40 s. `makers late` is time in which a process of ranks made no
 reports because the machine did not let it."""
@@ -98,7 +102,7 @@ collector's until then."""
 
 _LOAD_COLUMNS = (
     "ranks", "reports/s", "lost", "sent twice", "cores", "us a report", "memory", "KiB a rank", "visible p50 / p99",
-    "answered p99 / longest", "longest scrapes", "found", "makers late",
+    "answered p99 / longest", "reads nothing for at most", "longest scrapes", "found", "makers late",
 )  # fmt: skip
 _STORM_COLUMNS = (
     "ranks", "settled after", "CPU", "killed, listens again after", "settled again after", "CPU", "memory at most",
@@ -121,10 +125,11 @@ def _load_row(load: Load) -> list[str]:
         str(load.duplicates),
         f"{cores:.3f}",
         f"{cores / load.reports_per_s * 1e6:.1f}",
-        f"{memory / MIB:,.0f} MiB",
+        f"{memory / MIB:,.0f}, {load.resident_bytes_last / MIB:,.0f} MiB",
         f"{memory / 1024 / load.ranks:.1f}",
         f"{visible[0]:.2f} / {visible[1]:.2f} s",
         f"{answered[0]:.0f} / {answered[1]:.0f} ms",
+        f"{1e3 * max(load.read_pauses_s, default=math.nan):.0f} ms",
         _describe_scrapes(load.scrapes),
         "yes" if load.found_slow_rank else "no",
         f"{load.makers_behind_s:.2f} s",

@@ -275,6 +275,13 @@ def _collectors() -> list[Placed]:
             width=THIRD,
         ),
         lines(
+            "Not reading",
+            "The longest that a collector read nothing while messages may have waited, in the last 30 to 60 s.",
+            SECONDS,
+            Query("max(rankscope_read_pause_max_seconds)", "longest"),
+            width=THIRD,
+        ),
+        lines(
             "Refused",
             "Frames that were none, peers that may not report, and requests turned away, by reason.",
             PER_S,

@@ -44,6 +44,9 @@ class Wire:
         assert timeout_ms >= 0
         return {"socket": 1} if self.waiting else {}
 
+    def is_among(self, ready: dict[object, int]) -> bool:
+        return "socket" in ready
+
     def take(self, ready: dict[object, int], batch_max: int) -> list[Received]:
         count = batch_max if ready else 0
         found, self.waiting = self.waiting[:count], self.waiting[count:]
@@ -181,3 +184,25 @@ def test_a_mistake_of_ours_about_one_message_costs_that_one_only(world: World) -
     (batch,) = world.come(broken, hello(0))
     assert [type(event) for _, event in batch.events] == [RankJoined]
     assert world.mistakes == ["reception"]
+
+
+def test_messages_that_lay_there_before_the_turn_have_waited_since_the_last_one(world: World) -> None:
+    world.come(hello(0))
+    world.clock.now_ns += NS_PER_S
+    world.come(report(0, 1))
+    assert world.reception.pauses.longest_ns == NS_PER_S
+
+
+def test_messages_that_come_while_one_waits_for_them_have_not_waited(world: World) -> None:
+    world.come(hello(0))
+    wait = world.wire.wait
+
+    def wait_for_one(timeout_ms: int) -> dict[object, int]:
+        if timeout_ms:  # nothing is there; after a second there is
+            world.clock.now_ns += NS_PER_S
+            world.wire.waiting.append(Received(*report(0, 1)))
+        return wait(timeout_ms)
+
+    world.wire.wait = wait_for_one  # type: ignore[method-assign]
+    world.reception.turn()
+    assert world.reception.pauses.longest_ns == 0
