@@ -9,7 +9,6 @@ A bug in the state of one run is contained to that run: it is counted and logged
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,10 +29,12 @@ from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.ingest.relays import Relays
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metric_pages import MetricPages
+from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.events import CollectorAway, JobEvent, ProcessGone, RankJoined, Tick
 from rankscope.collector.state.job import JobState
+from rankscope.collector.state.look_times import LookTimes
 from rankscope.collector.state.pace import Pace
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
@@ -56,10 +57,6 @@ LOOKS_SHARE = 0.05
 PICTURES_SHARE = 0.03
 """Of a core, for pictures at ticks. One of 16,384 ranks takes 80 ms with what is saved of it: every third second. Up to
 some 5,000 ranks there is a new one at each tick."""
-ASKED_PICTURES_SHARE = 0.1
-"""With those that are asked for: pages of a large run are written seldom, and each from a picture of its moment."""
-PICTURE_AGE_S = 0.3
-"""One so old is as good as a new one."""
 SILENT_TICKS_S = 10.0
 """A loop whose last tick is older than this is not healthy."""
 
@@ -87,10 +84,9 @@ class Service:
         self._exchange = Exchange()
         self._reception = Reception(self._receiver, self._admission, self._exchange, clock, self._count_contained)
         self._turns = Turns(self._exchange.turn)
-        self._looks = Pace(LOOKS_SHARE, s_to_ns(config.tick_s))
+        self._looks = LookTimes(LOOKS_SHARE, s_to_ns(config.tick_s))
         self._pictures = Pace(PICTURES_SHARE, s_to_ns(config.tick_s))
-        self._asked_pictures = Pace(ASKED_PICTURES_SHARE, 0)
-        self._picture_is_wanted = threading.Event()
+        self._orders = PictureOrders(clock, self._exchange.interrupt)
         self._jobs: dict[str, JobState] = {}
         self._counting = threading.Lock()
         self._contained: dict[str, int] = {}
@@ -117,7 +113,7 @@ class Service:
                 store=store if config.store else None,
                 metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
                 take_turn=self._exchange.turn,
-                ask_for_picture=self._ask_for_picture,
+                orders=self._orders,
             )
         except Exception:
             self._receiver.close()
@@ -159,15 +155,17 @@ class Service:
                 for batch in self._exchange.take(min(ns_to_s(wait_ns), WAIT_S_MAX)):
                     with self._turns:
                         self._take(batch)
-                if self._clock.monotonic_ns() >= next_tick_ns:
+                if self._orders.is_open(self._clock.monotonic_ns()):  # before a tick, which may look for long
+                    with self._turns:
+                        self._publish(self._clock.monotonic_ns())
+                    if self._looks.note_picture(self._clock.monotonic_ns()):
+                        next_tick_ns = self._clock.monotonic_ns()
+                elif self._clock.monotonic_ns() >= next_tick_ns:
                     self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
                     with self._turns:
                         self._tick()
                     on_tick(self._snapshot)
-                elif self._is_asked_for_picture(self._clock.monotonic_ns()):
-                    with self._turns:
-                        self._publish(self._clock.monotonic_ns())
         finally:
             self._http.close()
             self._reception.end()
@@ -289,18 +287,18 @@ class Service:
         self._look_at_incidents(wall_s)
         if self._recorder is None:  # perhaps the store can be opened only now
             self._recorder = self._open_recorder()
-        if self._pictures.is_due(now_ns) or self._is_asked_for_picture(now_ns):
+        if self._pictures.is_due(now_ns) or self._orders.is_open(now_ns):
             self._publish(now_ns)
 
     def _look_at_runs(self, now_ns: int, wall_s: float) -> None:
-        looks, began_ns = self._looks.is_due(now_ns), time.thread_time_ns()
+        looks, began_ns = self._looks.is_due(now_ns, self._orders.next_ns), time.thread_time_ns()
         for job in list(self._jobs.values()):
             self._look_for_gone_processes(job)
             self._contain(job, Tick(now_ns, wall_s, looks=looks))
             if not job.has_live_ranks and now_ns - job.last_change_job_ns > s_to_ns(self._config.run_kept_s):
                 self._forget(job)
         if looks:
-            self._looks.take(now_ns, time.thread_time_ns() - began_ns)
+            self._looks.take(now_ns, self._clock.monotonic_ns(), time.thread_time_ns() - began_ns)
 
     def _look_for_gone_processes(self, job: JobState) -> None:
         for identity in job.live_identities(self._machine_id) if self._machine_id else ():
@@ -347,32 +345,17 @@ class Service:
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 
-    def _is_asked_for_picture(self, now_ns: int) -> bool:
-        return self._picture_is_wanted.is_set() and self._asked_pictures.is_due(now_ns)
-
     def _publish(self, now_ns: int) -> None:
         """A new picture, for everybody and for the store."""
-        self._picture_is_wanted.clear()
+        self._orders.close(self._wall_s())
         began_ns = time.thread_time_ns()
         self._turns.rest()
         self._snapshot = self._take_snapshot()
         self._turns.rest()
         self._record(Clocks(now_ns, self._wall_s()))
         took_ns = time.thread_time_ns() - began_ns
-        for pace in (self._pictures, self._asked_pictures):
-            pace.take(now_ns, took_ns)
-
-    def _ask_for_picture(self) -> float:
-        """From any thread: there is to be a picture of now, unless that would cost too much. Returns from which moment
-        of the wall clock on one is new enough.
-        """
-        if not self._asked_pictures.is_due(self._clock.monotonic_ns()):
-            return -math.inf
-        from_wall_s = self._wall_s() - PICTURE_AGE_S
-        if self._snapshot.wall_s < from_wall_s:
-            self._picture_is_wanted.set()
-            self._exchange.interrupt()
-        return from_wall_s
+        self._pictures.take(now_ns, took_ns)
+        self._orders.take(now_ns, took_ns)
 
     def _take_snapshot(self) -> Snapshot:
         now_ns = self._clock.monotonic_ns()

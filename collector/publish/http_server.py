@@ -35,8 +35,8 @@ from rankscope.collector.publish.http_access import CHALLENGE, OPEN, HttpAccess
 from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, EventStream, LiveFeed
 from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.publish.paced_snapshots import PacedSnapshots
-from rankscope.collector.publish.page_cache import AskForPicture, ask_nobody
 from rankscope.collector.publish.page_files import find_page_file
+from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.turns import TakeTurn
@@ -83,7 +83,7 @@ class HttpServer:
         store: Path | None = None,
         metric_pages: MetricPages | None = None,
         take_turn: TakeTurn = contextlib.nullcontext,
-        ask_for_picture: AskForPicture = ask_nobody,
+        orders: PictureOrders | None = None,
     ) -> None:
         problem = find_address_problem(address, listening=True)
         if problem is not None:
@@ -105,7 +105,7 @@ class HttpServer:
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
             read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
-            take_turn=take_turn, ask_for_picture=ask_for_picture,
+            take_turn=take_turn, orders=orders,
             answer_first=Api(read_paced, server.feed.read_shares, store).answer,
         )  # fmt: skip
         self._thread = threading.Thread(

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
+from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.publish.scrape_beat import ScrapeBeat
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.turns import TakeTurn, Turns
@@ -111,19 +112,12 @@ class _Wanted:
 
 Key = tuple[Page, TextFormat]
 
-AskForPicture = Callable[[], float]
-"""Has a snapshot made soon. Returns from which moment of the wall clock on one is new enough."""
-
-
-def ask_nobody() -> float:
-    """For who has no better snapshot: any is new enough."""
-    return -math.inf
-
 
 class PageCache:
     """Gives pages, from any thread, and prepares them in one of its own, which begins with the first large page.
 
     `read_snapshot` gives the latest snapshot; `now_s` and `sleep` are the clock. `take_turn`: with whom it takes turns.
+    `orders`: where it orders snapshots; None: there are none but at ticks.
     """
 
     def __init__(
@@ -136,14 +130,14 @@ class PageCache:
         pages_max: int = PAGES_MAX,
         late_wait_s: float = LATE_WAIT_S,
         take_turn: TakeTurn = contextlib.nullcontext,
-        ask_for_picture: AskForPicture = ask_nobody,
+        orders: PictureOrders | None = None,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._pages = pages
         self._now_s = now_s
         self._sleep = sleep
         self._take_turn = take_turn
-        self._ask_for_picture = ask_for_picture
+        self._orders = orders
         self._pages_max = pages_max
         self._late_wait_s = late_wait_s
         self._wanted: dict[Key, _Wanted] = {}
@@ -179,6 +173,7 @@ class PageCache:
     def prepare(self) -> float | None:
         """Write what is expected soon. Returns after how many seconds to come again, None: nobody is expected."""
         waits_s = []
+        self._announce_order()
         for key, wanted in self._find_large():  # those that take least time first: they wait for none of the others
             wait_s = self._prepare_page(key, wanted)
             if wait_s is not None:
@@ -270,21 +265,34 @@ class PageCache:
                 wanted.written = None
                 return None
             return useless_s - now_s + LEAD_S
-        begin_s = expected_s - min(LEAD_S + LEAD_RATIO * max(wanted.took_s), LEAD_S_MAX)
-        if now_s < begin_s - PICTURE_LEAD_S:
-            return begin_s - PICTURE_LEAD_S - now_s
+        order_s = _find_order_s(wanted, expected_s)
+        if now_s < order_s:
+            return order_s - now_s
         if self._askers:
             return PAUSE_FOR_ASKERS_S
         wanted.expected_s = expected_s
         if expected_s - written.begun_s > PREPARED_AGE_S_MAX:
-            self._wait_for_picture(begin_s)
+            self._wait_for_picture(order_s + PICTURE_LEAD_S)
             with self._writing:
                 self._write(key, wanted)
         return 0.0
 
+    def _announce_order(self) -> None:
+        """Say when the next picture will be ordered, as far as is known."""
+        if self._orders is None:
+            return
+        now_s = self._now_s()
+        moments_s = []
+        for _, wanted in self._find_large():
+            expected_s = wanted.beat.expected_s(max(now_s, wanted.expected_s))
+            if expected_s is not None:
+                moments_s.append(_find_order_s(wanted, expected_s))
+        self._orders.announce(max(0.0, min(moments_s) - now_s) if moments_s else None)
+
     def _wait_for_picture(self, until_s: float) -> None:
-        """Until there is one of now, or that moment has come."""
-        from_wall_s = self._ask_for_picture()
+        """Until there is one of now, or that moment has come. Orders it, and says when the next one will be."""
+        from_wall_s = -math.inf if self._orders is None else self._orders.order()
+        self._announce_order()
         while self._read_snapshot().wall_s < from_wall_s and self._now_s() < until_s:
             self._sleep(PICTURE_LOOK_S)
 
@@ -343,6 +351,11 @@ class PageCache:
                     return
                 if wait_s != 0.0:
                     self._changed.wait(wait_s)
+
+
+def _find_order_s(wanted: _Wanted, expected_s: float) -> float:
+    """When to order the picture of a page that is expected then."""
+    return expected_s - min(LEAD_S + LEAD_RATIO * max(wanted.took_s), LEAD_S_MAX) - PICTURE_LEAD_S
 
 
 def decompress(compressed: bytes) -> bytes:

@@ -13,7 +13,8 @@ from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
 from rankscope.collector.publish.negotiation import accepts_gzip, choose_format
-from rankscope.collector.publish.page_cache import AskForPicture, PageCache, ask_nobody, decompress
+from rankscope.collector.publish.page_cache import PageCache, decompress
+from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.turns import TakeTurn
 from rankscope.measure.errors import UnavailableError
@@ -91,16 +92,15 @@ class Routes:
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
         metric_pages: MetricPages | None = None,
         take_turn: TakeTurn = contextlib.nullcontext,
-        ask_for_picture: AskForPicture = ask_nobody,
+        orders: PictureOrders | None = None,
     ) -> None:
         self._answer_first = answer_first
         self._read_snapshot = read_snapshot
         self._read_incidents = read_incidents
         self._read_report = read_report
         self.metrics = PageCache(
-            read_exported or read_snapshot, metric_pages or MetricPages(), take_turn=take_turn,
-            ask_for_picture=ask_for_picture,
-        )  # fmt: skip
+            read_exported or read_snapshot, metric_pages or MetricPages(), take_turn=take_turn, orders=orders
+        )
         self._pages: Mapping[str, Callable[[], Response]] = {
             "/": lambda: Response(HTTPStatus.OK, TEXT, INDEX.encode()),
             "/healthz": lambda: _report_state(is_healthy()),

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.service import ASKED_PICTURES_SHARE, PICTURE_AGE_S, Service
+from rankscope.collector.publish.picture_orders import NEW_S, SHARE
+from rankscope.collector.service import Service
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.measure.units import NS_PER_S
 from tests.integration.test_late_store import DrivenClock
@@ -49,7 +50,7 @@ def test_a_picture_that_is_asked_for_does_not_wait_for_the_tick() -> None:
     with collecting(clock) as service:
         before = service.snapshot
         clock.now_s += TICK_S / 2
-        from_wall_s = service._ask_for_picture()
+        from_wall_s = service._orders.order()
         found = wait_for_another(service, before)
     assert before.wall_s < from_wall_s <= found.wall_s
     assert found.wall_s - before.wall_s == TICK_S / 2
@@ -59,20 +60,20 @@ def test_one_that_is_new_is_as_good_as_a_newer_one() -> None:
     clock = DrivenClock()
     with collecting(clock) as service:
         before = service.snapshot
-        clock.now_s += PICTURE_AGE_S / 2
-        assert service._ask_for_picture() <= before.wall_s
-        assert not service._picture_is_wanted.is_set()
+        clock.now_s += NEW_S / 2
+        assert service._orders.order() <= before.wall_s
+        assert not service._orders.is_open(clock.monotonic_ns())
 
 
 def test_those_that_are_asked_for_take_no_more_than_their_share_of_the_time() -> None:
     clock = DrivenClock()
     with collecting(clock) as service:
         took_ns = NS_PER_S // 10
-        service._asked_pictures.take(clock.monotonic_ns(), took_ns)
-        clock.now_s += took_ns / NS_PER_S / ASKED_PICTURES_SHARE - 0.001
-        assert service._ask_for_picture() == -math.inf
-        assert not service._picture_is_wanted.is_set()
+        service._orders.take(clock.monotonic_ns(), took_ns)
+        clock.now_s += took_ns / NS_PER_S / SHARE - 0.001
+        assert service._orders.order() == -math.inf
+        assert not service._orders._is_open.is_set()
         clock.now_s += 0.001
         before = service.snapshot
-        assert service._ask_for_picture() > before.wall_s
+        assert service._orders.order() > before.wall_s
         wait_for_another(service, before)

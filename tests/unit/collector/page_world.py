@@ -45,20 +45,26 @@ class World:
         self.written: list[tuple[Page, TextFormat]] = []
         self.snapshot = Snapshot(wall_s=self.now_s, version="0")
         self.asked_s: list[float] = []
+        self.announced_s: float | None = None
         self.picture_takes_s: float | None = None
         """How long one takes that is asked for; None: nobody is asked."""
         self.cache = PageCache(
             lambda: self.snapshot, CountedPages(self), now_s=lambda: self.now_s, sleep=self._sleep, pages_max=3,
-            late_wait_s=late_wait_s, ask_for_picture=self._ask_for_picture,
+            late_wait_s=late_wait_s, orders=self,  # type: ignore[arg-type]
         )  # fmt: skip
         # Preparing is the test's to do, at its moment.
         self.cache._wake = lambda: None  # type: ignore[method-assign]
 
-    def _ask_for_picture(self) -> float:
+    def order(self) -> float:
+        """As PictureOrders."""
         if self.picture_takes_s is None:
             return -math.inf
         self.asked_s.append(self.now_s)
         return self.now_s
+
+    def announce(self, after_s: float | None) -> None:
+        """As PictureOrders."""
+        self.announced_s = None if after_s is None else self.now_s + after_s
 
     def _sleep(self, seconds: float) -> None:
         """Time goes by only while a picture is waited for."""

@@ -193,6 +193,32 @@ def test_a_page_is_written_from_a_picture_of_its_moment_where_there_is_one_in_ti
     assert world.ask() == shown
 
 
+def test_when_the_next_picture_will_be_ordered_is_said_before_and_again_when_one_is() -> None:
+    world = World(large=True, took_s=1.0)
+    for scrape_s in (1000.0, 1015.0):
+        for page, later_s in ((RANKS, 0.0), (METRICS, 5.0)):
+            world.now_s = scrape_s + later_s - 1.0  # each takes 1 s
+            world.tick()
+            world.ask(page)
+    world.picture_takes_s = 0.0
+    world.now_s = 1025.0
+    world.cache.prepare()
+    assert world.announced_s == pytest.approx(1029.0 - 1.75 - 0.4)
+    announced_amid_s: list[float | None] = []
+    world.meanwhile = lambda: announced_amid_s.append(world.announced_s)
+    world.now_s = 1029.0 - 1.75 - 0.4 + 1e-6
+    world.cache.prepare()
+    assert announced_amid_s == [pytest.approx(1034.0 - 1.75 - 0.4)]
+
+
+def test_where_nobody_is_expected_no_order_is() -> None:
+    world = World(large=True)
+    world.ask()
+    world.announced_s = 1.0
+    world.cache.prepare()
+    assert world.announced_s is None
+
+
 def test_what_is_new_enough_is_not_waited_for() -> None:
     world = World(large=True)
     for world.now_s in (1000.0, 1015.0):

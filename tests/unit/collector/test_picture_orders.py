@@ -1,0 +1,88 @@
+"""Pictures that are ordered: of which moment, how often, and when the next is expected. No thread, no real clock."""
+
+import math
+
+import pytest
+
+from rankscope.collector.publish.picture_orders import NEW_S, SHARE, PictureOrders
+from rankscope.measure.units import NS_PER_S, HostNs, WallNs, s_to_ns
+
+WALL_S = 1_700_000_000.0
+
+
+class Clock:
+    """Both clocks; the wall's is WALL_S ahead."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic_ns(self) -> HostNs:
+        return HostNs(s_to_ns(self.now_s))
+
+    def wall_ns(self) -> WallNs:
+        return WallNs(s_to_ns(WALL_S + self.now_s))
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.woken = 0
+        self.orders = PictureOrders(self.clock, self._wake)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    @property
+    def is_open(self) -> bool:
+        return self.orders.is_open(self.clock.monotonic_ns())
+
+    def make(self, took_s: float = 0.0) -> None:
+        """A picture of now."""
+        self.orders.close(WALL_S + self.clock.now_s)
+        self.orders.take(self.clock.monotonic_ns(), s_to_ns(took_s))
+
+
+def test_an_order_wakes_who_makes_pictures_and_is_open_until_one_is_made() -> None:
+    world = World()
+    assert not world.is_open
+    assert world.orders.order() == pytest.approx(WALL_S + 100.0 - NEW_S)
+    assert (world.is_open, world.woken) == (True, 1)
+    world.make()
+    assert not world.is_open
+
+
+def test_a_new_picture_is_as_good_as_a_newer_one() -> None:
+    world = World()
+    world.make()
+    world.clock.now_s += NEW_S / 2
+    assert world.orders.order() <= WALL_S + 100.0
+    assert (world.is_open, world.woken) == (False, 0)
+
+
+def test_no_more_are_made_than_their_share_of_a_core_allows() -> None:
+    world = World()
+    world.make(took_s=0.1)
+    world.clock.now_s += 0.1 / SHARE - 0.001
+    assert world.orders.order() == -math.inf
+    assert (world.is_open, world.woken) == (False, 0)
+    world.clock.now_s += 0.002
+    assert world.orders.order() > WALL_S + 100.0
+    assert (world.is_open, world.woken) == (True, 1)
+
+
+def test_an_order_stays_open_until_its_picture_may_be_made() -> None:
+    world = World()
+    world.orders.order()
+    world.orders.take(world.clock.monotonic_ns(), NS_PER_S)  # a tick's own, that has not heard of it
+    assert not world.is_open
+    world.clock.now_s += 1 / SHARE
+    assert world.is_open
+
+
+def test_when_the_next_order_is_expected_is_a_moment_of_the_clock() -> None:
+    world = World()
+    assert world.orders.next_ns is None
+    world.orders.announce(1.5)
+    assert world.orders.next_ns == s_to_ns(101.5)
+    world.orders.announce(None)
+    assert world.orders.next_ns is None
