@@ -155,12 +155,9 @@ class Service:
                 for batch in self._exchange.take(min(ns_to_s(wait_ns), WAIT_S_MAX)):
                     with self._turns:
                         self._take(batch)
-                if self._orders.is_open(self._clock.monotonic_ns()):  # before a tick, which may look for long
-                    with self._turns:
-                        self._publish(self._clock.monotonic_ns())
-                    if self._looks.note_picture(self._clock.monotonic_ns()):
-                        next_tick_ns = self._clock.monotonic_ns()
-                elif self._clock.monotonic_ns() >= next_tick_ns:
+                    self._carry_out_order()  # not after all that waits, of which there may be half a second's work
+                self._carry_out_order()  # before a tick, which may look for long
+                if self._clock.monotonic_ns() >= next_tick_ns or self._has_look_put_off():
                     self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
                     with self._turns:
@@ -291,7 +288,7 @@ class Service:
             self._publish(now_ns)
 
     def _look_at_runs(self, now_ns: int, wall_s: float) -> None:
-        looks, began_ns = self._looks.is_due(now_ns, self._orders.next_ns), time.thread_time_ns()
+        looks, began_ns = self._is_look_due(now_ns), time.thread_time_ns()
         for job in list(self._jobs.values()):
             self._look_for_gone_processes(job)
             self._contain(job, Tick(now_ns, wall_s, looks=looks))
@@ -299,6 +296,13 @@ class Service:
                 self._forget(job)
         if looks:
             self._looks.take(now_ns, self._clock.monotonic_ns(), time.thread_time_ns() - began_ns)
+
+    def _is_look_due(self, now_ns: int) -> bool:
+        return self._looks.is_due(now_ns, is_writing=self._orders.is_writing, order_ns=self._orders.next_ns)
+
+    def _has_look_put_off(self) -> bool:
+        """Whether a look that was put off may come now: there is a tick for it."""
+        return self._looks.is_put_off and self._is_look_due(self._clock.monotonic_ns())
 
     def _look_for_gone_processes(self, job: JobState) -> None:
         for identity in job.live_identities(self._machine_id) if self._machine_id else ():
@@ -344,6 +348,12 @@ class Service:
         return ns_to_s(self._clock.wall_ns())
 
     # -- publishing ---------------------------------------------------------------------------------------------------
+
+    def _carry_out_order(self) -> None:
+        """Make the picture that was ordered, if any was."""
+        if self._orders.is_open(self._clock.monotonic_ns()):
+            with self._turns:
+                self._publish(self._clock.monotonic_ns())
 
     def _publish(self, now_ns: int) -> None:
         """A new picture, for everybody and for the store."""

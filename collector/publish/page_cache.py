@@ -272,9 +272,13 @@ class PageCache:
             return PAUSE_FOR_ASKERS_S
         wanted.expected_s = expected_s
         if expected_s - written.begun_s > PREPARED_AGE_S_MAX:
-            self._wait_for_picture(order_s + PICTURE_LEAD_S)
-            with self._writing:
-                self._write(key, wanted)
+            try:
+                self._wait_for_picture(order_s + PICTURE_LEAD_S)
+                with self._writing:
+                    self._write(key, wanted)
+            finally:
+                if self._orders is not None:
+                    self._orders.note_written()
         return 0.0
 
     def _announce_order(self) -> None:

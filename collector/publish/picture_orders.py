@@ -2,8 +2,8 @@
 by the thread of the state.
 
 A picture of many ranks is not made for nothing, so at ticks there may be none for seconds, and a page would show what
-was then. Who orders says which moment is new enough and waits as long as it can. It says too when it is likely to order
-next, so that nothing long is begun just before.
+was then. Who orders is told which moment is new enough, and waits as long as it can. It says when its page is written,
+and when it is likely to order next, so that nothing long is begun meanwhile or just before.
 """
 
 import math
@@ -33,26 +33,36 @@ class PictureOrders:
         self._is_open = threading.Event()
         self._made_wall_s = -math.inf
         self._next_ns: int | None = None
+        self._is_writing = False
 
     # -- who writes pages ---------------------------------------------------------------------------------------------
 
     def order(self) -> float:
         """There is to be a picture of now, unless that would cost too much. Returns from which moment of the wall clock
-        on one is new enough.
+        on one is new enough: where there is to be none, that of the last one, which may not be in the store yet.
         """
-        if not self._pace.is_due(self._clock.monotonic_ns()):
-            return -math.inf
+        self._is_writing = True
         from_wall_s = ns_to_s(self._clock.wall_ns()) - NEW_S
-        if self._made_wall_s < from_wall_s:
-            self._is_open.set()
-            self._wake()
+        if self._made_wall_s >= from_wall_s or not self._pace.is_due(self._clock.monotonic_ns()):
+            return self._made_wall_s
+        self._is_open.set()
+        self._wake()
         return from_wall_s
+
+    def note_written(self) -> None:
+        """The page is written."""
+        self._is_writing = False
 
     def announce(self, after_s: float | None) -> None:
         """The next order is likely to come after so long; None: none is expected."""
         self._next_ns = None if after_s is None else self._clock.monotonic_ns() + s_to_ns(after_s)
 
     # -- who makes them -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a page is being written whose picture was ordered."""
+        return self._is_writing
 
     @property
     def next_ns(self) -> int | None:

@@ -46,6 +46,8 @@ class World:
         self.snapshot = Snapshot(wall_s=self.now_s, version="0")
         self.asked_s: list[float] = []
         self.announced_s: float | None = None
+        self.written_after_order: list[int] = []
+        """How many pages had been written each time that the page of an order was."""
         self.picture_takes_s: float | None = None
         """How long one takes that is asked for; None: nobody is asked."""
         self.cache = PageCache(
@@ -61,6 +63,10 @@ class World:
             return -math.inf
         self.asked_s.append(self.now_s)
         return self.now_s
+
+    def note_written(self) -> None:
+        """As PictureOrders."""
+        self.written_after_order.append(len(self.written))
 
     def announce(self, after_s: float | None) -> None:
         """As PictureOrders."""

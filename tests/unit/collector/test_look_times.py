@@ -1,6 +1,8 @@
-"""When detection looks, and that it comes after a picture that is about to be ordered. Arithmetic on moments."""
+"""When detection looks, and what it lets go first. Arithmetic on moments."""
 
-from rankscope.collector.state.look_times import LATE_NS_MAX, ROOM, LookTimes
+import pytest
+
+from rankscope.collector.state.look_times import PUT_OFF_NS_MAX, WRITING_NS_MAX, LookTimes
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 SHARE = 0.05
@@ -15,65 +17,71 @@ def after_a_look(lasted_ns: int = LASTED_NS, cpu_ns: int = NS_PER_MS) -> LookTim
     return looks
 
 
+def is_due(looks: LookTimes, now_ns: int, order_ns: int | None = None, *, is_writing: bool = False) -> bool:
+    return looks.is_due(now_ns, is_writing=is_writing, order_ns=order_ns)
+
+
 def test_the_first_look_is_due_at_once() -> None:
-    assert LookTimes(SHARE, TICK_NS).is_due(0, None)
-    assert LookTimes(SHARE, TICK_NS).is_due(0, 1)
+    assert is_due(LookTimes(SHARE, TICK_NS), 0)
+    assert is_due(LookTimes(SHARE, TICK_NS), 0, order_ns=1)
 
 
 def test_a_look_that_took_much_is_followed_by_as_much_rest_as_its_share_asks_for() -> None:
     looks = LookTimes(SHARE, TICK_NS)
     looks.take(0, NS_PER_S, 500 * NS_PER_MS)
-    assert not looks.is_due(10 * NS_PER_S - 1, None)
-    assert looks.is_due(10 * NS_PER_S, None)
+    assert not is_due(looks, 10 * NS_PER_S - 1)
+    assert not looks.is_put_off, "it was not due"
+    assert is_due(looks, 10 * NS_PER_S)
 
 
 def test_a_look_is_put_off_when_a_picture_would_be_ordered_amid_it() -> None:
     looks = after_a_look()
-    assert not looks.is_due(NS_PER_S, NS_PER_S + LASTED_NS // 2)
+    assert not is_due(looks, NS_PER_S, NS_PER_S + LASTED_NS // 2)
+    assert looks.is_put_off
 
 
 def test_a_look_that_is_over_before_the_order_is_not_put_off() -> None:
     looks = after_a_look()
-    assert looks.is_due(NS_PER_S, NS_PER_S + round(ROOM * LASTED_NS))
+    assert is_due(looks, NS_PER_S, NS_PER_S + LASTED_NS)
+    assert not looks.is_put_off
 
 
 def test_an_order_that_has_come_already_puts_nothing_off() -> None:
+    assert is_due(after_a_look(), NS_PER_S, NS_PER_S - 1)
+
+
+def test_while_a_page_is_written_no_look_begins_and_one_does_when_it_is() -> None:
     looks = after_a_look()
-    assert looks.is_due(NS_PER_S, NS_PER_S - 1)
+    order_ns = 5 * NS_PER_S
+    assert not is_due(looks, NS_PER_S, order_ns, is_writing=True)
+    assert is_due(looks, NS_PER_S + 400 * NS_PER_MS, order_ns)
 
 
-def test_a_look_that_was_put_off_is_due_once_the_picture_is_made() -> None:
+@pytest.mark.parametrize("is_writing", [True, False])
+def test_a_look_for_which_there_is_no_gap_comes_all_the_same(is_writing: bool) -> None:
     looks = after_a_look()
-    order_ns = NS_PER_S + LASTED_NS // 2
-    assert not looks.is_due(NS_PER_S, order_ns)
-    assert looks.note_picture(order_ns + NS_PER_MS)
-    # Even where the next order comes soon: else a look might be put off for ever.
-    assert looks.is_due(order_ns + NS_PER_MS, order_ns + 2 * NS_PER_MS)
+    for now_ns in range(NS_PER_S, NS_PER_S + PUT_OFF_NS_MAX, 100 * NS_PER_MS):
+        assert not is_due(looks, now_ns, now_ns + NS_PER_MS, is_writing=is_writing)
+    now_ns = NS_PER_S + PUT_OFF_NS_MAX
+    assert is_due(looks, now_ns, now_ns + NS_PER_MS, is_writing=is_writing)
 
 
-def test_a_look_waits_for_an_order_that_does_not_come_only_a_little_longer() -> None:
+def test_where_one_page_follows_the_other_a_look_comes_after_a_picture_while_its_page_is_written() -> None:
     looks = after_a_look()
-    order_ns = NS_PER_S + LASTED_NS // 2
-    assert not looks.is_due(NS_PER_S, order_ns)
-    assert not looks.is_due(order_ns + LATE_NS_MAX - 1, None)
-    assert looks.is_due(order_ns + LATE_NS_MAX, order_ns + LATE_NS_MAX + 1)
-
-
-def test_a_picture_that_no_look_has_waited_for_is_none_of_its_business() -> None:
-    looks = after_a_look()
-    assert not looks.note_picture(NS_PER_S)
-    assert not looks.is_due(NS_PER_S, NS_PER_S + 1)
+    assert not is_due(looks, NS_PER_S, is_writing=True)
+    picture_ns = NS_PER_S + WRITING_NS_MAX
+    assert not is_due(looks, picture_ns - 1, picture_ns + LASTED_NS, is_writing=True)
+    assert not is_due(looks, picture_ns, picture_ns + LASTED_NS - 1, is_writing=True)
+    assert is_due(looks, picture_ns, picture_ns + LASTED_NS, is_writing=True)
 
 
 def test_each_look_may_be_put_off_anew() -> None:
     looks = after_a_look()
-    assert not looks.is_due(NS_PER_S, NS_PER_S + 1)
-    assert looks.note_picture(NS_PER_S + 1)
-    looks.take(NS_PER_S + 1, NS_PER_S + 1 + LASTED_NS, NS_PER_MS)
-    assert not looks.note_picture(2 * NS_PER_S)
-    assert not looks.is_due(3 * NS_PER_S, 3 * NS_PER_S + 1)
+    assert not is_due(looks, NS_PER_S, NS_PER_S + 1)
+    looks.take(2 * NS_PER_S, 2 * NS_PER_S + LASTED_NS, NS_PER_MS)
+    assert not looks.is_put_off
+    assert not is_due(looks, 20 * NS_PER_S, 20 * NS_PER_S + 1)
 
 
-def test_short_looks_of_small_runs_are_put_off_for_nobody_but_an_order_of_that_very_moment() -> None:
-    looks = after_a_look(lasted_ns=20 * NS_PER_MS)
-    assert looks.is_due(NS_PER_S, NS_PER_S + 30 * NS_PER_MS)
+def test_short_looks_of_small_runs_are_put_off_only_by_an_order_of_that_very_moment() -> None:
+    assert is_due(after_a_look(lasted_ns=20 * NS_PER_MS), NS_PER_S, NS_PER_S + 30 * NS_PER_MS)

@@ -209,6 +209,19 @@ def test_when_the_next_picture_will_be_ordered_is_said_before_and_again_when_one
     world.now_s = 1029.0 - 1.75 - 0.4 + 1e-6
     world.cache.prepare()
     assert announced_amid_s == [pytest.approx(1034.0 - 1.75 - 0.4)]
+    assert world.written_after_order == [len(world.written)]
+
+
+def test_a_page_that_cannot_be_written_is_no_longer_being_written() -> None:
+    world = World(large=True)
+    for world.now_s in (1000.0, 1015.0):
+        world.ask()
+        world.tick()
+    world.now_s = 1029.9
+    world.broken = True
+    with pytest.raises(ZeroDivisionError):
+        world.cache.prepare()
+    assert len(world.written_after_order) == 1
 
 
 def test_where_nobody_is_expected_no_order_is() -> None:
