@@ -13,13 +13,13 @@ import contextlib
 import heapq
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.rank_intervals import RankInterval, RankIntervals
+from rankscope.collector.history.rank_intervals import RankIntervals
 from rankscope.collector.history.store import HistoryStore, KeptRun
 from rankscope.collector.state.collective_counts import CountsDraft
 from rankscope.collector.state.job import JobState
@@ -76,7 +76,6 @@ class _Changes(NamedTuple):
     collectives: CountsDraft
     known: Mapping[tuple[str, int], _Saved]
     steps: Sequence[StepAggregate]
-    interval: RankInterval | None
 
 
 class Recorder:
@@ -135,31 +134,49 @@ class Recorder:
 
     def tick(self, jobs: Iterable[JobState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
         """Hand over what has changed. `snapshot` is of the same moment as the jobs."""
-        found = [self._contain(job, snapshot, clocks, is_last=is_last) for job in jobs]
+        found: list[_Changes] = []
+        for job in jobs:
+            with self._containing(job.run):
+                changes = self._find_changes(job, clocks, is_last=is_last)
+                if changes is not None:
+                    found.append(changes)
         with self._changed:
             for changes in found:
-                if changes is not None:
-                    self._put(changes)
+                self._put(changes)
             self._waiting.snapshot = snapshot
             self._has_waiting = True
             self._changed.notify()
             failures = self._failures
+        # Of all ranks this takes long, and /metrics waits for what was handed over: it is written with what comes next.
+        for changes in found:
+            with self._containing(changes.saved.run):
+                self._hand_interval_over(changes.saved, snapshot, clocks, is_last=is_last or changes.saved.is_over)
         for _ in range(failures - self._failures_counted):
             self._count(STORE)
         self._failures_counted = failures
 
-    def _contain(self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> _Changes | None:
+    @contextlib.contextmanager
+    def _containing(self, run: str) -> Iterator[None]:
         """A mistake of ours about one run is that run's alone."""
         try:
-            return self._find_changes(job, snapshot, clocks, is_last=is_last)
+            yield
         except Exception:
             self._count(RUN)
-            if job.run not in self._mistaken:
-                self._mistaken.add(job.run)
-                LOG.exception("run %r could not be handed to the store; the others are", job.run)
-            return None
+            if run not in self._mistaken:
+                self._mistaken.add(run)
+                LOG.exception("run %r could not be handed to the store; the others are", run)
 
-    def _find_changes(self, job: JobState, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> _Changes | None:
+    def _hand_interval_over(self, saved: SavedRun, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
+        run, attempt = saved.run, saved.attempt
+        # Asked first, so that nobody has to outline all ranks for nothing.
+        if not self._intervals.is_due(run, attempt, clocks.wall_s, is_last=is_last):
+            return
+        interval = self._intervals.look(snapshot.outline_run(run), attempt, clocks.wall_s, is_last=is_last)
+        if interval is not None:
+            with self._changed:
+                self._waiting.add_interval(run, interval)
+
+    def _find_changes(self, job: JobState, clocks: Clocks, *, is_last: bool) -> _Changes | None:
         run, steps = job.run, job.take_settled_steps(clocks.wall_s)
         saved = job.save(clocks)
         if saved is None:
@@ -178,12 +195,7 @@ class Recorder:
         for number in in_pieces(changed, job.rest):
             lives[run, number] = saved.attempt, job.save_life(ranks[number], clocks)
             known[run, number] = _Saved(ranks[number].counters, clocks.wall_s, collectives.steps)
-        interval = None
-        ends_now = is_last or saved.is_over
-        # Asked first, so that nobody has to outline all ranks for nothing.
-        if self._intervals.is_due(run, saved.attempt, clocks.wall_s, is_last=ends_now):
-            interval = self._intervals.look(snapshot.outline_run(run), saved.attempt, clocks.wall_s, is_last=ends_now)
-        return _Changes(saved, story, lives, collectives, known, steps, interval)
+        return _Changes(saved, story, lives, collectives, known, steps)
 
     def _put(self, changes: _Changes) -> None:
         """Into what waits, whose lock is held."""
@@ -198,8 +210,6 @@ class Recorder:
         self._lives.update(changes.known)
         for step in changes.steps:
             waiting.add_step(run, step)
-        if changes.interval is not None:
-            waiting.add_interval(run, changes.interval)
 
     def _is_old(self, saved: _Saved, wall_s: float) -> bool:
         # A wall clock that has jumped back must not put it off.
