@@ -37,8 +37,9 @@ LIGHT_COST_ASSUMED_NS = NS_PER_MS
 INTERVAL_NS_MAX = 3600 * NS_PER_S
 """Full windows that would have to be further apart are not taken: no one would wait for the next."""
 LIGHT_EVENTS_MAX = 512
-"""FSDP2 on a CPU, 75 events and 3 MiB of buffers a step, was left with 64 and 80 MiB more by windows of 16 steps, with
-35 and 55 by such of 8, and with 10 and 24 by such of 4. DDP has 7 events a step and keeps its buffers."""
+"""FSDP2 on a CPU, 75 events and 3 MiB of buffers a step, was left with 64 and 80 MiB more by 20 s with windows of 16
+steps, with 35 and 55 by such of 8, and with 10 to 24 by such of 4 (30 to 57 by 40 s). DDP has 7 events a step and keeps
+its buffers."""
 UNKNOWN_STEPS = 1 << 62
 """An interval no job reaches."""
 
