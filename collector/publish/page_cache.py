@@ -109,6 +109,14 @@ class _Wanted:
         self.expected_s = float("-inf")
         """The last moment that it was expected at and written for, or found fresh enough."""
 
+    def find_expected_s(self, now_s: float) -> float | None:
+        """When it is likely to be asked for next; None: nobody is expected."""
+        return self.beat.expected_s(max(now_s, self.expected_s))
+
+    def find_order_s(self, expected_s: float) -> float:
+        """When to order the picture of the page that is expected then."""
+        return expected_s - min(LEAD_S + LEAD_RATIO * max(self.took_s), LEAD_S_MAX) - PICTURE_LEAD_S
+
 
 Key = tuple[Page, TextFormat]
 
@@ -258,14 +266,14 @@ class PageCache:
         now_s, written = self._now_s(), wanted.written
         if written is None:
             return None
-        expected_s = wanted.beat.expected_s(max(now_s, wanted.expected_s))
+        expected_s = wanted.find_expected_s(now_s)
         if expected_s is None:
             useless_s = max(written.begun_s + PREPARED_AGE_S_MAX, wanted.expected_s)
             if now_s > useless_s:
                 wanted.written = None
                 return None
             return useless_s - now_s + LEAD_S
-        order_s = _find_order_s(wanted, expected_s)
+        order_s = wanted.find_order_s(expected_s)
         if now_s < order_s:
             return order_s - now_s
         if self._askers:
@@ -288,9 +296,9 @@ class PageCache:
         now_s = self._now_s()
         moments_s = []
         for _, wanted in self._find_large():
-            expected_s = wanted.beat.expected_s(max(now_s, wanted.expected_s))
+            expected_s = wanted.find_expected_s(now_s)
             if expected_s is not None:
-                moments_s.append(_find_order_s(wanted, expected_s))
+                moments_s.append(wanted.find_order_s(expected_s))
         self._orders.announce(max(0.0, min(moments_s) - now_s) if moments_s else None)
 
     def _wait_for_picture(self, until_s: float) -> None:
@@ -355,11 +363,6 @@ class PageCache:
                     return
                 if wait_s != 0.0:
                     self._changed.wait(wait_s)
-
-
-def _find_order_s(wanted: _Wanted, expected_s: float) -> float:
-    """When to order the picture of a page that is expected then."""
-    return expected_s - min(LEAD_S + LEAD_RATIO * max(wanted.took_s), LEAD_S_MAX) - PICTURE_LEAD_S
 
 
 def decompress(compressed: bytes) -> bytes:

@@ -11,7 +11,7 @@ from rankscope.collector.publish.picture_orders import NEW_S, SHARE
 from rankscope.collector.service import Service
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.measure.units import NS_PER_S
-from tests.integration.test_late_store import DrivenClock
+from tests.driven_clock import DrivenClock
 
 DEADLINE_S = 20.0
 TICK_S = 10.0

@@ -18,24 +18,9 @@ from rankscope.collector.state.events import RankJoined, ReportAdmitted
 from rankscope.collector.store.database import Database
 from rankscope.measure.codec import decode
 from rankscope.measure.messages import Hello
-from rankscope.measure.units import HostNs, WallNs, s_to_ns
+from tests.driven_clock import DrivenClock
 from tests.unit.collector.job_stories import Story
 from tests.unit.collector.kept_runs import life_of, run_of
-
-WALL_S = 1_800_000_000
-
-
-class DrivenClock:
-    """Both clocks, which move when the test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def monotonic_ns(self) -> HostNs:
-        return HostNs(s_to_ns(self.now_s))
-
-    def wall_ns(self) -> WallNs:
-        return WallNs(s_to_ns(WALL_S + self.now_s))
 
 
 class Direct:

@@ -79,6 +79,12 @@ class World:
             if self.now_s - self.asked_s[-1] >= self.picture_takes_s:
                 self.tick()
 
+    def ask_twice(self) -> None:
+        """At 1000 and 1015 s, with a new snapshot after each: the page is expected at 1030."""
+        for self.now_s in (1000.0, 1015.0):
+            self.ask()
+            self.tick()
+
     def tick(self) -> None:
         """There is a new snapshot."""
         received = self.snapshot.counts.frames_received + 1

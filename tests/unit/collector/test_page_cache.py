@@ -180,9 +180,7 @@ def test_a_page_is_written_from_a_picture_of_its_moment_where_there_is_one_in_ti
     picture_takes_s: float, shown: int
 ) -> None:
     world = World(large=True, took_s=1.0)
-    for world.now_s in (1000.0, 1015.0):
-        world.ask()
-        world.tick()
+    world.ask_twice()
     world.picture_takes_s = picture_takes_s
     # It is begun 1.75 s before 1030, and its picture asked for 0.4 s before that.
     world.now_s = 1027.84
@@ -214,9 +212,7 @@ def test_when_the_next_picture_will_be_ordered_is_said_before_and_again_when_one
 
 def test_a_page_that_cannot_be_written_is_no_longer_being_written() -> None:
     world = World(large=True)
-    for world.now_s in (1000.0, 1015.0):
-        world.ask()
-        world.tick()
+    world.ask_twice()
     world.now_s = 1029.9
     world.broken = True
     with pytest.raises(ZeroDivisionError):
@@ -234,9 +230,7 @@ def test_where_nobody_is_expected_no_order_is() -> None:
 
 def test_what_is_new_enough_is_not_waited_for() -> None:
     world = World(large=True)
-    for world.now_s in (1000.0, 1015.0):
-        world.ask()
-        world.tick()
+    world.ask_twice()
     world.now_s = 1029.9
     world.picture_takes_s = math.inf
     world.tick()

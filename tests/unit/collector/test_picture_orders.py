@@ -3,27 +3,13 @@
 import pytest
 
 from rankscope.collector.publish.picture_orders import NEW_S, SHARE, PictureOrders
-from rankscope.measure.units import NS_PER_S, HostNs, WallNs, s_to_ns
-
-WALL_S = 1_700_000_000.0
-
-
-class Clock:
-    """Both clocks; the wall's is WALL_S ahead."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic_ns(self) -> HostNs:
-        return HostNs(s_to_ns(self.now_s))
-
-    def wall_ns(self) -> WallNs:
-        return WallNs(s_to_ns(WALL_S + self.now_s))
+from rankscope.measure.units import NS_PER_S, s_to_ns
+from tests.driven_clock import START_S, WALL_S, DrivenClock
 
 
 class World:
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = DrivenClock()
         self.woken = 0
         self.orders = PictureOrders(self.clock, self._wake)
 
@@ -43,7 +29,7 @@ class World:
 def test_an_order_wakes_who_makes_pictures_and_is_open_until_one_is_made() -> None:
     world = World()
     assert not world.is_open
-    assert world.orders.order() == pytest.approx(WALL_S + 100.0 - NEW_S)
+    assert world.orders.order() == pytest.approx(WALL_S + START_S - NEW_S)
     assert (world.is_open, world.woken) == (True, 1)
     world.make()
     assert not world.is_open
@@ -54,7 +40,7 @@ def test_a_new_picture_is_as_good_as_a_newer_one() -> None:
     world.make()
     world.clock.now_s += NEW_S / 2
     # Itself, and none before it: it may still be on its way through the store.
-    assert world.orders.order() == WALL_S + 100.0
+    assert world.orders.order() == WALL_S + START_S
     assert (world.is_open, world.woken) == (False, 0)
 
 
@@ -62,10 +48,10 @@ def test_no_more_are_made_than_their_share_of_a_core_allows() -> None:
     world = World()
     world.make(took_s=0.1)
     world.clock.now_s += 0.1 / SHARE - 0.001
-    assert world.orders.order() == WALL_S + 100.0, "the last one is the best there is"
+    assert world.orders.order() == WALL_S + START_S, "the last one is the best there is"
     assert (world.is_open, world.woken) == (False, 0)
     world.clock.now_s += 0.002
-    assert world.orders.order() > WALL_S + 100.0
+    assert world.orders.order() > WALL_S + START_S
     assert (world.is_open, world.woken) == (True, 1)
 
 
@@ -82,7 +68,7 @@ def test_when_the_next_order_is_expected_is_a_moment_of_the_clock() -> None:
     world = World()
     assert world.orders.next_ns is None
     world.orders.announce(1.5)
-    assert world.orders.next_ns == s_to_ns(101.5)
+    assert world.orders.next_ns == s_to_ns(START_S + 1.5)
     world.orders.announce(None)
     assert world.orders.next_ns is None
 
@@ -101,5 +87,5 @@ def test_a_page_that_gets_no_picture_of_its_own_is_being_written_too() -> None:
     world = World()
     world.make(took_s=10.0)
     world.clock.now_s += 1.0
-    assert world.orders.order() == WALL_S + 100.0
+    assert world.orders.order() == WALL_S + START_S
     assert world.orders.is_writing
