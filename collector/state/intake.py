@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.waits import KindColumns
 from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.window import StepWindow
@@ -36,13 +35,11 @@ class Intake:
         """One more; reports of one rank come in their order."""
         self._waiting.append(Waiting(rank, report))
 
-    def settle(self, rest: Callable[[], None] = go_on) -> list[KindColumns]:
-        """Place everything that waits; what the collectives came to of each step that is complete now. `rest` is called
-        between the parts of it.
-        """
+    def settle(self, rest: Callable[[], None] = go_on) -> None:
+        """Place everything that waits. `rest` is called between the parts of it."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
-            return []
+            return
         self._place_steps(waiting)
         rest()
         told = [one for one in waiting if one.report.collectives.table.row_count]
@@ -51,7 +48,7 @@ class Intake:
             numbers = [one.rank.identity.rank for one in chosen]
             self._window.add_collectives_of(numbers, [one.report.collectives for one in chosen], block)
             rest()
-        return self._cover(waiting, rest)
+        self._cover(waiting)
 
     def _place_steps(self, waiting: Sequence[Waiting]) -> None:
         numbers = np.array([one.rank.identity.rank for one in waiting], dtype=np.int64)
@@ -64,16 +61,14 @@ class Intake:
             if report.steps.row_count:
                 rank.last_step = step
 
-    def _cover(self, waiting: Sequence[Waiting], rest: Callable[[], None]) -> list[KindColumns]:
+    def _cover(self, waiting: Sequence[Waiting]) -> None:
         """Ranks mostly cover the same steps, those of one window of the profiler."""
         ranks: dict[tuple[int, int], list[int]] = {}
         for one in waiting:
             for covered in one.report.covered_steps:
                 ranks.setdefault(covered, []).append(one.rank.identity.rank)
-        kinds: list[KindColumns] = []
         for (first_step, last_step), numbers in ranks.items():
-            kinds += self._window.cover_of(np.unique(numbers), first_step, last_step, rest)
-        return kinds
+            self._window.cover_of(np.unique(numbers), first_step, last_step)
 
 
 def find_end_of_steps(report: Excerpt, now_job_ns: int) -> int:

@@ -6,6 +6,7 @@ that a report completes one's waiting is charged to those who caused it.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,10 @@ class StepWindow:
         self._pending: dict[int, list[CollectiveBlock]] = {}
         self._covered = np.zeros((steps_kept, world_size), dtype=bool)
         self._covered_count = np.zeros(steps_kept, dtype=np.int64)
+        self._complete: deque[int] = deque()
+        """Steps whose collectives are here of all ranks, and which are still to be resolved."""
+        self._resolved: list[KindColumns] = []
+        """What steps came to that had to be resolved before they were asked for."""
         self._group_sizes: dict[str, int] = {}
         self._places: dict[tuple[int, str], int] = {}
         self.signatures: Mapping[int, Signature] = {}
@@ -151,16 +156,14 @@ class StepWindow:
             block = CollectiveBlock(numbers, groups, ops, *(column[:, begin:end] for column in columns))
             self._pending.setdefault(int(steps[begin - offset]), []).append(block)
 
-    def cover(self, rank: int, first_step: int, last_step: int) -> list[KindColumns]:
-        """All collectives of these steps of that rank are here. Resolves the steps for which that is now true of all
-        ranks and returns what their collectives came to.
+    def cover(self, rank: int, first_step: int, last_step: int) -> None:
+        """All collectives of these steps of that rank are here. The steps of which that is now true of all ranks can be
+        resolved.
         """
-        return self.cover_of(np.array([rank]), first_step, last_step)
+        self.cover_of(np.array([rank]), first_step, last_step)
 
-    def cover_of(
-        self, ranks: Ints, first_step: int, last_step: int, rest: Callable[[], None] = go_on
-    ) -> list[KindColumns]:
-        """The same of several ranks, each once; `rest` is called between two steps."""
+    def cover_of(self, ranks: Ints, first_step: int, last_step: int) -> None:
+        """The same of several ranks, each once."""
         self._watched = True
         steps = np.arange(max(first_step, self.latest_step - self._kept + 1, 0), min(last_step, self.latest_step) + 1)
         steps = steps[self._steps[steps % self._kept] == steps]
@@ -168,14 +171,22 @@ class StepWindow:
         fresh = (~self._covered[np.ix_(slots, ranks)]).sum(axis=1)
         self._covered[np.ix_(slots, ranks)] = True
         self._covered_count[slots] += fresh
-        resolved = steps[(fresh > 0) & (self._covered_count[slots] == self._world_size)].tolist()
-        if resolved:
-            self._charge(resolved)
-        kinds = []
-        for step in resolved:
+        complete = steps[(fresh > 0) & (self._covered_count[slots] == self._world_size)].tolist()
+        if complete:
+            self._charge(complete)
+        self._complete.extend(complete)
+
+    def resolve(self, steps_max: int | None = None, rest: Callable[[], None] = go_on) -> list[KindColumns]:
+        """Find the waiting in so many of the steps that can be resolved, None: in all; `rest` is called before each.
+        Returns what the collectives of each came to, in their order. Steps that have left the window meanwhile were
+        resolved when they did: they come first, and do not count.
+        """
+        resolved, self._resolved = self._resolved, []
+        count = len(self._complete) if steps_max is None else min(steps_max, len(self._complete))
+        for _ in range(count):
             rest()
-            kinds.append(self._resolve(step, step % self._kept))
-        return kinds
+            resolved.append(self._resolve(self._complete.popleft()))
+        return resolved
 
     def _charge(self, steps: Sequence[int]) -> None:
         """Find who caused the waiting in one of these steps; it costs more than to find the waiting. Each time it is
@@ -192,7 +203,8 @@ class StepWindow:
         caused_ns[list(blame.ranks)] = blame.caused_ns
         self._wait_caused_ns.put(step % self._kept, caused_ns)
 
-    def _resolve(self, step: int, slot: int) -> KindColumns:
+    def _resolve(self, step: int) -> KindColumns:
+        slot = step % self._kept
         waits = split_waits(self._pending.pop(step, ()), self._group_sizes)
         self._transfers.put(slot, waits.kinds, self._group_sizes)
         exposed_ns = np.zeros(self._world_size)
@@ -228,6 +240,8 @@ class StepWindow:
 
     def _move_to(self, step: int) -> None:
         if step > self.latest_step:
+            while self._complete and min(self._complete) <= step - self._kept:
+                self._resolved.append(self._resolve(self._complete.popleft()))
             self.latest_step = step
             self._pending = {kept: found for kept, found in self._pending.items() if kept > step - self._kept}
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.state.events import JobEvent, RankJoined, ReportAdmitted
+from rankscope.collector.state.events import JobEvent, RankJoined, ReportAdmitted, Tick
 from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.snapshot import RunSnapshot
@@ -87,14 +87,17 @@ def random_story(seed: int) -> list[JobEvent]:
     return events
 
 
-def tell(events: Sequence[JobEvent], batch: int) -> tuple[RunSnapshot, list[list[float]]]:
-    job = JobState("r", CollectorConfig(steps_kept=KEPT, detect_steps=16))
+def tell(
+    events: Sequence[JobEvent], batch: int, *, steps_max: int | None = None, kept: int = KEPT
+) -> tuple[RunSnapshot, list[list[float]]]:
+    job = JobState("r", CollectorConfig(steps_kept=kept, detect_steps=16))
     for rank in range(RANKS):
         job.handle(hello_of(rank))
     for first in range(0, len(events), batch):
         for event in events[first : first + batch]:
             job.handle(event)
-        job.settle()
+        job.settle(steps_max=steps_max)
+    job.settle()
     attempt = job._attempt
     assert attempt is not None
     series = attempt.window.series(tuple(range(RANKS)), skip_steps=0)
@@ -114,6 +117,44 @@ def test_in_batches_of_any_size_the_same_comes_out() -> None:
             assert [rank.collectives for rank in together.ranks] == [rank.collectives for rank in one_by_one.ranks]
             assert [rank.steps.unaccounted for rank in together.ranks] == [0] * RANKS
             assert [rank.last_step for rank in together.ranks] == [rank.last_step for rank in one_by_one.ranks]
+
+
+def test_steps_resolved_later_come_to_the_same() -> None:
+    for seed in range(6):
+        events = [event for event in random_story(seed) if isinstance(event, ReportAdmitted)]
+        at_once, columns = tell(events, 3)
+        for steps_max in (0, 1):
+            later, columns_later = tell(events, 3, steps_max=steps_max)
+            np.testing.assert_array_equal(columns_later, columns, err_msg=f"seed {seed}, {steps_max} steps a batch")
+            assert [rank.collectives for rank in later.ranks] == [rank.collectives for rank in at_once.ranks]
+
+
+def test_steps_that_leave_the_window_before_they_are_resolved_are_counted() -> None:
+    chance = np.random.default_rng(0)
+    events = [report_of(rank, number, range(number * 3 - 3, number * 3), chance) for number in range(1, 31)
+              for rank in range(RANKS)]  # fmt: skip
+    for steps_max in (None, 0):
+        told, _ = tell(events, RANKS, steps_max=steps_max, kept=32)
+        assert [[kind.count for kind in rank.collectives] for rank in told.ranks] == [[90]] * RANKS
+
+
+def test_batch_resolves_so_many_steps_and_a_picture_none() -> None:
+    job = JobState("r", CollectorConfig())
+    for rank in range(RANKS):
+        job.handle(hello_of(rank))
+    for rank in range(RANKS):
+        job.handle(report_of(rank, 1, range(3), np.random.default_rng(rank)))
+    job.settle(steps_max=1)
+    assert count_in_picture(job) == 1
+    job.settle(steps_max=1)
+    assert (count_in_picture(job), count_in_picture(job)) == (2, 2)
+    job.handle(Tick(NOW_NS, 1.0))
+    assert count_in_picture(job) == 3
+
+
+def count_in_picture(job: JobState) -> int:
+    """Collectives of rank 0 in the picture of this moment."""
+    return sum(kind.count for kind in job.draft(NOW_NS).build().ranks[0].collectives)
 
 
 def test_what_was_not_settled_is_before_anybody_looks() -> None:

@@ -46,7 +46,8 @@ def reduce_all(window: StepWindow, rank: int, duration_ns: int, *steps: int, siz
 
 
 def cover(window: StepWindow, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
-    return [kind for step in window.cover(rank, first_step, last_step) for kind in rows_of(step)]
+    window.cover(rank, first_step, last_step)
+    return [kind for step in window.resolve() for kind in rows_of(step)]
 
 
 def self_times(window: StepWindow, *ranks: int) -> list[list[float | None]]:
