@@ -45,10 +45,10 @@ PREPARED_AGE_S_MAX: Final = 5.0
 """A third of the usual scrape interval: an expected scrape finds a page of a second or two."""
 LATE_AGE_S_MAX: Final = 30.0
 """Two scrape intervals: so old a page may be when the machine is too busy to write all of them in time."""
-LEAD_S: Final = 0.25
-LEAD_RATIO: Final = 1.5
-"""A page is begun so long before it is expected: half as long again as the longest of the last ones took, for a busy
-machine."""
+LEAD_S: Final = 0.4
+LEAD_RATIO: Final = 1.25
+"""The picture of a page is ordered so long before it is expected: 0.4 s and a quarter more than the longest of the last
+ones took from there until it was written. One that is still late is waited for, LATE_WAIT_S."""
 TOOK_KEPT: Final = 3
 LATE_WAIT_S: Final = 0.2
 """So long a scrape waits for its own page, which is being written, before it is given the one before, which is older by
@@ -58,8 +58,8 @@ LEAD_S_MAX: Final = 4.0
 PAGES_MAX: Final = 512
 """Both formats of as many shards as there may be; beyond that the one that was not asked for longest goes."""
 
-PICTURE_LEAD_S: Final = 0.4
-"""So long before a page is begun its picture is asked for. When that is not there then, it shows the one before."""
+PICTURE_WAIT_S: Final = 0.4
+"""So long a page that is to be written waits for its picture. When that is not there then, it shows the one before."""
 PICTURE_LOOK_S: Final = 0.02
 
 PAUSE_FOR_ASKERS_S: Final = 0.02
@@ -105,7 +105,7 @@ class _Wanted:
         """Whether it was large when it was last written."""
         self.is_being_written = False
         self.took_s: deque[float] = deque(maxlen=TOOK_KEPT)
-        """How long the last ones took."""
+        """How long the last ones took, from the order of their picture where there was one."""
         self.expected_s = float("-inf")
         """The last moment that it was expected at and written for, or found fresh enough."""
 
@@ -115,7 +115,7 @@ class _Wanted:
 
     def find_order_s(self, expected_s: float) -> float:
         """When to order the picture of the page that is expected then."""
-        return expected_s - min(LEAD_S + LEAD_RATIO * max(self.took_s), LEAD_S_MAX) - PICTURE_LEAD_S
+        return expected_s - min(LEAD_S + LEAD_RATIO * max(self.took_s), LEAD_S_MAX)
 
 
 Key = tuple[Page, TextFormat]
@@ -281,9 +281,9 @@ class PageCache:
         wanted.expected_s = expected_s
         if expected_s - written.begun_s > PREPARED_AGE_S_MAX:
             try:
-                self._wait_for_picture(order_s + PICTURE_LEAD_S)
+                self._wait_for_picture(order_s + PICTURE_WAIT_S)
                 with self._writing:
-                    self._write(key, wanted)
+                    self._write(key, wanted, since_s=now_s)
             finally:
                 if self._orders is not None:
                     self._orders.note_written()
@@ -308,8 +308,10 @@ class PageCache:
         while self._read_snapshot().wall_s < from_wall_s and self._now_s() < until_s:
             self._sleep(PICTURE_LOOK_S)
 
-    def _write(self, key: Key, wanted: _Wanted) -> Written:
-        """Write the page of the present snapshot. To be called with `_writing` held."""
+    def _write(self, key: Key, wanted: _Wanted, since_s: float | None = None) -> Written:
+        """Write the page of the present snapshot. To be called with `_writing` held. `since_s`: since when it was
+        waited for, None: since now.
+        """
         begun_s = self._now_s()
         number, snapshot = self._look()
         self._is_writing_large, wanted.is_being_written = wanted.is_large, True
@@ -319,9 +321,9 @@ class PageCache:
             ranks = sum(snapshot.sizes.values()) if key[0].path == METRICS_PATH else 0
             is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX
             wanted.is_large = not is_small
-            took_s = self._now_s() - begun_s
-            wanted.took_s.append(took_s)
-            wanted.written = Written(compressed, is_small, number, begun_s, took_s)
+            written_s = self._now_s()
+            wanted.took_s.append(written_s - (begun_s if since_s is None else since_s))
+            wanted.written = Written(compressed, is_small, number, begun_s, written_s - begun_s)
             return wanted.written
         finally:
             with self._changed:

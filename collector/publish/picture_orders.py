@@ -15,7 +15,7 @@ from rankscope.collector.state.pace import Pace
 from rankscope.measure.clock import Clock
 from rankscope.measure.units import ns_to_s, s_to_ns
 
-SHARE: Final = 0.2
+SHARE: Final = 0.3
 """Of a core at most, with what is saved of each: pages of a large run are written seldom. Nine pages of 16,384 ranks in
 15 s take 0.05 core. With 0.1 a picture with all collectives of a profiler window, 0.19 s, left the next page without
 one of its own."""

@@ -74,7 +74,7 @@ def test_a_large_page_is_written_shortly_before_it_is_expected_and_no_scrape_wai
         written = len(world.written)
         shown = world.ask()
         assert len(world.written) == written
-        # Begun 1.75 s before, with the snapshot of that second.
+        # Begun 1.65 s before, with the snapshot of that second.
         assert world.snapshot.counts.frames_received - shown <= 3
 
 
@@ -161,6 +161,19 @@ def test_a_scrape_on_its_beat_waits_a_little_for_its_page_while_that_is_written(
     preparing.join()
 
 
+def test_a_page_is_ordered_as_early_as_the_last_ones_with_their_pictures_ask_for() -> None:
+    world = World(large=True, took_s=1.0)
+    world.ask_twice()
+    world.picture_takes_s = 0.29  # looked for every 0.02 s
+    for scrape_s, lead_s in ((1030.0, 1.65), (1045.0, 0.4 + 1.25 * 1.3)):
+        world.now_s = scrape_s - lead_s - 0.01
+        assert world.cache.prepare() == pytest.approx(0.01)
+        world.now_s = scrape_s - lead_s + 1e-6
+        world.cache.prepare()
+        world.now_s = scrape_s
+        world.ask()
+
+
 def test_a_page_is_begun_as_early_as_the_longest_of_the_last_ones_asks_for() -> None:
     """One that took long once may do so again."""
     world = World(large=True)
@@ -182,10 +195,10 @@ def test_a_page_is_written_from_a_picture_of_its_moment_where_there_is_one_in_ti
     world = World(large=True, took_s=1.0)
     world.ask_twice()
     world.picture_takes_s = picture_takes_s
-    # It is begun 1.75 s before 1030, and its picture asked for 0.4 s before that.
-    world.now_s = 1027.84
+    # Its picture is ordered 1.65 s before 1030, and it is begun at most 0.4 s later.
+    world.now_s = 1028.34
     assert world.cache.prepare() == pytest.approx(0.01)
-    world.now_s = 1027.85 + 1e-6
+    world.now_s = 1028.35 + 1e-6
     assert world.cache.prepare() == 0.0
     assert len(world.asked_s) == 1
     assert world.ask() == shown
@@ -201,12 +214,12 @@ def test_when_the_next_picture_will_be_ordered_is_said_before_and_again_when_one
     world.picture_takes_s = 0.0
     world.now_s = 1025.0
     world.cache.prepare()
-    assert world.announced_s == pytest.approx(1029.0 - 1.75 - 0.4)
+    assert world.announced_s == pytest.approx(1029.0 - 1.65)
     announced_amid_s: list[float | None] = []
     world.meanwhile = lambda: announced_amid_s.append(world.announced_s)
-    world.now_s = 1029.0 - 1.75 - 0.4 + 1e-6
+    world.now_s = 1029.0 - 1.65 + 1e-6
     world.cache.prepare()
-    assert announced_amid_s == [pytest.approx(1034.0 - 1.75 - 0.4)]
+    assert announced_amid_s == [pytest.approx(1034.0 - 1.65)]
     assert world.written_after_order == [len(world.written)]
 
 
@@ -354,7 +367,7 @@ def test_the_thread_begins_with_the_first_large_page_prepares_and_ends_with_the_
     for now_s[0] in (0.0, 10.0):
         cache.find(METRICS, CLASSIC)
     assert {thread.name for thread in set(threading.enumerate()) - before} == {"rankscope-pages"}
-    now_s[0] = 19.9  # the page is expected at 20 s, and is to be written 0.25 s before
+    now_s[0] = 19.9  # the page is expected at 20 s, and is to be written 0.4 s before
     cache._wake()
     assert prepared.wait(DEADLINE_S)
     cache.close()
