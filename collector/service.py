@@ -293,7 +293,7 @@ class Service:
             self._publish(now_ns)
 
     def _look_at_runs(self, now_ns: int, wall_s: float) -> None:
-        looks, began_ns = self._is_look_due(now_ns), time.thread_time_ns()
+        looks, began_ns = self._decide_on_look(now_ns), time.thread_time_ns()
         for job in list(self._jobs.values()):
             self._look_for_gone_processes(job)
             self._contain(job, Tick(now_ns, wall_s, looks=looks))
@@ -302,12 +302,12 @@ class Service:
         if looks:
             self._looks.take(now_ns, self._clock.monotonic_ns(), time.thread_time_ns() - began_ns)
 
-    def _is_look_due(self, now_ns: int) -> bool:
-        return self._looks.is_due(now_ns, is_writing=self._orders.is_writing, order_ns=self._orders.next_ns)
+    def _decide_on_look(self, now_ns: int) -> bool:
+        return self._looks.decide(now_ns, is_writing=self._orders.is_writing, order_ns=self._orders.next_ns)
 
     def _has_look_put_off(self) -> bool:
         """Whether a look that was put off may come now: there is a tick for it."""
-        return self._looks.is_put_off and self._is_look_due(self._clock.monotonic_ns())
+        return self._looks.is_put_off and self._decide_on_look(self._clock.monotonic_ns())
 
     def _look_for_gone_processes(self, job: JobState) -> None:
         for identity in job.live_identities(self._machine_id) if self._machine_id else ():

@@ -25,8 +25,10 @@ class LookTimes:
         self._lasted_ns = 0
         self._put_off_ns: int | None = None
 
-    def is_due(self, now_ns: int, *, is_writing: bool, order_ns: int | None) -> bool:
-        """Whether to look now, while a page `is_writing` or not, and the next order is expected at `order_ns`."""
+    def decide(self, now_ns: int, *, is_writing: bool, order_ns: int | None) -> bool:
+        """Decide whether to look now, while a page `is_writing` or not, and the next order is expected at `order_ns`.
+        A look that is due and does not come is put off from then on.
+        """
         if not self._pace.is_due(now_ns):
             return False
         comes_amid = order_ns is not None and 0 <= order_ns - now_ns < self._lasted_ns
