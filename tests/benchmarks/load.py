@@ -27,7 +27,7 @@ from rankscope.uplink.reconnect import CONNECTS_PER_S
 from tests.benchmarks.load_collector import LoadCollector, Usage
 from tests.benchmarks.load_probe import SCRAPE_S, Looks, Probe, read_body
 from tests.benchmarks.load_ranks import RANKS_PER_PROCESS, Progress, Task, run_ranks
-from tests.benchmarks.load_reports import HELD_MAX, RUN, SLOW_RANK
+from tests.benchmarks.load_reports import HELD_MAX, PERIOD_NS, RUN, SLOW_RANK
 from tests.benchmarks.load_results import Load, Storm, render
 from tests.benchmarks.machine import RESULTS, describe_run
 
@@ -84,7 +84,9 @@ class Measured(NamedTuple):
 class Ranks:
     """All ranks of the job, in processes of RANKS_PER_PROCESS. Made by `running`."""
 
-    def __init__(self, count: int, collector: LoadCollector, connect_s: float, *, waits_for_word: bool) -> None:
+    def __init__(
+        self, count: int, collector: LoadCollector, connect_s: float, *, waits_for_word: bool, speed: int
+    ) -> None:
         niceness = NICENESS if count >= NICE_FROM else 0
         context = multiprocessing.get_context("spawn")
         begin_ns = time.monotonic_ns() + s_to_ns(BEGIN_S + count * BEGIN_S_PER_RANK)
@@ -94,8 +96,9 @@ class Ranks:
         for first in range(0, count, RANKS_PER_PROCESS):
             own = range(first, min(first + RANKS_PER_PROCESS, count))
             task = Task(
-                own, count, collector.endpoint, collector.keys, s_to_ns(connect_s), begin_ns, waits_for_word, niceness
-            )
+                own, count, collector.endpoint, collector.keys, s_to_ns(connect_s), begin_ns, waits_for_word, niceness,
+                period_ns=PERIOD_NS // speed,
+            )  # fmt: skip
             mine, theirs = context.Pipe()
             self._controls.append(mine)
             self.processes.append(context.Process(target=run_ranks, args=(task, theirs), daemon=True))
@@ -149,11 +152,13 @@ class Ranks:
 
 
 @contextmanager
-def running(count: int, collector: LoadCollector, connect_s: float, *, waits_for_word: bool = False) -> Iterator[Ranks]:
-    """Ranks that begin to connect soon, and report from then on or from `begin_reports` on; they do not outlive the
-    block.
+def running(
+    count: int, collector: LoadCollector, connect_s: float, *, waits_for_word: bool = False, speed: int = 1
+) -> Iterator[Ranks]:
+    """Ranks that begin to connect soon, and make `speed` reports a second from then on or from `begin_reports` on; they
+    do not outlive the block.
     """
-    ranks = Ranks(count, collector, connect_s, waits_for_word=waits_for_word)
+    ranks = Ranks(count, collector, connect_s, waits_for_word=waits_for_word, speed=speed)
     for process in ranks.processes:
         process.start()
     try:

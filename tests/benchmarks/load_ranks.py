@@ -51,7 +51,8 @@ BYTES_HELD_MAX: Final = 16 * 2**20
 
 class Task(NamedTuple):
     """What one process does: its ranks, where and with which keys, and in how long they begin to connect. With
-    `waits_for_word` they make reports only once they are told "report". It runs at `niceness`.
+    `waits_for_word` they make reports only once they are told "report". It runs at `niceness`, and each rank makes a
+    report every `period_ns`.
     """
 
     own: range
@@ -62,6 +63,7 @@ class Task(NamedTuple):
     begin_ns: int
     waits_for_word: bool
     niceness: int
+    period_ns: int = PERIOD_NS
 
 
 class Progress(NamedTuple):
@@ -223,7 +225,7 @@ class RankProcess:
         a report, or just time that passes: before there are to be reports, and when there are to be no more.
         """
         since_ns = now_ns - self._task.begin_ns - self._task.connect_ns
-        due = max(0, since_ns) * len(self._ranks) // PERIOD_NS
+        due = max(0, since_ns) * len(self._ranks) // self._task.period_ns
         while self._turns < due:
             rank = self._ranks[self._turns % len(self._ranks)]
             self._turns += 1

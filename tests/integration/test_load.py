@@ -4,6 +4,8 @@ import pytest
 
 from tests.benchmarks.load import measure_load, measure_storm
 from tests.benchmarks.load_results import find_quantile, render
+from tests.benchmarks.memory import measure as measure_memory
+from tests.benchmarks.memory import render as render_growth
 
 RANKS = 64
 SECONDS = 3.0
@@ -31,6 +33,13 @@ def test_a_storm_of_connects_and_a_killed_collector_lose_nothing(head: str) -> N
     assert storm.made >= RANKS
     assert (storm.dropped, storm.gaps) == (0, 0)
     assert f"| {RANKS} |" in render(head, [], [storm])
+
+
+def test_ranks_may_report_faster_to_show_what_a_collector_takes_later(head: str) -> None:
+    growth = measure_memory(RANKS, reports=60, speed=20)
+    assert [point.reports for point in growth.points] == [0, 10, 60]
+    assert all(growth.bare_bytes < point.resident_bytes for point in growth.points)
+    assert f"| {RANKS} | 60 | 0:01 h |" in render_growth(head, [growth])
 
 
 def test_a_quantile_is_a_value_that_was_seen() -> None:
