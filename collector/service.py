@@ -158,9 +158,10 @@ class Service:
                 for batch in self._exchange.take(min(ns_to_s(wait_ns), WAIT_S_MAX)):
                     with self._turns:
                         self._take(batch)
-                    self._carry_out_order()  # not after all that waits, of which there may be half a second's work
-                self._carry_out_order()  # before a tick, which may look for long
-                if self._clock.monotonic_ns() >= next_tick_ns or self._has_look_put_off():
+                    self._carry_out_order(is_behind=True)  # of what waits there may be half a second's work
+                is_due = self._clock.monotonic_ns() >= next_tick_ns or self._has_look_put_off()
+                self._carry_out_order(is_behind=self._exchange.has_batches and not is_due)  # a tick may look for long
+                if is_due:
                     self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
                     with self._turns:
@@ -354,9 +355,9 @@ class Service:
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 
-    def _carry_out_order(self) -> None:
-        """Make the picture that was ordered, if any was."""
-        if self._orders.is_open(self._clock.monotonic_ns()):
+    def _carry_out_order(self, *, is_behind: bool) -> None:
+        """Make the picture that was ordered, if any was; not at once while the state `is_behind` what has come."""
+        if self._orders.is_open(self._clock.monotonic_ns(), is_behind=is_behind):
             with self._turns:
                 self._publish(self._clock.monotonic_ns())
 

@@ -64,6 +64,11 @@ class Exchange:
         """Whether as many events wait for the state as may."""
         return self._events >= EVENTS_WAITING_MAX
 
+    @property
+    def has_batches(self) -> bool:
+        """Whether anything waits for the state."""
+        return bool(self._inbox)
+
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """While it lasts the other thread mostly does not compute, but waits for its own turn.

@@ -58,7 +58,7 @@ LEAD_S_MAX: Final = 4.0
 PAGES_MAX: Final = 512
 """Both formats of as many shards as there may be; beyond that the one that was not asked for longest goes."""
 
-PICTURE_WAIT_S: Final = 0.4
+PICTURE_WAIT_S: Final = 0.7
 """So long a page that is to be written waits for its picture. When that is not there then, it shows the one before."""
 PICTURE_LOOK_S: Final = 0.02
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from rankscope.collector.state.pace import Pace
 from rankscope.measure.clock import Clock
-from rankscope.measure.units import ns_to_s, s_to_ns
+from rankscope.measure.units import NS_PER_MS, ns_to_s, s_to_ns
 
 SHARE: Final = 0.3
 """Of a core at most, with what is saved of each: pages of a large run are written seldom. Nine pages of 16,384 ranks in
@@ -21,6 +21,9 @@ SHARE: Final = 0.3
 one of its own."""
 NEW_S: Final = 0.3
 """One so old is as good as a new one."""
+PATIENCE_NS: Final = 300 * NS_PER_MS
+"""So long an order waits for reports that have come already and are not in the state yet: after a look at 16,384 ranks
+those of 0.3 to 0.9 s are, and a picture without them is that much older."""
 
 
 class PictureOrders:
@@ -31,6 +34,7 @@ class PictureOrders:
         self._wake = wake
         self._pace = Pace(SHARE, 0)
         self._is_open = threading.Event()
+        self._ordered_ns = 0
         self._made_wall_s = -math.inf
         self._next_ns: int | None = None
         self._is_writing = False
@@ -45,6 +49,7 @@ class PictureOrders:
         from_wall_s = ns_to_s(self._clock.wall_ns()) - NEW_S
         if self._made_wall_s >= from_wall_s or not self._pace.is_due(self._clock.monotonic_ns()):
             return self._made_wall_s
+        self._ordered_ns = self._clock.monotonic_ns()
         self._is_open.set()
         self._wake()
         return from_wall_s
@@ -69,9 +74,11 @@ class PictureOrders:
         """When the next order is likely to come, or was; None: none is expected."""
         return self._next_ns
 
-    def is_open(self, now_ns: int) -> bool:
-        """Whether one is to be made now."""
-        return self._is_open.is_set() and self._pace.is_due(now_ns)
+    def is_open(self, now_ns: int, *, is_behind: bool = False) -> bool:
+        """Whether one is to be made now, while the state `is_behind` what has come or not."""
+        if not self._is_open.is_set() or not self._pace.is_due(now_ns):
+            return False
+        return not is_behind or now_ns - self._ordered_ns >= PATIENCE_NS
 
     def close(self, wall_s: float) -> None:
         """One is made of this moment, whether it was ordered or not."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.publish.picture_orders import NEW_S, SHARE, PictureOrders
+from rankscope.collector.publish.picture_orders import NEW_S, PATIENCE_NS, SHARE, PictureOrders
 from rankscope.measure.units import NS_PER_S, s_to_ns
 from tests.driven_clock import START_S, WALL_S, DrivenClock
 
@@ -62,6 +62,15 @@ def test_an_order_stays_open_until_its_picture_may_be_made() -> None:
     assert not world.is_open
     world.clock.now_s += 1 / SHARE
     assert world.is_open
+
+
+def test_an_order_waits_for_what_has_come_but_not_for_long() -> None:
+    world = World()
+    world.orders.order()
+    now_ns = world.clock.monotonic_ns()
+    assert not world.orders.is_open(now_ns + PATIENCE_NS - 1, is_behind=True)
+    assert world.orders.is_open(now_ns + PATIENCE_NS - 1, is_behind=False)
+    assert world.orders.is_open(now_ns + PATIENCE_NS, is_behind=True)
 
 
 def test_when_the_next_order_is_expected_is_a_moment_of_the_clock() -> None:
