@@ -17,8 +17,8 @@ from rankscope.measure.units import NS_PER_MS, ns_to_s, s_to_ns
 
 SHARE: Final = 0.3
 """Of a core at most, with what is saved of each: pages of a large run are written seldom. Nine pages of 16,384 ranks in
-15 s take 0.05 core. With 0.1 a picture with all collectives of a profiler window, 0.19 s, left the next page without
-one of its own."""
+15 s take 0.05 core. With 0.2 a picture with which all lives of a run were saved, 0.26 s, left the next page without one
+of its own."""
 NEW_S: Final = 0.3
 """One so old is as good as a new one."""
 PATIENCE_NS: Final = 300 * NS_PER_MS

@@ -97,7 +97,7 @@ class Ranks:
             own = range(first, min(first + RANKS_PER_PROCESS, count))
             task = Task(
                 own, count, collector.endpoint, collector.keys, s_to_ns(connect_s), begin_ns, waits_for_word, niceness,
-                period_ns=PERIOD_NS // speed,
+                PERIOD_NS // speed,
             )  # fmt: skip
             mine, theirs = context.Pipe()
             self._controls.append(mine)

@@ -30,7 +30,7 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.connection import Connection
 from rankscope.uplink.delivery import Delivery, DeliveryState, Send, SendFrame, SendHello
 from rankscope.uplink.resend_buffer import ResendBuffer
-from tests.benchmarks.load_reports import PERIOD_NS, RUN, JobReports, build_hello
+from tests.benchmarks.load_reports import RUN, JobReports, build_hello
 
 FILES_PER_RANK: Final = 4
 """The connection, and a mailbox of each of the three sockets: the rank's own and both ends of its watch."""
@@ -63,7 +63,7 @@ class Task(NamedTuple):
     begin_ns: int
     waits_for_word: bool
     niceness: int
-    period_ns: int = PERIOD_NS
+    period_ns: int
 
 
 class Progress(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from rankscope.uplink.reconnect import CONNECTS_PER_S
 from tests.benchmarks.load import SETTLE_S_MAX, Ranks, collecting, find_pages, is_welcome, running
-from tests.benchmarks.load_collector import LoadCollector
+from tests.benchmarks.load_collector import MIB, LoadCollector
 from tests.benchmarks.load_probe import Probe
 from tests.benchmarks.machine import RESULTS, describe_run
 
@@ -28,7 +28,6 @@ REPORTS_PER_HOUR: Final = 3_600
 SLOWNESS_MAX: Final = 4
 """A machine that cannot keep up may take so many times as long."""
 KIB: Final = 1 << 10
-MIB: Final = 1 << 20
 
 
 class Point(NamedTuple):
@@ -57,10 +56,10 @@ def measure(count: int, reports: int, speed: int) -> Growth:
             probe = Probe(collector.endpoint, collector.url, collector.keys, find_pages(count))
             probe.start()
             ranks.begin_reports()
-            points += [_wait_for(ranks, collector, at, speed) for at in (*POINTS, reports) if at <= reports]
+            points += [_wait_for(ranks, collector, at, speed) for at in sorted({*POINTS, reports}) if at <= reports]
             probe.end()
             ranks.stop()
-    return Growth(count, bare_bytes, list(dict.fromkeys(points)))
+    return Growth(count, bare_bytes, points)
 
 
 def _wait_for(ranks: Ranks, collector: LoadCollector, reports: int, speed: int) -> Point:
