@@ -28,7 +28,8 @@ import numpy as np
 
 from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals, covered_before, touching
-from rankscope.measure.kineto import LAUNCHES, NONE, Ints
+from rankscope.measure.kineto import LAUNCHES, NONE, Ints, KinetoTrace
+from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowBreakdown
 from rankscope.measure.traced_collectives import Collective, find_collectives
@@ -54,9 +55,12 @@ class StepBounds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A full window of at least one step. The columns' times are `wall_minus_host_ns` ahead of the host clock."""
+    """A full window of at least one step: its events in columns or, where there is one, in the trace file that torch
+    `saved` of it. Their times are `wall_minus_host_ns` ahead of the host clock.
+    """
 
     columns: WindowColumns
+    saved: bytes = b""
     steps: tuple[StepBounds, ...]
     wall_minus_host_ns: int
     on_device: bool
@@ -97,7 +101,7 @@ class _Window(NamedTuple):
 
 def reduce_window(request: WindowRequest) -> WindowAnswer:
     """The breakdown of each whole step and the collectives that ran on a device, by the host clock."""
-    view = RankView(to_trace(request.columns, ahead_ns=request.wall_minus_host_ns))
+    view = RankView(read_events(request))
     first_step = request.steps[0].step
     if not request.on_device:
         windows: Sequence[_Window] = [_Window(s.step, s.start_host_ns, s.end_host_ns) for s in request.steps]
@@ -112,6 +116,16 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
         steps_cut=len(request.steps) - 1 - len(windows),
         on_device=True,
     )
+
+
+def read_events(request: WindowRequest) -> KinetoTrace:
+    """The window's events by the host clock. Raises TraceError where what was saved is no trace."""
+    if not request.saved:
+        return to_trace(request.columns, ahead_ns=request.wall_minus_host_ns)
+    trace = read_trace([request.saved])
+    start_ns = trace.events.start_ns  # counted from a base of the file's own
+    start_ns += trace.head.get("baseTimeNanoseconds", 0) - request.wall_minus_host_ns
+    return trace
 
 
 def _break_down(view: RankView, windows: Sequence[_Window]) -> tuple[WindowBreakdown, ...]:

@@ -1,7 +1,8 @@
 """Kineto, started and stopped without torch.profiler: 0.4 ms instead of 1 ms to start, and only the scopes asked for.
 
-All of it is private to torch (tried with the CPU build of 2.13; what concerns devices was read in its sources and in
-Kineto's), so `TorchProfiler.find` looks for every piece first and says what is missing. Start and stop must be called
+All of it is private to torch, and differs between its versions (docs/torch.md says which were tried; what concerns
+devices was read in its sources and in Kineto's), so `TorchProfiler.find` looks for every piece first and says what is
+missing. Start and stop must be called
 on the same thread, the training thread, at a step boundary.
 
 What a window records
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
+from rankscope.agent.probe.kineto_events import SessionEvents, check_events
 from rankscope.agent.probe.open_ranges import OpenRanges
 from rankscope.measure.errors import UnavailableError
 
@@ -69,6 +71,9 @@ class TorchProfiler:
         self._cpu = c_profiler.ProfilerActivity.CPU
         self._scope = c_profiler.RecordScope
         self._c_profiler = c_profiler
+        self._lists_activities = hasattr(autograd._ProfilerResult, "trace_activities")
+        if not self._lists_activities:
+            check_events(autograd)
         self._with_shapes = self._configure(record_shapes=True)
         self._plain = self._configure(record_shapes=False)
         self._thread: int | None = None
@@ -131,7 +136,8 @@ class TorchProfiler:
         self._activities_seen |= on_device
 
     def stop(self) -> Any:
-        """End the session; the result's `trace_activities()` may be read from another thread.
+        """End the session; the result's `trace_activities()` may be read from another thread. Where this torch cannot
+        list them, it is a `SessionEvents`.
 
         Raises RuntimeError when there is none, or another thread began it.
         """
@@ -139,9 +145,10 @@ class TorchProfiler:
             raise RuntimeError("no profiler session was begun on this thread")
         self._thread = None
         try:
-            return self._autograd._disable_profiler()
+            result = self._autograd._disable_profiler()
         finally:
             self._ranges.session_has_ended()
+        return result if self._lists_activities else SessionEvents(result, self._autograd.DeviceType.CPU)
 
     def _find_activities(self) -> set[Any]:
         return {device.activity for device in self._devices if device.is_in_use() and device.can_be_recorded()}
@@ -155,17 +162,17 @@ class TorchProfiler:
         return {scope.USER_SCOPE, scope.FUNCTION} if self._communicates() else {scope.USER_SCOPE}
 
     def _configure(self, *, record_shapes: bool) -> Any:
-        # Positional: state, record_shapes, profile_memory, with_stack, with_flops, with_modules, experimental, trace_id
+        # Positional: state, record_shapes, profile_memory, with_stack, with_flops, with_modules, experimental
         c = self._c_profiler
-        return c.ProfilerConfig(c.ProfilerState.KINETO, record_shapes, False, False, False, False, _experimental(c), "")
+        experimental = self._leave_events_out() if self._lists_activities else c._ExperimentalConfig()
+        return c.ProfilerConfig(c.ProfilerState.KINETO, record_shapes, False, False, False, False, experimental)
 
-
-def _experimental(c_profiler: Any) -> Any:
-    """Without Python's event objects, which nothing here looks at: they are a third of what ending a window takes."""
-    try:
-        return c_profiler._ExperimentalConfig(trace_only=True)
-    except TypeError:  # torch before 2.12 or so
-        return c_profiler._ExperimentalConfig()
+    def _leave_events_out(self) -> Any:
+        """Torch's own events, which nobody looks at then, are a third of what ending a window takes."""
+        try:
+            return self._c_profiler._ExperimentalConfig(trace_only=True)
+        except TypeError:
+            return self._c_profiler._ExperimentalConfig()
 
 
 def find_devices(autograd: Any, c_profiler: Any) -> tuple[DeviceKind, ...]:

@@ -29,6 +29,7 @@ from rankscope.agent.reduce_window import (
     command_line,
     reduce_window,
 )
+from rankscope.measure.errors import TraceError
 from rankscope.measure.units import s_to_ns
 
 WAITING_MAX = 2
@@ -135,7 +136,7 @@ class WindowChildren:
 
     def submit(self, request: WindowRequest) -> None:
         """Reduce this, when the ones before are done."""
-        is_small = len(request.columns.category) <= self._in_place_events_max
+        is_small = not request.saved and len(request.columns) <= self._in_place_events_max
         if is_small and self._running is None and not self._waiting:
             self._ready.append(reduce_window(request))
             return
@@ -164,7 +165,14 @@ class WindowChildren:
             child.kill()
             requests.insert(0, request)
         answers += [answer] if answer is not None else []
-        return answers + [reduce_window(request) for request in requests]
+        return answers + [found for found in map(self._reduce_here, requests) if found is not None]
+
+    def _reduce_here(self, request: WindowRequest) -> WindowAnswer | None:
+        try:
+            return reduce_window(request)
+        except TraceError:
+            self._count("reduction_failed")
+            return None
 
     def _start_next(self) -> None:
         if self._running is not None or not self._waiting:

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
 from rankscope.agent.probe.collectives import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
+from rankscope.agent.probe.kineto_events import SessionEvents
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
 from rankscope.agent.report.reduced_window import NOTHING, ReducedWindow
@@ -17,8 +18,10 @@ from rankscope.agent.report.window_child import ON_THEIR_WAY_MAX, WindowChildren
 from rankscope.agent.report.window_reading import HostRange, read_window
 from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
+from rankscope.measure.window_columns import WindowColumns
 
 TOO_LARGE = "events_max"
+NOT_SAVED = "not_saved"
 
 
 class GroupSource:
@@ -86,15 +89,11 @@ class WindowReduction:
             return NOTHING
         read = read_window(window, found, self._yield_gil)
         if read.columns is not None:
-            bounds = tuple(StepBounds(s.step, s.start_host_ns, s.end_host_ns) for s in window.steps)
-            self._children.submit(
-                WindowRequest(
-                    columns=read.columns,
-                    steps=bounds,
-                    wall_minus_host_ns=window.wall_minus_host_ns,
-                    on_device=window.on_device,
-                )
-            )
+            try:
+                self._children.submit(make_request(window, read.columns))
+            except OSError:
+                self._count(NOT_SAVED)
+                return NOTHING
         collectives = self._place(window, read.ranges)
         if window.on_device:
             # All collectives of a step are told together, when it is known which steps are whole.
@@ -233,6 +232,20 @@ class WindowReduction:
         entries, names = self._source.read_entries()
         self._torch_name_of_group.update((number, name) for number, (name, _) in names.items())
         return entries
+
+
+def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
+    """What the child is given: the columns, or the file of a device's window where torch tells it only there. Raises
+    OSError when that cannot be written.
+    """
+    is_in_file = window.on_device and isinstance(window.result, SessionEvents)
+    return WindowRequest(
+        columns=WindowColumns() if is_in_file else columns,
+        saved=window.result.read_saved() if is_in_file else b"",
+        steps=tuple(StepBounds(s.step, s.start_host_ns, s.end_host_ns) for s in window.steps),
+        wall_minus_host_ns=window.wall_minus_host_ns,
+        on_device=window.on_device,
+    )
 
 
 def _within(sequence: int, bounds: tuple[int, int]) -> bool:

@@ -24,6 +24,8 @@ from torch import nn
 from rankscope.agent.probe.torch_profiler import TorchProfiler
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.measure.clock import SystemClock
+from rankscope.measure.kineto import Category
+from rankscope.measure.kineto_columns import read_trace
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.gpu.nvidia_smi import find_nvidia_smi, read_gpu
 from tests.gpu.training_device import observe_device
@@ -136,12 +138,16 @@ def compare_window_with_events(training: Training) -> list[Row]:
     end.record()
     torch.cuda.synchronize()
     result = profiler.stop()
-    kernels = [activity for activity in result.trace_activities() if activity.type() == "kernel"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "window.json"
+        result.save(str(path))
+        trace = read_trace([path.read_bytes()])
+    kernels = trace.rows(Category.KERNEL)
+    start_ns, duration_ns = trace.events.start_ns[kernels], trace.events.duration_ns[kernels]
     by_events = f"{begin.elapsed_time(end):.3f} ms"
-    if not kernels:
+    if not len(kernels):
         return [("device time of a window: by CUDA events", by_events), ("by its kernels", "it holds no kernels")]
-    span_ns = max(k.timestamp() + k.duration() for k in kernels) - min(k.timestamp() for k in kernels)
-    busy_ns = sum(kernel.duration() for kernel in kernels)
+    span_ns, busy_ns = (start_ns + duration_ns).max() - start_ns.min(), duration_ns.sum()
     by_kernels = f"{span_ns / 1e6:.3f} ms from the first to the last of {len(kernels)}, {busy_ns / 1e6:.3f} ms in them"
     return [("device time of a window: by CUDA events", by_events), ("device time of a window: by kernels", by_kernels)]
 

@@ -2,20 +2,23 @@
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.probe.torch_profiler import TorchProfiler
-from rankscope.agent.reduce_window import StepBounds, WindowRequest
+from rankscope.agent.reduce_window import WindowRequest, read_events
 from rankscope.agent.report.window_reading import read_window
+from rankscope.agent.report.window_reduction import make_request
 from rankscope.collector.traces.files import read_chunks
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.window_columns import to_trace
+from rankscope.measure.records import StepRecord
 
 
 class SavedWindow(NamedTuple):
@@ -44,9 +47,15 @@ class Training:
         return float(loss.item())
 
 
-def record_window(device: str, steps: int, folder: Path, before_step: Callable[[], None] = lambda: None) -> SavedWindow:
+def record_window(
+    device: str,
+    steps: int,
+    folder: Path,
+    before_step: Callable[[], None] = lambda: None,
+    find_profiler: Callable[[], TorchProfiler] = TorchProfiler.find,
+) -> SavedWindow:
     """Train that many steps within a full session of the agent's own profiler. `before_step` is part of each."""
-    training, profiler = Training(device), TorchProfiler.find()
+    training, profiler = Training(device), find_profiler()
     for _ in range(3):
         training.step()
     on_device = profiler.sees_device
@@ -62,19 +71,19 @@ def record_window(device: str, steps: int, folder: Path, before_step: Callable[[
         moments_ns.append(time.monotonic_ns())
     result = profiler.stop()
     wall_minus_host_ns = time.time_ns() - time.monotonic_ns()
-    window = RawWindow(True, (), result, wall_minus_host_ns, {}, {}, 0, on_device)
+    records = tuple(
+        StepRecord(step=step, start_host_ns=begin_ns, duration_ns=end_ns - begin_ns, phases_ns={})
+        for step, (begin_ns, end_ns) in enumerate(pairwise(moments_ns))
+    )
+    window = RawWindow(True, records, result, wall_minus_host_ns, {}, {}, 0, on_device)
     columns = read_window(window, result.trace_activities(), lambda: None).columns
     assert columns is not None
+    request = make_request(window, columns)
     path = folder / "window.json"
-    result.save(str(path))  # what export_chrome_trace calls
+    if request.saved:
+        path.write_bytes(request.saved)
+    else:
+        result.save(str(path))  # what export_chrome_trace calls
     trace = read_trace(read_chunks(str(path)))
-    return SavedWindow(
-        WindowRequest(
-            columns=columns,
-            steps=tuple(StepBounds(n, *moments_ns[n : n + 2]) for n in range(steps)),
-            wall_minus_host_ns=wall_minus_host_ns,
-            on_device=on_device,
-        ),
-        RankView(to_trace(columns, ahead_ns=int(trace.head["baseTimeNanoseconds"]))),
-        RankView(trace),
-    )
+    on_files_clock = msgspec.structs.replace(request, wall_minus_host_ns=int(trace.head["baseTimeNanoseconds"]))
+    return SavedWindow(request, RankView(read_events(on_files_clock)), RankView(trace))

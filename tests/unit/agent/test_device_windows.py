@@ -3,6 +3,9 @@
 Steps last 1,000 ticks on the host clock, of which the device is 100 behind. Group "0" is the world, "17" two ranks.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 
 from rankscope.agent.probe.collectives import FlightEntry
@@ -11,6 +14,7 @@ from rankscope.agent.report.reduced_window import ReducedWindow
 from rankscope.agent.report.window_child import WindowChildren
 from rankscope.agent.report.window_reduction import GroupSource, WindowReduction
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
+from tests.unit.agent.older_torch import to_session_events
 from tests.unit.agent.traced_activities import PARAM_COMMS, TracedActivity
 
 WALL = 1_700_000_000_000_000_000
@@ -25,11 +29,14 @@ NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 class Result:
     """What the profiler gives at a window's end."""
 
-    def __init__(self, activities: list[TracedActivity]) -> None:
+    def __init__(self, activities: Sequence[TracedActivity]) -> None:
         self._activities = activities
 
     def trace_activities(self) -> list[TracedActivity]:
         return list(self._activities)
+
+
+by_any_torch = pytest.mark.parametrize("result_of", [Result, to_session_events], ids=["2.13", "older"])
 
 
 def kernel(
@@ -57,6 +64,7 @@ def reduce(
     *,
     enqueued: dict[int, int] | None = None,
     entries_of: str = "",
+    result_of: Callable[[Sequence[TracedActivity]], Any] = Result,
 ) -> tuple[ReducedWindow, dict[str, int]]:
     """`enqueued` are the host's collectives of each group by number, of which 0 has the name `entries_of`."""
     entries = [FlightEntry(0, number, "all_reduce", 0) for number in (1, 2)]
@@ -68,15 +76,16 @@ def reduce(
         yield_gil=lambda: None,
     )
     steps = [StepRecord(step=n, start_host_ns=n * STEP, duration_ns=STEP, phases_ns={}) for n in range(5, 9)]
-    window = RawWindow(True, tuple(steps), Result(activities), WALL, {}, enqueued or {}, 0, on_device=True)
+    window = RawWindow(True, tuple(steps), result_of(activities), WALL, {}, enqueued or {}, 0, on_device=True)
     at_once = reducing.reduce(window)
     assert at_once == ReducedWindow([], [], None), "what it covers is not known yet"
-    (later,) = reducing.collect()
+    (later,) = reducing.finish()
     return later, reducing.skipped
 
 
-def test_a_collective_of_a_device_has_its_groups_label_its_sequence_and_the_gathered_size() -> None:
-    reduced, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, NCCL, group="17")])
+@by_any_torch
+def test_a_collective_of_a_device_has_its_groups_label_its_sequence_and_the_gathered_size(result_of: Any) -> None:
+    reduced, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, NCCL, group="17")], result_of=result_of)
     assert reduced.collectives == [
         CollectiveRecord(
             step=6,
@@ -92,8 +101,9 @@ def test_a_collective_of_a_device_has_its_groups_label_its_sequence_and_the_gath
     assert (reduced.covered_steps, skipped) == ((5, 7), {})
 
 
-def test_steps_of_a_device_without_communication_are_covered() -> None:
-    reduced, _ = reduce(STEPS_5_TO_7)
+@by_any_torch
+def test_steps_of_a_device_without_communication_are_covered(result_of: Any) -> None:
+    reduced, _ = reduce(STEPS_5_TO_7, result_of=result_of)
     assert ([found.first_step for found in reduced.breakdowns], reduced.covered_steps) == ([5, 6, 7], (5, 7))
 
 
@@ -122,10 +132,12 @@ def test_what_goes_from_one_rank_to_another_covers_its_step_whether_its_group_is
 GLOO = GroupInfo(label="beside", description="beside", ranks=(0, 1, 2, 3), backend="gloo")
 
 
-def test_what_the_host_communicated_in_whole_steps_is_told_together_with_the_device() -> None:
+@by_any_torch
+def test_what_the_host_communicated_in_whole_steps_is_told_together_with_the_device(result_of: Any) -> None:
     on_host = [TracedActivity("gloo:all_reduce", "user_annotation", start + WALL, 20, 300) for start in (6_200, 8_200)]
     activities = [*STEPS_5_TO_7, *on_host, *kernel(6_300, NCCL, group="17")]
-    reduced, skipped = reduce(activities, {"17": TENSOR, "9": GLOO}, enqueued={0: 2}, entries_of="9")
+    groups = {"17": TENSOR, "9": GLOO}
+    reduced, skipped = reduce(activities, groups, enqueued={0: 2}, entries_of="9", result_of=result_of)
     assert [(found.group, found.step) for found in reduced.collectives] == [("beside", 6), ("mesh_tp/0-1", 6)]
     assert (reduced.covered_steps, skipped) == ((5, 7), {})
 
@@ -136,8 +148,9 @@ def test_where_the_hosts_share_cannot_be_placed_no_step_is_covered() -> None:
     assert (reduced.collectives, reduced.covered_steps, skipped) == ([], None, {"collectives_unplaced": 1})
 
 
-def test_a_window_with_a_hole_covers_no_range_of_steps_and_counts_what_is_cut() -> None:
+@by_any_torch
+def test_a_window_with_a_hole_covers_no_range_of_steps_and_counts_what_is_cut(result_of: Any) -> None:
     lost = TracedActivity("cudaLaunchKernel", "cuda_runtime", 6_500 + WALL, 1, MAIN, correlation=99)
-    reduced, skipped = reduce([*STEPS_5_TO_7, lost])
+    reduced, skipped = reduce([*STEPS_5_TO_7, lost], result_of=result_of)
     assert ([found.first_step for found in reduced.breakdowns], reduced.covered_steps) == ([5, 7], None)
     assert skipped == {"steps_cut": 1}

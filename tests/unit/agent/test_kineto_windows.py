@@ -12,6 +12,7 @@ import torch
 
 from rankscope.agent.probe.kineto_windows import PART, Profiler
 from rankscope.agent.probe.torch_profiler import TorchProfiler
+from tests.unit.agent.older_torch import find_older_profiler
 from tests.unit.agent.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training
 
 DEADLINE_S = 60.0
@@ -46,7 +47,7 @@ def enter_real_range(name: str) -> None:
         pass
 
 
-@pytest.fixture(params=["stand-in", "torch"])
+@pytest.fixture(params=["stand-in", "torch", "older torch"])
 def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     if request.param == "stand-in":
         fake = FakeProfiler()
@@ -54,8 +55,8 @@ def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         return
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
     activities = [torch.profiler.ProfilerActivity.CPU]
-    real = TorchProfiler.find()
-    yield Rig(real, enter_real_range, lambda: torch.profiler.profile(activities=activities))
+    real = TorchProfiler.find() if request.param == "torch" else find_older_profiler()
+    yield Rig(real, enter_real_range, lambda: torch.profiler.profile(activities=activities, acc_events=True))
     if real.is_busy():
         real.stop()
 
@@ -122,9 +123,12 @@ def error_on_another_thread(action: Callable[[], object]) -> BaseException | Non
     return errors[0] if errors else None
 
 
-def test_only_a_full_session_of_torchs_profiler_holds_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("find", [TorchProfiler.find, find_older_profiler])
+def test_only_a_full_session_of_torchs_profiler_holds_operators(
+    find: Callable[[], TorchProfiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
-    profiler = TorchProfiler.find()
+    profiler = find()
     seen = {}
     for full in (False, True):
         profiler.start(full=full)

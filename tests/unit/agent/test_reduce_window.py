@@ -4,6 +4,7 @@ Windows of a device written by hand are drawn in microseconds. Real ones are the
 events handed over as live activities.
 """
 
+import gzip
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
@@ -241,6 +242,28 @@ def test_in_a_live_window_the_same_calls_launched_the_same_work_as_in_a_file(nam
     file, live = read_both_ways(name)
     assert np.array_equal(live.work_by_call[1], file.work_by_call[1])
     assert np.array_equal(live.work.start_ns[live.work_by_call[0]], file.work.start_ns[file.work_by_call[0]])
+
+
+@pytest.mark.parametrize("name", ["a100_nccl_2ranks_r0", "v100dgxs_resnet50_workers0_a"])
+def test_a_real_window_in_the_file_that_torch_saved_is_broken_down_as_one_in_columns(name: str) -> None:
+    path = TRACES / f"{name}.json.gz"
+    file, _ = read_both_ways(name)
+    base_ns = file.trace.head.get("baseTimeNanoseconds", 0)
+    in_columns = WindowRequest(
+        columns=read_columns(to_activities(read_events(path)), on_device=True),
+        steps=tuple(StepBounds(step.number, step.start_ns, step.next_start_ns) for step in file.steps),
+        wall_minus_host_ns=0,
+        on_device=True,
+    )
+    in_file = msgspec.structs.replace(
+        in_columns,
+        columns=WindowColumns(),
+        saved=gzip.decompress(path.read_bytes()),
+        wall_minus_host_ns=base_ns,  # the steps are on the file's own clock
+    )
+    answer = reduce_window(in_file)
+    assert len(answer.breakdowns) >= 1
+    assert answer == reduce_window(in_columns)
 
 
 @pytest.mark.parametrize("name", ["a100_nccl_2ranks_r0", "v100dgxs_resnet50_workers0_a"])

@@ -23,6 +23,7 @@ SCOPE = SimpleNamespace(USER_SCOPE="user", FUNCTION="function", BACKWARD_FUNCTIO
 class Autograd:
     """The profiler's entrances. A session must be prepared with the activities it is enabled with."""
 
+    _ProfilerResult = SimpleNamespace(trace_activities=None)
     supported: frozenset[str] = frozenset({"CPU", "CUDA"})
     sessions: list[tuple[bool, set[str], set[str]]] = field(default_factory=list)
     counted_devices: int = 0
@@ -58,7 +59,7 @@ def c_profiler(*, knows_trace_only: bool = True) -> Any:
         return options
 
     def configure(_state: object, with_shapes: object, *rest: object) -> Any:
-        return SimpleNamespace(with_shapes=with_shapes, experimental=rest[-2])
+        return SimpleNamespace(with_shapes=with_shapes, experimental=rest[-1])
 
     return SimpleNamespace(
         ProfilerActivity=ACTIVITY, RecordScope=SCOPE, ProfilerState=SimpleNamespace(KINETO="kineto"),

@@ -160,6 +160,15 @@ def test_at_the_end_what_is_not_reduced_yet_is_reduced_at_once() -> None:
     assert (nursery.children[0].is_killed, len(nursery.children), reducing.failed) == (True, 1, {})
 
 
+def test_a_file_is_read_by_a_child_however_small_and_one_that_was_cut_is_counted() -> None:
+    nursery = Nursery()
+    reducing = WindowChildren(nursery.spawn, lambda: 0)
+    for step, saved in ((5, SAVED[:-5]), (6, SAVED)):
+        reducing.submit(msgspec.structs.replace(request(step), saved=saved))
+    assert len(nursery.children) == 1
+    assert (steps_of(reducing.finish()), reducing.failed) == ([6], {"reduction_failed": 1})
+
+
 def test_at_the_end_a_child_that_has_just_ended_is_not_killed() -> None:
     nursery = Nursery()
     reducing = nursery.make()
@@ -186,10 +195,15 @@ def script(code: str) -> SpawnedChild:
     return SpawnedChild([sys.executable, "-c", code], b"given", os.environ)
 
 
-def test_a_real_child_answers_as_this_process_would_and_tells_its_cpu_time() -> None:
-    ended = wait_for(spawn(msgspec.msgpack.encode(request(5))))
+SAVED = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5, "dur": 3}]}'
+
+
+@pytest.mark.parametrize("saved", [b"", SAVED])
+def test_a_real_child_answers_as_this_process_would_and_tells_its_cpu_time(saved: bytes) -> None:
+    given = msgspec.structs.replace(request(5), saved=saved)
+    ended = wait_for(spawn(msgspec.msgpack.encode(given)))
     assert ended.exit_code == 0
-    assert msgspec.msgpack.decode(ended.output, type=WindowAnswer) == reduce_window(request(5))
+    assert msgspec.msgpack.decode(ended.output, type=WindowAnswer) == reduce_window(given)
     assert 0 < ended.cpu_ns < DEADLINE_S * NS_PER_S
 
 
