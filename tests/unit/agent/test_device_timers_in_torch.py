@@ -20,6 +20,7 @@ from tests.cuda_stand_in.suite import FixedPlan
 
 BATCHES = 6
 FORWARD_NS, BACKWARD_NS = 3_000_000, 5_000_000
+GRAPHS = [torch.cuda.CUDAGraph, getattr(getattr(torch, "accelerator", None), "Graph", torch.cuda.CUDAGraph)]
 
 
 class Training:
@@ -114,7 +115,7 @@ def test_step_that_is_compiled_with_its_backward_and_optimizer_is_timed(training
     assert all(record.device_phases_ns is not None for record in records[2:])
 
 
-@pytest.mark.parametrize("graph", [torch.cuda.CUDAGraph, getattr(torch.accelerator, "Graph", torch.cuda.CUDAGraph)])
+@pytest.mark.parametrize("graph", GRAPHS)
 def test_captures_are_watched_only_while_the_hooks_are_in_place(graph: Any) -> None:
     before = (graph.capture_begin, graph.capture_end)
     training = Training()

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+from torch._C import _distributed_c10d as c10d
+
 from rankscope.agent.capture.flight_recorder import NAME_DUMPS_MAX, FlightRecorder
 from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.measure.records import GroupInfo
@@ -76,5 +79,6 @@ def test_a_torch_without_a_recorder_says_so() -> None:
     assert absent == {"pending": "this torch has no flight recorder that can be read"}
 
 
+@pytest.mark.skipif(not hasattr(c10d, "_dump_fr_trace_json"), reason="this torch's recorder is not for the host")
 def test_the_recorder_of_the_torch_that_is_installed_is_found() -> None:
     assert FlightRecorder(dict, GraphCaptures()).is_available

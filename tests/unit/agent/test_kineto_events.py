@@ -53,7 +53,7 @@ def test_a_light_session_tells_a_collectives_name_size_time_and_thread_on_any_to
     command = [sys.executable, "-c", SESSIONS_WITH_COLLECTIVES, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
-    since, before = json.loads(ended.stdout)
+    since, before = json.loads(ended.stdout.splitlines()[-1])  # some versions of gloo have something to say before
     assert since.pop("shortest_ns") > 0
     assert before.pop("shortest_ns") > 0
     assert since == before

@@ -56,7 +56,7 @@ def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
     activities = [torch.profiler.ProfilerActivity.CPU]
     real = TorchProfiler.find() if request.param == "torch" else find_older_profiler()
-    yield Rig(real, enter_real_range, lambda: torch.profiler.profile(activities=activities, acc_events=True))
+    yield Rig(real, enter_real_range, lambda: torch.profiler.profile(activities=activities))
     if real.is_busy():
         real.stop()
 
