@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv test check test-fast test-integration soak test-gpu coverage format demo score bench screenshots dist clean
+.PHONY: help venv test check test-fast test-integration soak test-gpu test-torch coverage format demo score bench screenshots dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,16 @@ test-gpu: ## what needs a CUDA device, then what it costs there: make test-gpu P
 	$(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider
 	$(PYTHON) -m tests.gpu.report
 
+# With other versions the whole of CUDA comes along where the index has no build without it.
+test-torch: OTHER = .venv-torch-$(TORCH)
+test-torch: ## the agent's tests and all real jobs by another torch, some GB: make test-torch TORCH=2.11.0
+	@test -n '$(TORCH)' || { echo "test-torch needs a version: make test-torch TORCH=2.11.0" >&2; exit 1; }
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -c $(OTHER)/constraints.txt -e '.[test]' torch==$(TORCH)
+	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/unit/agent tests/integration
+
 coverage: $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/
 	$(PYTEST) $(FAST_TESTS) --doctest-modules measure --cov
 
@@ -70,6 +80,7 @@ bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes tes
 	$(BIN)/python -m tests.benchmarks.overhead
 	$(BIN)/python -m tests.benchmarks.start
 	$(BIN)/python -m tests.benchmarks.wire
+	$(BIN)/python -m tests.benchmarks.windows
 	$(BIN)/python -m tests.benchmarks.fan_in
 	$(BIN)/python -m tests.benchmarks.tick
 	$(BIN)/python -m tests.benchmarks.ingest

@@ -16,7 +16,7 @@ from rankscope.agent.config import AgentConfig, read_config
 from rankscope.agent.guard import describe
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
-from rankscope.measure.errors import SettingError
+from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.inspection import GpuFound, Inspection, TorchFound
 
 
@@ -60,9 +60,22 @@ def _inspect_torch() -> TorchFound:
         cuda=str(torch.version.cuda or ""),
         hip=str(getattr(torch.version, "hip", "") or ""),
         backends=backends,
-        has_kineto=bool(torch.profiler.kineto_available()),
+        has_autoload=hasattr(torch, "_import_device_backends"),
+        windows_problem=_find_windows_problem(torch),
         gpus=tuple(_uuid_of(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())),
     )
+
+
+def _find_windows_problem(torch: Any) -> str:
+    from rankscope.agent.probe.torch_profiler import TorchProfiler  # noqa: PLC0415 - it asks torch, as in training
+
+    if not torch.profiler.kineto_available():
+        return "this torch was built without Kineto"
+    try:
+        TorchProfiler.find()
+    except UnavailableError as error:
+        return str(error)
+    return ""
 
 
 def _uuid_of(properties: Any) -> str:

@@ -7,14 +7,16 @@ import msgspec
 
 class TorchFound(msgspec.Struct, frozen=True, kw_only=True):
     """`backends` are those of torch.distributed, `gpus` the UUIDs of the devices it sees, empty for those it cannot
-    tell. `problem`: why torch could not be imported.
+    tell. `has_autoload`: it loads packages of others by itself, as 2.5 and later do. `windows_problem`: why windows of
+    its profiler cannot be used; `problem`: why torch could not be imported.
     """
 
     version: str = ""
     cuda: str = ""
     hip: str = ""
     backends: tuple[str, ...] = ()
-    has_kineto: bool = False
+    has_autoload: bool = True
+    windows_problem: str = ""
     gpus: tuple[str, ...] = ()
     problem: str = ""
 

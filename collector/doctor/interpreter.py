@@ -70,6 +70,9 @@ def _check_launch(found: Inspection, environment: Mapping[str, str]) -> Check:
     by_hand = "Start with `torchrun ... -m rankscope.agent train.py`."
     if not found.is_autoloaded:
         return note("launch", "torch does not know the package", "RANKSCOPE=1 alone starts no agent", by_hand)
+    if not found.torch.has_autoload:
+        known = "torch before 2.5 loads no package by itself"
+        return note("launch", known, "RANKSCOPE=1 alone starts no agent", by_hand)
     if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         cure = f"Unset it. {by_hand}"
         return note("launch", "TORCH_DEVICE_BACKEND_AUTOLOAD is 0", "RANKSCOPE=1 alone starts no agent", cure)
@@ -87,10 +90,10 @@ def _check_backends(torch: TorchFound) -> Check:
 
 
 def _check_profiler(torch: TorchFound) -> Check:
-    if not torch.has_kineto:
+    if torch.windows_problem:
         costs = "no windows: no collectives, no compute, overlap and idle ratios; steps and phases stay"
-        return note("profiler", "this torch was built without Kineto", costs, "Install a build that has it.")
-    return ok("profiler", "Kineto is there")
+        return note("profiler", torch.windows_problem, costs, "docs/torch.md has the versions that were tried.")
+    return ok("profiler", "it is there, with all that windows use of it")
 
 
 def _check_gpus(found: Inspection) -> Iterator[Check]:
@@ -101,6 +104,10 @@ def _check_gpus(found: Inspection) -> Iterator[Check]:
         )
         return
     if found.torch.hip:
+        return
+    if not any(found.torch.gpus):
+        cure = "Train with torch 2.5 or later."
+        yield note("gpu", "this torch does not tell the UUIDs of its GPUs", "no GPU metrics through NVML", cure)
         return
     if found.nvml_problem:
         costs = "no utilisation, clocks, power, temperature, throttling, ECC and Xid"

@@ -17,8 +17,8 @@ from rankscope.measure.inspection import GpuFound, Inspection, TorchFound
 from rankscope.measure.key_files import ClientKeys, KeyPair
 
 UUID = "GPU-1"
-CPU = TorchFound(version="2.13.0", backends=("gloo",), has_kineto=True)
-CUDA = TorchFound(version="2.13.0", cuda="13.0", backends=("gloo", "nccl"), has_kineto=True, gpus=(UUID,))
+CPU = TorchFound(version="2.13.0", backends=("gloo",))
+CUDA = TorchFound(version="2.13.0", cuda="13.0", backends=("gloo", "nccl"), gpus=(UUID,))
 
 
 def states(torch: TorchFound, environment: Mapping[str, str] | None = None, **more: Any) -> dict[str, str]:
@@ -59,7 +59,9 @@ def test_values_that_may_not_be_read_are_named_with_the_reason() -> None:
         (CPU, {"environment": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}}, "launch", NOTE),
         (msgspec.structs.replace(CPU, backends=()), {}, "backends", NOTE),
         (msgspec.structs.replace(CUDA, backends=("gloo",)), {}, "backends", NOTE),
-        (msgspec.structs.replace(CPU, has_kineto=False), {}, "profiler", NOTE),
+        (msgspec.structs.replace(CPU, windows_problem="no Kineto"), {}, "profiler", NOTE),
+        (msgspec.structs.replace(CPU, has_autoload=False), {}, "launch", NOTE),
+        (msgspec.structs.replace(CUDA, gpus=("",)), {}, "gpu", NOTE),
         (CUDA, {"nvml_problem": "driver_not_loaded"}, "nvml", PROBLEM),
         (CPU, {"settings_problem": "stall_s is -1"}, "settings", PROBLEM),
     ],
