@@ -44,6 +44,8 @@ _TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})
 
 DEVICE_NUMBERS_FROM = 1 << 32
 """What is added to the group numbers of the recorder of NCCL: each recorder counts its groups from 0."""
+UNRECORDED_NUMBERS_FROM = 1 << 31
+"""And to those of groups that are in no recorder."""
 
 
 class GroupProgress:
@@ -51,8 +53,9 @@ class GroupProgress:
     the GIL held, and they query the events of what has not ended: never while a graph is being captured.
 
     NCCL has a recorder of its own up to torch 2.13, and shares one with the others in later ones: then both functions
-    give the same, which counts once. `groups` are the process groups as they were when one was first seen at work: a
-    short job has destroyed them again before the agent thread asks.
+    give the same, which counts once. Where nothing is recorded of what the host does, as in older ones, its groups are
+    asked, which count alike (tried from 2.8 to 2.13) but do not tell what each was. `groups` are the process groups as
+    they were when one was first seen at work: a short job has destroyed them again before the agent thread asks.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class GroupProgress:
 
     def read_enqueued(self) -> dict[int, int]:
         """The sequence number of the last collective enqueued in each process group, by torch's group number."""
-        enqueued = _read_status(self._dump)
+        enqueued = _read_status(self._dump) or self._process_groups.count_on_host()
         of_nccl = _read_status(self._dump_of_nccl)
         if of_nccl != enqueued:
             enqueued.update((DEVICE_NUMBERS_FROM + number, last) for number, last in of_nccl.items())
@@ -106,9 +109,10 @@ class GroupProgress:
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         """Every collective still in the recorders, each oldest first, and (name, description) of each group by number.
-        Nothing while a graph is being captured.
+        Nothing of recorders while a graph is being captured.
         """
-        return self._captures.run_between(self._read_entries) or ([], {})
+        entries, names = self._captures.run_between(self._read_entries) or ([], {})
+        return entries, {**self._process_groups.unrecorded, **names}
 
     def _read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         entries: list[FlightEntry] = []
@@ -178,23 +182,43 @@ class ProcessGroups:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
+        self._numbers: dict[str, int] = {}
+        self.unrecorded: dict[int, tuple[str, str]] = {}
+        """The name and description of each group that has been counted here, by its number."""
         self._described: dict[int, tuple[weakref.ref[Any], GroupInfo]] = {}
         """By the address of torch's object, which another one may have after it: hence the reference, which keeps no
         group alive that the script has destroyed."""
 
     def read(self) -> dict[str, GroupInfo]:
         """Those there are now, by torch's own name. Empty before init_process_group."""
+        return {str(group.group_name): described for group, described in self._find()}
+
+    def count_on_host(self) -> dict[int, int]:
+        """How many operations were enqueued in each group that communicates on the host alone, by a number of its own.
+        Groups that were never used are left out.
+        """
+        counts = {}
+        for group, described in self._find():
+            count = _count_enqueued_of(group) if _is_on_host(described.backend) else 0
+            if count:
+                name = str(group.group_name)
+                number = self._numbers.setdefault(name, UNRECORDED_NUMBERS_FROM + len(self._numbers))
+                self.unrecorded[number] = name, described.description
+                counts[number] = count
+        return counts
+
+    def _find(self) -> list[tuple[Any, GroupInfo]]:
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         world = getattr(c10d, "_world", None)
         if world is None or c10d is None:
-            return {}
-        known, found = {}, {}
+            return []
+        known, found = {}, []
         for group in list(world.pg_map):
             described = self._described.get(id(group))
             if described is None or described[0]() is not group:
                 described = weakref.ref(group), self._describe(group, c10d, world)
             known[id(group)] = described
-            found[str(group.group_name)] = described[1]
+            found.append((group, described[1]))
         self._described = known
         return found
 
@@ -203,6 +227,13 @@ class ProcessGroups:
         description = str(getattr(group, "group_desc", "")) or "group"
         label = group_label(description, ranks, self._world_size)
         return GroupInfo(label=label, description=description, ranks=ranks, backend=str(world.pg_map[group][0]))
+
+
+def _count_enqueued_of(group: Any) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:  # a backend that does not count
+        return 0
 
 
 def count_enqueued(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, tuple[int, int]]:

@@ -8,6 +8,7 @@ import json
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 from rankscope.agent.probe.collectives import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
 from rankscope.agent.probe.kineto_events import SessionEvents
@@ -22,6 +23,7 @@ from rankscope.measure.window_columns import WindowColumns
 
 TOO_LARGE = "events_max"
 NOT_SAVED = "not_saved"
+LOST = "collectives_lost"
 
 
 class GroupSource:
@@ -94,16 +96,15 @@ class WindowReduction:
             except OSError:
                 self._count(NOT_SAVED)
                 return NOTHING
-        collectives = self._place(window, read.ranges)
+        placed = self._place(window, read.ranges)
         if window.on_device:
             # All collectives of a step are told together, when it is known which steps are whole.
-            self._of_host[window.steps[0].step] = collectives
+            bounds = window.steps[0].step, window.steps[-1].step
+            self._of_host[bounds[0]] = placed.collectives if placed.covered_steps == bounds else None
             while len(self._of_host) > ON_THEIR_WAY_MAX:
                 del self._of_host[min(self._of_host)]
             return NOTHING
-        if collectives is None:
-            return NOTHING
-        return ReducedWindow(collectives, [], (window.steps[0].step, window.steps[-1].step))
+        return placed
 
     def collect(self) -> list[ReducedWindow]:
         """What the full windows tell that have been broken down since. Never waits."""
@@ -170,12 +171,10 @@ class WindowReduction:
 
     # -- groups and sequences -----------------------------------------------------------------------------------------
 
-    def _place(self, window: RawWindow, communication: Sequence[HostRange]) -> list[CollectiveRecord] | None:
-        """The collectives that began within the window's steps; None when some cannot be given their group, since then
-        the steps have not been seen whole.
+    def _place(self, window: RawWindow, communication: Sequence[HostRange]) -> ReducedWindow:
+        """The collectives that began within the window's steps. No step is covered, since none is known to have been
+        seen whole, when one cannot be given its group, or was enqueued and is not there, and nobody knows where it was.
         """
-        if not communication:
-            return []
         enqueued = {
             number: bounds
             for number, bounds in count_enqueued(window.enqueued_before, window.enqueued_after).items()
@@ -187,17 +186,24 @@ class WindowReduction:
         strangers = [found for found in counted if self._group_of_thread.get(found.thread) not in groups]
         if strangers:
             self._count("collectives_unplaced", len(counted))
-            return None
+            return NOTHING
+        lost = max(0, sum(last - first + 1 for first, last in enqueued.values()) - len(communication))
         starts_ns = [step.start_host_ns for step in window.steps]
+        whole = _find_whole(
+            window.steps, [_step_at(window.steps, starts_ns, c.start_host_ns) for c in communication], lost
+        )
+        if lost:
+            self._count(LOST, lost)
         records = []
         for number, (first, last) in enqueued.items():
             mine = [found for found in counted if self._group_of_thread[found.thread] == number]
-            complete = len(mine) == last - first + 1
+            missing = last - first + 1 - len(mine)
             for index, found in enumerate(mine):
                 step = _step_at(window.steps, starts_ns, found.start_host_ns)
                 if step is not None:
-                    records.append(_to_record(step, found, groups[number], first + index if complete else None))
-        return records
+                    is_known = missing == 0 or (missing == lost and step in whole)
+                    records.append(_to_record(step, found, groups[number], first + index if is_known else None))
+        return ReducedWindow(records, [], (whole[0], whole[-1]) if whole else None)
 
     def _learn_threads(self, counted: list[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> None:
         """Each process group has worker threads of its own, which stay. Learnt once, the cheap status is enough."""
@@ -256,6 +262,22 @@ def _step_at(steps: Sequence[StepRecord], starts_ns: Sequence[int], host_ns: int
     """The step in which a moment lies; None outside all steps, as in an evaluation."""
     position = bisect_right(starts_ns, host_ns) - 1
     return steps[position].step if position >= 0 and host_ns < steps[position].end_host_ns else None
+
+
+def _find_whole(steps: Sequence[StepRecord], steps_of_operations: Sequence[int | None], lost: int) -> list[int]:
+    """The steps from the first one on all of whose operations are there, when so many of the window's are not.
+
+    Up to torch 2.12 gloo ends its range after it has let training go on, so that the last range of a window is missing
+    in one of ten. Where the missing ones just make all steps alike it is known which steps lack them.
+    """
+    numbers = [record.step for record in steps]
+    if not lost:
+        return numbers
+    counts = [steps_of_operations.count(number) for number in numbers]
+    lacks = [max(counts) - count for count in counts]
+    if sum(lacks) != lost:
+        return []
+    return [number for number, _ in takewhile(lambda pair: pair[1] == 0, zip(numbers, lacks, strict=True))]
 
 
 def _op(activity: HostRange) -> str:

@@ -5,6 +5,7 @@ import json
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rankscope.agent.probe import collectives
 from rankscope.agent.probe.collectives import (
     DEVICE_NUMBERS_FROM,
+    UNRECORDED_NUMBERS_FROM,
     FlightEntry,
     GroupProgress,
     ProcessGroups,
@@ -281,6 +283,74 @@ def test_a_group_that_the_script_destroys_is_not_kept_alive() -> None:
     del group
     gc.collect()
     assert alive() is None
+
+
+# -- groups that are in no recorder -----------------------------------------------------------------------------------
+
+
+class Group:
+    """torch's object of a group, as far as it is asked."""
+
+    def __init__(self, name: str, description: str, count: int | None) -> None:
+        self.group_name = name
+        self.group_desc = description
+        self._count = count
+
+    def _get_sequence_number_for_group(self) -> int:
+        if self._count is None:
+            raise RuntimeError("this backend does not count")
+        return self._count
+
+
+@pytest.fixture
+def unrecorded(monkeypatch: pytest.MonkeyPatch) -> dict[Group, tuple[str, None]]:
+    """Process groups with their backends, of which torch records nothing."""
+    groups: dict[Group, tuple[str, None]] = {}
+    torch_s = SimpleNamespace(_world=SimpleNamespace(pg_map=groups), get_process_group_ranks=lambda _group: [0, 1])
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", torch_s)
+    return groups
+
+
+def test_what_the_host_enqueued_and_no_recorder_has_is_asked_of_its_groups(
+    monkeypatch: pytest.MonkeyPatch, unrecorded: dict[Group, tuple[str, None]]
+) -> None:
+    unrecorded |= {
+        Group("0", "default_pg", 13): ("cpu:gloo", None),
+        Group("2", "idle", 0): ("gloo", None),
+        Group("3", "on a device", 8): ("nccl", None),
+        Group("4", "uncounted", None): ("mpi", None),
+        Group("7", "mesh_tp", 5): ("gloo", None),
+    }
+    progress, _ = progress_with(monkeypatch, {"pg_status": {}})
+    enqueued = progress.read_enqueued()
+    entries, names = progress.read_entries()
+    assert sorted(enqueued.values()) == [5, 13]
+    assert {names[number]: count for number, count in enqueued.items()} == {
+        ("0", "default_pg"): 13,
+        ("7", "mesh_tp"): 5,
+    }
+    assert entries == []
+    assert all(UNRECORDED_NUMBERS_FROM <= number < DEVICE_NUMBERS_FROM for number in enqueued)
+    assert progress.communicates_on_host
+
+
+def test_a_group_keeps_its_number_whatever_comes_and_goes(
+    monkeypatch: pytest.MonkeyPatch, unrecorded: dict[Group, tuple[str, None]]
+) -> None:
+    first, second = Group("0", "default_pg", 4), Group("1", "mesh_tp", 9)
+    unrecorded |= {first: ("gloo", None), second: ("gloo", None)}
+    progress, _ = progress_with(monkeypatch, {})
+    (number,) = [number for number, count in progress.read_enqueued().items() if count == 9]
+    del unrecorded[first]
+    assert progress.read_enqueued() == {number: 9}
+
+
+def test_groups_are_not_asked_where_the_recorder_has_them(
+    monkeypatch: pytest.MonkeyPatch, unrecorded: dict[Group, tuple[str, None]]
+) -> None:
+    unrecorded[Group("0", "default_pg", 99)] = ("gloo", None)
+    progress, _ = progress_with(monkeypatch, {"pg_status": STATUS})
+    assert progress.read_enqueued() == {0: 7, 1: 3}
 
 
 # -- the difference ---------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ SESSIONS_WITH_COLLECTIVES = """
 import json, os, sys
 import torch
 from torch import distributed
+from rankscope.agent.probe.collectives import GroupProgress, ProcessGroups
 from rankscope.agent.probe.torch_profiler import TorchProfiler
 from rankscope.agent.report.window_reduction import parse_bytes
 from tests.unit.agent.older_torch import find_older_profiler
@@ -44,7 +45,8 @@ for find in (TorchProfiler.find, find_older_profiler):
         "shortest_ns": min(activity.duration() for activity in found),
         "strange_threads": sorted({activity.resource_id() for activity in found} - threads),
     })
-print(json.dumps(told))
+recorded = GroupProgress(1).read_enqueued()
+print(json.dumps([*told, list(recorded.values()), list(ProcessGroups(1).count_on_host().values())]))
 """
 
 
@@ -53,7 +55,9 @@ def test_a_light_session_tells_a_collectives_name_size_time_and_thread_on_any_to
     command = [sys.executable, "-c", SESSIONS_WITH_COLLECTIVES, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
-    since, before = json.loads(ended.stdout.splitlines()[-1])  # some versions of gloo have something to say before
+    since, before, recorded, counted = json.loads(
+        ended.stdout.splitlines()[-1]
+    )  # some versions of gloo have something to say before
     assert since.pop("shortest_ns") > 0
     assert before.pop("shortest_ns") > 0
     assert since == before
@@ -63,6 +67,7 @@ def test_a_light_session_tells_a_collectives_name_size_time_and_thread_on_any_to
         "kinds": ["user_annotation"],
         "strange_threads": [],
     }
+    assert recorded == counted == [6], "three in each session"
 
 
 def test_of_what_ran_on_a_device_an_event_does_not_tell_its_kind() -> None:
