@@ -95,19 +95,25 @@ def ask(path: str, question: str, seconds: float) -> Any:
 
 def ask_dumps(path: str, seconds: float, absent: dict[str, str]) -> list[dict[str, Any]]:
     """What the flight recorders say; what does not answer is said in `absent`."""
-    dumps = []
+    dumps, refusals = [], []
     deadline_ns = time.monotonic_ns() + round(seconds * 1000) * NS_PER_MS
     for question in STATUS_QUESTIONS:
         left_ns = deadline_ns - time.monotonic_ns()
         try:
             answer = ask(path, question, max(0.05, left_ns / (1000 * NS_PER_MS)))
-        except (OSError, ValueError) as error:
-            if question == STATUS_QUESTIONS[0]:  # builds without NCCL do not have the other
-                absent["pending"] = f"{type(error).__name__}: {error}"[:200]
-            continue
-        if isinstance(answer, dict):
-            dumps.append(answer)
+        except ValueError as error:  # builds without NCCL do not know one of them, torch before 2.11 or so the other
+            refusals.append(error)
+        except OSError as error:
+            absent["pending"] = _describe(error)
+        else:
+            dumps += [answer] if isinstance(answer, dict) else []
+    if refusals and not dumps:
+        absent.setdefault("pending", _describe(refusals[0]))
     return dumps
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
 
 
 def ask_waits(path: str, seconds: float) -> dict[str, int]:

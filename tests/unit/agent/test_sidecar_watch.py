@@ -179,11 +179,12 @@ def test_a_sidecar_that_was_stopped_itself_gives_the_ranks_time_to_beat(node: No
     assert len(node.look(500 * MS)) == 1
 
 
-def test_what_torch_s_worker_server_says_goes_along(node: Node) -> None:
+@pytest.mark.parametrize("question", ["fr_trace_json", "dump_nccl_trace_json"])  # an older torch knows only the latter
+def test_what_torch_s_worker_server_says_goes_along(node: Node, question: str) -> None:
     path = str(node.folder / "boot-of-0.sock")
     dump = dump_of(entry_of(0, 7), g0=status_of(7))
     waits = {"pytorch.wait_counter.TCPStore__wait": {"active_count": 1}, "pytorch.wait_counter.x": {"active_count": 0}}
-    with worker_server(path, {"fr_trace_json": dump, "wait_counter_values": waits}):
+    with worker_server(path, {question: dump, "wait_counter_values": waits}):
         node.start("pass", socket_path=path, group_labels={"0": "default_pg"})
         (notice,) = [notice for notice in node.pass_time(11) if isinstance(notice, RankUnresponsive)]
     assert [(one.group, one.op, one.sequence, one.sizes) for one in notice.pending] == [
@@ -191,6 +192,15 @@ def test_what_torch_s_worker_server_says_goes_along(node: Node) -> None:
     ]
     assert [(status.group, status.enqueued) for status in notice.progress] == [("default_pg", 7)]
     assert (notice.waits, notice.absent) == ({"TCPStore__wait": 1}, {})
+
+
+def test_a_worker_server_that_knows_no_recorder_is_said(node: Node) -> None:
+    path = str(node.folder / "boot-of-0.sock")
+    with worker_server(path, {}):
+        node.start("pass", socket_path=path)
+        (notice,) = [notice for notice in node.pass_time(11) if isinstance(notice, RankUnresponsive)]
+    assert list(notice.absent) == ["pending"]
+    assert "404" in notice.absent["pending"]
 
 
 def test_a_worker_server_that_does_not_answer_is_said_and_the_rest_is_told(node: Node) -> None:
