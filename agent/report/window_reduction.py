@@ -24,6 +24,7 @@ from rankscope.measure.window_columns import WindowColumns
 TOO_LARGE = "events_max"
 NOT_SAVED = "not_saved"
 LOST = "collectives_lost"
+STEPS_CUT = "steps_cut"
 
 
 class GroupSource:
@@ -90,13 +91,11 @@ class WindowReduction:
             self._count(TOO_LARGE)
             return NOTHING
         read = read_window(window, found, self._yield_gil)
-        if read.columns is not None:
-            try:
-                self._children.submit(make_request(window, read.columns))
-            except OSError:
-                self._count(NOT_SAVED)
-                return NOTHING
-        placed = self._place(window, read.ranges)
+        enqueued = _count_on_host(window)
+        whole = self._find_whole(window, read.ranges, enqueued)
+        if read.columns is not None and not self._submit(window, read.columns, whole):
+            return NOTHING
+        placed = self._place(window, read.ranges, enqueued, whole)
         if window.on_device:
             # All collectives of a step are told together, when it is known which steps are whole.
             bounds = window.steps[0].step, window.steps[-1].step
@@ -105,6 +104,31 @@ class WindowReduction:
                 del self._of_host[min(self._of_host)]
             return NOTHING
         return placed
+
+    def _submit(self, window: RawWindow, columns: WindowColumns, whole: Sequence[StepRecord]) -> bool:
+        """Have a full window broken down; whether that can be. A step on the host that lacks a communication would pass
+        for one without; a device's is told by its kernels.
+        """
+        if not window.on_device and len(whole) < len(window.steps):
+            self._count(STEPS_CUT, len(window.steps) - len(whole))
+            window = window._replace(steps=whole)
+        try:
+            if window.steps:
+                self._children.submit(make_request(window, columns))
+        except OSError:
+            self._count(NOT_SAVED)
+            return False
+        return True
+
+    def _find_whole(
+        self, window: RawWindow, communication: Sequence[HostRange], enqueued: Mapping[int, tuple[int, int]]
+    ) -> Sequence[StepRecord]:
+        """The steps from the first one on that are known to have all of the host's communication."""
+        lost = _count_lost(communication, enqueued)
+        if not lost:
+            return window.steps
+        self._count(LOST, lost)
+        return _find_steps_before(window.steps, communication, lost)
 
     def collect(self) -> list[ReducedWindow]:
         """What the full windows tell that have been broken down since. Never waits."""
@@ -121,7 +145,7 @@ class WindowReduction:
 
     def _take(self, answer: WindowAnswer) -> ReducedWindow:
         if answer.steps_cut:
-            self._count("steps_cut", answer.steps_cut)
+            self._count(STEPS_CUT, answer.steps_cut)
         breakdowns = list(answer.breakdowns)
         if not answer.on_device:
             return ReducedWindow([], breakdowns, None)
@@ -171,15 +195,16 @@ class WindowReduction:
 
     # -- groups and sequences -----------------------------------------------------------------------------------------
 
-    def _place(self, window: RawWindow, communication: Sequence[HostRange]) -> ReducedWindow:
-        """The collectives that began within the window's steps. No step is covered, since none is known to have been
-        seen whole, when one cannot be given its group, or was enqueued and is not there, and nobody knows where it was.
+    def _place(
+        self,
+        window: RawWindow,
+        communication: Sequence[HostRange],
+        enqueued: Mapping[int, tuple[int, int]],
+        whole: Sequence[StepRecord],
+    ) -> ReducedWindow:
+        """The collectives that began within the window's steps. Nothing when one cannot be given its group, since then
+        no step is known to have been seen whole.
         """
-        enqueued = {
-            number: bounds
-            for number, bounds in count_enqueued(window.enqueued_before, window.enqueued_after).items()
-            if number < DEVICE_NUMBERS_FROM
-        }
         counted = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
         self._learn_threads(counted, enqueued)
         groups = self._find_groups(enqueued)
@@ -187,13 +212,9 @@ class WindowReduction:
         if strangers:
             self._count("collectives_unplaced", len(counted))
             return NOTHING
-        lost = max(0, sum(last - first + 1 for first, last in enqueued.values()) - len(communication))
+        lost = _count_lost(communication, enqueued)
+        bounds = (whole[0].step, whole[-1].step) if whole else None
         starts_ns = [step.start_host_ns for step in window.steps]
-        whole = _find_whole(
-            window.steps, [_step_at(window.steps, starts_ns, c.start_host_ns) for c in communication], lost
-        )
-        if lost:
-            self._count(LOST, lost)
         records = []
         for number, (first, last) in enqueued.items():
             mine = [found for found in counted if self._group_of_thread[found.thread] == number]
@@ -201,9 +222,9 @@ class WindowReduction:
             for index, found in enumerate(mine):
                 step = _step_at(window.steps, starts_ns, found.start_host_ns)
                 if step is not None:
-                    is_known = missing == 0 or (missing == lost and step in whole)
+                    is_known = missing == 0 or (missing == lost and bounds is not None and step <= bounds[1])
                     records.append(_to_record(step, found, groups[number], first + index if is_known else None))
-        return ReducedWindow(records, [], (whole[0], whole[-1]) if whole else None)
+        return ReducedWindow(records, [], bounds)
 
     def _learn_threads(self, counted: list[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> None:
         """Each process group has worker threads of its own, which stay. Learnt once, the cheap status is enough."""
@@ -264,20 +285,32 @@ def _step_at(steps: Sequence[StepRecord], starts_ns: Sequence[int], host_ns: int
     return steps[position].step if position >= 0 and host_ns < steps[position].end_host_ns else None
 
 
-def _find_whole(steps: Sequence[StepRecord], steps_of_operations: Sequence[int | None], lost: int) -> list[int]:
-    """The steps from the first one on all of whose operations are there, when so many of the window's are not.
+def _count_on_host(window: RawWindow) -> dict[int, tuple[int, int]]:
+    """The first and last sequence that each group of the host enqueued during the window, by its number."""
+    counted = count_enqueued(window.enqueued_before, window.enqueued_after)
+    return {number: bounds for number, bounds in counted.items() if number < DEVICE_NUMBERS_FROM}
+
+
+def _count_lost(communication: Sequence[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> int:
+    """How many of the operations that were enqueued are not there."""
+    return max(0, sum(last - first + 1 for first, last in enqueued.values()) - len(communication))
+
+
+def _find_steps_before(
+    steps: Sequence[StepRecord], communication: Sequence[HostRange], lost: int
+) -> Sequence[StepRecord]:
+    """The steps before the first one that lacks an operation, when so many are lost.
 
     Up to torch 2.12 gloo ends its range after it has let training go on, so that the last range of a window is missing
     in one of ten. Where the missing ones just make all steps alike it is known which steps lack them.
     """
-    numbers = [record.step for record in steps]
-    if not lost:
-        return numbers
-    counts = [steps_of_operations.count(number) for number in numbers]
-    lacks = [max(counts) - count for count in counts]
-    if sum(lacks) != lost:
-        return []
-    return [number for number, _ in takewhile(lambda pair: pair[1] == 0, zip(numbers, lacks, strict=True))]
+    starts_ns = [step.start_host_ns for step in steps]
+    steps_of = [_step_at(steps, starts_ns, found.start_host_ns) for found in communication]
+    counts = [steps_of.count(record.step) for record in steps]
+    fullest = max(counts)
+    if sum(fullest - count for count in counts) != lost:
+        return ()
+    return [record for record, _ in takewhile(lambda pair: pair[1] == fullest, zip(steps, counts, strict=True))]
 
 
 def _op(activity: HostRange) -> str:

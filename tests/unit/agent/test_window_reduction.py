@@ -177,53 +177,6 @@ def test_when_an_operation_is_missing_none_has_a_sequence() -> None:
     assert placed(reduced.collectives) == [("default_pg", 5, None), ("default_pg", 6, None)]
 
 
-def test_where_the_missing_one_was_is_not_known_no_step_is_covered() -> None:
-    activities = [gloo("all_reduce", 5_100), gloo("all_reduce", 6_100)]
-    reducing = reduction(only_world())
-    reduced = reducing.reduce(window(activities, {0: (3, 5)}))
-    assert (reduced.covered_steps, reducing.skipped) == (None, {"collectives_lost": 1})
-
-
-@pytest.mark.parametrize(
-    ("seen", "last", "covered", "sequences"),
-    [
-        ((5, 6, 7), 12, (5, 7), [10, 11, 12]),  # nothing is missing
-        ((5, 6), 12, (5, 6), [10, 11]),  # the last step's: the other steps are whole
-        ((5, 7), 12, (5, 5), [10, None]),  # that of step 6: behind it nothing is sure
-        ((6, 7), 12, None, [None, None]),  # that of the first step
-        ((5, 5, 6, 6, 7), 15, (5, 6), [10, 11, 12, 13, None]),
-        ((5, 5, 6, 7), 14, None, [None] * 4),  # steps 6 and 7 have one less, and only one is missing
-        ((), 12, None, []),
-    ],
-)
-def test_a_missing_operation_leaves_the_steps_before_it_covered_where_all_steps_are_alike(
-    seen: tuple[int, ...], last: int, covered: tuple[int, int] | None, sequences: list[int | None]
-) -> None:
-    activities = [gloo("all_reduce", step * STEP + 100 + place) for place, step in enumerate(seen)]
-    reduced = reduction(only_world()).reduce(window(activities, {0: (10, last)}, steps=3))
-    assert reduced.covered_steps == covered
-    assert [record.sequence for record in reduced.collectives] == sequences
-
-
-def test_what_is_missing_in_one_group_leaves_the_numbers_of_the_others() -> None:
-    world = World(entries=[FlightEntry(0, 1, "all_reduce", 0), FlightEntry(1, 1, "all_gather", 0)])
-    activities = [gloo("all_reduce", 5_100, thread=WORKER_A), gloo("all_gather", 5_200, thread=WORKER_B)]
-    reducing = reduction(world)
-    reducing.reduce(window(activities, {0: (1, 1), 1: (1, 1)}, steps=1))
-    again = [
-        gloo("all_reduce", 6_100, thread=WORKER_A),
-        gloo("all_gather", 6_200, thread=WORKER_B),
-        gloo("all_reduce", 7_100, thread=WORKER_A),
-    ]
-    reduced = reducing.reduce(window(again, {0: (2, 3), 1: (2, 3)}, first_step=6))
-    assert reduced.covered_steps == (6, 6)
-    assert placed(reduced.collectives) == [
-        ("default_pg", 6, 2),
-        ("default_pg", 7, 3),
-        ("mesh_tp/0-1", 6, 2),
-    ]
-
-
 def test_an_operation_outside_the_steps_is_counted_in_its_sequence_and_not_reported() -> None:
     activities = [gloo("broadcast", 4_900), gloo("all_reduce", 5_100), gloo("all_reduce", 7_000)]
     reduced = reduction(only_world()).reduce(window(activities, {0: (3, 5)}))
