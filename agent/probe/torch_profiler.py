@@ -2,8 +2,7 @@
 
 All of it is private to torch, and differs between its versions (docs/torch.md says which were tried; what concerns
 devices was read in its sources and in Kineto's), so `TorchProfiler.find` looks for every piece first and says what is
-missing. Start and stop must be called
-on the same thread, the training thread, at a step boundary.
+missing. Start and stop must be called on the same thread, the training thread, at a step boundary.
 
 What a window records
 ---------------------

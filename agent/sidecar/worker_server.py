@@ -101,7 +101,7 @@ def ask_dumps(path: str, seconds: float, absent: dict[str, str]) -> list[dict[st
         left_ns = deadline_ns - time.monotonic_ns()
         try:
             answer = ask(path, question, max(0.05, left_ns / (1000 * NS_PER_MS)))
-        except ValueError as error:  # builds without NCCL do not know one of them, torch before 2.11 or so the other
+        except ValueError as error:  # builds without NCCL do not know one of them, torch 2.8 the other
             refusals.append(error)
         except OSError as error:
             absent["pending"] = _describe(error)

@@ -80,7 +80,7 @@ def _run_seconds(snapshot: Snapshot) -> Iterator[Value]:
             "stalled": spent.stalled_ns,
             "restart": spent.restart_ns,
         }
-        if any(kinds.values()):
+        if any(kinds.values()) or any(rank.totals.steps for rank in run.ranks):
             yield from (((run.run, kind), ns_to_s(spent_ns)) for kind, spent_ns in kinds.items())
 
 

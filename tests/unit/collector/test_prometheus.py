@@ -180,14 +180,18 @@ def test_a_run_without_live_ranks_keeps_its_info_and_no_verdict() -> None:
     assert "rankscope_run_slowdown_ratio" not in families
 
 
-def test_a_run_tells_its_account_of_time_once_a_step_has_settled_some_of_it() -> None:
+def test_a_run_tells_its_account_of_time_once_it_has_made_a_step() -> None:
     known = GoodputSnapshot(wall_ns=10 * S, productive_ns=6 * S, slow_ns=S, startup_ns=2 * S, unreported_ns=S)
     families = families_of(run_of(rank_of(), goodput=known))
     spent = {"steps": 7.0, "startup": 2.0, "between_steps": 0.0, "stalled": 0.0, "restart": 0.0}
     assert values(families["rankscope_run_seconds"]) == {("a", kind): value for kind, value in spent.items()}
     assert values(families["rankscope_goodput_ratio"]) == {("a",): 0.6}
-    starting = families_of(run_of(rank_of(), goodput=GoodputSnapshot(wall_ns=S, unreported_ns=S)))
+    just_begun = GoodputSnapshot(wall_ns=S, unreported_ns=S)
+    starting = families_of(run_of(rank_of(), goodput=just_begun))
     assert "rankscope_run_seconds" not in starting
+    # Its Hello and its first steps were read at one moment: the counters begin together, this one with nothing.
+    trained = families_of(run_of(rank_of(totals=Totals(steps=3)), goodput=just_begun))
+    assert values(trained["rankscope_run_seconds"]) == {("a", kind): 0.0 for kind in spent}
 
 
 def test_a_rank_that_has_not_ended_but_is_not_up_keeps_its_counters() -> None:
