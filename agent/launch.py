@@ -33,6 +33,9 @@ Without --collector (or RANKSCOPE_COLLECTOR) rank 0 starts a collector beside it
 PID_VARIABLE = "RANKSCOPE_PID"
 """Set to the process that is measured, so that its children (data loader workers, tools) are not."""
 
+AUTOLOAD_SINCE = (2, 5)
+"""The first torch that calls entry points at the end of its import."""
+
 session: "Session | None" = None
 _requested = False
 _given: dict[str, str] = {}
@@ -154,7 +157,7 @@ def _parse(arguments: Sequence[str]) -> tuple[str, bool, list[str]]:
 
 def _autoload_will_come() -> bool:
     """Whether `import torch` will call us by itself; the user may have switched that off."""
-    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0" or _read_torch_release() < AUTOLOAD_SINCE:
         return False
     # 0.1 s that only a launch of ours has to pay, and torch then has not; all the entry points would take 15 ms more.
     from importlib.metadata import PackageNotFoundError, distribution, entry_points  # noqa: PLC0415
@@ -164,6 +167,18 @@ def _autoload_will_come() -> bool:
     except PackageNotFoundError:  # packed under a name of somebody's own
         entries = list(entry_points(group="torch.backends"))
     return any(entry.name == "rankscope" and entry.group == "torch.backends" for entry in entries)
+
+
+def _read_torch_release() -> tuple[int, ...]:
+    """The major and minor number of the torch that the script will import, without importing it. One that does not say
+    so is taken for one of today.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError, ValueError):
+        found = importlib.machinery.PathFinder.find_spec("torch")
+        with open(os.path.join(os.path.dirname(found.origin), "version.py"), encoding="utf-8") as file:  # type: ignore[union-attr, arg-type]
+            stated = next((line for line in file if line.startswith("__version__")), "")
+        return tuple(int(number) for number in stated.partition("=")[2].strip(" '\"\n").split(".")[:2])
+    return AUTOLOAD_SINCE
 
 
 def _run_script(path: str) -> None:

@@ -1,0 +1,41 @@
+"""Which torch a script will import, seen before it does: the first that starts the agent by itself is 2.5."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankscope.agent import launch
+
+UNKNOWN = launch.AUTOLOAD_SINCE
+
+
+def test_the_installed_torch_is_seen_as_it_calls_itself() -> None:
+    assert launch._read_torch_release() == tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("__all__ = ['__version__', 'cuda']\n__version__ = '2.4.1+cu121'\ncuda = '12.1'\n", (2, 4)),
+        ('__version__ = "2.10.0a0+git1234"\n', (2, 10)),
+        ("__version__ = internal\n", UNKNOWN),
+        ("cuda = None\n", UNKNOWN),
+        (None, UNKNOWN),
+    ],
+)
+def test_a_torch_that_does_not_say_which_it_is_counts_as_one_of_today(
+    text: str | None, release: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    if text is not None:
+        (tmp_path / "torch" / "version.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert launch._read_torch_release() == release
+    assert launch._autoload_will_come() is (release >= launch.AUTOLOAD_SINCE)
+
+
+def test_without_torch_there_is_nothing_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert launch._read_torch_release() == UNKNOWN
