@@ -158,6 +158,9 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
         if Path(f"{path}-wal").exists():
             raise
         return _connect(path, "ro", "&immutable=1")
+    except BaseException:  # it is no database
+        connection.close()
+        raise
     return connection
 
 

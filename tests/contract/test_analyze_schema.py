@@ -7,6 +7,7 @@ writes the schema anew after a change of the report's classes.
 
 import json
 from functools import cache
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,19 @@ BREAKDOWN = {
 
 def make_schema() -> str:
     schema = {"title": "rankscope analyze --json", **msgspec.json.schema(TraceReport)}
-    return json.dumps(schema, indent=1) + "\n"
+    return json.dumps(_without_indents(schema), indent=1) + "\n"
+
+
+def _without_indents(part: Any) -> Any:
+    """The descriptions are docstrings, of which Python takes the indents away itself from 3.13 on."""
+    if isinstance(part, list):
+        return [_without_indents(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        name: cleandoc(value) if name == "description" and isinstance(value, str) else _without_indents(value)
+        for name, value in part.items()
+    }
 
 
 @cache

@@ -175,9 +175,10 @@ def test_end_of_a_script_that_never_trains_is_its_own_and_is_told(how: str, exit
 
 def test_traceback_ends_with_the_users_own_lines() -> None:
     plain, watched = run(python("ends.py", "raise")), run(python(*AGENT, "ends.py", "raise"), {**ALONE, **NOBODY})
-    # The call in the script, the function in the script with its line, and the error.
-    assert watched.stderr.splitlines()[-5:] == plain.stderr.splitlines()[-5:]
-    assert str(SCRIPTS / "ends.py") in plain.stderr.splitlines()[-5]
+    # The call in the script, the function in the script with its line (3.13 marks both), and the error.
+    of_script = plain.stderr[plain.stderr.index(f'  File "{SCRIPTS / "ends.py"}"') :]
+    assert len(of_script.splitlines()) >= 5
+    assert watched.stderr.endswith(of_script)
 
 
 def test_ctrl_c_is_an_interruption() -> None:

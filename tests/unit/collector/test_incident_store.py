@@ -6,12 +6,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from rankscope.collector.incidents.incident import Incident, begin, resolve
 from rankscope.collector.incidents.store import IncidentStore, Stored, read_store
+from rankscope.collector.store import database
 from rankscope.collector.store.database import APPLICATION_ID
 from rankscope.collector.store.migrations import MIGRATIONS
 from rankscope.measure.errors import UnavailableError
@@ -179,11 +181,25 @@ def test_a_newer_file_is_refused_with_both_versions_and_left_as_it_is(path: Path
 
 
 @pytest.mark.parametrize("use", [IncidentStore, read_store])
-def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path, use: type[IncidentStore]) -> None:
+def test_a_file_that_is_no_database_is_refused_left_as_it_is_and_let_go_of(
+    path: Path, use: type[IncidentStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[sqlite3.Connection] = []
+    connect = database._connect
+
+    def watch(*arguments: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(database, "_connect", watch)
     path.write_bytes(b"not a database " * 1_000)
     with pytest.raises(UnavailableError, match=r"is damaged or no database: .* Move it away"):
         use(path)
     assert path.read_bytes() == b"not a database " * 1_000
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+    assert len(opened) == 1
 
 
 def test_a_damaged_database_is_refused(store: IncidentStore, path: Path) -> None:
