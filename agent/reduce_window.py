@@ -1,5 +1,7 @@
 """A full window -> the breakdown of its steps and the device's collectives, in a process of its own.
 
+What it is given are packed columns, or the file of a device's window where torch tells of it only there.
+
     training process                                    python -I -S -c BOOT: nice, no torch, no site packages but two
     packed columns of the window --- stdin (memfd) ---> to_trace -> RankView -> break_down     (as for trace files)
     WindowAnswer <------------------ stdout (memfd) --- msgpack
