@@ -86,10 +86,11 @@ class SessionEvents:
         """Write the session as a trace file."""
         self._result.save(path)
 
-    def read_saved(self) -> bytes:
-        """The trace file of the session, by way of memory. Raises OSError when it cannot be written."""
-        with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else None) as folder:
-            path = os.path.join(folder, "window.json")
-            self.save(path)
-            with open(path, "rb") as file:
-                return file.read()
+
+def read_saved(result: Any) -> bytes:
+    """The trace file of a session of any torch, by way of memory. Raises OSError when it cannot be written."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else None) as folder:
+        path = os.path.join(folder, "window.json")
+        result.save(path)
+        with open(path, "rb") as file:
+            return file.read()

@@ -9,9 +9,10 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 from rankscope.agent.probe.collectives import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
-from rankscope.agent.probe.kineto_events import SessionEvents
+from rankscope.agent.probe.kineto_events import SessionEvents, read_saved
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
 from rankscope.agent.report.reduced_window import NOTHING, ReducedWindow
@@ -37,6 +38,17 @@ class GroupSource:
     ) -> None:
         self.read_groups = read_groups
         self.read_entries = read_entries
+
+
+class _Host(NamedTuple):
+    """What the host itself communicated in a window: the ranges that are there, the first and last sequence that each
+    group enqueued by its number, how many of these operations are not there, and the steps known to have all of theirs.
+    """
+
+    communication: Sequence[HostRange]
+    enqueued: Mapping[int, tuple[int, int]]
+    lost: int
+    whole: Sequence[StepRecord]
 
 
 class WindowReduction:
@@ -91,11 +103,12 @@ class WindowReduction:
             self._count(TOO_LARGE)
             return NOTHING
         read = read_window(window, found, self._yield_gil)
-        enqueued = _count_on_host(window)
-        whole = self._find_whole(window, read.ranges, enqueued)
-        if read.columns is not None and not self._submit(window, read.columns, whole):
+        host = _look_at_host(window, read.ranges)
+        if host.lost:
+            self._count(LOST, host.lost)
+        if read.columns is not None and not self._submit(window, read.columns, host.whole):
             return NOTHING
-        placed = self._place(window, read.ranges, enqueued, whole)
+        placed = self._place(window, host)
         if window.on_device:
             # All collectives of a step are told together, when it is known which steps are whole.
             bounds = window.steps[0].step, window.steps[-1].step
@@ -119,16 +132,6 @@ class WindowReduction:
             self._count(NOT_SAVED)
             return False
         return True
-
-    def _find_whole(
-        self, window: RawWindow, communication: Sequence[HostRange], enqueued: Mapping[int, tuple[int, int]]
-    ) -> Sequence[StepRecord]:
-        """The steps from the first one on that are known to have all of the host's communication."""
-        lost = _count_lost(communication, enqueued)
-        if not lost:
-            return window.steps
-        self._count(LOST, lost)
-        return _find_steps_before(window.steps, communication, lost)
 
     def collect(self) -> list[ReducedWindow]:
         """What the full windows tell that have been broken down since. Never waits."""
@@ -195,36 +198,29 @@ class WindowReduction:
 
     # -- groups and sequences -----------------------------------------------------------------------------------------
 
-    def _place(
-        self,
-        window: RawWindow,
-        communication: Sequence[HostRange],
-        enqueued: Mapping[int, tuple[int, int]],
-        whole: Sequence[StepRecord],
-    ) -> ReducedWindow:
+    def _place(self, window: RawWindow, host: _Host) -> ReducedWindow:
         """The collectives that began within the window's steps. Nothing when one cannot be given its group, since then
         no step is known to have been seen whole.
         """
-        counted = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
-        self._learn_threads(counted, enqueued)
-        groups = self._find_groups(enqueued)
+        counted = [found for found in host.communication if _op(found) not in POINT_TO_POINT_OPS]
+        self._learn_threads(counted, host.enqueued)
+        groups = self._find_groups(host.enqueued)
         strangers = [found for found in counted if self._group_of_thread.get(found.thread) not in groups]
         if strangers:
             self._count("collectives_unplaced", len(counted))
             return NOTHING
-        lost = _count_lost(communication, enqueued)
-        bounds = (whole[0].step, whole[-1].step) if whole else None
+        whole = [record.step for record in host.whole]
         starts_ns = [step.start_host_ns for step in window.steps]
         records = []
-        for number, (first, last) in enqueued.items():
+        for number, (first, last) in host.enqueued.items():
             mine = [found for found in counted if self._group_of_thread[found.thread] == number]
             missing = last - first + 1 - len(mine)
             for index, found in enumerate(mine):
                 step = _step_at(window.steps, starts_ns, found.start_host_ns)
                 if step is not None:
-                    is_known = missing == 0 or (missing == lost and bounds is not None and step <= bounds[1])
+                    is_known = missing == 0 or (missing == host.lost and step in whole)
                     records.append(_to_record(step, found, groups[number], first + index if is_known else None))
-        return ReducedWindow(records, [], bounds)
+        return ReducedWindow(records, [], (whole[0], whole[-1]) if whole else None)
 
     def _learn_threads(self, counted: list[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> None:
         """Each process group has worker threads of its own, which stay. Learnt once, the cheap status is enough."""
@@ -268,7 +264,7 @@ def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
     is_in_file = window.on_device and isinstance(window.result, SessionEvents)
     return WindowRequest(
         columns=WindowColumns() if is_in_file else columns,
-        saved=window.result.read_saved() if is_in_file else b"",
+        saved=read_saved(window.result) if is_in_file else b"",
         steps=tuple(StepBounds(s.step, s.start_host_ns, s.end_host_ns) for s in window.steps),
         wall_minus_host_ns=window.wall_minus_host_ns,
         on_device=window.on_device,
@@ -285,15 +281,12 @@ def _step_at(steps: Sequence[StepRecord], starts_ns: Sequence[int], host_ns: int
     return steps[position].step if position >= 0 and host_ns < steps[position].end_host_ns else None
 
 
-def _count_on_host(window: RawWindow) -> dict[int, tuple[int, int]]:
-    """The first and last sequence that each group of the host enqueued during the window, by its number."""
+def _look_at_host(window: RawWindow, communication: Sequence[HostRange]) -> _Host:
     counted = count_enqueued(window.enqueued_before, window.enqueued_after)
-    return {number: bounds for number, bounds in counted.items() if number < DEVICE_NUMBERS_FROM}
-
-
-def _count_lost(communication: Sequence[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> int:
-    """How many of the operations that were enqueued are not there."""
-    return max(0, sum(last - first + 1 for first, last in enqueued.values()) - len(communication))
+    enqueued = {number: bounds for number, bounds in counted.items() if number < DEVICE_NUMBERS_FROM}
+    lost = max(0, sum(last - first + 1 for first, last in enqueued.values()) - len(communication))
+    whole = _find_steps_before(window.steps, communication, lost) if lost else window.steps
+    return _Host(communication, enqueued, lost, whole)
 
 
 def _find_steps_before(

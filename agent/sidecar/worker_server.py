@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from rankscope.agent.guard import describe
 from rankscope.agent.sidecar.cgroups import find_cgroup_folders
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.units import NS_PER_MS
@@ -104,16 +105,12 @@ def ask_dumps(path: str, seconds: float, absent: dict[str, str]) -> list[dict[st
         except ValueError as error:  # builds without NCCL do not know one of them, torch 2.8 the other
             refusals.append(error)
         except OSError as error:
-            absent["pending"] = _describe(error)
+            absent["pending"] = describe(error)[:200]
         else:
             dumps += [answer] if isinstance(answer, dict) else []
     if refusals and not dumps:
-        absent.setdefault("pending", _describe(refusals[0]))
+        absent.setdefault("pending", describe(refusals[0])[:200])
     return dumps
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
 
 
 def ask_waits(path: str, seconds: float) -> dict[str, int]:

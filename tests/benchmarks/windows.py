@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from rankscope.agent.probe.kineto_events import SessionEvents
+from rankscope.agent.probe.kineto_events import SessionEvents, read_saved
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.probe.torch_profiler import TorchProfiler
 from rankscope.agent.report.window_reading import read_window
@@ -73,7 +73,7 @@ def measure(training: Training, profiler: TorchProfiler, *, in_file: bool) -> Co
     found = timed("list", result.trace_activities)
     events = len(found)
     if in_file:
-        timed("write and read the file", result.read_saved)
+        timed("write and read the file", partial(read_saved, result))
     else:
         timed("read", partial(read_window, RawWindow(True, (), result, 0, {}, {}, 0), found, lambda: None))
     held = [result, found]

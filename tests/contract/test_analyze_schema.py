@@ -29,19 +29,9 @@ BREAKDOWN = {
 
 def make_schema() -> str:
     schema = {"title": "rankscope analyze --json", **msgspec.json.schema(TraceReport)}
-    return json.dumps(_without_indents(schema), indent=1) + "\n"
-
-
-def _without_indents(part: Any) -> Any:
-    """The descriptions are docstrings, of which Python takes the indents away itself from 3.13 on."""
-    if isinstance(part, list):
-        return [_without_indents(one) for one in part]
-    if not isinstance(part, dict):
-        return part
-    return {
-        name: cleandoc(value) if name == "description" and isinstance(value, str) else _without_indents(value)
-        for name, value in part.items()
-    }
+    for part in schema["$defs"].values():
+        part["description"] = cleandoc(part["description"])  # Python takes the indents away itself from 3.13 on
+    return json.dumps(schema, indent=1) + "\n"
 
 
 @cache

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope.agent.probe.kineto_events import read_saved
 from rankscope.agent.probe.torch_profiler import TorchProfiler
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.measure.clock import SystemClock
@@ -138,10 +139,7 @@ def compare_window_with_events(training: Training) -> list[Row]:
     end.record()
     torch.cuda.synchronize()
     result = profiler.stop()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "window.json"
-        result.save(str(path))
-        trace = read_trace([path.read_bytes()])
+    trace = read_trace([read_saved(result)])
     kernels = trace.rows(Category.KERNEL)
     start_ns, duration_ns = trace.events.start_ns[kernels], trace.events.duration_ns[kernels]
     by_events = f"{begin.elapsed_time(end):.3f} ms"

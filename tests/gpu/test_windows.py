@@ -58,8 +58,8 @@ def check_parts(windows: Sequence[WindowBreakdown]) -> None:
 
 
 @needs_gpu
-def test_a_live_window_is_what_torchs_own_file_of_the_same_steps_says(tmp_path: Path) -> None:
-    window = record_window("cuda", 4, tmp_path)
+def test_a_live_window_is_what_torchs_own_file_of_the_same_steps_says() -> None:
+    window = record_window("cuda", 4)
     assert window.live.has_device
     assert window.file.has_device
     assert all(np.array_equal(*both) for both in zip(window.live.sets, window.file.sets, strict=True))
@@ -69,15 +69,15 @@ def test_a_live_window_is_what_torchs_own_file_of_the_same_steps_says(tmp_path: 
 
 
 @needs_gpu
-def test_steps_that_wait_for_their_loss_are_whole_and_alike(tmp_path: Path) -> None:
-    answer = reduce_window(record_window("cuda", 4, tmp_path).request)
+def test_steps_that_wait_for_their_loss_are_whole_and_alike() -> None:
+    answer = reduce_window(record_window("cuda", 4).request)
     assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([0, 1, 2], 0)
     check_parts(answer.breakdowns)
     assert len({found.operator_count for found in answer.breakdowns}) == 1
 
 
 @needs_gpu
-def test_the_time_of_a_kernel_is_what_cudas_own_events_measure(tmp_path: Path) -> None:
+def test_the_time_of_a_kernel_is_what_cudas_own_events_measure() -> None:
     events = []
 
     def sleep_on_device() -> None:
@@ -87,7 +87,7 @@ def test_the_time_of_a_kernel_is_what_cudas_own_events_measure(tmp_path: Path) -
         around[1].record()
         events.append(around)
 
-    window = record_window("cuda", 4, tmp_path, sleep_on_device)
+    window = record_window("cuda", 4, sleep_on_device)
     torch.cuda.synchronize()
     slept_ns = [round(begin.elapsed_time(end) * NS_PER_MS) for begin, end in events]
     for found, expected_ns in zip(reduce_window(window.request).breakdowns, slept_ns, strict=False):

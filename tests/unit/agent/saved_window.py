@@ -3,19 +3,18 @@
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import nn
 
+from rankscope.agent.probe.kineto_events import read_saved
 from rankscope.agent.probe.kineto_windows import RawWindow
 from rankscope.agent.probe.torch_profiler import TorchProfiler
 from rankscope.agent.reduce_window import WindowRequest, read_events
 from rankscope.agent.report.window_reading import read_window
 from rankscope.agent.report.window_reduction import make_request
-from rankscope.collector.traces.files import read_chunks
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import StepRecord
@@ -50,7 +49,6 @@ class Training:
 def record_window(
     device: str,
     steps: int,
-    folder: Path,
     before_step: Callable[[], None] = lambda: None,
     find_profiler: Callable[[], TorchProfiler] = TorchProfiler.find,
 ) -> SavedWindow:
@@ -79,11 +77,6 @@ def record_window(
     columns = read_window(window, result.trace_activities(), lambda: None).columns
     assert columns is not None
     request = make_request(window, columns)
-    path = folder / "window.json"
-    if request.saved:
-        path.write_bytes(request.saved)
-    else:
-        result.save(str(path))  # what export_chrome_trace calls
-    trace = read_trace(read_chunks(str(path)))
+    trace = read_trace([request.saved or read_saved(result)])  # a session can be saved once
     on_files_clock = msgspec.structs.replace(request, wall_minus_host_ns=int(trace.head["baseTimeNanoseconds"]))
     return SavedWindow(request, RankView(read_events(on_files_clock)), RankView(trace))

@@ -79,7 +79,7 @@ def reduce(
     window = RawWindow(True, tuple(steps), result_of(activities), WALL, {}, enqueued or {}, 0, on_device=True)
     at_once = reducing.reduce(window)
     assert at_once == ReducedWindow([], [], None), "what it covers is not known yet"
-    (later,) = reducing.finish()
+    (later,) = reducing.collect() or reducing.finish()  # a file is read by a child
     return later, reducing.skipped
 
 

@@ -17,6 +17,9 @@ from tests.unit.agent.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, Fa
 
 DEADLINE_S = 60.0
 
+# Torch before 2.13 warns so at the first of its profilers in a process, with the default.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+
 
 # -- what the stand-in and the real profiler have in common -----------------------------------------------------------
 
