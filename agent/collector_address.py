@@ -20,8 +20,11 @@ class CollectorAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_text(cls, text: str) -> "CollectorAddress":
-        """The other way. Raises ValueError (msgspec's errors are one) for any other text."""
-        address = msgspec.json.decode(text, type=cls)
+        """The other way. Raises ValueError for any other text."""
+        try:
+            address = msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:  # a ValueError itself since msgspec 0.21
+            raise ValueError(str(error)) from error
         keys = address.keys
         if keys is not None and not all(map(is_key, (keys.collector, keys.own.public, keys.own.secret))):
             raise ValueError("what stands in place of a key is none")

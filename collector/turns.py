@@ -8,7 +8,7 @@ it in its turns, with a rest between any two.
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 WORK_S: Final = 0.01
 PAUSE_S: Final = 0.001
@@ -71,7 +71,7 @@ class Turns:
         """Before that it cannot have worked enough. The time of day takes 50 ns, that of a thread is a system call."""
         self._is_entered = False
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Turns":  # noqa: PYI034 - typing.Self is Python 3.11
         self._is_entered = True
         self._begin()
         return self

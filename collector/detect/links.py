@@ -25,6 +25,7 @@ import numpy as np
 
 from rankscope.collector.detect.change_point import find_change
 from rankscope.collector.detect.columns import view_columns
+from rankscope.collector.detect.excess import find_excess_ns
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.noise import measure_noise
 from rankscope.collector.detect.series import Floats
@@ -80,8 +81,7 @@ class Links:
         """What was found of a column, as what it says of its group or family."""
         name = self.names[slow.rank]
         siblings = tuple(self.names[peer] for peer in slow.peers.ranks if peer < len(self.names))
-        # x = log(mine / theirs), so mine - theirs = mine (1 - exp(-x)).
-        excess_ns = self.view.series.self_ns[:, slow.rank] * -np.expm1(-self.view.excess_of(slow.rank))
+        excess_ns = find_excess_ns(self.view.excess_of(slow.rank), self.view.series.self_ns[:, slow.rank])
         exposed = np.stack([self.exposed_ns[group] for group in self.families.get(name, (name,))])
         return SlowLink(name, siblings, slow, excess_ns, np.median(exposed, axis=0))
 

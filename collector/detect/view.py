@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rankscope.collector.detect.excess import find_excess, find_usual
+from rankscope.collector.detect.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.series import Floats, Ints, StepSeries, in_blocks
 from rankscope.collector.detect.standing import RankStanding
@@ -90,9 +90,7 @@ class JobView:
     @cached_property
     def excess_ns(self) -> Floats:
         """The same as a time: its own less that of those it is compared with, in ns."""
-        share = np.negative(self.excess)  # in one array: of 16,384 ranks and 256 steps each copy is 32 MiB
-        np.negative(np.expm1(share, out=share), out=share)
-        return np.multiply(self.series.self_ns, share, out=share)
+        return find_excess_ns(self.excess, self.series.self_ns)
 
     @cached_property
     def worst(self) -> Ints:
