@@ -5,7 +5,6 @@ here. `test_openapi.py` holds the file to this, and `tests/integration/test_api_
 """
 
 import json
-from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from rankscope.collector.publish import api, heat_map, live, rank_answers, route
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure import __version__
+from tests.contract.schema_text import settle
 
 FILE: Final = Path(__file__).parents[2] / "collector" / "publish" / api.OPENAPI_FILE
 TEMPLATE: Final = "#/components/schemas/{name}"
@@ -163,8 +163,7 @@ def _json(answer: type[msgspec.Struct]) -> Json:
 
 def _schemas() -> Json:
     _, components = msgspec.json.schema_components(ANSWERS, ref_template=TEMPLATE)
-    for schema in components.values():
-        schema["description"] = cleandoc(schema["description"])
+    settle(components)
     return {name: components[name] for name in sorted(components)}
 
 

@@ -7,7 +7,6 @@ writes the schema anew after a change of the report's classes.
 
 import json
 from functools import cache
-from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.report import SCHEMA, TraceReport
+from tests.contract.schema_text import settle
 
 ROOT = Path(__file__).parents[2]
 SCHEMA_FILE = ROOT / "docs" / "analyze.schema.json"
@@ -29,8 +29,7 @@ BREAKDOWN = {
 
 def make_schema() -> str:
     schema = {"title": "rankscope analyze --json", **msgspec.json.schema(TraceReport)}
-    for part in schema["$defs"].values():
-        part["description"] = cleandoc(part["description"])  # Python takes the indents away itself from 3.13 on
+    settle(schema["$defs"])
     return json.dumps(schema, indent=1) + "\n"
 
 
