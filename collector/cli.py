@@ -25,7 +25,7 @@ from rankscope.collector.footprint import (
 )
 from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
 from rankscope.collector.ingest.curve import CurveServer
-from rankscope.collector.inquiry import add_url, ask, check_url, read_credentials
+from rankscope.collector.inquiry import add_url, ask_for, ask_for_runs, check_url, read_credentials
 from rankscope.collector.key_commands import add_keys
 from rankscope.collector.keys import RunKeys
 from rankscope.collector.relay_command import add_relay
@@ -183,17 +183,16 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 def status(options: argparse.Namespace) -> int:
     """Print every run that a collector knows, and the incidents that are open."""
     url, credentials = check_url(options.url), read_credentials(options)
-    names = [run["run"] for run in json.loads(ask(f"{url}/api/v1/runs", credentials))["runs"]]
-    bodies = [ask(f"{url}/api/v1/runs/{quote(name, safe='')}", credentials) for name in names]
+    pages = {name: f"{url}/api/v1/runs/{quote(name, safe='')}" for name in ask_for_runs(url, credentials)}
     incidents = ask_for_incidents(url, credentials, only_open=True)
     if options.json:
-        by_run = {name: to_plain([one for one in incidents if one.run == name]) for name in names}
-        runs = [json.loads(body) for body in bodies]
-        print(json.dumps([{**run, "open_incidents": by_run[run["run"]]} for run in runs], indent=2))
+        by_run = {name: to_plain([one for one in incidents if one.run == name]) for name in pages}
+        told = {name: ask_for(page, dict[str, Any], credentials) for name, page in pages.items()}
+        print(json.dumps([{**run, "open_incidents": by_run[name]} for name, run in told.items()], indent=2))
         return 0
-    for body in bodies:
-        print(render_run(msgspec.json.decode(body, type=RunSnapshot)), end="\n\n")
-    if not bodies:
+    for run in [ask_for(page, RunSnapshot, credentials) for page in pages.values()]:
+        print(render_run(run), end="\n\n")
+    if not pages:
         print("no run has reported to this collector")
     if incidents:
         print(f"open incidents:\n{render_incidents(incidents, time.time(), with_sentences=False)}")

@@ -11,7 +11,7 @@ import msgspec
 
 from rankscope.collector.incidents.incident import OPEN, Incident
 from rankscope.collector.incidents.store import read_store
-from rankscope.collector.inquiry import ANONYMOUS, Credentials, add_url, ask, check_url, read_credentials
+from rankscope.collector.inquiry import ANONYMOUS, Credentials, add_url, ask_for, check_url, read_credentials
 from rankscope.collector.reports.incident_table import count_incidents, render_incidents
 
 
@@ -53,8 +53,7 @@ def ask_for_incidents(
 ) -> Sequence[Incident]:
     """The incidents that the collector at this address knows, newest first."""
     asked = {name: value for name, value in (("run", run), ("state", OPEN if only_open else None)) if value is not None}
-    page = ask(f"{url}/api/v1/incidents{'?' if asked else ''}{urlencode(asked)}", credentials)
-    return msgspec.json.decode(page, type=_Page).incidents
+    return ask_for(f"{url}/api/v1/incidents{'?' if asked else ''}{urlencode(asked)}", _Page, credentials).incidents
 
 
 def to_plain(incidents: Sequence[Incident]) -> list[object]:

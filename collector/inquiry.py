@@ -1,12 +1,16 @@
 """Asking a running collector over HTTP, for the commands that show what it knows."""
 
 import argparse
+import contextlib
+import http.client
 import json
 import ssl
 import urllib.error
 import urllib.request
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
 
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import read_private_text
@@ -14,6 +18,8 @@ from rankscope.measure.key_files import read_private_text
 DEFAULT_URL: Final = "http://127.0.0.1:18491"
 HTTP_TIMEOUT_S: Final = 10.0
 ERROR_BYTES_MAX: Final = 4096
+
+T = TypeVar("T")
 
 
 class Credentials(NamedTuple):
@@ -58,6 +64,29 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
+class _Known(msgspec.Struct, frozen=True):
+    run: str
+
+
+class _Runs(msgspec.Struct, frozen=True):
+    runs: tuple[_Known, ...]
+
+
+def ask_for_runs(url: str, credentials: Credentials = ANONYMOUS) -> tuple[str, ...]:
+    """The names of the runs that the collector at `url` knows. Raises UnavailableError where there is none."""
+    return tuple(known.run for known in ask_for(f"{url}/api/v1/runs", _Runs, credentials).runs)
+
+
+def ask_for(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:
+    """What a page of a collector says, as that type. Raises UnavailableError where it cannot be had, or is none."""
+    page = ask(url, credentials)
+    try:
+        return msgspec.json.decode(page, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = f"is no rankscope collector, or one of another version: {error}"
+        raise UnavailableError(f"what answers at {url} {reason}. --url says where the collector is.") from error
+
+
 def ask(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
     """The body of a page of a collector, whose address `check_url` has seen. Raises UnavailableError without one."""
     request = urllib.request.Request(url)  # noqa: S310 - `check_url` has seen it
@@ -69,15 +98,17 @@ def ask(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         raise UnavailableError(f"the collector at {url} answers {error.code}: {_find_reason(error)}") from error
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:
+        reason = str(error) or type(error).__name__
         raise UnavailableError(
-            f"no collector answers at {url}: {error}. `rankscope serve` starts one; --url says where it is."
+            f"no collector answers at {url}: {reason}. `rankscope serve` starts one; --url says where it is."
         ) from error
 
 
 def _find_reason(error: urllib.error.HTTPError) -> str:
     """What the answer says; a collector says it as JSON, whatever stands between it and us in any other way."""
-    with error:
+    text = ""
+    with error, contextlib.suppress(OSError, http.client.HTTPException):  # it may end amid its words
         text = error.read(ERROR_BYTES_MAX).decode(errors="replace")
     if error.code == HTTPStatus.UNAUTHORIZED:
         return "it asks for its token. --token-file names the file that has it."

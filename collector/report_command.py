@@ -8,7 +8,7 @@ import msgspec
 
 from rankscope.collector.history.parquet import write_parquet
 from rankscope.collector.history.reading import opening_run
-from rankscope.collector.inquiry import add_url, ask, check_url, read_credentials
+from rankscope.collector.inquiry import add_url, ask_for, check_url, read_credentials
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report
 from rankscope.collector.reports.run_sections import TOP
@@ -60,5 +60,4 @@ def _find_report(options: argparse.Namespace) -> RunReport:
     if options.store is not None:
         return read_report(options.store, options.run)
     url = check_url(options.url)
-    page = ask(f"{url}/api/v1/runs/{quote(options.run, safe='')}/report", read_credentials(options))
-    return msgspec.json.decode(page, type=RunReport)
+    return ask_for(f"{url}/api/v1/runs/{quote(options.run, safe='')}/report", RunReport, read_credentials(options))

@@ -63,7 +63,7 @@ class Asking:
             begin_s = time.monotonic()
             try:
                 self.latest = ask_for_picture(self._url, self._credentials, self._wanted, time.time())
-            except (UnavailableError, msgspec.MsgspecError) as error:
+            except UnavailableError as error:
                 self.latest = msgspec.structs.replace(self.latest, problem=str(error))
             took_s = time.monotonic() - begin_s
 

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.collector.inquiry import Credentials, ask
+from rankscope.collector.inquiry import Credentials, ask_for, ask_for_runs
 from rankscope.collector.state.snapshot import RunSnapshot
 
 RANKS_MAX = 16_384
@@ -50,14 +50,6 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class _Known(msgspec.Struct, frozen=True):
-    run: str
-
-
-class _Runs(msgspec.Struct, frozen=True):
-    runs: tuple[_Known, ...]
-
-
 class _Ranks(msgspec.Struct, frozen=True):
     ranks: tuple[RankLine, ...]
 
@@ -65,13 +57,12 @@ class _Ranks(msgspec.Struct, frozen=True):
 def ask_for_picture(url: str, credentials: Credentials, wanted: str, wall_s: float) -> Picture:
     """What the collector at `url` says of the run `wanted`, or of the first it knows where there is none of that name.
 
-    Raises UnavailableError where it does not answer.
+    Raises UnavailableError where it does not answer, or is no collector.
     """
-    known = msgspec.json.decode(ask(f"{url}/api/v1/runs", credentials), type=_Runs)
-    names = tuple(one.run for one in known.runs)
+    names = ask_for_runs(url, credentials)
     if not names:
         return Picture(wall_s=wall_s)
     name = quote(wanted if wanted in names else names[0], safe="")
-    run = msgspec.json.decode(ask(f"{url}/api/v1/runs/{name}?ranks=none", credentials), type=RunSnapshot)
-    answer = ask(f"{url}/api/v1/runs/{name}/ranks?order=rank&limit={RANKS_MAX}", credentials)
-    return Picture(wall_s=wall_s, runs=names, run=run, ranks=msgspec.json.decode(answer, type=_Ranks).ranks)
+    run = ask_for(f"{url}/api/v1/runs/{name}?ranks=none", RunSnapshot, credentials)
+    told = ask_for(f"{url}/api/v1/runs/{name}/ranks?order=rank&limit={RANKS_MAX}", _Ranks, credentials)
+    return Picture(wall_s=wall_s, runs=names, run=run, ranks=told.ranks)
