@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv test check test-fast test-integration soak test-gpu test-torch coverage format demo score bench screenshots dist clean
+.PHONY: help venv test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format demo score bench screenshots dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,11 +28,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: check test-fast test-integration ## every check and every test; the last line is pytest's
 
-check: $(STAMP) ## format, lint, types and the import contracts
+check: $(STAMP) ## format, lint, types, the import contracts, and that Python 3.10 knows what is used
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- --exclude tomllib agent collector measure uplink
 
 test-fast: $(STAMP) ## unit, property and contract tests, and the examples in docstrings
 	$(PYTEST) $(FAST_TESTS) --doctest-modules measure
@@ -62,6 +63,15 @@ test-torch: ## the agent's tests and all real jobs by another torch, some GB: ma
 	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check \
 	    -c $(OTHER)/constraints.txt -e '.[test]' torch==$(TORCH)
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/unit/agent tests/integration
+
+test-lowest: OTHER = .venv-lowest
+test-lowest: ## every test by the oldest versions of what the package asks for: make test-lowest PYTHON=python3.10
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	$(PYTHON) -m tests.lowest_versions > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip # old ones try combinations for long
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER)/constraints.txt -e '.[test]' torch
+	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(FAST_TESTS) --doctest-modules measure
+	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
 
 coverage: $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/
 	$(PYTEST) $(FAST_TESTS) --doctest-modules measure --cov

@@ -11,9 +11,11 @@ import venv
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from rankscope.measure import __version__
 from tests.integration.torchrun import ALONE
+from tests.lowest_versions import read_lowest, render
 
 ROOT = Path(__file__).parents[2]
 TRACE = ROOT / "tests" / "traces"
@@ -46,10 +48,10 @@ def empty(built: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_environment(built[0], tmp_path_factory.mktemp("empty"))
 
 
-def make_environment(package: Path, folder: Path) -> Path:
+def make_environment(package: Path, folder: Path, *options: str | Path) -> Path:
     venv.create(folder, with_pip=True)
     programs = folder / "bin"
-    done = run(programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package)
+    done = run(programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package, *options)
     assert done.returncode == 0, done.stderr
     return programs
 
@@ -124,6 +126,28 @@ def test_source_distribution_installs_and_watches_a_training_with_torch(built: l
     done = run(programs / "python", "-m", "rankscope.agent", script, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "30 steps" in done.stderr
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the oldest numpy that is asked for has no build for it")
+def test_a_job_is_watched_by_the_oldest_versions_that_are_asked_for(built: list[Path], tmp_path: Path) -> None:
+    lowest = tmp_path / "lowest.txt"
+    lowest.write_text(render())
+    programs = make_environment(built[0], tmp_path / "environment", "--constraint", lowest, "--only-binary", ":all:")
+    asked = {name: Version(version) for name, version in read_lowest().items()}
+    frozen = run(programs / "python", "-m", "pip", "freeze").stdout.replace("_", "-").splitlines()
+    installed = {name: Version(version) for name, _, version in (line.partition("==") for line in frozen) if version}
+    assert installed == {name: asked[name] for name in installed}  # and nothing else comes along
+    assert {"msgspec", "numpy", "nvidia-ml-py", "prometheus-client", "psutil", "pyzmq"} <= set(installed)
+    lend_torch(programs)
+    result = tmp_path / "result.json"
+    command = ("demo", "--ranks", "2", "--steps", "84", "--fault", "compute", "--slow-rank", "1", "--slow-from", "40")
+    done = run(programs / "rankscope", *command, "--json", result, env=clean_environment(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(result.read_text())
+    assert [rank["steps"] for rank in told["ranks"]] == [84, 84]
+    assert [found["rank"] for found in told["findings"] if found["rank"] is not None] == [1]
+    assert told["metrics_sample_count"] > 100
+    assert not [line for line in done.stderr.splitlines() if "Warning" in line or "Traceback" in line]
 
 
 def lend_torch(programs: Path) -> None:

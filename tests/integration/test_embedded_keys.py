@@ -16,6 +16,7 @@ import zmq
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
+from tests.connections import list_connections
 from tests.integration.serving import Api, find_fixed_port, wait_for
 from tests.integration.torchrun import Job, started
 
@@ -36,7 +37,7 @@ class TwoMachines:
     @property
     def addresses(self) -> set[tuple[str, int]]:
         """Where the collector listens."""
-        listening = [one for one in self.collector.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        listening = [one for one in list_connections(self.collector) if one.status == psutil.CONN_LISTEN]
         return {(one.laddr.ip, one.laddr.port) for one in listening}
 
 

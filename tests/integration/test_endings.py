@@ -13,6 +13,7 @@ import pytest
 
 from rankscope.collector.state.snapshot import RankSnapshot
 from rankscope.measure.stalls import find_script_frame
+from tests.connections import list_connections
 from tests.integration.serving import Served, can_listen, find_rank, have_ended, serving
 from tests.integration.torchrun import Ended, Job, started, torchrun
 
@@ -68,7 +69,7 @@ def watched(served: Served, run: str, folder: Path, *arguments: str) -> Iterator
 
 def _find_ports(member: psutil.Process) -> list[int]:
     with contextlib.suppress(psutil.Error):
-        return [at.laddr.port for at in member.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
+        return [at.laddr.port for at in list_connections(member) if at.status == psutil.CONN_LISTEN]
     return []
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.agent.sidecar.beacon import find_names, read_descriptor
 from rankscope.agent.sidecar.directory import find_root
+from tests.connections import list_connections
 from tests.integration.serving import serving, wait_for
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, Job, python, started
 
@@ -74,4 +75,4 @@ def test_the_sidecar_listens_nowhere(running: tuple[Job, Path]) -> None:
             if "rankscope.agent.sidecar" in process.cmdline() and str(folder) in process.cmdline():
                 sidecars.append(process)
     assert len(sidecars) == 1
-    assert sidecars[0].net_connections("all") == []
+    assert list_connections(sidecars[0], "all") == []

@@ -19,6 +19,7 @@ from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Refused
+from tests.connections import list_connections
 
 DEADLINE_MS = 20_000
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
@@ -232,7 +233,7 @@ def test_the_kernel_is_told_to_close_connections_of_machines_that_are_gone(recei
     dealer.send(encode(PONG))
     assert receiver.poll(DEADLINE_MS, 1)
     port = int(receiver.endpoint.rpartition(":")[2])
-    (accepted,) = (one.fd for one in psutil.Process().net_connections("tcp") if one.raddr and one.laddr.port == port)
+    (accepted,) = (one.fd for one in list_connections(psutil.Process()) if one.raddr and one.laddr.port == port)
     with socket.socket(fileno=os.dup(accepted)) as connection:
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
@@ -251,7 +252,7 @@ def test_whoever_connects_gets_in_whichever_listener_takes_him(connect: Connect,
 
 def test_all_listeners_are_at_one_socket_and_go_with_the_receiver(receiver: Receiver) -> None:
     port = int(receiver.endpoint.rpartition(":")[2])
-    sockets = psutil.Process().net_connections("tcp")
+    sockets = list_connections(psutil.Process())
     (file,) = (one.fd for one in sockets if one.laddr.port == port and one.status == psutil.CONN_LISTEN)
     own_files = Path("/proc/self/fd")
     socket_name = (own_files / str(file)).readlink()
