@@ -28,11 +28,14 @@ __all__ = ["batch", "evaluation", "phase", "start", "step", "stop", "throughput"
 def start() -> bool:
     """Begin to measure this process. Returns whether it is being measured; a second call changes nothing.
 
+    Where no launcher has set RANK, call it after init_process_group, which then says what this process is. Before, it
+    is taken for a job of one process; what the group says later is told, but too late.
+
     Whatever keeps it from working is said once on stderr, and training goes on as if the agent were not there.
     """
     from rankscope.agent import launch  # noqa: PLC0415 - `python -m rankscope.agent` must stay cheap until torch is there
 
-    return launch.start_session()
+    return launch.start()
 
 
 def step(*, samples: int | None = None, tokens: int | None = None) -> None:

@@ -13,7 +13,8 @@ def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> R
     """The identity of this life of this process. A process that no launcher started is rank 0 of 1.
 
     `run` is the configured name; empty means the launcher's (TORCHELASTIC_RUN_ID), and where that is the launcher's
-    own default `none`, one made from the machine and the rendezvous port, so that two jobs are told apart.
+    own default `none`, one made from the machine and the port where the ranks meet, so that two jobs are told apart:
+    also those on two machines whose ranks meet at localhost each.
     `node` is the configured name of the machine; empty means its host name.
     """
     node = node or socket.gethostname()
@@ -38,12 +39,18 @@ def leave_out_rank(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in left_out}
 
 
+def is_this_machine(host: str) -> bool:
+    """Whether only processes of this machine can meet at that address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def _launcher_run(environment: Mapping[str, str], node: str) -> str:
     launcher = environment.get("TORCHELASTIC_RUN_ID", "")
     if launcher and launcher != "none":
         return launcher
     if "MASTER_PORT" in environment:
-        return f"{environment.get('MASTER_ADDR', node)}:{environment['MASTER_PORT']}"
+        master = environment.get("MASTER_ADDR", "")
+        return f"{node if not master or is_this_machine(master) else master}:{environment['MASTER_PORT']}"
     return f"{node}:{os.getpid()}"
 
 

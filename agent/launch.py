@@ -2,8 +2,9 @@
 
 In both ways the session starts at the end of the script's `import torch`, never before: a script that sets the
 environment first (devices, threads) finds it obeyed, by torch and by numpy, which reads it when it is imported: hence
-the imports inside functions. And where rankscope is installed torch imports this file, whether the agent is asked for
-or not. The script runs in this very process as `__main__`.
+the imports inside functions. Where the environment says no RANK by then, it starts when init_process_group says it. And
+where rankscope is installed torch imports this file, whether the agent is asked for or not. The script runs in this
+very process as `__main__`.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ AUTOLOAD_SINCE = (2, 5)
 session: "Session | None" = None
 _requested = False
 _given: dict[str, str] = {}
+_other_ranks_said: set[tuple[str | None, ...]] = set()
 
 
 def main() -> None:
@@ -56,7 +58,7 @@ def main() -> None:
         raise SystemExit(2) from None
     _requested = True
     if not _autoload_will_come():
-        start_session()
+        start()
     sys.argv = [script, *arguments]
     try:
         if is_module:
@@ -77,32 +79,61 @@ def main() -> None:
 def autoload() -> None:
     """Called by torch at the end of `import torch`. An exception from here would make that import fail: none leaves."""
     try:
-        if _requested or (os.environ.get("RANKSCOPE", "") not in ("", "0") and "RANK" in os.environ):
-            start_session()
+        if _requested:
+            start()
+        elif os.environ.get("RANKSCOPE", "") not in ("", "0"):
+            start(alone=False)
     except Exception as error:  # noqa: BLE001
         say(f"not started ({describe(error)}); training goes on without it")
+
+
+def start(*, alone: bool = True) -> bool:
+    """Start the session of this process, now or when it is known which rank it is. Whether it runs already.
+
+    Nobody needs to have said a rank for a process that trains by itself: it is one of one, unless `alone` is False.
+    """
+    if session is not None or "RANK" in os.environ or _belongs_to_parent():
+        return start_session()
+    from rankscope.agent.late_rank import (  # noqa: PLC0415
+        describe_group,
+        is_in_group,
+        is_one_of_many,
+        watch_for_group,
+    )
+
+    if is_in_group():
+        return start_session(describe_group(os.environ))
+    is_started = alone and not is_one_of_many(os.environ) and start_session()
+    watch_for_group(start_session)
+    return is_started
+
+
+def _belongs_to_parent() -> bool:
+    return os.environ.get(PID_VARIABLE, "") not in ("", str(os.getpid()))
 
 
 def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     """Start the session of this process unless it runs already or belongs to a parent process; never raises.
 
     `launcher` has variables of torchrun, for a rank that another launcher may have started, even as a child of the
-    first rank; what the environment says itself goes first.
+    first rank, and goes before what the environment says.
     """
     global session  # noqa: PLW0603
     if session is not None:
         if launcher is not None:
             _compare(session.identity, launcher)
         return session.is_running
-    owner = os.environ.get(PID_VARIABLE, "")
-    if owner and owner != str(os.getpid()) and launcher is None:
+    if _belongs_to_parent() and launcher is None:
         return False
     try:
         with _without_collections():
+            from rankscope.agent.child_end import stop_with_process  # noqa: PLC0415
             from rankscope.agent.session import Session  # noqa: PLC0415
 
         os.environ[PID_VARIABLE] = str(os.getpid())
-        session = Session.start(_given, {**(launcher or {}), **os.environ})
+        session = Session.start(_given, {**os.environ, **(launcher or {})})
+        if session is not None:
+            stop_with_process(session)
     except RankscopeError as error:
         say(f"not started: {error} Training goes on without it.")
     except Exception as error:  # noqa: BLE001 - our bug must not become the user's
@@ -127,10 +158,11 @@ def _without_collections() -> Iterator[None]:
 def _compare(identity: "RankIdentity", launcher: Mapping[str, str]) -> None:
     """Say so when the agent was started for another job than the framework has made of it since."""
     here, there = (str(identity.rank), str(identity.world_size)), (launcher.get("RANK"), launcher.get("WORLD_SIZE"))
-    if here != there:
+    if here != there and there not in _other_ranks_said:
+        _other_ranks_said.add(there)  # the group and a framework's callback may both tell
         say(
-            f"this process is measured as rank {here[0]} of {here[1]}, but it is rank {there[0]} of {there[1]}: the "
-            "framework has started the ranks itself. Leave the agent out of the launch line; the callback starts it."
+            f"this process is measured as rank {here[0]} of {here[1]}, but it is rank {there[0]} of {there[1]}, as it "
+            "says only now. Leave -m rankscope.agent out of the launch line and set RANKSCOPE=1: then it is waited for."
         )
 
 

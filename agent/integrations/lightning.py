@@ -9,7 +9,8 @@ import importlib
 import sys
 from typing import Any
 
-from rankscope.agent.integrations.told_steps import ToldSteps, describe_launch
+from rankscope.agent.integrations.told_steps import ToldSteps
+from rankscope.agent.late_rank import describe_launch
 
 __all__ = ["RankscopeCallback"]
 

@@ -65,11 +65,3 @@ class ToldSteps:
         if self._training and launch.session is not None:
             launch.session.give_steps_back()
         self._training = False
-
-
-def describe_launch(
-    *, rank: int, local_rank: int, world_size: int, local_world_size: int | None = None
-) -> dict[str, str]:
-    """The variables of torchrun, from a framework that may have started its processes itself."""
-    numbers = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local_world_size}
-    return {name: str(number) for name, number in numbers.items() if number is not None}

@@ -7,7 +7,8 @@ line.
 
 from typing import Any
 
-from rankscope.agent.integrations.told_steps import ToldSteps, describe_launch
+from rankscope.agent.integrations.told_steps import ToldSteps
+from rankscope.agent.late_rank import describe_launch
 
 try:
     from transformers import TrainerCallback

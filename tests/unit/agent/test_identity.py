@@ -56,6 +56,12 @@ def test_the_launchers_own_default_is_no_name() -> None:
     assert read_identity(environment, run="").run == "node-0:29500"
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
+def test_jobs_on_two_machines_whose_ranks_meet_at_localhost_are_two(host: str) -> None:
+    environment = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": host}
+    assert [read_identity(environment, "", node).run for node in ("gpu-1", "gpu-2")] == ["gpu-1:29500", "gpu-2:29500"]
+
+
 def test_a_name_that_is_too_long_is_cut() -> None:
     assert read_identity({}, run="r" * 1000).run == "r" * LABEL_LENGTH_MAX
 

@@ -1,5 +1,7 @@
 """PyTorch Lightning's Trainer: it runs forward and backward inside the optimizer's step, and validates every epoch."""
 
+import sys
+
 import lightning
 import torch
 from torch import nn
@@ -25,7 +27,7 @@ class Regression(lightning.LightningModule):  # type: ignore[misc]  # mypy does 
 trainer = lightning.Trainer(
     max_epochs=2,
     accelerator="cpu",
-    devices=1,
+    devices=int(sys.argv[1]) if len(sys.argv) > 1 else 1,
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
