@@ -37,7 +37,8 @@ BOUT_TIMES: Final = 3
 SPARED_RATIO: Final = 0.1
 """Of the ranks, those with the most spells do not count for how often spells come: some may be what is looked for."""
 QUIET_GAPS: Final = 4
-"""After so many times the usual distance without a slow step it has passed."""
+"""After so many times the usual distance without a slow step it has passed. Counted in steps that are known: of windows
+far apart no more is seen than of windows in a row."""
 PERIODIC_RATIO: Final = 0.8
 """Share of the distances that must be the same for it to be called every k-th step."""
 
@@ -82,10 +83,10 @@ def find_spells(view: JobView, thresholds: Thresholds) -> Spells:
     return Spells(rows, slow, np.count_nonzero(begins, axis=0))
 
 
-def has_passed(view: JobView, ranks: Sequence[int], thresholds: Thresholds, gap_steps: float) -> bool:
-    """Whether ranks that were slow every `gap_steps` steps have had none for long."""
+def has_passed(view: JobView, ranks: Sequence[int], thresholds: Thresholds, known_gap: float) -> bool:
+    """Whether ranks that were slow every so many known steps have had none for long."""
     spells = find_spells(view, thresholds)
-    quiet = max(thresholds.steps_min, round(QUIET_GAPS * gap_steps))
+    quiet = max(thresholds.steps_min, round(QUIET_GAPS * known_gap))
     last = spells.slow[-quiet:, view.series.columns_of(ranks)]
     return len(last) >= quiet and not last.any()
 
@@ -122,7 +123,7 @@ def _judge(view: JobView, column: int, spells: Spells) -> Slow | None:
         rank=rank,
         since_step=int(steps[began]),
         level_from_step=int(steps[began]),
-        change_is_seen=began > 0,
+        before_step=int(steps[began - 1]) if began > 0 else None,
         slowdown_ratio=math.exp(level),
         robust_z=-math.log10(max(chance, 1e-300)),
         persistence=share,
@@ -183,6 +184,12 @@ def chance_of(spells: int, steps: int, rate: float) -> float:
         for k in range(spells, steps + 1)
     ]  # fmt: skip
     return min(1.0, math.fsum(math.exp(log) for log in logs))
+
+
+def count_known_between(view: JobView, slow_steps: Ints) -> int:
+    """The usual distance between the begins of spells, in steps whose excess is known of any rank."""
+    known = view.series.steps[~np.isnan(view.excess).all(axis=1)]
+    return find_period(np.searchsorted(known, slow_steps))[0]
 
 
 def find_period(slow_steps: Ints) -> tuple[int, bool]:

@@ -52,8 +52,13 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
 
 
 def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
-    """By how much each phase of the rank is longer than its peers', `NAME_excess_ns`, and its CPU time."""
-    rows = np.flatnonzero(np.isin(series.steps, slow.slow_steps))
+    """By how much each phase of the rank is longer than its peers', `NAME_excess_ns`, and its CPU time. They are known
+    also where waiting is not: of the present level all steps count, of one that comes now and then the slow ones.
+    """
+    if slow.pattern == "intermittent":
+        rows = np.flatnonzero(np.isin(series.steps, slow.slow_steps))
+    else:
+        rows = np.flatnonzero(series.steps >= slow.level_from_step)
     found = {
         f"{name}_excess_ns": _excess(values, rows, slow, series) for name, values in sorted(series.phases_ns.items())
     }

@@ -145,7 +145,7 @@ def _describe(
 
 def _since_step(link: SlowLink, before: Finding | None) -> int:
     """Once the change has left the window, what was found stands."""
-    if before is not None and before.since_step is not None and not link.slow.change_is_seen:
+    if before is not None and before.since_step is not None and link.slow.may_have_begun_with(before.since_step):
         return before.since_step
     return link.slow.since_step
 

@@ -22,7 +22,9 @@ DESCRIBED_MAX: Final = 64
 CAUSES_ASKED_MAX: Final = 8
 """Ranks of a slow node that are asked why."""
 GAP: Final = "gap_steps"
-"""In the evidence of an intermittent slowness: the usual distance of its spells."""
+KNOWN_GAP: Final = "gap_known_steps"
+"""In the evidence of an intermittent slowness: the usual distance of its spells, in steps, and in those of them whose
+waiting is known."""
 USUAL: Final = "usual_log_excess"
 """In the evidence of a rank without twins, with its number behind a slash: what was usual for it (`excess.py`)."""
 
@@ -51,7 +53,7 @@ class SlowRanks:
         """Whether every rank of the finding has recovered."""
         ranks = [rank for rank in finding.ranks if view.series.has(rank)]
         if finding.pattern == "intermittent":
-            return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[GAP])
+            return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])
         return all(has_recovered(view.excess_of(rank), self._thresholds) for rank in ranks)
 
 
@@ -84,6 +86,7 @@ def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known
             evidence[f"{USUAL}/{one.rank}"] = float(view.usual[view.series.column_of(one.rank)])
     if slow.pattern == "intermittent":
         evidence[GAP] = float(intermittent.find_period(slow.slow_steps)[0])
+        evidence[KNOWN_GAP] = float(intermittent.count_known_between(view, slow.slow_steps))
     finding = Finding(
         kind=STRAGGLER,
         ranks=tuple(sorted(one.rank for one in slow_ranks)),
@@ -101,10 +104,10 @@ def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known
 
 def _settle(slow: Slow, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Slow:
     """The slowest with the begin of all: the more steps on either side, the surer the change; once it has left the
-    window, what was found stands.
+    window, or lies between two steps that are known, what was found stands.
     """
     found = known.get(slow.rank)
-    if found is not None and found.since_step is not None and not slow.change_is_seen:
+    if found is not None and found.since_step is not None and slow.may_have_begun_with(found.since_step):
         return slow._replace(since_step=found.since_step)
     return slow._replace(since_step=statistics.median_low(one.since_step for one in slow_ranks))
 

@@ -28,6 +28,8 @@ from rankscope.collector.detect.view import Candidate, JobView
 from rankscope.measure.units import format_duration
 
 STAGE, RUN = "stage_slowdown", "run_slowdown"
+NOBODY: Final = "and no single rank is to blame"
+NOT_KNOWN_YET: Final = "and whether one rank is to blame is not known yet"
 BEFORE: Final = "before_ns"
 """In the evidence: the level before the change."""
 EXPLAINED_SHARE: Final = 0.5
@@ -99,13 +101,18 @@ class RunSlowdown:
 
     def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """The run, if its steps have become longer and no other finding explains it."""
-        change = _find_rise(view, view.longest_ns, view.longest_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN)
+        steps_ns = view.longest_ns.copy()
+        steps_ns[: view.series.earlier_count] = np.nan  # of what is long past a slow growth would look like a change
+        change = _find_rise(view, steps_ns, steps_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN)
         if change is None or _is_explained(change.after_ns / change.before_ns, explained):
             return []
-        if not _ranks_are_compared(view, change, self._thresholds.steps_min):
+        are_compared = _are_compared(view, change, self._thresholds.steps_min)
+        if not are_compared and not _is_told_anyway(view, change, self._thresholds.steps_min):
             return []
         known = next((finding for finding in explained if finding.kind == RUN), None)
-        return [_describe(view, change, known, view.longest_ns, kind=RUN, who="The steps of the whole run are")]
+        blame = NOBODY if are_compared else NOT_KNOWN_YET
+        who = "The steps of the whole run are"
+        return [_describe(view, change, known, view.longest_ns, kind=RUN, who=who, blame=blame)]
 
     def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Whether the steps are as short as they were, or other findings explain by now why they are not."""
@@ -149,16 +156,18 @@ def _find_rise(
     return _Change(int(view.series.steps[known[since]]), before_ns, after_ns, rise / error)
 
 
-def _ranks_are_compared(view: JobView, change: _Change, steps_min: int) -> bool:
+def _are_compared(view: JobView, change: _Change, steps_min: int) -> bool:
     """Whether enough is known of the ranks since the change to tell a culprit: their waiting is known later than their
-    steps. It is not waited for longer than PATIENCE times as many steps, unless their phases differ: those are known.
+    steps.
     """
-    since = view.series.steps >= change.since_step
-    compared = np.count_nonzero(since & ~np.isnan(view.excess).all(axis=1))
-    is_alone = len(view.series.ranks) == 1
-    if is_alone or compared >= steps_min:
-        return True
-    return bool(np.count_nonzero(since) >= PATIENCE * steps_min) and not _have_grown_apart(view, change)
+    compared = (view.series.steps >= change.since_step) & ~np.isnan(view.excess).all(axis=1)
+    return len(view.series.ranks) == 1 or bool(np.count_nonzero(compared) >= steps_min)
+
+
+def _is_told_anyway(view: JobView, change: _Change, steps_min: int) -> bool:
+    """Whether it has been waited for long enough, and no phases differ: those are known."""
+    made = np.count_nonzero(view.series.steps >= change.since_step)
+    return bool(made >= PATIENCE * steps_min) and not _have_grown_apart(view, change)
 
 
 def _have_grown_apart(view: JobView, change: _Change) -> bool:
@@ -198,6 +207,7 @@ def _describe(
     *,
     kind: str,
     who: str,
+    blame: str = NOBODY,
     ranks: tuple[int, ...] = (),
     nodes: tuple[str, ...] = (),
 ) -> Candidate:
@@ -220,7 +230,7 @@ def _describe(
         cause=cause.name,
         sentence=(
             f"{who} {ratio:.2f} times as slow as before step {since}{where}: {format_duration(change.after_ns)} a step "
-            f"against {format_duration(before_ns)}, and no single rank is to blame; cause {cause.name}: "
+            f"against {format_duration(before_ns)}, {blame}; cause {cause.name}: "
             f"{cause.because}.{say_cost(cost)}"
         ),
         job_slowdown_ratio=cost.job_slowdown_ratio,

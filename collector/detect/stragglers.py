@@ -58,15 +58,15 @@ class Slow(NamedTuple):
     an intermittent slowness over its slow steps.
 
     `since_step` is the first slow step, `level_from_step` the first of the present level: they differ when a slow rank
-    has become slower or less slow. `change_is_seen`: whether the steps before `since_step` are known too, so that it is
-    where the slowness began and not merely where the known steps begin. `persistence` is the share of slow steps since
+    has become slower or less slow. `before_step` is the last known step before `since_step`, between which and that one
+    it began; None where the known steps merely begin there. `persistence` is the share of slow steps since
     then; `slow_steps`, shape (m,), are the steps that the numbers are medians of.
     """
 
     rank: int
     since_step: int
     level_from_step: int
-    change_is_seen: bool
+    before_step: int | None
     slowdown_ratio: float
     robust_z: float
     persistence: float
@@ -76,6 +76,15 @@ class Slow(NamedTuple):
     peers: Peers
     pattern: str
     slow_steps: Ints
+
+    @property
+    def change_is_seen(self) -> bool:
+        """Whether it is known when the slowness began."""
+        return self.before_step is not None
+
+    def may_have_begun_with(self, step: int) -> bool:
+        """Whether what is known leaves it open that this was the first slow step."""
+        return self.before_step is None or self.before_step < step <= self.since_step
 
     @property
     def tests(self) -> dict[str, float]:
@@ -97,7 +106,8 @@ def find_stragglers(view: JobView, thresholds: Thresholds) -> tuple[Slow, ...] |
         return Abstain("1 rank reports: there is nobody to compare it with")
     known = int(np.count_nonzero(~np.isnan(view.excess), axis=0).max(initial=0))
     if known < thresholds.steps_min:
-        return Abstain(f"{known} steps are known of all {len(series.ranks)} ranks, {thresholds.steps_min} are needed")
+        count, needed = len(series.ranks), thresholds.steps_min
+        return Abstain(f"the own times of all {count} ranks are known in {known} steps, {needed} are needed")
     worth = np.flatnonzero(is_worth_judging(view.excess, thresholds))
     found = [_judge(view, series.ranks[column], thresholds) for column in worth.tolist()]
     return tuple(sorted((slow for slow in found if slow is not None), key=lambda slow: -slow.slowdown_ratio))
@@ -172,7 +182,7 @@ def _judge(view: JobView, rank: int, thresholds: Thresholds) -> Slow | None:
         rank=rank,
         since_step=int(view.series.steps[known[began]]),
         level_from_step=int(view.series.steps[rows[0]]),
-        change_is_seen=began > 0,
+        before_step=int(view.series.steps[known[began - 1]]) if began > 0 else None,
         slowdown_ratio=math.exp(level),
         robust_z=robust_z,
         persistence=persistence,

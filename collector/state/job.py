@@ -164,7 +164,7 @@ class JobState:
         self._former_boots = frozenset(self._rank_of_boot)
         self._rank_of_boot.clear()
         self._attempts += self._attempt is not None
-        window = StepWindow(self._config.steps_kept, identity.world_size)
+        window = StepWindow(self._config.steps_kept, identity.world_size, self._config.detect_steps)
         self._group_sizes = {}
         self._attempt = Attempt(identity.restart_count, identity.world_size, window)
         return self._attempt
@@ -303,7 +303,7 @@ class JobState:
     ) -> "JobState":
         """The run as it was saved by a collector that is no more; its ranks are awaited."""
         job = cls(run.run, config)
-        window = StepWindow(config.steps_kept, run.world_size)
+        window = StepWindow(config.steps_kept, run.world_size, config.detect_steps)
         attempt = job._attempt = Attempt(run.restart_count, run.world_size, window)
         attempt.step_ns, attempt.recorded_step = run.step_ns, run.recorded_step
         for life in lives:

@@ -28,6 +28,12 @@ class SparseRows:
         for slot in slots.tolist():
             self._rows.pop(slot, None)
 
+    def move(self, slots: Ints, to: Ints) -> None:
+        """The steps of these slots get others, in the same order, of which nothing is known."""
+        for slot, other in zip(slots.tolist(), to.tolist(), strict=True):
+            if slot in self._rows:
+                self._rows[other] = self._rows.pop(slot)
+
     def items(self, slots: Ints) -> list[tuple[int, Floats]]:
         """The rows that are known of these slots, each with the place of its slot among them; whole floats."""
         there = enumerate(slots.tolist())

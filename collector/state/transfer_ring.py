@@ -20,14 +20,14 @@ QUANTITIES: Final = len(GroupTransfers._fields)
 
 
 class TransferRing:
-    """The transfers of the last `steps_kept` steps of at most `groups_max` groups, by slot; NaN where not known. Kept
-    are the slots in which something is: two of twenty, as a rule.
+    """The transfers of steps in so many slots, of at most `groups_max` groups; NaN where not known. Kept are the slots
+    in which something is: two of twenty, as a rule.
     """
 
-    def __init__(self, steps_kept: int, groups_max: int = GROUPS_MAX) -> None:
+    def __init__(self, slots: int, groups_max: int = GROUPS_MAX) -> None:
         self._groups_max = groups_max
         self._column: dict[str, int] = {}
-        self._kept: list[Floats | None] = [None] * steps_kept
+        self._kept: list[Floats | None] = [None] * slots
         self.left_out = 0
         """How often a group had no place: once a step for each group beyond the bound."""
 
@@ -52,6 +52,11 @@ class TransferRing:
         """Other steps take these slots."""
         for slot in slots.tolist():
             self._kept[slot] = None
+
+    def move(self, slots: Ints, to: Ints) -> None:
+        """The steps of these slots get others, in the same order."""
+        for slot, other in zip(slots.tolist(), to.tolist(), strict=True):
+            self._kept[other], self._kept[slot] = self._kept[slot], None
 
     def read(self, slots: Ints) -> GroupTransfers:
         """What is known of these slots, in their order; groups of which nothing is known there are left out."""

@@ -113,12 +113,17 @@ class Verdicts:
         return [kept]
 
     def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | None, series: StepSeries) -> None:
+        """What is lost is known of the steps whose waiting was measured: each stands for those before it that were not,
+        back to the last one charged.
+        """
         if lost_ns is None:
             return
         rows = (series.steps > one.charged_through) & ~np.isnan(lost_ns)
-        self.charged.append((series.steps[rows], lost_ns[rows]))
-        lost_s = ns_to_s(float(lost_ns[rows].sum())) * len(series.ranks)
-        one.charged_through = int(series.steps[rows].max()) if rows.any() else one.charged_through
+        steps = series.steps[rows]
+        charged_ns = lost_ns[rows] * np.diff(steps, prepend=one.charged_through)
+        self.charged.append((steps, charged_ns))
+        lost_s = ns_to_s(float(charged_ns.sum())) * len(series.ranks)
+        one.charged_through = int(steps[-1]) if len(steps) else one.charged_through
         one.lost_rank_seconds += lost_s
         # Of a group's links it is not known that it is those of one of its ranks, unless only one is named.
         rank = None if finding.group is not None and len(finding.ranks) > 1 else finding.rank

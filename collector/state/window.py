@@ -3,6 +3,10 @@
 A step's duration and phases arrive within a report interval, its collectives when the profiler window they were seen in
 ends. Until every rank has reported them a step's waiting is not known, and its self time neither: NaN. Of the steps
 that a report completes one's waiting is charged to those who caused it.
+
+Windows may be further apart than the ring is long: of short steps only eight of a thousand are paid for. So where fewer
+*measured* steps, whose waiting is known, are in the ring than a verdict looks at, those that leave it get a slot behind
+it, until there are as many again.
 """
 
 import itertools
@@ -20,9 +24,11 @@ from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.waits import KindColumns, split_waits
 from rankscope.collector.state.sparse_rows import SparseRows
 from rankscope.collector.state.transfer_ring import TransferRing
+from rankscope.collector.state.window_distance import WindowDistance
 from rankscope.collector.turns import go_on
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block, Table, stack_tables
+from rankscope.measure.units import NS_PER_S
 
 WHOLE_CELLS_MAX = 2**20
 """Up to so many steps x ranks, 8 MiB, a duration is kept in 64 bits; beyond (4,096 ranks at the default of 256 steps)
@@ -32,21 +38,28 @@ PHASES_MAX = 32
 STAND_IN_STEPS = 64
 """After so many steps without a profiler window none is to be expected, and phases stand in for the self time. Not
 before: the stand-in is the noisier one (seen: 1.3 for a healthy rank on two busy cores)."""
+STAND_IN_NS = 60 * NS_PER_S
+"""Nor, once there were windows, before so much time in steps, as many steps as are kept and twice the longest distance
+there was: they are stretched by doubling it, and a verdict should not go to and fro between the two."""
 COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes", "exposed_ns")
 """Of a table of collectives, in the order of CollectiveBlock."""
 
 
 class StepWindow:
-    """The last `steps_kept` steps of `world_size` ranks."""
+    """The last `steps_kept` steps of `world_size` ranks, and as many earlier ones as it takes to have `measured_min`
+    measured ones.
+    """
 
-    def __init__(self, steps_kept: int, world_size: int) -> None:
+    def __init__(self, steps_kept: int, world_size: int, measured_min: int = 0) -> None:
         self._kept = steps_kept
+        self._measured_min = measured_min
         self._world_size = world_size
         self._cell = np.float64 if steps_kept * world_size <= WHOLE_CELLS_MAX else np.float32
-        self._steps = np.full(steps_kept, -1, dtype=np.int64)
+        slots = steps_kept + measured_min
+        self._steps = np.full(slots, -1, dtype=np.int64)
         self._columns = {name: self._empty() for name in ("duration_ns", "cpu_ns", "tokens")}
         self._wait_ns = SparseRows(world_size, self._cell)
-        self._transfers = TransferRing(steps_kept)
+        self._transfers = TransferRing(slots)
         self._wait_caused_ns: SparseRows | None = None
         self._charges = 0
         self._phases_ns: dict[str, Floats] = {}
@@ -62,13 +75,13 @@ class StepWindow:
         self.signatures: Mapping[int, Signature] = {}
         """What each rank's steps communicate; the same mapping stands for the same twins."""
         self.latest_step = -1
-        self._watched = False
+        self._distance = WindowDistance()
 
     def _empty(self) -> Floats:
         """Floats in type only: the cells of a large job have half the size. Who reads them makes them whole. Memory is
         taken by the rows that a step has taken: what was never written to is none.
         """
-        found = np.empty((self._kept, self._world_size), dtype=self._cell)
+        found = np.empty((len(self._steps), self._world_size), dtype=self._cell)
         found[self._steps >= 0] = np.nan
         return found
 
@@ -164,7 +177,7 @@ class StepWindow:
 
     def cover_of(self, ranks: Ints, first_step: int, last_step: int) -> None:
         """The same of several ranks, each once."""
-        self._watched = True
+        self._distance.is_watched = True
         steps = np.arange(max(first_step, self.latest_step - self._kept + 1, 0), min(last_step, self.latest_step) + 1)
         steps = steps[self._steps[steps % self._kept] == steps]
         slots = steps % self._kept
@@ -173,6 +186,7 @@ class StepWindow:
         self._covered_count[slots] += fresh
         complete = steps[(fresh > 0) & (self._covered_count[slots] == self._world_size)].tolist()
         if complete:
+            self._distance.take(complete[0], complete[-1])
             self._charge(complete)
         self._complete.extend(complete)
 
@@ -221,22 +235,57 @@ class StepWindow:
         """Those of the rows whose step has a place in the window, now that it has moved on to the last of them."""
         if len(rows) == 0:
             return rows
+        self._distance.begin(int(steps[rows].min()))
         self._move_to(int(steps[rows].max()))
         rows = rows[steps[rows] > max(-1, self.latest_step - self._kept)]
         new = np.unique(steps[rows])
         new = new[self._steps[new % self._kept] != new]
         if len(new):
             slots = new % self._kept
+            self._save_measured(slots)
+            self._clear(slots)
             self._steps[slots] = new
             self._covered[slots] = False
             self._covered_count[slots] = 0
-            self._transfers.clear(slots)
-            self._wait_ns.clear(slots)
-            if self._wait_caused_ns is not None:
-                self._wait_caused_ns.clear(slots)
-            for values in (*self._columns.values(), *self._phases_ns.values()):
+            for values in self._whole_columns:
                 values[slots] = np.nan
         return rows
+
+    def _save_measured(self, slots: Ints) -> None:
+        """Of the steps that leave these slots, give the last measured ones others, as many as are needed; those that
+        are needed no more leave theirs.
+        """
+        measured = self._covered_count == self._world_size
+        leaving = slots[measured[slots]]
+        if not len(leaving) and not (self._steps[self._kept :] >= 0).any():
+            return
+        staying = int(np.count_nonzero(measured)) - len(leaving)
+        needed = max(0, self._measured_min - staying)
+        saved = self._kept + np.flatnonzero(self._steps[self._kept :] >= 0)
+        candidates = np.concatenate([saved, leaving])
+        chosen = candidates[np.argsort(self._steps[candidates])][max(0, len(candidates) - needed) :]
+        self._clear(np.setdiff1d(saved, chosen))
+        leaving = leaving[np.isin(leaving, chosen)]
+        to = self._kept + np.flatnonzero(self._steps[self._kept :] < 0)[: len(leaving)]
+        self._steps[to] = self._steps[leaving]
+        for values in self._whole_columns:
+            values[to] = values[leaving]
+        for rows in self._sparse_columns:
+            rows.move(leaving, to)
+
+    def _clear(self, slots: Ints) -> None:
+        self._steps[slots] = -1
+        for rows in self._sparse_columns:
+            rows.clear(slots)
+
+    @property
+    def _whole_columns(self) -> list[Floats]:
+        return [*self._columns.values(), *self._phases_ns.values()]
+
+    @property
+    def _sparse_columns(self) -> list[SparseRows | TransferRing]:
+        caused = [] if self._wait_caused_ns is None else [self._wait_caused_ns]
+        return [self._wait_ns, self._transfers, *caused]
 
     def _move_to(self, step: int) -> None:
         if step > self.latest_step:
@@ -253,7 +302,7 @@ class StepWindow:
         columns = np.array(ranks, dtype=np.int64)
         step_ns = _read(self._columns["duration_ns"], slots, columns)
         phases_ns = {name: _Cells(values, slots, columns) for name, values in self._phases_ns.items()}
-        measured = self._watched or self.latest_step < STAND_IN_STEPS
+        measured = self._is_measured(step_ns)
         computing_ns = None if measured else sum_computing(phases_ns)
         caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)[:, columns]
         return StepSeries(
@@ -266,7 +315,19 @@ class StepWindow:
             self_is_measured=measured,
             tokens=_Cells(self._columns["tokens"], slots, columns),
             wait_caused_ns=caused_ns,
+            earlier_count=int(np.count_nonzero(slots >= self._kept)),
         )
+
+    def _is_measured(self, step_ns: Floats) -> bool:
+        """Whether waiting is measured, as far as is known; `step_ns` are the durations of the last steps."""
+        behind = self._distance.steps_behind(self.latest_step)
+        if not self._distance.is_watched:
+            return behind < STAND_IN_STEPS
+        if behind <= max(self._kept, 2 * self._distance.longest):
+            return True
+        last_ns = step_ns[-STAND_IN_STEPS:]
+        last_ns = last_ns[~np.isnan(last_ns)]
+        return not len(last_ns) or behind * float(np.median(last_ns)) <= STAND_IN_NS
 
     def _measured_self_ns(self, step_ns: Floats, slots: Ints, columns: Ints) -> Floats:
         """The steps without the waiting in them, NaN where that is not known."""

@@ -1,6 +1,7 @@
 """Ranks that report their simulated steps through the agent's own report builder and codec."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.measure.codec import encode
@@ -28,11 +29,30 @@ BLOCKS = 40
 HEALTHY_CLOCK_HERTZ = 1_980_000_000
 
 
+class Windows(NamedTuple):
+    """In which steps collectives are seen: of each `distance` steps in the first `length`."""
+
+    length: int = 1
+    distance: int = 1
+
+    def see(self, step: int) -> bool:
+        """Whether this is one of them."""
+        return step % self.distance < self.length
+
+
 class SimulatedRank:
     """One rank. `clock_offset_ns` is what its clock is off by."""
 
-    def __init__(self, rank: int, topology: Topology, groups: tuple[GroupInfo, ...], clock_offset_ns: int = 0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        topology: Topology,
+        groups: tuple[GroupInfo, ...],
+        clock_offset_ns: int = 0,
+        windows: Windows = Windows(),  # noqa: B008 - immutable
+    ) -> None:
         self._rank = rank
+        self._windows = windows
         self._offset_ns = clock_offset_ns
         self._groups = {group.label: group for group in groups}
         self._label = {group.description: group.label for group in groups}
@@ -82,11 +102,16 @@ class SimulatedRank:
         numbered = list(enumerate(steps, first_step))
         mine = [[(fault, ns) for fault, ns in present if self._rank in fault.ranks] for present in faults]
         last_step = first_step + len(steps) - 1
+        seen = {number for number, _ in numbered if self._windows.see(number)}
+        begins = sorted(number for number in seen if number - 1 not in seen)
+        ends = sorted(number for number in seen if number + 1 not in seen)
         now_ns = int(steps[-1].end_ns[self._rank]) + self._offset_ns
         interval = Interval(
             steps=[self._record(number, step, there) for (number, step), there in zip(numbered, mine, strict=True)],
-            collectives=[record for number, step in numbered for record in self._collectives(number, step)],
-            covered_steps=[(first_step, last_step)],
+            collectives=[
+                record for number, step in numbered if number in seen for record in self._collectives(number, step)
+            ],
+            covered_steps=list(zip(begins, ends, strict=True)),
             breakdowns=[self._break_down(last_step, steps[-1], mine[-1])],
             host=self._host_sample(now_ns, mine),
             devices=(self._device_sample(now_ns, steps[-1], mine[-1]),),

@@ -20,7 +20,7 @@ from tests.simulation.faults import TRANSFER, Fault, Injection
 from tests.simulation.network import Network, NetworkNoise
 from tests.simulation.noise import Noise, Weather
 from tests.simulation.program import KINDS, Collective, Program, Scale, Work
-from tests.simulation.ranks import RUN, SimulatedRank
+from tests.simulation.ranks import RUN, SimulatedRank, Windows
 from tests.simulation.topology import Topology
 
 REPORT_STEPS = 8
@@ -68,6 +68,7 @@ class Scenario:
     stalls: tuple[Stall, ...] = ()
     death: Death | None = None
     ring_steps: int = RING_STEPS
+    windows: Windows = field(default_factory=Windows)
 
 
 @dataclass
@@ -110,7 +111,7 @@ class World:
         self._clocks = Clocks(scenario.clocks, topology.world_size, random, scenario.seed)
         groups = topology.describe_groups()
         self.ranks = [
-            SimulatedRank(rank, topology, groups[rank], self._clocks.offset_ns(rank, 0))
+            SimulatedRank(rank, topology, groups[rank], self._clocks.offset_ns(rank, 0), scenario.windows)
             for rank in range(topology.world_size)
         ]
         self.rings: list[Ring[_Made]] = [Ring(scenario.ring_steps) for _ in self.ranks]

@@ -83,13 +83,12 @@ def slow_of(
     since_step: int = 0,
     level_from_step: int = 0,
     are_twins: bool = True,
-    change_is_seen: bool = True,
 ) -> Slow:
     return Slow(
         rank=rank,
         since_step=since_step,
         level_from_step=level_from_step,
-        change_is_seen=change_is_seen,
+        before_step=since_step - 1,
         slowdown_ratio=self_ms / peers_ms,
         robust_z=20.0,
         persistence=1.0,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from rankscope.collector.detect.root_cause import Cause, find_cause
@@ -69,6 +70,17 @@ def test_steps_that_are_not_known_of_all_are_left_out() -> None:
 
 def test_phase_that_no_step_knows_of_all_ranks_is_no_evidence() -> None:
     assert cause_of(phases_ms={"data": alike(UNKNOWN)}).evidence == {}
+
+
+@pytest.mark.parametrize(("pattern", "expected"), [("steady", {"cpu_excess_ns": 50 * MS}), ("intermittent", {})])
+def test_steps_whose_waiting_is_not_known_count_where_the_rank_is_slow_in_all(
+    pattern: str, expected: dict[str, int]
+) -> None:
+    unknown = [UNKNOWN] * 4
+    series = series_of(alike(150.0, 100.0), cpu_ms=[unknown] * 7 + [[90.0] * 3 + [140.0]] + [unknown] * 2)
+    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
+    slow = slow._replace(slow_steps=np.arange(3), pattern=pattern)
+    assert find_cause(slow, series, Samples({}, {}, {})).evidence == expected
 
 
 # -- garbage ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Stragglers as findings: one for each rank or node, with what is known of it kept."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -64,12 +66,43 @@ def test_rank_that_is_slow_now_and_then_is_found_and_passes() -> None:
     assert DETECTOR.has_passed(view(self_ms[:160]), finding, ())
 
 
+def test_where_few_steps_are_known_it_passes_after_as_many_known_ones_as_ever() -> None:
+    self_ms = times(steps=100)
+    self_ms[10:60:2, 2] *= 1.6
+
+    def sparse(steps: int) -> JobView:
+        """Every tenth step is known."""
+        series = series_of(self_ms[:steps].tolist())
+        return view_of(dataclasses.replace(series, steps=10 * series.steps), nodes=NODES)
+
+    found = DETECTOR.find(sparse(60), ())
+    assert not isinstance(found, Abstain)
+    ((finding, _),) = found
+    assert (finding.pattern, finding.evidence["gap_steps"], finding.evidence["gap_known_steps"]) == (
+        "intermittent", 20.0, 2.0,
+    )  # fmt: skip
+    assert not DETECTOR.has_passed(sparse(70), finding, ())
+    assert DETECTOR.has_passed(sparse(72), finding, ())
+
+
 @pytest.mark.parametrize(("since_step", "expected"), [(7, 7), (None, 0)])
 def test_begin_that_has_left_the_window_is_kept(since_step: int | None, expected: int) -> None:
     self_ms = times()
     self_ms[:, 2] *= 1.5
     ((finding, _),) = find(self_ms, known(2, since_step=since_step))
     assert finding.since_step == expected
+
+
+@pytest.mark.parametrize(("since_step", "expected"), [(99, 400), (100, 400), (101, 101), (400, 400), (401, 400)])
+def test_begin_between_two_known_steps_is_kept(since_step: int, expected: int) -> None:
+    """Steps up to 100 are known, and from 400 on, of which it is slow."""
+    self_ms = times()
+    self_ms[60:, 2] *= 1.5
+    steps = np.concatenate([np.arange(41, 101), np.arange(400, 460)])
+    series = dataclasses.replace(series_of(self_ms.tolist()), steps=steps)
+    found = DETECTOR.find(view_of(series, nodes=NODES), (known(2, since_step=since_step),))
+    assert not isinstance(found, Abstain)
+    assert [candidate.finding.since_step for candidate in found] == [expected]
 
 
 def test_node_has_passed_when_all_of_its_ranks_have() -> None:

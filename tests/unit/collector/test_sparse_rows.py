@@ -26,6 +26,14 @@ def test_cleared_slot_is_not_known_and_the_others_stay() -> None:
     assert [(place, row.tolist()) for place, row in rows.items(slots(1, 0))] == [(1, [1.0])]
 
 
+def test_moved_rows_are_known_under_their_new_slots_only() -> None:
+    rows = SparseRows(1, np.float64)
+    rows.put(0, np.array([1.0]))
+    rows.put(2, np.array([2.0]))
+    rows.move(slots(0, 1, 2), slots(5, 6, 7))
+    assert [(place, row.tolist()) for place, row in rows.items(slots(0, 2, 5, 6, 7))] == [(2, [1.0]), (4, [2.0])]
+
+
 def test_row_that_is_put_again_takes_the_place_of_the_former_one() -> None:
     rows = SparseRows(1, np.float64)
     rows.put(0, np.array([1.0]))

@@ -125,7 +125,7 @@ def test_one_rank_is_compared_with_nobody() -> None:
 
 
 def test_too_few_steps_give_no_verdict() -> None:
-    assert judge(noise(11, 4)) == Abstain("11 steps are known of all 4 ranks, 12 are needed")
+    assert judge(noise(11, 4)) == Abstain("the own times of all 4 ranks are known in 11 steps, 12 are needed")
 
 
 def test_steps_that_one_rank_did_not_report_are_left_out() -> None:

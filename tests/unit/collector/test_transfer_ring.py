@@ -99,6 +99,13 @@ def test_group_whose_steps_have_all_left_is_left_out() -> None:
     assert made.read(every_slot()).ns.keys() == {"tp"}
 
 
+def test_moved_step_is_known_under_its_new_slot_only() -> None:
+    made = ring(slot0=[kind(transfer_ns=10)], slot1=[kind(transfer_ns=11)])
+    made.move(np.array([1, 2]), np.array([3, 2]))
+    found = made.read(every_slot()).ns["dp"]
+    assert np.nan_to_num(found, nan=-1).tolist() == [10, -1, -1, 11]
+
+
 def test_many_groups_are_all_kept() -> None:
     names = [f"tp/{number}" for number in range(48)]
     made = TransferRing(KEPT)

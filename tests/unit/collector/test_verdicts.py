@@ -94,17 +94,18 @@ def test_finding_stays_while_its_detector_abstains_and_the_reason_is_kept_as_lon
     assert (verdicts.abstained, verdicts.open_findings) == ({}, ())
 
 
-def test_each_step_is_charged_once_for_all_ranks_and_unknown_ones_not() -> None:
+def test_each_step_is_charged_once_for_all_ranks_and_stands_for_the_unknown_ones_before_it() -> None:
     told, verdicts = started()
     told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, np.nan, 0.2))]
     verdicts.look(view_until(3))
     verdicts.look(view_until(3))
     told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, 0.4, 0.2, 0.3))]
     verdicts.look(view_until(4))
-    assert [found.lost_rank_seconds for found in verdicts.open_findings] == [pytest.approx(4 * 0.6)]
+    lost_s = 0.1 + 2 * 0.2 + 0.3
+    assert [found.lost_rank_seconds for found in verdicts.open_findings] == [pytest.approx(4 * lost_s)]
     (lost,) = verdicts.lost
     assert (lost.rank, lost.cause) == (2, "host_cpu")
-    assert lost.lost_rank_seconds == pytest.approx(4 * 0.6)
+    assert lost.lost_rank_seconds == pytest.approx(4 * lost_s)
 
 
 @pytest.mark.parametrize(("ranks", "charged"), [((1, 2), None), ((1,), 1), ((), None)])

@@ -326,16 +326,17 @@ def test_phases_do_not_stand_in_once_a_window_has_come() -> None:
 
 def test_phase_that_a_rank_lacks_leaves_its_stand_in_unknown() -> None:
     window = window_of(2, kept=4)
-    add(window, 0, step_of(STAND_IN_STEPS, phases_ns=PHASES_NS))
+    add(window, 0, step_of(0), step_of(STAND_IN_STEPS, phases_ns=PHASES_NS))
     assert np.isnan(window.series((0, 1), skip_steps=0).self_ns).tolist() == [[False, True]]
 
 
 def test_without_phases_nothing_stands_in() -> None:
     window = StepWindow(4, 1)
     window.learn_group(GROUP, 1)
-    table = steps_to_table([step_of(STAND_IN_STEPS)])
+    table = steps_to_table([step_of(0), step_of(STAND_IN_STEPS)])
     columns = tuple(name for name in table.names if not name.startswith("phase:"))
-    window.add_steps(0, type(table)(columns, 1, table.data[: 8 * len(columns)]))
+    window.add_steps(0, type(table)(columns, 2, table.data[: 2 * 8 * len(columns)]))
+    assert not window.series((0,), skip_steps=0).self_is_measured
     assert np.isnan(window.series((0,), skip_steps=0).self_ns).all()
 
 

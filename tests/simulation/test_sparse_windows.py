@@ -1,0 +1,66 @@
+"""Jobs of short steps, of which few are measured: windows are further apart than the steps that are kept."""
+
+import functools
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.state.snapshot import RunSnapshot
+from tests.simulation.faults import Fault
+from tests.simulation.noise import NOISES
+from tests.simulation.ranks import Windows
+from tests.simulation.topology import Topology
+from tests.simulation.world import Outcome, Scenario, World
+
+WINDOWS = Windows(length=8, distance=512)
+ALL = Windows()
+STEPS = 2600
+BEGIN = 700
+SLOW = 3
+FAULT = Fault(cause="gpu_compute", ranks=(SLOW,), ratio=1.3, begin=BEGIN)
+
+
+@functools.cache
+def watch(kind: str, *faults: Fault, windows: Windows = WINDOWS, seed: int = 1) -> tuple[Outcome, RunSnapshot]:
+    scenario = Scenario(
+        topology=Topology.mesh(dp=8),
+        kind=kind,
+        noise=NOISES["usual"],
+        faults=faults,
+        steps=STEPS,
+        seed=seed,
+        windows=windows,
+    )
+    world = World(scenario, CollectorConfig())
+    outcome = world.run()
+    return outcome, world.snapshot()
+
+
+@pytest.mark.parametrize("kind", ["dp", "fsdp"])
+def test_slow_rank_is_found_in_the_windows_there_are(kind: str) -> None:
+    outcome, snapshot = watch(kind, FAULT)
+    whole_run, slow_rank = outcome.opened
+    assert (slow_rank.finding.rank, slow_rank.finding.cause) == (SLOW, "gpu_compute")
+    assert slow_rank.finding.since_step == 2 * WINDOWS.distance  # the first window after it had begun
+    assert slow_rank.opened_step <= 3 * WINDOWS.distance + 2 * WINDOWS.length  # the second, for twelve steps
+    assert [finding.rank for finding in snapshot.open_findings] == [SLOW]
+    assert snapshot.abstained is None
+    # That something is slow is known long before it is known that it is a rank.
+    assert (whole_run.finding.kind, whole_run.finding.since_step) == ("run_slowdown", BEGIN)
+    assert "whether one rank is to blame is not known yet" in whole_run.finding.sentence
+    assert whole_run.closed_step == slow_rank.opened_step
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_healthy_job_has_nobody_to_blame(seed: int) -> None:
+    outcome, snapshot = watch("fsdp", seed=seed)
+    assert (outcome.opened, snapshot.abstained) == ([], None)
+
+
+def test_what_is_lost_counts_the_steps_between_the_windows() -> None:
+    (sparse,), (whole,) = (one.open_findings for one in (watch("fsdp", FAULT)[1], watch("fsdp", FAULT, windows=ALL)[1]))
+    assert sparse.lost_rank_seconds is not None
+    assert whole.lost_rank_seconds is not None
+    last = 5 * WINDOWS.distance + WINDOWS.length
+    a_step_s = whole.lost_rank_seconds / (STEPS - BEGIN)
+    assert sparse.lost_rank_seconds == pytest.approx(a_step_s * (last - 2 * WINDOWS.distance), rel=0.1)

@@ -1,0 +1,210 @@
+"""Steps whose waiting is known, where the windows that tell it are further apart than the steps that are kept."""
+
+import random
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.series import StepSeries
+from rankscope.collector.state.window import STAND_IN_NS, STAND_IN_STEPS, StepWindow
+from rankscope.collector.state.window_distance import WindowDistance
+from rankscope.measure.records import steps_to_table
+from rankscope.measure.units import NS_PER_MS
+from tests.unit.collector.test_window import GROUP, STEP_NS, reduce_all, step_of
+
+RANKS = (0, 1)
+KEPT = 8
+WAITED_NS = 30
+PHASES_NS = {"data": 1, "forward": 2, "backward": 40, "optimizer": 3, "other": 4}
+COMPUTING_NS = 1 + 2 + 3 + 4
+
+
+def window_of(measured_min: int, kept: int = KEPT) -> StepWindow:
+    window = StepWindow(kept, len(RANKS), measured_min)
+    window.learn_group(GROUP, len(RANKS))
+    return window
+
+
+def make(window: StepWindow, *steps: int, duration_ns: int = STEP_NS) -> None:
+    for rank in RANKS:
+        records = [step_of(step, duration_ns - rank, cpu_ns=step, phases_ns=PHASES_NS) for step in steps]
+        window.add_steps(rank, steps_to_table(records))
+
+
+def measure(window: StepWindow, *steps: int) -> None:
+    """Rank 0 waits in each of these steps."""
+    for step in steps:
+        for rank in RANKS:
+            reduce_all(window, rank, 1 + WAITED_NS * (rank == 0), step)
+            window.cover(rank, step, step)
+    window.resolve()
+
+
+def read(window: StepWindow) -> StepSeries:
+    return window.series(RANKS, skip_steps=0)
+
+
+def measured_steps(window: StepWindow) -> list[int]:
+    series = read(window)
+    return [int(step) for step in series.steps[~np.isnan(series.self_ns).any(axis=1)]]
+
+
+def test_measured_step_is_whole_after_it_has_left_the_steps_kept() -> None:
+    window = window_of(2)
+    make(window, 0, 1)
+    measure(window, 0)
+    make(window, *range(2, 20))
+    series = read(window)
+    assert (series.steps.tolist(), series.earlier_count) == ([0, *range(12, 20)], 1)
+    assert series.step_ns[0].tolist() == [STEP_NS, STEP_NS - 1]
+    assert series.self_ns[0].tolist() == [STEP_NS - WAITED_NS, STEP_NS - 1]
+    assert np.isnan(series.self_ns[1:]).all()
+    assert series.cpu_ns[0].tolist() == [0, 0]
+    assert {name: cells[0].tolist() for name, cells in series.phases_ns.items()} == {
+        name: [value, value] for name, value in PHASES_NS.items()
+    }
+    assert series.wait_caused_ns is not None
+    assert series.wait_caused_ns[0].tolist() == [0, WAITED_NS]
+    assert window.transfers(skip_steps=0).ns[GROUP][0] == 1
+
+
+def test_only_as_many_are_saved_as_the_kept_ones_lack_and_the_last_of_them() -> None:
+    window = window_of(3)
+    make(window, *range(8))
+    measure(window, 1, 2, 4, 6)
+    make(window, 8, 9)  # 0 and 1 have left, and three are there still
+    assert read(window).earlier_count == 0
+    make(window, 10, 11, 12)
+    assert (measured_steps(window), read(window).earlier_count) == ([2, 4, 6], 2)
+    measure(window, 12)
+    make(window, 13)
+    assert (measured_steps(window), read(window).earlier_count) == ([4, 6, 12], 1)
+
+
+def test_saved_ones_go_when_enough_have_been_measured_since() -> None:
+    window = window_of(2)
+    make(window, 0, 1)
+    measure(window, 0, 1)
+    make(window, *range(2, 30))
+    assert measured_steps(window) == [0, 1]
+    measure(window, 28, 29)
+    make(window, 30)
+    assert (measured_steps(window), read(window).earlier_count) == ([28, 29], 0)
+    assert list(window.transfers(skip_steps=0).ns[GROUP][-3:-1]) == [1, 1]
+
+
+def test_steps_that_were_not_measured_of_all_leave() -> None:
+    window = window_of(2)
+    make(window, *range(8))
+    window.cover(0, 0, 7)
+    make(window, *range(8, 20))
+    assert read(window).steps.tolist() == list(range(12, 20))
+
+
+def test_phase_that_comes_later_is_not_known_of_saved_steps() -> None:
+    window = window_of(2)
+    make(window, 0)
+    measure(window, 0)
+    make(window, *range(1, 20))
+    window.add_steps(0, steps_to_table([step_of(20, phases_ns={"mine": 5})]))
+    mine = read(window).phases_ns["mine"][:]
+    assert np.isnan(mine[:-1]).all()
+    assert mine[-1, 0] == 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_saved_steps_are_those_of_a_plain_list(seed: int) -> None:
+    chance = random.Random(seed)
+    kept, measured_min = chance.randint(2, 12), chance.randint(1, 6)
+    window = window_of(measured_min, kept)
+    measured: list[int] = []
+    saved: list[int] = []
+    step = 0
+    for _ in range(200):
+        step += chance.choice((1, 1, 1, 1, 1, 2, kept + 1))
+        make(window, step)
+        left = [one for one in measured if one <= step - kept]
+        measured = [one for one in measured if one > step - kept]
+        # A slot is taken by the step that comes to it: of steps left out the ones before them stay a while longer.
+        saved += left
+        series = read(window)
+        there = [int(one) for one in series.steps[~np.isnan(series.self_ns).any(axis=1)]]
+        assert there[len(there) - len(measured) :] == measured
+        assert set(there) <= set(saved + measured)
+        assert len(there) >= min(measured_min, len(saved) + len(measured))
+        assert there == sorted(there)
+        assert (series.self_ns[~np.isnan(series.self_ns).any(axis=1)] == [STEP_NS - WAITED_NS, STEP_NS - 1]).all()
+        if chance.random() < chance.choice((0.1, 0.9)):
+            measure(window, step)
+            measured.append(step)
+
+
+# -- when phases stand in ---------------------------------------------------------------------------------------------
+
+
+def test_of_windows_that_have_stopped_the_phases_stand_in_after_a_minute_of_steps() -> None:
+    step_ns = 100 * NS_PER_MS
+    last = STAND_IN_NS // step_ns
+    window = window_of(2)
+    make(window, 0, duration_ns=step_ns)
+    measure(window, 0)
+    make(window, *range(1, last + 1), duration_ns=step_ns)
+    assert read(window).self_is_measured
+    make(window, last + 1, duration_ns=step_ns)
+    series = read(window)
+    assert not series.self_is_measured
+    assert (series.self_ns == COMPUTING_NS).all()
+    measure(window, last + 1)
+    assert read(window).self_is_measured
+
+
+@pytest.mark.parametrize(("distance", "is_measured"), [(300, True), (299, False)])
+def test_windows_come_again_within_twice_the_longest_distance(distance: int, is_measured: bool) -> None:
+    window = window_of(2)
+    make(window, 0, duration_ns=STAND_IN_NS)
+    measure(window, 0)
+    make(window, distance, duration_ns=STAND_IN_NS)
+    measure(window, distance)
+    make(window, distance + 600, duration_ns=STAND_IN_NS)
+    assert read(window).self_is_measured is is_measured
+
+
+def test_steps_longer_than_a_minute_have_time_for_all_that_are_kept() -> None:
+    window = window_of(2)
+    make(window, 0, duration_ns=2 * STAND_IN_NS)
+    measure(window, 0)
+    make(window, *range(1, KEPT + 1), duration_ns=2 * STAND_IN_NS)
+    assert read(window).self_is_measured
+    make(window, KEPT + 1, duration_ns=2 * STAND_IN_NS)
+    assert not read(window).self_is_measured
+
+
+def test_phases_stand_in_where_one_rank_never_has_a_window() -> None:
+    window = window_of(2)
+    step_ns = STAND_IN_NS // STAND_IN_STEPS
+    make(window, *range(8), duration_ns=step_ns)
+    window.cover(0, 4, 7)
+    make(window, *range(8, STAND_IN_STEPS + 1), duration_ns=step_ns)
+    assert read(window).self_is_measured
+    make(window, STAND_IN_STEPS + 1, duration_ns=step_ns)
+    assert not read(window).self_is_measured
+
+
+def test_run_that_is_taken_up_in_its_middle_has_time_for_its_first_window() -> None:
+    window = window_of(2)
+    make(window, 100_000)
+    assert read(window).self_is_measured
+    make(window, 100_000 + STAND_IN_STEPS)
+    assert not read(window).self_is_measured
+
+
+def test_distance_is_from_one_measured_step_to_the_next_in_any_order() -> None:
+    distance = WindowDistance()
+    assert distance.steps_behind(5) == 0
+    distance.begin(3)
+    distance.begin(4)
+    assert distance.steps_behind(5) == 2
+    distance.take(10, 12)
+    distance.take(32, 34)
+    distance.take(20, 21)
+    assert (distance.longest, distance.steps_behind(40)) == (20, 6)
