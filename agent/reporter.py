@@ -365,14 +365,11 @@ class Reporter:
 
     def _learn_cost(self, window: RawWindow, reduction_ns: int, light_events_a_step: float | None) -> None:
         self._cost.note_reduction(reduction_ns, full=window.full)
-        if not self._step_times_ns:
-            return
         cost_ns = reduction_ns + window.training_cost_ns
-        step_ns = _median_ns(self._step_times_ns)
         if window.full:
-            self._probes.plan.learn(step_ns, full_cost_ns=cost_ns)
+            self._probes.plan.learn_full(cost_ns)
         else:
-            self._probes.plan.learn(step_ns, light_cost_ns=cost_ns, light_events_a_step=light_events_a_step)
+            self._probes.plan.learn_light(cost_ns, len(window.steps), light_events_a_step)
 
     def _learn(self, steps: list[StepRecord]) -> None:
         """The step time of the last steps, those of the warm-up left out, sets how far apart windows are."""
@@ -380,7 +377,7 @@ class Reporter:
         self._step_times_ns = (self._step_times_ns + warm)[-STEP_TIMES_KEPT:]
         if len(self._step_times_ns) >= STEPS_MIN:
             step_ns = _median_ns(self._step_times_ns)
-            self._probes.plan.learn(step_ns)
+            self._probes.plan.learn_step(step_ns)
             self._probes.live_steps.learn_step(step_ns)
             if self._probes.device_timers is not None:
                 self._probes.device_timers.plan.learn_step(step_ns)

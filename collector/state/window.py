@@ -4,9 +4,9 @@ A step's duration and phases arrive within a report interval, its collectives wh
 ends. Until every rank has reported them a step's waiting is not known, and its self time neither: NaN. Of the steps
 that a report completes one's waiting is charged to those who caused it.
 
-Windows may be further apart than the ring is long: of short steps only eight of a thousand are paid for. So where fewer
-*measured* steps, whose waiting is known, are in the ring than a verdict looks at, those that leave it get a slot behind
-it, until there are as many again.
+Windows may be further apart than the ring is long: of short steps eight of a thousand may be all that is paid for. So
+where fewer *measured* steps, whose waiting is known, are in the ring than a verdict looks at, those that leave it get a
+slot behind it, until there are as many again.
 """
 
 import itertools

@@ -38,13 +38,14 @@ few_examples = settings(max_examples=40)
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What things take, in ns. `base_ratio` is the share of the time of hooks and agent thread; `swing` 0.5: a window
-    costs up to half less or more than its kind.
+    """What things take, in ns: a light window `light_ns` and `light_step_ns` for each of its steps. `base_ratio` is the
+    share of the time of hooks and agent thread; `swing` 0.5: a window costs up to half less or more than its kind.
     """
 
     step_ns: int
     full_ns: int
     light_ns: int
+    light_step_ns: int
     base_ratio: float
     swing: float = 0.0
 
@@ -54,6 +55,7 @@ class Costs:
             step_ns=self.step_ns,
             full_ns=round(self.full_ns * factor),
             light_ns=round(self.light_ns * factor),
+            light_step_ns=round(self.light_step_ns * factor),
             base_ratio=self.base_ratio * factor,
             swing=self.swing,
         )
@@ -64,6 +66,7 @@ costs = st.builds(
     step_ns=st.integers(NS_PER_MS, 2 * NS_PER_S),
     full_ns=st.integers(NS_PER_MS, NS_PER_S),
     light_ns=st.integers(NS_PER_MS // 10, 20 * NS_PER_MS),
+    light_step_ns=st.integers(0, NS_PER_MS),
     base_ratio=st.floats(0, 0.6 * BUDGET),
 )
 
@@ -96,9 +99,9 @@ class Rank:
         self.now_ns = 0
         self.spent_ns = {STEP_HOOKS: 0, AGENT_THREAD: 0, FULL_WINDOWS: 0, LIGHT_WINDOWS: 0}
         self._next_report_ns = NS_PER_S
-        self._ended: list[tuple[str, int]] = []
+        self._ended: list[tuple[str, int, int]] = []
         self._running: str | None = None
-        self._full_ends = 0
+        self._began = self._full_ends = 0
         self._lights_begun = [0, 0]
 
     @property
@@ -124,37 +127,38 @@ class Rank:
         full_ends = self._running == FULL_WINDOWS and step >= self._full_ends
         light_ends = self._running == LIGHT_WINDOWS and not self.plan.is_light(step)
         if self._running is not None and (begins_full or begins_light or full_ends or light_ends):
-            self._end(self._running)
+            self._end(self._running, step - self._began)
         if begins_full:
-            self._running, self._full_ends = FULL_WINDOWS, step + self.plan.full_window_steps
+            self._running, self._began, self._full_ends = FULL_WINDOWS, step, step + self.plan.full_window_steps
             self.full_steps.append(step)
         elif begins_light or (full_ends and self.plan.is_light(step)):
-            self._running = LIGHT_WINDOWS
+            self._running, self._began = LIGHT_WINDOWS, step
             self._lights_begun[-1] += 1
             self.lights_unseen_max = max(self.lights_unseen_max, sum(self._lights_begun))
             if begins_light:
                 self.light_steps.append(step)
 
-    def _end(self, kind: str) -> None:
-        mean_ns = self.costs.full_ns if kind == FULL_WINDOWS else self.costs.light_ns
+    def _end(self, kind: str, steps: int) -> None:
+        light_ns = self.costs.light_ns + steps * self.costs.light_step_ns
+        mean_ns = self.costs.full_ns if kind == FULL_WINDOWS else light_ns
         cost_ns = round(mean_ns * self.chance.uniform(1 - self.costs.swing, 1 + self.costs.swing))
         self.spent_ns[kind] += cost_ns
         self.dearest_ns[kind] = max(self.dearest_ns[kind], cost_ns)
-        self._ended.append((kind, cost_ns))
+        self._ended.append((kind, cost_ns, steps))
         self._running = None
 
     def _report(self, step: int) -> None:
         self._next_report_ns = self.now_ns + NS_PER_S
         self._lights_begun = [self._lights_begun[-1], 0]
-        for kind, cost_ns in self._ended:
+        for kind, cost_ns, steps in self._ended:
             if kind == FULL_WINDOWS:
-                self.plan.learn(self.costs.step_ns, full_cost_ns=cost_ns)
+                self.plan.learn_full(cost_ns)
             else:
-                self.plan.learn(self.costs.step_ns, light_cost_ns=cost_ns)
+                self.plan.learn_light(cost_ns, steps, events_a_step=None)
         self._ended.clear()
         self.plan.allow(self.governor.decide(self.spent_ns, self.now_ns))
         if step >= 2 * WARMUP_STEPS:
-            self.plan.learn(self.costs.step_ns)
+            self.plan.learn_step(self.costs.step_ns)
 
 
 @few_examples
@@ -191,6 +195,7 @@ def draw_costs(chance: Random, swing: float) -> Costs:
         step_ns=round(NS_PER_MS * 2_000 ** chance.random()),
         full_ns=round(NS_PER_MS * 1_000 ** chance.random()),
         light_ns=round(NS_PER_MS / 10 * 200 ** chance.random()),
+        light_step_ns=round(NS_PER_MS / 100 * 100 ** chance.random()),
         base_ratio=chance.uniform(0, 0.6 * BUDGET),
         swing=swing,
     )
@@ -234,9 +239,9 @@ def test_parts_do_not_flap_whatever_the_rest_costs(stretches: list[tuple[float, 
 
 @given(st.integers(NS_PER_MS, NS_PER_S), st.lists(st.floats(1, 1.5), min_size=2, max_size=50))
 def test_step_times_that_swing_by_half_change_no_distance_twice(step_ns: int, swings: list[float]) -> None:
-    plan = Rank(Costs(step_ns=step_ns, full_ns=1, light_ns=1, base_ratio=0)).plan
+    plan = Rank(Costs(step_ns=step_ns, full_ns=1, light_ns=1, light_step_ns=0, base_ratio=0)).plan
     distances = []
     for swing in swings:
-        plan.learn(round(step_ns * swing))
+        plan.learn_step(round(step_ns * swing))
         distances.append(plan.light_interval_steps)
     assert sum(a != b for a, b in itertools.pairwise(distances)) <= 1

@@ -29,8 +29,15 @@ def plan_with(full_window_steps: int = 2) -> WindowPlan:
 def plan_at(step_ms: int, allowance: Allowance = PLENTY, full_window_steps: int = 2) -> WindowPlan:
     plan = plan_with(full_window_steps)
     plan.allow(allowance)
-    plan.learn(step_ms * NS_PER_MS, full_cost_ns=10 * NS_PER_MS, light_cost_ns=NS_PER_MS)
+    plan.learn_full(10 * NS_PER_MS)
+    learn_light(plan, NS_PER_MS)
+    plan.learn_step(step_ms * NS_PER_MS)
     return plan
+
+
+def learn_light(plan: WindowPlan, cost_ns: int, events_a_step: float | None = None) -> None:
+    """A light window that is as long as the next will be."""
+    plan.learn_light(cost_ns, plan.light_window_steps, events_a_step)
 
 
 def full_steps(plan: WindowPlan, steps: range = STEPS) -> list[int]:
@@ -119,14 +126,14 @@ def test_windows_further_apart_are_a_subset_of_those_closer_together(shorter_ms:
 def test_costly_full_windows_come_less_often() -> None:
     plan = plan_at(step_ms=100)
     assert (plan.full_interval_steps, plan.full_stretch_ratio) == (256, 1)  # 20 s are 200 steps
-    plan.learn(100 * NS_PER_MS, full_cost_ns=200 * NS_PER_MS)
+    plan.learn_full(200 * NS_PER_MS)
     assert plan.full_interval_steps == 1024  # 0.2 s are 0.25 % of 80 s, which are 800 steps
     assert plan.full_stretch_ratio == 1024 / 256
 
 
 def test_costly_light_windows_keep_their_length_and_leave_gaps() -> None:
     plan = plan_at(step_ms=10)
-    plan.learn(10 * NS_PER_MS, light_cost_ns=20 * NS_PER_MS)
+    learn_light(plan, 20 * NS_PER_MS)
     assert plan.light_window_steps == 256  # 2 s are 200 steps
     assert plan.light_interval_steps == 1024  # 20 ms are 0.25 % of 8 s, which are 800 steps
     assert plan.light_stretch_ratio == 1024 / 256
@@ -138,9 +145,9 @@ def test_costly_light_windows_keep_their_length_and_leave_gaps() -> None:
 )
 def test_a_light_window_that_sees_much_lasts_fewer_steps_and_leaves_no_gap(events_a_step: float, steps: int) -> None:
     plan = plan_at(step_ms=100)
-    plan.learn(100 * NS_PER_MS, light_cost_ns=NS_PER_MS // 10, light_events_a_step=events_a_step)
+    learn_light(plan, NS_PER_MS // 10, events_a_step)
     for _ in range(20):
-        plan.learn(100 * NS_PER_MS, light_cost_ns=NS_PER_MS // 10)
+        learn_light(plan, NS_PER_MS // 10)
     assert (plan.light_window_steps, plan.light_interval_steps) == (steps, steps)
     assert light_steps(plan, range(WARMUP_STEPS + 97)) == list(range(0, 97, steps))
     assert all(plan.is_light(step) for step in range(WARMUP_STEPS, 200))
@@ -149,47 +156,79 @@ def test_a_light_window_that_sees_much_lasts_fewer_steps_and_leaves_no_gap(event
 def test_short_light_windows_come_as_often_as_they_are_paid_for() -> None:
     plan = plan_with()
     plan.allow(PLENTY)
-    plan.learn(100 * NS_PER_MS, light_cost_ns=3 * NS_PER_MS, light_events_a_step=75)
+    plan.learn_light(3 * NS_PER_MS, 4, events_a_step=75)
+    plan.learn_step(100 * NS_PER_MS)
     # 3 ms are 0.25 % of 1.2 s, which are 12 steps.
     assert (plan.light_window_steps, plan.light_interval_steps) == (4, 16)
     assert plan.light_stretch_ratio == 4
 
 
+def test_a_shorter_light_window_is_expected_to_cost_as_much_less_but_for_its_begin_and_end() -> None:
+    plan = plan_with()
+    plan.allow(PLENTY)
+    plan.learn_light(17 * NS_PER_MS, 64, events_a_step=75)  # 1 ms, and 0.25 ms a step
+    plan.learn_step(10 * NS_PER_MS)
+    # 4 steps are 2 ms, which are 0.25 % of 0.8 s; 17 ms would be of 6.8 s, and the next window after 1024 steps.
+    assert (plan.light_window_steps, plan.light_interval_steps) == (4, 128)
+    plan.allow(PLENTY._replace(purse_ns=2 * NS_PER_MS))
+    assert light_steps(plan, range(WARMUP_STEPS + 1)) == [0]
+    plan.allow(PLENTY._replace(purse_ns=2 * NS_PER_MS - 1))
+    assert light_steps(plan, range(WARMUP_STEPS + 1)) == []
+
+
+def test_what_light_windows_cost_is_learnt_before_the_step_time_is_known() -> None:
+    plan = plan_with()
+    plan.learn_light(9 * NS_PER_MS, 4, events_a_step=75)  # 1 ms, and 2 ms a step: 17 for the 8 steps of a first one
+    plan.allow(PLENTY._replace(purse_ns=17 * NS_PER_MS))
+    assert light_steps(plan, range(150)) == [0, 8, 16, 32, 64, 128]
+    plan.allow(PLENTY._replace(purse_ns=17 * NS_PER_MS - 1))
+    assert light_steps(plan, range(150)) == []
+
+
+def test_a_light_window_that_costs_less_than_its_begin_and_end_are_thought_to_is_believed() -> None:
+    plan = plan_at(step_ms=5)
+    for _ in range(20):
+        plan.learn_light(NS_PER_MS // 20, 0, events_a_step=None)  # of no step at all: it was cut at once
+    plan.allow(PLENTY._replace(purse_ns=NS_PER_MS // 20))
+    assert light_steps(plan, range(WARMUP_STEPS + 1)) == [0]
+
+
 def test_light_windows_are_as_long_as_before_when_less_is_seen_again() -> None:
     plan = plan_at(step_ms=100)
-    plan.learn(100 * NS_PER_MS, light_cost_ns=NS_PER_MS // 10, light_events_a_step=75)
+    learn_light(plan, NS_PER_MS // 10, 75)
     for _ in range(20):
-        plan.learn(100 * NS_PER_MS, light_cost_ns=NS_PER_MS // 10, light_events_a_step=7)
+        learn_light(plan, NS_PER_MS // 10, 7)
     assert (plan.light_window_steps, plan.light_interval_steps) == (32, 32)
 
 
 def test_cheap_windows_are_as_often_as_they_may_be() -> None:
     plan = plan_at(step_ms=100)
-    plan.learn(100 * NS_PER_MS, full_cost_ns=NS_PER_MS, light_cost_ns=NS_PER_MS)  # 0.25 % of 0.4 s
+    plan.learn_full(NS_PER_MS)
+    learn_light(plan, NS_PER_MS)  # 0.25 % of 0.4 s
     assert (plan.light_interval_steps, plan.full_interval_steps) == (32, 256)
 
 
 def test_windows_get_what_the_rest_of_the_agent_leaves() -> None:
     plan = plan_at(step_ms=100)
     plan.allow(PLENTY._replace(windows_ratio=BUDGET / 8))
-    plan.learn(100 * NS_PER_MS, full_cost_ns=100 * NS_PER_MS)
+    plan.learn_full(100 * NS_PER_MS)
     assert plan.full_interval_steps == 4096  # 0.1 s are 0.03125 % of 320 s, which are 3200 steps
 
 
 def test_what_a_window_has_cost_is_not_forgotten_while_no_other_comes() -> None:
     plan = plan_at(step_ms=100)
-    plan.learn(100 * NS_PER_MS, full_cost_ns=200 * NS_PER_MS)
+    plan.learn_full(200 * NS_PER_MS)
     for _ in range(100):  # reports without a full window, and with light ones
-        plan.learn(100 * NS_PER_MS)
-        plan.learn(100 * NS_PER_MS, light_cost_ns=NS_PER_MS)
+        plan.learn_step(100 * NS_PER_MS)
+        learn_light(plan, NS_PER_MS)
     assert plan.full_interval_steps == 1024
 
 
 def test_one_costly_window_is_forgotten_after_cheaper_ones() -> None:
     plan = plan_at(step_ms=100)
-    plan.learn(100 * NS_PER_MS, full_cost_ns=200 * NS_PER_MS)
+    plan.learn_full(200 * NS_PER_MS)
     for _ in range(8):  # (3 / 4) ** 8 = 0.1: 20 ms are 0.25 % of 8 s, less than the 20 s aimed at
-        plan.learn(100 * NS_PER_MS, full_cost_ns=NS_PER_MS)
+        plan.learn_full(NS_PER_MS)
     assert plan.full_interval_steps == 512, "200 steps are wanted; 256 and 512 are both in the room of 3.125 times that"
 
 
@@ -216,15 +255,15 @@ def test_what_is_dropped_does_not_begin_and_a_running_light_window_ends() -> Non
 def test_light_windows_have_all_that_there_is_when_full_ones_are_dropped() -> None:
     plan = plan_at(step_ms=10)
     plan.allow(PLENTY._replace(dropped=frozenset({FULL_WINDOWS})))
-    plan.learn(10 * NS_PER_MS, light_cost_ns=20 * NS_PER_MS)
+    learn_light(plan, 20 * NS_PER_MS)
     assert plan.light_interval_steps == 512  # 20 ms are 0.5 % of 4 s, which are 400 steps
 
 
 def test_full_windows_that_would_be_more_than_an_hour_apart_are_not_taken() -> None:
     plan = plan_at(step_ms=100)
-    plan.learn(100 * NS_PER_MS, full_cost_ns=8 * NS_PER_S)  # 0.25 % of 3200 s
+    plan.learn_full(8 * NS_PER_S)  # 0.25 % of 3200 s
     assert plan.dropped == set()
-    plan.learn(100 * NS_PER_MS, full_cost_ns=10 * NS_PER_S)  # 0.25 % of 4000 s
+    plan.learn_full(10 * NS_PER_S)  # 0.25 % of 4000 s
     assert plan.dropped == {FULL_WINDOWS}
 
 
@@ -243,7 +282,7 @@ def test_a_light_window_too_large_to_be_read_makes_the_next_shorter() -> None:
     plan = plan_at(step_ms=10)
     plan.learn_too_large(full=False)
     plan.learn_too_large(full=False)
-    plan.learn(10 * NS_PER_MS)
+    plan.learn_step(10 * NS_PER_MS)
     assert plan.light_window_steps == 128, "0.5 s are 50 steps; 64 and 128 are both in the room of 3.125 times that"
 
 
@@ -254,7 +293,7 @@ def test_a_step_time_near_a_limit_does_not_make_the_distance_swing() -> None:
     plan = plan_at(step_ms=64)  # 31.25 steps: 32
     distances = []
     for step_ms in (60, 65, 58, 62, 66, 61):  # 33.3 steps want 64, which stays for 31
-        plan.learn(step_ms * NS_PER_MS)
+        plan.learn_step(step_ms * NS_PER_MS)
         distances.append(plan.light_interval_steps)
     assert set(distances) == {64}
 
@@ -263,13 +302,13 @@ def test_a_step_time_near_a_limit_does_not_make_the_distance_swing() -> None:
 def test_the_distance_changes_when_it_is_too_short_or_three_times_too_long(step_ms: int, expected: int) -> None:
     # 32 steps stay for 2 s of 32 to 10.24 (32 / 3.125) steps: of 62.5 to 195.3 ms each.
     plan = plan_at(step_ms=100)
-    plan.learn(step_ms * NS_PER_MS)
+    plan.learn_step(step_ms * NS_PER_MS)
     assert plan.light_interval_steps == expected
 
 
 def test_a_step_time_of_nothing_does_no_harm() -> None:
     plan = plan_with()
-    plan.learn(0)
+    plan.learn_step(0)
     assert plan.light_interval_steps >= 2 * NS_PER_S
     assert plan.full_interval_steps >= 20 * NS_PER_S
 

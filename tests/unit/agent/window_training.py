@@ -79,7 +79,7 @@ class Training:
             full_window_steps=FULL_STEPS,
             overhead_ratio_max=1.0,
         )
-        self.plan.learn(NS_PER_S)
+        self.plan.learn_step(NS_PER_S)
         self.windows = KinetoWindows(
             self.profiler,
             self.plan,
