@@ -82,6 +82,7 @@ class Service:
             message_bytes_max=config.message_bytes_max,
             curve=curve,
             relays=self._relays,
+            clock=clock,
         )
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
         self._exchange = Exchange()

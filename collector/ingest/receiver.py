@@ -20,9 +20,10 @@ from typing import Final
 import msgspec
 import zmq
 
-from rankscope.collector.ingest.curve import ZAP_DOMAIN, CurveServer, FailedHandshakes, ZapHandler
+from rankscope.collector.ingest.curve import CurveServer, FailedHandshakes, ZapHandler
 from rankscope.collector.ingest.listeners import listen
 from rankscope.collector.ingest.relays import Relays, split_address
+from rankscope.measure.clock import Clock, SystemClock
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
 from rankscope.measure.errors import DecodeError, DecodeReason, SettingError, UnavailableError
 from rankscope.measure.messages import HelloWanted, Message, Refused, Relayed, RelayHello
@@ -119,6 +120,7 @@ class Receiver:
         handshake_ms: int = HANDSHAKE_MS,
         relays: Relays | None = None,
         poller: zmq.Poller | None = None,
+        clock: Clock | None = None,
     ) -> None:
         problem = find_endpoint_problem(endpoint, listening=True)
         if problem is not None:
@@ -157,7 +159,10 @@ class Receiver:
         self._relays = relays
         self._poller = poller or zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
-        self._zap = None if curve is None else self._demand_keys(curve)
+        self._zap: ZapHandler | None = None
+        if curve is not None:
+            self._zap = ZapHandler(self._context, self._poller, curve.is_allowed, clock or SystemClock())
+            curve.guard(self._router)
         self._bind(endpoint)
         self._failed = FailedHandshakes(self._context, self._router, has_keys=curve is not None)
         self._poller.register(self._failed.socket, zmq.POLLIN)
@@ -197,8 +202,9 @@ class Receiver:
         """The second half of `poll`, also when somebody else has polled: each is read when it is asked for. A relay's
         batch is taken as a whole.
         """
-        if self._zap is not None and self._zap.socket in ready:
-            self._zap.answer()
+        if self._zap is not None:
+            self._zap.answer(ready)
+            self._zap.tend()
         if self._failed.socket in ready:
             self._failed.count()
         if self._router not in ready:
@@ -242,7 +248,7 @@ class Receiver:
     def _let_go(self) -> None:
         self._router.close(linger=0)
         if self._zap is not None:
-            self._zap.socket.close(linger=0)
+            self._zap.close()
         self._context.term()
 
     def _is_forged(self, peer: bytes) -> bool:
@@ -286,14 +292,6 @@ class Receiver:
             _count(self.unsent, reason)
             return reason
         return None
-
-    def _demand_keys(self, curve: CurveServer) -> ZapHandler:
-        handler = ZapHandler(self._context, curve.is_allowed)
-        self._router.setsockopt(zmq.CURVE_SERVER, 1)
-        self._router.setsockopt(zmq.CURVE_SECRETKEY, curve.pair.secret.encode())
-        self._router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        self._poller.register(handler.socket, zmq.POLLIN)
-        return handler
 
     def _receive(self) -> tuple[bytes, list[bytes], str]:
         """Routing id, parts and key of the next message. Only ZeroMQ's frames know the key. Part by part this takes

@@ -58,7 +58,11 @@ class Relay:
         self._stopping = threading.Event()
         self._poller = zmq.Poller()
         self._receiver = Receiver(
-            config.listen, message_bytes_max=RANK_FRAME_BYTES_MAX, curve=keys.ranks, poller=self._poller
+            config.listen,
+            message_bytes_max=RANK_FRAME_BYTES_MAX,
+            curve=keys.ranks,
+            poller=self._poller,
+            clock=clock,
         )
         self._has_rank_keys = keys.ranks is not None
         endpoints = parse_collectors(config.collector)
