@@ -1,6 +1,6 @@
 """What the agent costs a step, told apart from what the machine does meanwhile:
 
-    python -m tests.benchmarks.alternation [--pairs 30] [--size short] [--windows all|light|none] [--out FILE]
+    python -m tests.benchmarks.alternation [--pairs 30] [--size short] [--windows all light none] [--ranks 1 2]
 
 On a shared machine the same job is 20 % faster or slower a minute later, which hides a cost of 1 %. So here the agent
 comes and goes *within* one job: stretches of steps with it and without it take turns (A B B A), on all ranks at the
@@ -9,6 +9,9 @@ out.
 
 `light` leaves out the full windows, which a young agent takes more often than a grown one (every 20 s): what is left is
 what every ordinary step pays, hooks, collective windows, reports and samples.
+
+Two ranks on two cores leave none to the agent's threads: what they take, training waits for. One rank leaves one free,
+as the machines of GPUs do, which have several cores for each.
 """
 
 import argparse
@@ -48,11 +51,20 @@ LIMIT_S = 900
 
 
 class Stretch(NamedTuple):
-    """Some steps in a row: their median time, and the CPU time of the whole process for a step."""
+    """Some steps in a row: their mean and median time, and the CPU time of the whole process for a step."""
 
     with_agent: bool
+    mean_ns: float
     median_ns: float
     cpu_ns: float
+
+
+class Job(NamedTuple):
+    """What is trained, and what of the agent is there."""
+
+    size: str
+    ranks: int
+    windows: str
 
 
 def train(size: Size, pairs: int, stretch_steps: int) -> list[Stretch]:
@@ -85,7 +97,8 @@ def train(size: Size, pairs: int, stretch_steps: int) -> list[Stretch]:
                 ends_ns.append(perf_counter_ns())
         cpu_ns = process_time_ns() - cpu_ns
         steps_ns = [after - before for before, after in itertools.pairwise(ends_ns)]
-        stretches.append(Stretch(with_agent, statistics.median(steps_ns), cpu_ns / len(steps_ns)))
+        median_ns = statistics.median(steps_ns)
+        stretches.append(Stretch(with_agent, statistics.fmean(steps_ns), median_ns, cpu_ns / len(steps_ns)))
         if session is not None:
             session.stop()
         dist.barrier()
@@ -101,17 +114,17 @@ def be_a_rank(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def run_job(size: str, pairs: int, windows: str) -> list[Stretch]:
+def run_job(job: Job, pairs: int) -> list[Stretch]:
     """The whole job beside a collector."""
-    stretch_steps = round(STRETCH_S[size] * 1000 / SIZES[size].step_ms)
+    stretch_steps = round(STRETCH_S[job.size] * 1000 / SIZES[job.size].step_ms)
     with collector() as (endpoint, _), tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "stretches.json"
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            "-m", "tests.benchmarks.alternation", "--rank", "--size", size, "--pairs", str(pairs),
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.ranks),
+            "-m", "tests.benchmarks.alternation", "--rank", "--size", job.size, "--pairs", str(pairs),
             "--stretch-steps", str(stretch_steps), "--out", str(out),
         ]  # fmt: skip
-        settings = {"OMP_NUM_THREADS": "1", "RANKSCOPE_COLLECTOR": endpoint, **WINDOWS[windows]}
+        settings = {"OMP_NUM_THREADS": "1", "RANKSCOPE_COLLECTOR": endpoint, **WINDOWS[job.windows]}
         subprocess.run(command, env={**clean_environment(), **settings}, check=True, timeout=LIMIT_S)
         return [Stretch(*row) for row in json.loads(out.read_text())]
 
@@ -126,19 +139,22 @@ def ratios_of(stretches: list[Stretch], what: str) -> Ratios:
     return compare(found)
 
 
-def render(head: str, found: dict[tuple[str, str], list[Stretch]]) -> str:
+WAYS = {"mean step": "mean_ns", "median step": "median_ns", "CPU time": "cpu_ns"}
+
+
+def render(head: str, found: dict[Job, list[Stretch]]) -> str:
     """The result file."""
     lines = [
-        "| step | windows | ratio of | median | 95 % | smallest | largest | pairs |",
-        "|---|---|---|---|---|---|---|---|",
+        "| ranks | step | windows | ratio of | median | 95 % | smallest | largest | pairs |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for (_, windows), stretches in found.items():
+    for job, stretches in found.items():
         step_ms = statistics.median(one.median_ns for one in stretches if not one.with_agent) / 1e6
-        for way, what in (("median step", "median_ns"), ("CPU time", "cpu_ns")):
+        for way, what in WAYS.items():
             r = ratios_of(stretches, what)
             lines.append(
-                f"| {step_ms:.1f} ms | {windows} | {way} | {r.median:.4f} | {r.low:.4f} to {r.high:.4f} | "
-                f"{r.smallest:.3f} | {r.largest:.3f} | {len(stretches) // 2} |"
+                f"| {job.ranks} | {step_ms:.1f} ms | {job.windows} | {way} | {r.median:.4f} | "
+                f"{r.low:.4f} to {r.high:.4f} | {r.smallest:.3f} | {r.largest:.3f} | {len(stretches) // 2} |"
             )
     explanation = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()
     return "\n\n".join(["# What the agent costs a step, within one job", head, explanation, "\n".join(lines)]) + "\n"
@@ -150,6 +166,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"stretches of each kind [{PAIRS}]")
     parser.add_argument("--size", choices=sorted(SIZES), nargs="+", default=list(SIZES))
     parser.add_argument("--windows", choices=list(WINDOWS), nargs="+", default=["all", "light", "none"])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--out", type=Path, default=RESULTS / "alternation.md", help="the file to write")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--stretch-steps", type=int, default=0, help=argparse.SUPPRESS)
@@ -158,13 +175,12 @@ def main() -> None:
         options.size = options.size[0]
         be_a_rank(options)
         return
-    head = describe_run(f"python -m tests.benchmarks.alternation --pairs {options.pairs}")
+    head = describe_run(f"python -m tests.benchmarks.alternation {' '.join(sys.argv[1:])}".strip())
     found = {}
-    for size in options.size:
-        for windows in options.windows:
-            found[size, windows] = run_job(size, options.pairs, windows)
-            for way in ("median_ns", "cpu_ns"):
-                print(size, windows, way, ratios_of(found[size, windows], way), flush=True)
+    for job in itertools.starmap(Job, itertools.product(options.size, options.ranks, options.windows)):
+        found[job] = run_job(job, options.pairs)
+        for way, what in WAYS.items():
+            print(job, way, ratios_of(found[job], what), flush=True)
     text = render(head, found)
     options.out.write_text(text)
     print(text)
