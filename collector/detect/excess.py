@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
-from rankscope.collector.detect.series import Floats, StepSeries, in_blocks, medians_of_last
+from rankscope.collector.detect.series import Floats, Ints, StepSeries, in_blocks, medians_of_last
 from rankscope.collector.detect.twins import Twins
 
 PARTS: Final = 4
@@ -24,17 +24,22 @@ def find_excess(series: StepSeries, twins: Twins) -> Floats:
     its own or too many of theirs are not known.
     """
     rows = np.flatnonzero(~np.isnan(series.self_ns).all(axis=1))  # waiting is measured in some steps only
-    self_ns = series.self_ns[rows]
-    np.maximum(self_ns, 1.0, out=self_ns)
     excess = np.full(series.self_ns.shape, np.nan)
+
+    def read(some: Ints, columns: Ints) -> Floats:
+        self_ns = series.self_ns[np.ix_(some, columns)]
+        return np.maximum(self_ns, 1.0, out=self_ns)
+
     for comparison in twins.comparisons:
-        if len(comparison.members) == len(series.ranks):  # nothing to be moved
-            excess[rows] = _compare(self_ns, self_ns)
+        if len(comparison.members) == len(series.ranks):
+            for some in in_blocks(rows, len(series.ranks)):  # of 16,384 ranks and 256 steps each copy is 32 MiB
+                self_ns = np.maximum(series.self_ns[some], 1.0)
+                excess[some] = _compare(self_ns, self_ns)
             continue
         members = series.columns_of(comparison.members)
-        mine = self_ns[:, members]
+        mine = read(rows, members)
         are_all = comparison.against == comparison.members
-        against = mine if are_all else self_ns[:, series.columns_of(comparison.against)]
+        against = mine if are_all else read(rows, series.columns_of(comparison.against))
         excess[np.ix_(rows, members)] = _compare(mine, against)
     return excess
 
@@ -44,7 +49,7 @@ def find_excess_ns(excess: Floats, self_ns: Floats) -> Floats:
     known.
     """
     # x = log(mine / theirs), so mine - theirs = mine (1 - exp(-x)).
-    share = np.negative(excess)  # in one array: of 16,384 ranks and 256 steps each copy is 32 MiB
+    share = np.negative(excess)  # and all that follows in the same array
     with np.errstate(invalid="ignore"):  # numpy 1.24 warns of the NaN that it hands through, on CPUs with AVX-512
         np.negative(np.expm1(share, out=share), out=share)
     return np.multiply(self_ns, share, out=share)

@@ -69,16 +69,19 @@ def find_intermittent(view: JobView, thresholds: Thresholds, known: Collection[i
 def find_spells(view: JobView, thresholds: Thresholds) -> Spells:
     """Every rank's slow steps, among those whose excess is known of any rank."""
     rows = np.flatnonzero(~np.isnan(view.excess).all(axis=1))
-    excess = np.nan_to_num(view.excess[rows], nan=0.0)
+    excess = view.excess if len(rows) == len(view.excess) else view.excess[rows]
     slow: Flags = np.full(excess.shape, fill_value=False)
     if len(rows):
         for comparison in view.twins.comparisons:
             columns = view.series.columns_of(comparison.members)
-            asked = excess[:, columns[:: -(-len(columns) // ASKED_MAX)]]
+            asked = np.nan_to_num(excess[:, columns[:: -(-len(columns) // ASKED_MAX)]], nan=0.0)
             deviations = MAD_TO_SIGMA * np.median(np.abs(asked - np.median(asked, axis=0)), axis=0)
             usual = max(float(np.median(deviations)), SIGMA_FLOOR)
             slow_from = max(math.log(thresholds.slowdown_ratio_min), SLOW_DEVIATIONS * usual)
-            slow[:, columns] = excess[:, columns] > slow_from
+            if len(columns) == excess.shape[1]:
+                np.greater(excess, slow_from, out=slow)  # what is not known is not slow
+            else:
+                slow[:, columns] = excess[:, columns] > slow_from
     begins = slow & ~np.vstack([np.zeros_like(slow[:1]), slow[:-1]])
     return Spells(rows, slow, np.count_nonzero(begins, axis=0))
 

@@ -85,7 +85,9 @@ CELLS_AT_ONCE: Final = 2**17
 
 
 def in_blocks(rows: Ints, columns: int) -> Iterator[Ints]:
-    """The rows, some at a time: what is computed on the way to a result is as large as they are, several times."""
+    """The rows, some at a time, or the columns of so many rows: what is computed on the way to a result is as large as
+    they are, several times.
+    """
     at_once = max(1, CELLS_AT_ONCE // max(1, columns))
     for first in range(0, len(rows), at_once):
         yield rows[first : first + at_once]

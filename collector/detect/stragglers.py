@@ -31,7 +31,7 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.noise import MAD_TO_SIGMA, Noise, measure_noise, measure_noises, median_errors
 from rankscope.collector.detect.ramp import fit_ramp
-from rankscope.collector.detect.series import Floats, Ints
+from rankscope.collector.detect.series import Floats, Ints, in_blocks
 from rankscope.collector.detect.twins import Peers
 from rankscope.collector.detect.view import JobView
 
@@ -125,8 +125,8 @@ def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
     recent = excess[rows[-thresholds.steps_min :]]
     worth: Flags = np.asarray(np.isnan(recent).any(axis=0))
     worth |= np.median(recent, axis=0) >= math.log(thresholds.slowdown_close_ratio)
-    columns = np.flatnonzero(worth)
-    worth[columns] = _stands_out(excess[np.ix_(rows, columns)], thresholds)
+    for columns in in_blocks(np.flatnonzero(worth), len(rows)):
+        worth[columns] = _stands_out(excess[np.ix_(rows, columns)], thresholds)
     return worth
 
 
