@@ -40,6 +40,16 @@ def test_rank_that_is_slow_every_kth_step_is_found_with_its_begin_and_size(every
     assert find_period(slow.slow_steps) == (every, True)
 
 
+def test_it_is_found_among_those_that_do_the_same_work() -> None:
+    """What is noise to the ranks that sample, half of their time, would be slowness to the others."""
+    self_ms = times()
+    self_ms[:, 4:] *= np.exp(np.random.default_rng(2).normal(0.0, 0.5, (200, 4)))
+    self_ms[80::5, SLOW] *= 1.5
+    kinds = {rank: "train" if rank < 4 else "sample" for rank in range(8)}
+    judged = view_of(series_of(self_ms.tolist()), signatures=kinds)
+    assert [(slow.rank, slow.since_step) for slow in find_intermittent(judged, THRESHOLDS, ())] == [(SLOW, 80)]
+
+
 def test_rank_that_always_was_so_is_slow_since_its_first_slow_step() -> None:
     self_ms = times()
     self_ms[2::5, SLOW] *= 2
