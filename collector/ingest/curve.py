@@ -91,7 +91,8 @@ class ZapHandler:
         self._poller = poller
         self._is_allowed = is_allowed
         self._clock = clock
-        self._socket = self._open()
+        self._socket = self._make()
+        self._socket.bind(_ZAP_ENDPOINT)
         self._retired: zmq.Socket[bytes] | None = None
         self._asked = 0
         self._first_asked_ns = self._last_asked_ns = self._retired_ns = 0
@@ -117,10 +118,8 @@ class ZapHandler:
         elif self._asked >= CROWD:
             is_calm = now_ns >= self._last_asked_ns + CALM_NS
             if is_calm or now_ns >= self._first_asked_ns + CALM_AWAITED_NS:
-                # Who connects between the two lines is refused (ZAP_ENFORCE_DOMAIN), and tries again.
-                self._socket.unbind(_ZAP_ENDPOINT)
-                self._retired, self._socket = self._socket, self._open()
-                self._retired_ns, self._asked = now_ns, 0
+                self._asked = 0  # also where it fails: once for a crowd, and not in every turn
+                self._replace(now_ns)
 
     def close(self) -> None:
         """Answer no more."""
@@ -129,10 +128,16 @@ class ZapHandler:
                 self._close(socket)
         self._retired = None
 
-    def _open(self) -> "zmq.Socket[bytes]":
+    def _replace(self, now_ns: int) -> None:
+        socket = self._make()
+        # Who connects between these two lines is refused (ZAP_ENFORCE_DOMAIN), and tries again.
+        self._socket.unbind(_ZAP_ENDPOINT)
+        socket.bind(_ZAP_ENDPOINT)
+        self._retired, self._socket, self._retired_ns = self._socket, socket, now_ns
+
+    def _make(self) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.REP)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(_ZAP_ENDPOINT)
         self._poller.register(socket, zmq.POLLIN)
         return socket
 

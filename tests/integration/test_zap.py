@@ -1,5 +1,6 @@
 """Who may connect is asked of a socket that now and then makes place for another: real connections, a clock by hand."""
 
+import errno
 import itertools
 from collections.abc import Iterator
 
@@ -145,6 +146,23 @@ def test_where_somebody_asks_all_the_time_calm_is_not_awaited_for_ever(
     guarded.hear(1)
     guarded.pass_time(NS_PER_MS)
     assert guarded.handler.answered == answered
+
+
+def test_where_no_other_socket_can_be_had_the_first_goes_on_and_it_is_not_tried_again_at_once(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    let_in_a_crowd(guarded)
+    with monkeypatch.context() as full:
+        full.setattr(zmq.Context, "socket", refuse)
+        with pytest.raises(zmq.ZMQError):
+            guarded.pass_time(CALM_NS)
+    guarded.pass_time(CALM_NS)
+    guarded.connect()
+    assert len(guarded.hear(1)) == 1
+    assert guarded.handler.answered == 1
 
 
 def test_where_nobody_answers_nobody_is_let_in(guarded: Guarded) -> None:
