@@ -5,7 +5,7 @@ usual for the rank, beside the others, is its measure, and only what goes beyond
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,21 +26,16 @@ def find_excess(series: StepSeries, twins: Twins) -> Floats:
     rows = np.flatnonzero(~np.isnan(series.self_ns).all(axis=1))  # waiting is measured in some steps only
     excess = np.full(series.self_ns.shape, np.nan)
 
-    def read(some: Ints, columns: Ints) -> Floats:
-        self_ns = series.self_ns[np.ix_(some, columns)]
-        return np.maximum(self_ns, 1.0, out=self_ns)
+    def cells(some: Ints, columns: Ints) -> Any:
+        return some if len(columns) == len(series.ranks) else np.ix_(some, columns)  # of all nothing is to be moved
 
     for comparison in twins.comparisons:
-        if len(comparison.members) == len(series.ranks):
-            for some in in_blocks(rows, len(series.ranks)):  # of 16,384 ranks and 256 steps each copy is 32 MiB
-                self_ns = np.maximum(series.self_ns[some], 1.0)
-                excess[some] = _compare(self_ns, self_ns)
-            continue
-        members = series.columns_of(comparison.members)
-        mine = read(rows, members)
+        members, against = series.columns_of(comparison.members), series.columns_of(comparison.against)
         are_all = comparison.against == comparison.members
-        against = mine if are_all else read(rows, series.columns_of(comparison.against))
-        excess[np.ix_(rows, members)] = _compare(mine, against)
+        for some in in_blocks(rows, len(against)):  # of 16,384 ranks and 256 steps each copy is 32 MiB
+            mine = np.maximum(series.self_ns[cells(some, members)], 1.0)
+            theirs = mine if are_all else np.maximum(series.self_ns[cells(some, against)], 1.0)
+            excess[cells(some, members)] = _compare(mine, theirs)
     return excess
 
 
@@ -87,8 +82,8 @@ def _compare(mine: Floats, against: Floats) -> Floats:
     count = against.shape[1]
     known = count - np.count_nonzero(np.isnan(against), axis=1)
     complete = known == count
-    for rows in in_blocks(np.flatnonzero(complete), count) if count > 1 else ():
-        found[rows] = np.log(mine[rows] / _median_of_others(against[rows], mine[rows]))
+    if count > 1:
+        found[complete] = np.log(mine[complete] / _median_of_others(against[complete], mine[complete]))
     for row in np.flatnonzero(~complete & (known >= max(2, KNOWN_MIN * count))):
         told = against[row, ~np.isnan(against[row])][np.newaxis]
         found[row] = np.log(mine[row] / _median_of_others(told, mine[[row]])[0])

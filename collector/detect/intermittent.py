@@ -15,11 +15,10 @@ from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rankscope.collector.detect.levels import SIGMA_FLOOR
 from rankscope.collector.detect.noise import MAD_TO_SIGMA
-from rankscope.collector.detect.series import Floats, Ints
+from rankscope.collector.detect.series import Flags, Floats, Ints
 from rankscope.collector.detect.stragglers import Slow, Thresholds
 from rankscope.collector.detect.twins import ASKED_MAX
 from rankscope.collector.detect.view import JobView
@@ -41,8 +40,6 @@ QUIET_GAPS: Final = 4
 far apart no more is seen than of windows in a row."""
 PERIODIC_RATIO: Final = 0.8
 """Share of the distances that must be the same for it to be called every k-th step."""
-
-Flags = npt.NDArray[np.bool_]
 
 
 class Spells(NamedTuple):
@@ -68,7 +65,7 @@ def find_intermittent(view: JobView, thresholds: Thresholds, known: Collection[i
 
 def find_spells(view: JobView, thresholds: Thresholds) -> Spells:
     """Every rank's slow steps, among those whose excess is known of any rank."""
-    rows = np.flatnonzero(~np.isnan(view.excess).all(axis=1))
+    rows = np.flatnonzero(view.is_known)
     excess = view.excess if len(rows) == len(view.excess) else view.excess[rows]
     slow: Flags = np.full(excess.shape, fill_value=False)
     if len(rows):
@@ -191,8 +188,7 @@ def chance_of(spells: int, steps: int, rate: float) -> float:
 
 def count_known_between(view: JobView, slow_steps: Ints) -> int:
     """The usual distance between the begins of spells, in steps whose excess is known of any rank."""
-    known = view.series.steps[~np.isnan(view.excess).all(axis=1)]
-    return find_period(np.searchsorted(known, slow_steps))[0]
+    return find_period(np.searchsorted(view.series.steps[view.is_known], slow_steps))[0]
 
 
 def find_period(slow_steps: Ints) -> tuple[int, bool]:

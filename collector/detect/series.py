@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 COMPUTING_PHASES: Final = ("data", "forward", "optimizer", "other")
 """The phases in which a rank does not wait for others; they stand in for the self time where waiting is not known."""

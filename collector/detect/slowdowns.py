@@ -160,7 +160,7 @@ def _are_compared(view: JobView, change: _Change, steps_min: int) -> bool:
     """Whether enough is known of the ranks since the change to tell a culprit: their waiting is known later than their
     steps.
     """
-    compared = (view.series.steps >= change.since_step) & ~np.isnan(view.excess).all(axis=1)
+    compared = (view.series.steps >= change.since_step) & view.is_known
     return len(view.series.ranks) == 1 or bool(np.count_nonzero(compared) >= steps_min)
 
 

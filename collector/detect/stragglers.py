@@ -24,18 +24,15 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rankscope.collector.detect.change_point import SIDE_MIN
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.noise import MAD_TO_SIGMA, Noise, measure_noise, measure_noises, median_errors
 from rankscope.collector.detect.ramp import fit_ramp
-from rankscope.collector.detect.series import Floats, Ints, in_blocks
+from rankscope.collector.detect.series import Flags, Floats, Ints, in_blocks
 from rankscope.collector.detect.twins import Peers
 from rankscope.collector.detect.view import JobView
-
-Flags = npt.NDArray[np.bool_]
 
 WORTH_JUDGING_Z: Final = 1.5
 """A rank is judged only if some stretch up to now stands out by so many errors: far below any `robust_z_min` that is

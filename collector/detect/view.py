@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.collector.detect.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats, Ints, StepSeries, in_blocks
+from rankscope.collector.detect.series import Flags, Floats, Ints, StepSeries, in_blocks
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.twins import Twins
@@ -81,6 +81,11 @@ class JobView:
     def excess(self) -> Floats:
         """`find_excess` of the series, beyond what is usual for a rank that has no twins."""
         return self._whole_excess - self.usual if self.usual.any() else self._whole_excess
+
+    @cached_property
+    def is_known(self) -> Flags:
+        """Of which steps the excess of any rank is known, shape (n,)."""
+        return np.asarray(~np.isnan(self.excess).all(axis=1))
 
     @cached_property
     def usual(self) -> Floats:

@@ -1,7 +1,6 @@
 """Who may connect is asked of a socket that now and then makes place for another: real connections, a clock by hand."""
 
 import errno
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +15,8 @@ from rankscope.collector.ingest.curve import (
     ZapHandler,
 )
 from rankscope.collector.keys import make_key_pair
-from rankscope.measure.units import NS_PER_MS, NS_PER_S, HostNs, WallNs
+from rankscope.measure.units import NS_PER_MS, ns_to_s
+from tests.driven_clock import DrivenClock
 
 DEADLINE_MS = 30_000
 """Far beyond what anything here takes."""
@@ -24,24 +24,11 @@ QUIET_MS = 300
 """Long enough for a connection on loopback that is let in."""
 
 
-class Clock:
-    """Goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_ns = NS_PER_S
-
-    def monotonic_ns(self) -> HostNs:
-        return HostNs(self.now_ns)
-
-    def wall_ns(self) -> WallNs:
-        return WallNs(self.now_ns)
-
-
 class Guarded:
     """A socket that lets in whom a handler allows, and clients of it."""
 
     def __init__(self) -> None:
-        self.clock, self.poller = Clock(), zmq.Poller()
+        self.clock, self.poller = DrivenClock(), zmq.Poller()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         pair = make_key_pair()
         self._public = pair.public.encode()
@@ -70,19 +57,16 @@ class Guarded:
     def hear(self, count: int, timeout_ms: int = DEADLINE_MS) -> set[bytes]:
         """So many messages, or those that come within the time."""
         heard: set[bytes] = set()
-        for _ in itertools.count():
-            ready = dict(self.poller.poll(timeout_ms))
+        while len(heard) < count and (ready := dict(self.poller.poll(timeout_ms))):
             self.handler.answer(ready)
             self.handler.tend()
             if self._router in ready:
                 heard.add(self._router.recv_multipart()[-1])
-            if not ready or len(heard) == count:
-                break
         return heard
 
     def pass_time(self, ns: int) -> None:
         """So much later the handler is looked after."""
-        self.clock.now_ns += ns
+        self.clock.now_s += ns_to_s(ns)
         self.handler.tend()
 
     def close(self) -> None:
@@ -141,7 +125,7 @@ def test_where_somebody_asks_all_the_time_calm_is_not_awaited_for_ever(
     guarded: Guarded, awaited_ns: int, answered: int
 ) -> None:
     let_in_a_crowd(guarded)
-    guarded.clock.now_ns += awaited_ns - NS_PER_MS
+    guarded.clock.now_s += ns_to_s(awaited_ns - NS_PER_MS)
     guarded.connect()
     guarded.hear(1)
     guarded.pass_time(NS_PER_MS)
