@@ -1,9 +1,12 @@
 """Waiting against transfer, on small cases worked out by hand. Times in ns."""
 
 import numpy as np
+import pytest
 
+from rankscope.collector.detect.collective_blocks import number_codes
+from rankscope.collector.detect.waits import split_waits
 from rankscope.measure.table import MISSING
-from tests.unit.collector.collective_steps import RankCollectives, ReadWaits, split_ranks
+from tests.unit.collector.collective_steps import RankCollectives, ReadWaits, split_ranks, step_of
 
 Call = tuple[str, int, int, int]  # op, sequence, start, duration
 
@@ -56,6 +59,26 @@ def test_sequence_matches_operations_that_began_in_another_order() -> None:
     one = calls(("all_reduce", 2, 0, 50), ("all_reduce", 1, 1, 60))
     other = calls(("all_reduce", 1, 0, 60), ("all_reduce", 2, 1, 50))
     assert split(one, other).exposed_ns == {0: 0, 1: 0}
+
+
+def test_sequences_may_be_as_far_apart_as_they_can_be_written() -> None:
+    far = 2**40
+    waiting = calls(("all_reduce", 1, 0, 100), ("all_reduce", far, 200, 50))
+    late = calls(("all_reduce", 1, 80, 20), ("all_reduce", far, 240, 10))
+    assert split(waiting, late).exposed_ns == {0: 80 + 40, 1: 0}
+
+
+@pytest.mark.parametrize("scale", [1, 10**12])
+def test_codes_are_numbered_alike_whether_they_are_dense_or_not(scale: int) -> None:
+    codes, numbers = number_codes(scale * np.array([7, 3, 7, 5]), bound=8 * scale)
+    assert (codes.tolist(), numbers.tolist()) == ([3 * scale, 5 * scale, 7 * scale], [2, 0, 2, 1])
+
+
+def test_what_a_rank_tells_again_takes_the_place_of_what_it_told_before() -> None:
+    told = step_of({0: calls(("all_reduce", 1, 0, 100)), 1: calls(("all_reduce", 1, 50, 50))})
+    again = step_of({1: calls(("all_reduce", 1, 80, 20))})
+    waits = split_waits([*told, *again], {"world": 2})
+    assert (waits.ranks.tolist(), waits.exposed_ns.tolist()) == ([0, 1], [80, 0])
 
 
 def test_without_sequence_the_kth_of_its_kind_is_matched() -> None:
