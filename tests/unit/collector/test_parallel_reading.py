@@ -52,6 +52,12 @@ def test_pieces_joined_are_the_whole(name: str) -> None:
     assert same(read_in_pieces(document, 200_000, 60_000), whole)
 
 
+def test_an_event_longer_than_a_piece_is_waited_for() -> None:
+    long = {**EVENT, "name": "long" * 100}
+    document = json.dumps({"schemaVersion": 1, "traceEvents": [EVENT, long, EVENT]}).encode()
+    assert same(read_in_pieces(document, 100, 50), read_trace([document]))
+
+
 def test_processes_read_what_one_reads() -> None:
     path = str(TRACES / "a100_nccl_2ranks_r0.json.gz")
     assert same(read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000), read_trace(read_chunks(path)))
