@@ -115,16 +115,6 @@ class CollectorConfig(Settings):
             largest=100_000_000,
         ),
     )
-    receive_hwm: int = setting(
-        16,
-        Setting(
-            "Most messages of one agent that wait to be read. An unread report takes about 1 KB: 1000 of each of "
-            "16,384 ranks would be 16 GB. What does not fit waits in the agent.",
-            unit="messages",
-            smallest=1,
-            largest=1000,
-        ),
-    )
     message_bytes_max: int = setting(
         8 * _MIB,
         Setting(

@@ -78,7 +78,6 @@ class Service:
         self._relays = Relays() if curve is None else curve.make_relays()
         self._receiver = Receiver(
             config.listen,
-            receive_hwm=config.receive_hwm,
             message_bytes_max=config.message_bytes_max,
             curve=curve,
             relays=self._relays,
@@ -385,6 +384,7 @@ class Service:
             steps={name: job.step_picture for name, job in self._jobs.items() if job.step_picture is not None},
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,
+                connections=self._receiver.connections,
                 read_pause_s=ns_to_s(self._reception.pauses.longest_ns),
                 frames_refused=dict(self._receiver.refused),
                 peers_refused={

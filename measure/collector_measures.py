@@ -21,6 +21,11 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         "Frames that have come in, refused ones included.", "count", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
+        "rankscope_connections", "gauge", "", (),
+        "Open connections of ranks, relays and sidecars, and of whoever is not let in yet.", "count", _COLLECTOR,
+        NOT_NEGATIVE,
+    ),
+    Measure(
         "rankscope_read_pause_max_seconds", "gauge", "seconds", (),
         "The longest time in which the collector read nothing while messages may have waited.",
         "largest of the last 30 to 60 s", _COLLECTOR, NOT_NEGATIVE,

@@ -28,7 +28,7 @@ from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate,
 from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange
 from rankscope.collector.ingest.gathering import Gathering
 from rankscope.collector.ingest.read_pauses import ReadPauses
-from rankscope.collector.ingest.receiver import Ready, Received, Receiver
+from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.state.events import (
     ClockSampled,
@@ -41,6 +41,7 @@ from rankscope.collector.state.events import (
     UnresponsiveSeen,
 )
 from rankscope.collector.state.excerpt import Excerpt
+from rankscope.collector.zmtp.server import Ready
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
@@ -133,13 +134,13 @@ class Reception:
 
     def turn(self) -> None:
         """Wait until there is something to do, and do it."""
-        ready: Ready = {}
+        received: Iterable[Received] = ()
         if self._exchange.is_full:
             time.sleep(FULL_NAP_S)
         else:
-            ready = self._wait()
+            received = self._receiver.take(self._wait(), RECEIVES_PER_TURN_MAX)
         with self._exchange.turn():
-            batch = self.admit(self._receiver.take(ready, RECEIVES_PER_TURN_MAX))
+            batch = self.admit(received)
             self._answer(self._clock.monotonic_ns())
         if batch.messages:
             self._exchange.hand_on(batch)

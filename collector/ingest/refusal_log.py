@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from rankscope.collector.ingest import curve
+from rankscope.collector.zmtp import rejection
 from rankscope.measure.clock import Clock
 from rankscope.measure.units import NS_PER_S
 
@@ -17,11 +17,12 @@ LOG = logging.getLogger("rankscope.collector")
 SAY_AGAIN_NS: Final = 60 * NS_PER_S
 
 MEANINGS: Final[Mapping[str, str]] = {
-    curve.NO_KEYS: "an agent without keys; give it key_file and collector_key_file",
-    curve.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; give it key_file and allowed_keys",
-    curve.KEY_NOT_ALLOWED: "an agent whose key is not in allowed_keys; put its .pub file there",
-    curve.WRONG_COLLECTOR_KEY: "an agent with the public key of another collector; give it this one's",
-    curve.BROKEN_HANDSHAKE: "something that does not speak ZeroMQ, says nothing, or has keys where others have none",
+    rejection.NO_KEYS: "an agent without keys; give it key_file and collector_key_file",
+    rejection.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; give it key_file and allowed_keys",
+    rejection.KEY_NOT_ALLOWED: "an agent whose key is not in allowed_keys; put its .pub file there",
+    rejection.WRONG_COLLECTOR_KEY: "an agent with the public key of another collector; give it this one's",
+    rejection.BROKEN_HANDSHAKE: "something that does not speak ZeroMQ, says nothing, or has gone before its turn",
+    rejection.OPEN_FILES: "a connection more than this process may have files open; raise the limit (ulimit -Hn)",
 }
 
 

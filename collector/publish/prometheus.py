@@ -109,6 +109,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_collector_info": lambda snapshot: [((snapshot.version,), 1)],
     "rankscope_frames_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.frames_refused),
     "rankscope_frames_received_total": _of_collector(lambda snapshot: snapshot.counts.frames_received),
+    "rankscope_connections": _of_collector(lambda snapshot: snapshot.counts.connections),
     "rankscope_read_pause_max_seconds": _of_collector(lambda snapshot: snapshot.counts.read_pause_s),
     "rankscope_peers_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.peers_refused),
     "rankscope_answers_unsent_total": _of_collector_and(lambda snapshot: snapshot.counts.answers_unsent),

@@ -61,9 +61,9 @@ class Relay:
             config.listen,
             message_bytes_max=RANK_FRAME_BYTES_MAX,
             curve=keys.ranks,
-            poller=self._poller,
             clock=clock,
         )
+        self._poller.register(self._receiver.fileno(), zmq.POLLIN)
         self._has_rank_keys = keys.ranks is not None
         endpoints = parse_collectors(config.collector)
         self._passengers = Passengers(endpoints)
@@ -116,10 +116,10 @@ class Relay:
             link.send_due()
         times_ns = [until_ns, *(link.prepare_wait() for link in self._links.values())]
         wake_ns = min(at_ns for at_ns in times_ns if at_ns is not None)
-        remaining_ns = max(0, wake_ns - self._clock.monotonic_ns())
+        remaining_ns = 0 if self._receiver.is_amid else max(0, wake_ns - self._clock.monotonic_ns())
         # Upwards: rounded down, the last millisecond would be spent in a busy loop.
         ready = dict(self._poller.poll(-(-remaining_ns // NS_PER_MS)))
-        for received in self._receiver.take(ready, RECEIVES_PER_TURN_MAX):
+        for received in self._receiver.poll(0, RECEIVES_PER_TURN_MAX):
             self._pass_on(received)
         for link in self._links.values():
             answers, has_opened = link.receive(ready)

@@ -150,12 +150,13 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The collector about itself, counted up since it started, and what relays have said of themselves. `read_pause_s`
-    is the longest of late. The last three are about its store, None without one: whether it can be written to, what it
-    holds, and the lines of history that gave way while it could not be.
+    """The collector about itself, counted up since it started, and what relays have said of themselves. `connections`
+    are those of now, and `read_pause_s` is the longest of late. The last three are about its store, None without one:
+    whether it can be written to, what it holds, and the lines of history that gave way while it could not be.
     """
 
     frames_received: int = 0
+    connections: int = 0
     read_pause_s: float = 0.0
     frames_refused: Mapping[str, int] = {}
     peers_refused: Mapping[str, int] = {}

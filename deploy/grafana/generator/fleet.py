@@ -307,9 +307,10 @@ def _collectors() -> list[Placed]:
             width=THIRD,
         ),
         lines(
-            "Relays",
-            "Those that have said Hello and can be reached.",
+            "Connections",
+            "Of ranks, relays and sidecars, and those of relays that have said Hello and can be reached.",
             NUMBER,
+            Query("sum(rankscope_connections)", "all"),
             Query("sum(rankscope_relays)", "relays"),
             width=THIRD,
         ),
