@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from rankscope.collector.zmtp.mechanism import Mechanism
+from rankscope.collector.zmtp.mechanism import Acquaintance, Mechanism
 from rankscope.collector.zmtp.session import Session, Told
 
 READ_BYTES: Final = 16 * 1024
@@ -16,11 +16,10 @@ READS_PER_TURN_MAX: Final = 64
 class Connection:
     """A peer that has connected. Whatever fails about its socket is an OSError, and then it is to be closed.
 
-    Two things are its owner's to say: by what `name` it is called, empty until then, and whether it is waited for its
-    socket to take more.
+    Its owner says by what `name` it is called, empty until then, and whether it is waited for its socket to take more.
     """
 
-    __slots__ = ("_session", "_socket", "_unsent", "file", "is_watched_for_room", "name")
+    __slots__ = ("_session", "_socket", "_unsent", "file", "is_watched_for_room", "key", "name")
 
     def __init__(self, accepted: socket.socket, mechanism: Mechanism, part_bytes_max: int) -> None:
         accepted.setblocking(False)  # noqa: FBT003 - socket's own
@@ -29,24 +28,14 @@ class Connection:
         self._unsent: deque[bytes] | None = None
         self.file = accepted.fileno()
         self.name = b""
+        self.key = ""
+        """Its public key, once it is called by a name; empty where there are no keys."""
         self.is_watched_for_room = False
 
     @property
-    def is_known(self) -> bool:
-        """Whether its handshake is over."""
-        return self._session.acquaintance is not None
-
-    @property
-    def routing_id(self) -> bytes:
-        """The name that it gives itself, empty while that is not known or where it gives none."""
-        known = self._session.acquaintance
-        return b"" if known is None else known.routing_id
-
-    @property
-    def key(self) -> str:
-        """Its public key, empty where there are no keys."""
-        known = self._session.acquaintance
-        return "" if known is None else known.key
+    def acquaintance(self) -> Acquaintance | None:
+        """Who it is, once its handshake is over."""
+        return self._session.acquaintance
 
     @property
     def waiting(self) -> int:

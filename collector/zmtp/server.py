@@ -176,9 +176,10 @@ class Server:
                 if not connection.name:
                     self._let_in(connection)
                 yield Heard(connection.name, body, parts, connection.key)
-            if connection.is_known and not connection.name:
+            if not connection.name:
                 self._let_in(connection)
-            self._watch_for_room(connection)
+            if connection.waiting:
+                self._watch_for_room(connection)
         except Rejected as rejected:
             self._end(connection, rejected)
         except OSError:
@@ -199,15 +200,18 @@ class Server:
             self._epoll.modify(connection.file, _READABLE | _WRITABLE if wants else _READABLE)
 
     def _let_in(self, connection: Connection) -> None:
+        """Call somebody by a name, if his handshake is over."""
+        known = connection.acquaintance
+        if known is None:
+            return
         del self._handshakes[connection.file]
-        name = connection.routing_id
-        before = self._by_name.get(name)
-        if not name or name[0] == 0 or (before is not None and before.key != connection.key):
+        name, before = known.routing_id, self._by_name.get(known.routing_id)
+        if not name or name[0] == 0 or (before is not None and before.key != known.key):
             self._names_made += 1
             name = b"\0" + self._names_made.to_bytes(8, "big")
         elif before is not None:
             self._end(before)
-        connection.name = name
+        connection.name, connection.key = name, known.key
         self._by_name[name] = connection
 
     def _end(self, connection: Connection, rejected: Rejected | None = None) -> None:
@@ -218,7 +222,7 @@ class Server:
         self._handshakes.pop(connection.file, None)
         if self._by_name.get(connection.name) is connection:
             del self._by_name[connection.name]
-        if not connection.is_known:
+        if connection.acquaintance is None:
             reason = BROKEN_HANDSHAKE if rejected is None else rejected.reason
             _count(self.refused, reason if reason in HANDSHAKE_REASONS else BROKEN_HANDSHAKE)
         elif rejected is not None:
