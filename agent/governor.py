@@ -23,10 +23,16 @@ would be above the budget for minutes before anything gave way. Something is dro
 part, or the windows and the part after them at once: they are not in base, so nothing would be learnt by waiting. Each
 comes back alone, when base has fallen as far below that as DROP_ORDER says, after BACK_PAUSE_NS, and twice that each
 time it had to be dropped again.
+
+Without windows
+---------------
+Where neither kind of window is taken, the agent is to cost a fifth of the budget: 0.1 %. A report a second is as much
+by itself, and has little to tell then. So reports come less often from DROP_PAUSE_NS on where base takes more than
+that, and for good, since they are what it takes. Samples are dropped for the whole budget only.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.measure.units import NS_PER_S
@@ -68,6 +74,7 @@ DROP_ORDER = (
 )
 """Windows are not in base, so to have them back does not raise it. A report a second is up to a quarter of the default
 budget more than one in four seconds: with a margin of less it would come back only to be dropped again."""
+DROP_ORDER_WITHOUT_WINDOWS = (Dropping(FREQUENT_REPORTS, 1 / 5, 0.0), *DROP_ORDER[3:])
 DROP_PAUSE_NS = 30 * NS_PER_S
 BACK_PAUSE_NS = 120 * NS_PER_S
 BACK_PAUSE_NS_MAX = 3600 * NS_PER_S
@@ -93,10 +100,11 @@ class _Account(NamedTuple):
 
 
 class Governor:
-    """Decides what runs, from the own time of each part so far. One per process."""
+    """Decides what runs, from the own time of each part so far; parts are dropped in that `order`. One per process."""
 
-    def __init__(self, overhead_ratio_max: float) -> None:
+    def __init__(self, overhead_ratio_max: float, order: Sequence[Dropping] = DROP_ORDER) -> None:
         self._ratio_max = overhead_ratio_max
+        self.order = order
         entries_max = RECENT_NS // RECENT_EVERY_NS + 1
         self._history: deque[_Account] = deque([_Account(0, 0, 0)], maxlen=entries_max)
         self._changed = _Account(0, 0, 0)
@@ -108,8 +116,8 @@ class Governor:
 
     @property
     def dropped(self) -> frozenset[str]:
-        """The parts that are dropped now: the first ones of DROP_ORDER."""
-        return frozenset(dropping.part for dropping in DROP_ORDER[: self._level])
+        """The parts that are dropped now: the first ones of the order."""
+        return frozenset(dropping.part for dropping in self.order[: self._level])
 
     def decide(self, spent_ns: Mapping[str, int], elapsed_ns: int) -> Allowance:
         """What is allowed from now on. `spent_ns` is each part's own time since the start, `elapsed_ns` the wall
@@ -134,8 +142,9 @@ class Governor:
         """As `_base_use`, over the last DROP_PAUSE_NS or since the last change: what was dropped last may have been
         enough already, which the long horizons see late.
         """
-        old = [entry for entry in self._history if now.elapsed_ns - entry.elapsed_ns >= DROP_PAUSE_NS]
-        return self._base_use(now, max((self._changed, *old[-1:]), key=lambda entry: entry.elapsed_ns))
+        is_old = (entry for entry in reversed(self._history) if now.elapsed_ns - entry.elapsed_ns >= DROP_PAUSE_NS)
+        since = next(is_old, self._changed)
+        return self._base_use(now, max(self._changed, since, key=lambda entry: entry.elapsed_ns))
 
     def _write_down(self, now: _Account) -> None:
         if now.elapsed_ns - self._history[-1].elapsed_ns >= RECENT_EVERY_NS:
@@ -156,16 +165,16 @@ class Governor:
         if level > self._level:
             self._note_relapse(now)
             self._set_level(level, now)
-        elif self._level and pause_ns >= self._back_pause_ns and use < DROP_ORDER[self._level - 1].back_below:
+        elif self._level and pause_ns >= self._back_pause_ns and use < self.order[self._level - 1].back_below:
             self._came_back_ns = now.elapsed_ns
             self._set_level(self._level - 1, now)
 
     def _level_for(self, use: float) -> int:
         """How many parts to do without while base takes that share of the budget."""
         level = self._level
-        while level < len(DROP_ORDER) and use > DROP_ORDER[level].above:
+        while level < len(self.order) and use > self.order[level].above:
             level += 1
-            if DROP_ORDER[level - 1].part not in WINDOWS:
+            if self.order[level - 1].part not in WINDOWS:
                 break
         return level
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from rankscope.agent.governor import (
     AGENT_THREAD,
     DROP_ORDER,
+    DROP_ORDER_WITHOUT_WINDOWS,
     FREQUENT_REPORTS,
     FULL_WINDOWS,
     GPU_SAMPLES,
@@ -71,7 +72,7 @@ class OwnCost:
         children: Beside,
         started_ns: int,
     ) -> None:
-        self._governor = Governor(overhead_ratio_max)
+        self._governor = Governor(overhead_ratio_max, DROP_ORDER if windows is not None else DROP_ORDER_WITHOUT_WINDOWS)
         self._hooks = hooks
         self._windows = windows
         self._timers = timers
@@ -102,7 +103,7 @@ class OwnCost:
         dropped = allowance.dropped | self._plan.dropped
         return AgentCost(
             part_ns={**spent_ns, WINDOW_CHILDREN: self._children.child_cpu_ns},
-            dropped={part: part in dropped for part, *_ in DROP_ORDER},
+            dropped={part: part in dropped for part, *_ in self._governor.order},
             full_stretch_ratio=self._plan.full_stretch_ratio,
             light_stretch_ratio=self._plan.light_stretch_ratio,
             changes=self._governor.changes,

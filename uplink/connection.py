@@ -91,6 +91,7 @@ class Connection:
         """When `redial_when_due` has something to do; None: nothing for now."""
         self.refusal: Refusal | None = None
         """Why there is no connection, once that is known; whoever is welcomed clears it."""
+        self._watches_for_room = False
         self._dial()
 
     def redial_when_due(self) -> None:
@@ -133,9 +134,11 @@ class Connection:
         self._unanswered_since_ns = None
         return frame
 
-    def register(self, events: int) -> None:
-        """What the poller is to wait for on the socket, besides failed handshakes."""
-        self._poller.register(self.socket, events)
+    def watch_for_room(self, *, wanted: bool) -> None:
+        """Whether the poller is to wait for the socket to take more, besides messages and failed handshakes."""
+        if wanted != self._watches_for_room:
+            self._watches_for_room = wanted
+            self._poller.register(self.socket, zmq.POLLIN | zmq.POLLOUT if wanted else zmq.POLLIN)
 
     def close(self) -> None:
         """Drop the connection, and whatever the socket holds."""
@@ -158,7 +161,8 @@ class Connection:
         self._unanswered_since_ns = None
         self._poller.register(self.handshakes.socket, zmq.POLLIN)
         self._poller.register(dealer, zmq.POLLIN)
-        self.socket = dealer
+        self._watches_for_room = False
+        self.socket: zmq.Socket[bytes] = dealer
 
     def _hang_up(self) -> None:
         for registered in (self.socket, self.handshakes.socket):

@@ -174,8 +174,7 @@ class Sender:
 
     def _wait(self, until_ns: int) -> dict[object, int]:
         if self._connection is not None:
-            events = zmq.POLLIN | zmq.POLLOUT if self._delivery.blocked else zmq.POLLIN
-            self._connection.register(events)
+            self._connection.watch_for_room(wanted=self._delivery.blocked)
             due_ns = (until_ns, self._delivery.next_wake_ns, self._connection.redial_due_ns)
             until_ns = min(at_ns for at_ns in due_ns if at_ns is not None)
         remaining_ns = max(0, until_ns - self._clock.monotonic_ns())

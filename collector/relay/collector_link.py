@@ -98,8 +98,7 @@ class CollectorLink:
 
     def prepare_wait(self) -> int | None:
         """Have the poller wait for what matters; when `send_due` has something to do if nothing else happens."""
-        events = zmq.POLLIN | zmq.POLLOUT if self._delivery.blocked else zmq.POLLIN
-        self._connection.register(events)
+        self._connection.watch_for_room(wanted=self._delivery.blocked)
         gives_up_ns = None if self._blocked_ns is None else self._blocked_ns + BLOCKED_NS_MAX
         batch_ns = None if self._delivery.blocked else self._batch.due_ns
         times_ns = (self._delivery.next_wake_ns, self._connection.redial_due_ns, gives_up_ns, batch_ns)

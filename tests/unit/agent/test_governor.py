@@ -4,11 +4,13 @@ The budget is 0.5 %: 5 ms of every second, and 100 ms for the 20 s of head start
 """
 
 import itertools
+from collections.abc import Sequence
 
 from rankscope.agent.governor import (
     AGENT_THREAD,
     BACK_PAUSE_NS,
     DROP_ORDER,
+    DROP_ORDER_WITHOUT_WINDOWS,
     DROP_PAUSE_NS,
     FREQUENT_REPORTS,
     FULL_WINDOWS,
@@ -17,6 +19,7 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
     Allowance,
+    Dropping,
     Governor,
 )
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
@@ -28,8 +31,8 @@ MINUTE_S = 60
 class Job:
     """A job with a governor that is asked once a second."""
 
-    def __init__(self) -> None:
-        self.governor = Governor(BUDGET)
+    def __init__(self, order: Sequence[Dropping] = DROP_ORDER) -> None:
+        self.governor = Governor(BUDGET, order)
         self.second = 0
         self.spent_ns = {STEP_HOOKS: 0, AGENT_THREAD: 0, LIGHT_WINDOWS: 0, FULL_WINDOWS: 0, GPU_SAMPLES: 0}
         self.dropped_at: list[tuple[int, frozenset[str]]] = []
@@ -149,3 +152,27 @@ def test_there_is_a_floor() -> None:
     allowance = job.run(20 * MINUTE_S, step_hooks=900.0)
     assert allowance.dropped == {dropping.part for dropping in DROP_ORDER}
     assert job.governor.changes == len(DROP_ORDER)
+
+
+# -- without windows: a fifth of the budget, 1 ms of every second ------------------------------------------------------
+
+
+def test_without_windows_reports_come_less_often_above_a_fifth_of_the_budget_and_stay_so() -> None:
+    job = Job(DROP_ORDER_WITHOUT_WINDOWS)
+    job.run(2 * MINUTE_S, step_hooks=0.3, agent_thread=1.1)
+    job.run(60 * MINUTE_S, step_hooks=0.3, agent_thread=0.3)
+    assert job.dropped_at == [(30, frozenset({FREQUENT_REPORTS}))]
+
+
+def test_without_windows_a_cheaper_agent_reports_as_often_as_with_them() -> None:
+    job = Job(DROP_ORDER_WITHOUT_WINDOWS)
+    job.run(60 * MINUTE_S, step_hooks=0.2, agent_thread=0.8)
+    assert job.dropped_at == []
+
+
+def test_without_windows_samples_are_dropped_for_the_whole_budget_only() -> None:
+    job = Job(DROP_ORDER_WITHOUT_WINDOWS)
+    job.run(10 * MINUTE_S, step_hooks=4.9)
+    assert job.governor.dropped == {FREQUENT_REPORTS}
+    job.run(60 * MINUTE_S, step_hooks=20.0)
+    assert job.governor.dropped == {FREQUENT_REPORTS, GPU_SAMPLES, HOST_SAMPLES}

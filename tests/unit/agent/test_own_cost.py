@@ -107,6 +107,15 @@ def test_a_sampler_s_time_is_not_counted_twice() -> None:
     assert part_ns[HOST_SAMPLES] + part_ns[AGENT_THREAD] <= time.thread_time_ns()
 
 
+def test_where_there_are_no_windows_none_is_called_dropped_and_reports_come_less_often_sooner() -> None:
+    agent = Agent(windows=None)
+    # Hours on, so that what the thread of the tests has spent, which stands for the agent's, is next to nothing.
+    agent.hooks.spent_ns = (elapsed_ns := 1_000_000 * NS_PER_S) * 2 // 1000
+    assert agent.cost.govern(elapsed_ns).dropped == {FREQUENT_REPORTS: True, GPU_SAMPLES: False, HOST_SAMPLES: False}
+    assert agent.cost.wants_rare_reports
+    assert not Agent().cost.govern(elapsed_ns).dropped[FREQUENT_REPORTS]
+
+
 def test_a_report_says_of_each_part_that_can_be_dropped_whether_it_is() -> None:
     cost = Agent().cost.govern(NS_PER_S)
     assert cost.dropped == dict.fromkeys(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
@@ -57,6 +58,27 @@ def test_what_fails_is_counted_and_switched_off_and_the_report_goes_out() -> Non
     assert guard.errors == {STALLS: 2}
     assert guard.is_off(STALLS)
     assert not guard.is_off(SIDECAR)
+
+
+def test_progress_is_read_every_four_seconds_while_training_moves_and_at_each_look_when_it_does_not() -> None:
+    reads, moments = 0, 0
+
+    def dump(*, includeCollectives: bool) -> str:  # noqa: N803 - torch's own name
+        nonlocal reads
+        assert not includeCollectives
+        reads += 1
+        status = f'{{"last_enqueued_collective": {reads}, "last_completed_collective": 0}}'
+        return f'{{"pg_status": {{"0": {status}}}}}'
+
+    watchdog = Watchdog(
+        CONFIG, identity_of(0, 1), Guard(2), SystemClock(), find_groups=dict, read_moments=lambda: moments,
+        captures=GraphCaptures(), recorder=FlightRecorder(dict, GraphCaptures(), {"_dump_fr_trace_json": dump}),
+    )  # fmt: skip
+    enqueued = []
+    for second in range(10):
+        moments = min(second, 6)  # it stands still from second 6 on
+        enqueued.append(watchdog.look(second * S, ()).progress[0].enqueued)
+    assert enqueued == [1, 1, 1, 1, 2, 2, 2, 3, 4, 5]
 
 
 def test_starting_and_stopping_without_a_sidecar_leaves_nothing() -> None:
