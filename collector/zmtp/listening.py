@@ -10,19 +10,6 @@ from typing import Final
 IPC: Final = "ipc://"
 TCP: Final = "tcp://"
 
-_CONNECTED: Final = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    # A peer whose machine is gone leaves a connection that looks open. The kernel asks after a minute of silence and
-    # closes it after two, also when something that was sent there is not confirmed: by itself it would send that again
-    # for a quarter of an hour.
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000),
-)
-"""What Linux gives each connection that it accepts, since the listening socket has it."""
-
 
 class Listening:
     """Listens at an endpoint, with the port 0 or `*` at a free one, with the host `*` at every address of IPv4, with
@@ -65,13 +52,25 @@ def _bind_address(address: str) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        for level, option, value in _CONNECTED:
-            listening.setsockopt(level, option, value)
+        _set_up_for_connections(listening)
         listening.bind(where)
     except OSError:
         listening.close()
         raise
     return listening
+
+
+def _set_up_for_connections(listening: socket.socket) -> None:
+    """What Linux gives each connection that it accepts, since the listening socket has it."""
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A peer whose machine is gone leaves a connection that looks open. The kernel asks after a minute of silence and
+    # closes it after two, also when something that was sent there is not confirmed: by itself it would send that again
+    # for a quarter of an hour.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000)
 
 
 def _bind_path(path: Path) -> socket.socket:

@@ -32,8 +32,10 @@ after seconds, and who reports meanwhile is heard."""
 ACCEPT_AGAIN_NS: Final = NS_PER_S
 """After the kernel could not accept a connection (no memory, or no file): it would say so in a busy loop."""
 
-_READABLE: Final = select.EPOLLIN
-_WRITABLE: Final = select.EPOLLOUT
+_READABLE: Final = 0x001
+_WRITABLE: Final = 0x004
+"""EPOLLIN and EPOLLOUT by their numbers: only where there is epoll does `select` have the names, and the commands that
+read files are used elsewhere too."""
 
 Ready = Sequence[tuple[int, int]]
 """Files about which there is something to do, and what."""

@@ -42,8 +42,8 @@ class Size:
 
 
 SIZES = {
-    "short": Size(step_ms=10, width=48, layers=2, context=32, batch=4),
-    "long": Size(step_ms=150, width=192, layers=4, context=80, batch=4),
+    "short": Size(step_ms=10, width=48, layers=4, context=32, batch=4),
+    "long": Size(step_ms=150, width=192, layers=4, context=80, batch=10),
 }
 
 
