@@ -25,6 +25,7 @@ from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.report.heap_relief import HeapRelief, find_malloc_trim
 from rankscope.agent.report.reduced_window import NOTHING, ReducedWindow
 from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill import Spill
@@ -136,6 +137,7 @@ class Reporter:
             read_moments=self._read_moments,
             captures=probes.captures,
         )
+        self._heap_relief = HeapRelief(find_malloc_trim())
         self._reduction: WindowReduction | None = None
         """None before the first window."""
         self._step_times_ns: list[int] = []
@@ -293,7 +295,7 @@ class Reporter:
         elif self._samples.due(now_ns):
             self._samples.run(now_ns)
         self._probes.hooks.log.catch_up_late()
-        windows = [self._reduce(window) for window in self._probes.raw_windows.drain()]
+        windows = self._reduce_all(self._probes.raw_windows.drain())
         if self._reduction is not None:
             windows += self._collect(self._reduction.finish if last else self._reduction.collect)
         steps = list(LateRecords(self._probes.steps.drain()))
@@ -339,6 +341,17 @@ class Reporter:
 
     def _push(self, message: Message, *, step_count: int) -> None:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]
+
+    def _reduce_all(self, raw_windows: list[RawWindow]) -> list[ReducedWindow]:
+        resident_bytes = [window.resident_before_bytes for window in raw_windows]
+        reduced = []
+        while raw_windows:  # each is let go of, with all that Kineto keeps for it
+            reduced.append(self._reduce(raw_windows.pop(0)))
+        begin_ns = time.thread_time_ns()
+        for before_bytes in resident_bytes[-1:]:
+            self._heap_relief.after_window(before_bytes)
+            self._cost.note_reduction(time.thread_time_ns() - begin_ns, full=False)
+        return reduced
 
     def _reduce(self, window: RawWindow) -> ReducedWindow:
         if self._reduction is None:

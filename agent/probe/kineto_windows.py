@@ -60,7 +60,8 @@ class RawWindow(NamedTuple):
     `wall_minus_host_ns` takes Kineto's wall-clock times to the host clock, `enqueued_before` and `enqueued_after` are
     the last sequence numbers of each process group at its begin and end, `training_cost_ns` the CPU time that
     beginning and ending it took the training thread. With `on_device` a full window holds what a device did, and one
-    step more than is to be reported: the last only says where the one before ends.
+    step more than is to be reported: the last only says where the one before ends. `resident_before_bytes` is what the
+    process had in memory at its begin, None: not known.
     """
 
     full: bool
@@ -71,6 +72,7 @@ class RawWindow(NamedTuple):
     enqueued_after: dict[int, int]
     training_cost_ns: int
     on_device: bool = False
+    resident_before_bytes: int | None = None
 
 
 class KinetoWindows:
@@ -98,6 +100,7 @@ class KinetoWindows:
         user_profiler_wait_s: float = USER_PROFILER_WAIT_S,
         is_capturing: Callable[[], bool] = lambda: False,
         light_tells: Callable[[], bool] = lambda: True,
+        find_resident_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._profiler = profiler
         self._plan = plan
@@ -109,6 +112,7 @@ class KinetoWindows:
         self._user_profiler_wait_s = user_profiler_wait_s
         self._is_capturing = is_capturing
         self._light_tells = light_tells
+        self._find_resident_bytes = find_resident_bytes
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
         self._on_device = False
         self._is_first_of_device = False
@@ -116,6 +120,7 @@ class KinetoWindows:
         self._steps: list[Steps] = []
         self._step_count = 0
         self._enqueued_before: dict[int, int] = {}
+        self._resident_before_bytes: int | None = None
         self._begin_cost_ns = 0
         self._user_profilers = 0
         self._is_idle = threading.Event()
@@ -236,6 +241,7 @@ class KinetoWindows:
             return
         begin_ns = thread_time_ns()
         enqueued = self._read_enqueued()
+        self._resident_before_bytes = self._find_resident_bytes()
         with self._beginning:
             if self._user_profilers or self._profiler.is_busy():
                 self._count_skip("user_profiler")
@@ -261,7 +267,15 @@ class KinetoWindows:
         cost_ns = self._begin_cost_ns + end_cost_ns
         before = self._enqueued_before
         window = RawWindow(
-            full, LateRecords(self._steps), result, offset_ns, before, enqueued, cost_ns, self._on_device
+            full,
+            LateRecords(self._steps),
+            result,
+            offset_ns,
+            before,
+            enqueued,
+            cost_ns,
+            self._on_device,
+            self._resident_before_bytes,
         )
         if not self._on_window(window):
             self._count_skip("backlog")

@@ -53,6 +53,13 @@ class ResidentMemory:
         except (IndexError, ValueError) as error:
             raise OSError(f"{self._path} holds {fields}, not numbers of pages") from error
 
+    def find_bytes(self) -> int | None:
+        """It now, None where it is hidden."""
+        try:
+            return self.read_bytes()
+        except OSError:
+            return None
+
     def close(self) -> None:
         """Let go of the file."""
         file, self._file = self._file, None
@@ -118,7 +125,7 @@ class GcMeter:
 
 
 class HostSampler:
-    """Samples this process. The two `read_` functions touch the world and may raise OSError."""
+    """Samples this process. `read_usage` touches the world and may raise OSError."""
 
     def __init__(
         self,
@@ -126,13 +133,12 @@ class HostSampler:
         gc_meter: GcMeter | None = None,
         *,
         read_usage: Callable[[], Usage] = read_own_usage,
-        read_resident_bytes: Callable[[], int] | None = None,
+        memory: ResidentMemory | None = None,
     ) -> None:
         self._clock = clock
         self._gc_meter = gc_meter
         self._read_usage = read_usage
-        self._memory = ResidentMemory()
-        self._read_resident_bytes = read_resident_bytes or self._memory.read_bytes
+        self._memory = memory or ResidentMemory()
 
     def sample(self) -> HostSample:
         """The process now. What the platform denies is None."""
@@ -141,7 +147,7 @@ class HostSampler:
         return HostSample(
             host_ns=self._clock.monotonic_ns(),
             cpu_ns=s_to_ns(usage.ru_utime + usage.ru_stime) if usage is not None else None,
-            resident_bytes=self._resident_bytes(),
+            resident_bytes=self._memory.find_bytes(),
             voluntary_switches=waits.ru_nvcsw if waits is not None else None,
             involuntary_switches=waits.ru_nivcsw if waits is not None else None,
             major_faults=waits.ru_majflt if waits is not None else None,
@@ -156,12 +162,6 @@ class HostSampler:
     def _usage(self) -> Usage | None:
         try:
             return self._read_usage()
-        except OSError:
-            return None
-
-    def _resident_bytes(self) -> int | None:
-        try:
-            return self._read_resident_bytes()
         except OSError:
             return None
 

@@ -17,7 +17,7 @@ from rankscope.agent.reporter import RARE_REPORTS_TIMES
 from rankscope.measure.messages import Report
 from rankscope.measure.units import ns_to_s
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import AGENT, OFTEN, SCRIPTS, python, run, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, python, run, torchrun
 
 SCARCE = 0.002
 """40 ms of head start: less than a full window is taken for before one was paid, enough for light ones."""
@@ -81,6 +81,19 @@ def test_what_reads_windows_is_not_loaded_where_there_are_none() -> None:
     loaded = set(ended.stdout.split())
     assert "rankscope.agent.reporter" in loaded
     assert not {"rankscope.agent.report.window_child", "rankscope.measure.kineto"} & loaded
+
+
+def test_what_windows_leave_free_in_the_heap_goes_back_to_the_kernel() -> None:
+    """The script leaves 64 MiB of holes itself, 32 KiB each, all at once."""
+    held: dict[str, int] = {}
+    for windows in ("1", "0"):
+        off = {"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": windows}
+        ended = run(python(*AGENT, "leaving_holes.py"), {**OFTEN, **ALONE, **off})
+        assert (ended.exit_code, ended.left) == (0, ())
+        before, after = map(int, ended.stdout.split())
+        held[windows] = after - before
+    assert held["1"] < -48 * 2**20
+    assert held["0"] > -16 * 2**20, "without windows nothing is left by them, and the heap is the script's own"
 
 
 def overspending_steps() -> int:

@@ -166,6 +166,15 @@ def test_full_windows_alone_leave_the_profiler_off_in_between() -> None:
     assert training.spans() == [("full", 2, 4), ("full", 34, 36)]
 
 
+def test_a_window_knows_what_was_resident_at_its_begin() -> None:
+    """Here 100 bytes more with each step; the first windows begin with the step after the warm-up."""
+    training = Training(full=False).run(WARMUP_STEPS + 3 * LIGHT)
+    assert [window.resident_before_bytes for window in training.windows_taken] == [
+        100 * window.steps[0].step for window in training.windows_taken
+    ]
+    assert len(training.windows_taken) > 1
+
+
 def test_a_window_knows_what_was_enqueued_before_and_after_it() -> None:
     window = Training(full=False).run(WARMUP_STEPS + LIGHT).windows_taken[0]
     assert (window.enqueued_before, window.enqueued_after) == ({0: 4}, {0: 20})  # two collectives in each of 8 steps

@@ -91,6 +91,7 @@ class Training:
             user_profiler_wait_s=wait_s,
             is_capturing=lambda: self.is_capturing,
             light_tells=lambda: self.light_tells,
+            find_resident_bytes=lambda: 100 * self.step,
         )
 
     def _take(self, window: RawWindow) -> bool:
