@@ -32,7 +32,7 @@ from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
-from rankscope.agent.probe.live_steps import LiveSteps
+from rankscope.agent.probe.live_steps import DISTANCE_NS, DISTANCE_WITHOUT_WINDOWS_NS, LiveSteps
 from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
 from rankscope.agent.probe.moment_log import MomentLog
 from rankscope.agent.probe.open_ranges import OpenRanges
@@ -92,7 +92,7 @@ class Session:
         self._device_timers = self._make_device_timers()
         timers = self._device_timers
         self._read_moment_ns = monotonic_ns if timers is None else timers.read_moment_ns
-        self._live_steps = LiveSteps()
+        self._live_steps = LiveSteps(DISTANCE_NS if self._windows is not None else DISTANCE_WITHOUT_WINDOWS_NS)
         self._timer = self._make_timer()
         self._hooks = TorchHooks(
             self._timer,

@@ -10,6 +10,8 @@ DISTANCE_NS: Final = 800 * NS_PER_MS
 """A live step costs two looks at the state machine with cold caches, up to 200 us each amid training on a busy machine:
 in this distance 0.05 % of the time, a tenth of what the agent may cost. Steps that take half as long as this all begin
 live."""
+DISTANCE_WITHOUT_WINDOWS_NS: Final = 4 * DISTANCE_NS
+"""Where no windows are taken the agent may cost a fifth of that (`agent/governor.py`), and a report comes every 4 s."""
 DISTANCE_STEPS_MAX: Final = 64
 """However short the steps: among the last 64 one has its CPU time, which tells why a rank is slow."""
 
@@ -30,12 +32,13 @@ class LiveSteps:
     79
     """
 
-    def __init__(self) -> None:
+    def __init__(self, distance_ns: int = DISTANCE_NS) -> None:
+        self._distance_ns = distance_ns
         self.distance_steps = 1
 
     def learn_step(self, step_ns: int) -> None:
         """The present step time."""
-        wanted = min(DISTANCE_STEPS_MAX, DISTANCE_NS / max(1, step_ns))
+        wanted = min(DISTANCE_STEPS_MAX, self._distance_ns / max(1, step_ns))
         self.distance_steps = nearest_power(wanted, self.distance_steps)
 
     def find_next(self, step: int) -> int:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from rankscope.agent.probe.live_steps import DISTANCE_NS, DISTANCE_STEPS_MAX, LiveSteps
+from rankscope.agent.probe.live_steps import DISTANCE_NS, DISTANCE_STEPS_MAX, DISTANCE_WITHOUT_WINDOWS_NS, LiveSteps
 from rankscope.measure.units import NS_PER_MS
 
 
@@ -42,6 +42,15 @@ def test_a_measured_step_and_the_one_after_it_begin_live_and_no_others() -> None
     assert measured[:4] == [0, 16, 32, 48]
     both = sorted({step for found in measured for step in (found, found + 1)} - {0})
     assert lives_of(live_with(step_ns), both[-1] + 1) == both
+
+
+def test_without_windows_steps_are_measured_less_often_and_among_those_that_are_with_them() -> None:
+    live = LiveSteps(DISTANCE_WITHOUT_WINDOWS_NS)
+    live.learn_step(100 * NS_PER_MS)
+    found = [step for step in range(1024) if live.is_measured(step)]
+    often = measured_of(100 * NS_PER_MS)
+    assert (found[1], often[1]) == (32, 8)
+    assert set(found) < set(often)
 
 
 @pytest.mark.parametrize("step_ns", [1, 1_000, 10 * NS_PER_MS])
