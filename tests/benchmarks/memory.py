@@ -1,9 +1,8 @@
 """What memory a collector takes after hours: `python -m tests.benchmarks.memory [--ranks 1024] [--hours 2]`
 
-A minute of load shows the least of it: each connection touches its blocks of 256 messages one page after the other, and
-rings of samples fill with every report. So here the ranks of a load test make `--speed` reports a second, and memory is
-told by how many each has made: at one a second these are seconds. All else is as in tests/benchmarks/load.py: real
-connections, keys, a store, scrapes.
+A minute of load shows the least of it: rings of samples fill with every report. So here the ranks of a load test make
+`--speed` reports a second, and memory is told by how many each has made: at one a second these are seconds. All else is
+as in tests/benchmarks/load.py: real connections, keys, a store, scrapes.
 
 What grows with time itself is not hastened: lines of the history, and findings of a job whose steps take ten times as
 long as they may.
