@@ -162,6 +162,10 @@ class Reporter:
         """The CPU time of the processes that break windows down. For the agent thread."""
         return 0 if self._reduction is None else self._reduction.child_cpu_ns
 
+    def find_resident_bytes(self) -> int | None:
+        """What is resident of this process now, None where that is hidden. For the training thread."""
+        return self._host.find_resident_bytes()
+
     def _make_devices(self) -> "NvmlSampler | AmdSampler":
         device = self._probes.device
         if not is_built_for_amd():

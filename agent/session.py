@@ -44,7 +44,6 @@ from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
 from rankscope.agent.probe.torch_profiler import TorchProfiler, is_current_stream_capturing
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.reporter import Probes, Reporter
-from rankscope.agent.sample.host import ResidentMemory
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
@@ -87,10 +86,8 @@ class Session:
             overhead_ratio_max=config.overhead_ratio_max,
         )
         self._ranges = OpenRanges()
-        self._memory = ResidentMemory()
         self._windows = self._make_windows()
-        self._device_timers = self._make_device_timers()
-        timers = self._device_timers
+        timers = self._device_timers = self._make_device_timers()
         self._read_moment_ns = monotonic_ns if timers is None else timers.read_moment_ns
         self._live_steps = LiveSteps(DISTANCE_NS if self._windows is not None else DISTANCE_WITHOUT_WINDOWS_NS)
         self._timer = self._make_timer()
@@ -246,7 +243,6 @@ class Session:
         if self._config.collector:  # where it is, is known; a thread may just not have had its turn
             self._connecting.join(self._config.drain_s)
         self._reporter.stop(*(self._end if reason is None else (reason, "", None)))
-        self._memory.close()
         self._gate.shut(self._config.drain_s)
         wait_for_last_works()
         if self._embedded is not None:
@@ -367,7 +363,7 @@ class Session:
             full=self._config.full_windows,
             is_capturing=self._captures.is_open,
             light_tells=lambda: self._progress.communicates_on_host or not profiler.sees_device,
-            find_resident_bytes=self._memory.find_bytes,
+            find_resident_bytes=lambda: self._reporter.find_resident_bytes(),  # noqa: PLW0108 - it is made later
         )
 
     def _on_record(self, record: StepRecord) -> None:

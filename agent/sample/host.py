@@ -155,6 +155,10 @@ class HostSampler:
             gc_collections=self._gc_meter.collections if self._gc_meter is not None else None,
         )
 
+    def find_resident_bytes(self) -> int | None:
+        """The memory of this process that is in RAM now, None where it is hidden."""
+        return self._memory.find_bytes()
+
     def close(self) -> None:
         """Let go of what is open."""
         self._memory.close()
