@@ -347,14 +347,15 @@ class Reporter:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]
 
     def _reduce_all(self, raw_windows: list[RawWindow]) -> list[ReducedWindow]:
-        resident_bytes = [window.resident_before_bytes for window in raw_windows]
+        if not raw_windows:
+            return []
+        resident_bytes, full = raw_windows[-1].resident_before_bytes, raw_windows[-1].full
         reduced = []
         while raw_windows:  # each is let go of, with all that Kineto keeps for it
             reduced.append(self._reduce(raw_windows.pop(0)))
         begin_ns = time.thread_time_ns()
-        for before_bytes in resident_bytes[-1:]:
-            self._heap_relief.after_window(before_bytes)
-            self._cost.note_reduction(time.thread_time_ns() - begin_ns, full=False)
+        self._heap_relief.after_window(resident_bytes)
+        self._cost.note_reduction(time.thread_time_ns() - begin_ns, full=full)
         return reduced
 
     def _reduce(self, window: RawWindow) -> ReducedWindow:

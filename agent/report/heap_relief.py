@@ -3,7 +3,8 @@
 While a session of torch's profiler lasts each of its events keeps some bytes, and they lie where a buffer of training
 was before, so that the next buffer needs new memory. Once the window has been read its bytes are free, but malloc holds
 what lies between what is used, and training does not find the large pieces that it had. With FSDP2 on a CPU, whose
-buffers come and go in each layer, a rank held 21 to 45 MiB more than without the agent; it holds 2 to 12 more since.
+buffers come and go in each layer, a rank with steps of 190 ms held 21 to 45 MiB more than without the agent; since this
+is given back it holds 7 more (`tests/benchmarks/results/overhead.md`).
 
 Training is put off while that lasts only where it asks malloc for memory, some ms; it is counted as the windows' cost.
 """
@@ -14,11 +15,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from rankscope.measure.units import NS_PER_MS
+
 LEFT_BYTES_MIN: Final = 16 * 2**20
 """Less than this is left alone: windows come and go with 2 to 8 MiB of their own."""
 TRIES: Final = 2
 """In a row. The first may have come after the next window had begun; what is resident after two is training's."""
-GIVE_BACK_NS_MAX: Final = 30_000_000
+GIVE_BACK_NS_MAX: Final = 30 * NS_PER_MS
 """CPU time. Where it took longer the heap is so large that it is not what windows have left: it is done no more."""
 
 

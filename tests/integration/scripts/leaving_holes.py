@@ -1,6 +1,7 @@
 """A job whose heap has holes after some windows, as windows leave them; prints what it held then, and at its end."""
 
 import ctypes
+import resource
 import time
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import torch
 BLOCK, BLOCKS = 32768, 4096
 STEPS_BEFORE = STEPS_AFTER = 40
 STEP_S = 0.02
-PAGE = 4096
 
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -24,7 +24,7 @@ def train(steps: int) -> None:
 
 
 def read_resident_bytes() -> int:
-    return PAGE * int(Path("/proc/self/statm").read_text().split()[1])
+    return resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[1])
 
 
 train(STEPS_BEFORE)

@@ -12,7 +12,7 @@ MODEL = 300 * MIB
 
 
 class Heap:
-    """A process that holds a model, and what windows have left. `grow` is training's own doing."""
+    """A process that holds a model, and what windows have left. What is `held` is training's own."""
 
     def __init__(self, *, takes_ns: int = 1_000_000) -> None:
         self.left = 0
