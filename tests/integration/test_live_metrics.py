@@ -21,7 +21,6 @@ from tests.integration.serving import (
     Served,
     end_child,
     find_fixed_port,
-    have_ended,
     read_url,
     serving,
     wait_for,
@@ -134,9 +133,19 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
         seen.pages.append(served.read_metrics())
         (folder / "stop").touch()
         assert job.wait().exit_code == 0
-        served.wait_for_run(RUN, have_ended)
-        seen.last_page = served.read_metrics()
+        seen.last_page = wait_for_last_page(served)
     return seen
+
+
+def wait_for_last_page(served: Served) -> str:
+    """The page when both ranks have ended; it shows only what the store has, and so later than the API."""
+
+    def look() -> str | None:
+        page = served.read_metrics()
+        up = [value for (name, _), value in find_values(page, "gauge").items() if name == "rankscope_rank_up"]
+        return page if up == [0, 0] else None
+
+    return wait_for(look, served.read_metrics)
 
 
 def ask_for_ratios(watching: Prometheus) -> dict[str, Any]:
