@@ -13,12 +13,12 @@ from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.own_cost import OwnCost
+from rankscope.agent.probe.clocked_steps import ClockedSteps
 from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.device_timers import DeviceTimers, find_cuda
 from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.kineto_windows import PART as WINDOWS
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
-from rankscope.agent.probe.live_steps import LiveSteps
 from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
 from rankscope.agent.probe.plain_run import LateRecords, Steps
 from rankscope.agent.probe.ring import Ring
@@ -79,7 +79,7 @@ class Probes(NamedTuple):
     device_timers: DeviceTimers | None = None
     read_steps_made: Callable[[], int] = lambda: 0
     """How many records the training thread has made: each goes into `device_timers` or `steps` at once."""
-    live_steps: LiveSteps = LiveSteps()
+    clocked_steps: ClockedSteps = ClockedSteps()
 
 
 class Reporter:
@@ -396,7 +396,7 @@ class Reporter:
         if len(self._step_times_ns) >= STEPS_MIN:
             step_ns = _median_ns(self._step_times_ns)
             self._probes.plan.learn_step(step_ns)
-            self._probes.live_steps.learn_step(step_ns)
+            self._probes.clocked_steps.learn_step(step_ns)
             if self._probes.device_timers is not None:
                 self._probes.device_timers.plan.learn_step(step_ns)
 

@@ -28,11 +28,12 @@ from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
 from rankscope.agent.last_works import wait_for_last_works
 from rankscope.agent.probe.batches import UNKNOWN, BatchSize, to_size
+from rankscope.agent.probe.clocked_steps import ClockedSteps
 from rankscope.agent.probe.collectives import GroupProgress
 from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan, find_cuda
+from rankscope.agent.probe.due_steps import Due, DueSteps
 from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
-from rankscope.agent.probe.live_steps import DISTANCE_NS, DISTANCE_WITHOUT_WINDOWS_NS, LiveSteps
 from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
 from rankscope.agent.probe.moment_log import MomentLog
 from rankscope.agent.probe.open_ranges import OpenRanges
@@ -89,7 +90,7 @@ class Session:
         self._windows = self._make_windows()
         timers = self._device_timers = self._make_device_timers()
         self._read_moment_ns = monotonic_ns if timers is None else timers.read_moment_ns
-        self._live_steps = LiveSteps(DISTANCE_NS if self._windows is not None else DISTANCE_WITHOUT_WINDOWS_NS)
+        self._due_steps = DueSteps(ClockedSteps(), [part for part in (self._windows, timers) if part is not None])
         self._timer = self._make_timer()
         self._hooks = TorchHooks(
             self._timer,
@@ -114,7 +115,7 @@ class Session:
             self._captures,
             timers,
             lambda: self._steps_made,
-            self._live_steps,
+            self._due_steps.clocked,
         )
         self._reporter = Reporter(
             config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello
@@ -144,7 +145,7 @@ class Session:
         return MomentLog(
             self._timer,
             self._guard,
-            self._find_next_live,
+            self._find_due,
             self._read_elsewhere_ns,
             lambda: timers is None or timers.is_idle,
         )
@@ -390,13 +391,9 @@ class Session:
             except Exception as error:  # noqa: BLE001 - not to know the GPU must not cost the steps
                 self._guard.record(DEVICE, error)
 
-    def _find_next_live(self, step: int) -> int:
-        found = self._live_steps.find_next(step)
-        if self._windows is not None:
-            found = min(found, self._windows.find_next(step))
-        if self._device_timers is not None:
-            found = min(found, self._device_timers.find_next(step))
-        return found
+    def _find_due(self, step: int) -> Due:
+        self._observe_device()
+        return self._due_steps.find(step)
 
     def _read_elsewhere_ns(self) -> int:
         """What windows and device times have cost so far, which they count themselves."""
@@ -405,7 +402,6 @@ class Session:
         return spent_ns if timers is None else spent_ns + timers.spent_ns
 
     def _on_boundary(self, step: int) -> None:
-        self._observe_device()
         if self._device_timers is not None:
             self._device_timers.on_boundary(step)
         if self._windows is not None:

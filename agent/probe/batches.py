@@ -41,6 +41,14 @@ class BatchSize(NamedTuple):
     samples: int | None = None
     tokens: int | None = None
 
+    def or_else(self, other: "BatchSize") -> "BatchSize":
+        """This, and what of the other is not known here.
+
+        >>> BatchSize(samples=8).or_else(BatchSize(4, 512))
+        BatchSize(samples=8, tokens=512)
+        """
+        return BatchSize(*(own if own is not None else theirs for own, theirs in zip(self, other, strict=True)))
+
 
 UNKNOWN: Final = BatchSize()
 

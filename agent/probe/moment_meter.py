@@ -11,25 +11,26 @@ from typing import Final
 TIMED_KEPT: Final = 64
 LONGEST_NS: Final = 20_000
 """A moment that seems to take longer to write down is not counted: the thread lost its core in it."""
-UNSEEN_TIMES: Final = 5
+UNSEEN_TIMES: Final = 3
 """Writing a moment down sees a part of what it costs: not the call before it reads the clock, nor that torch finds its
-own code out of the caches afterwards. Loops with and without hooks differ by 2.8 times what the moments saw when bare
-and by 4.9 times in a training (`tests/benchmarks/moments.py`)."""
+own code out of the caches afterwards. Loops with and without hooks differ by 2.6 times what the moments saw, bare and
+in a training (`tests/benchmarks/moments.py`)."""
 AFTERMATH_TIMES: Final = 2
-"""As much again as going through the moments takes is what torch loses by it: 1.2 times what was measured when bare,
-2.1 times in a training, by the same comparison."""
+"""As much again as going through the moments, or a look at the clock, takes is what torch loses by it: 1.2 to 2.1 times
+what was measured, by the same comparison."""
 ASSUMED_NS: Final = 4_000
 """Before the first was timed."""
 
 
 class MomentMeter:
-    """Turns some timed moments into the cost of all, and adds what going through them took. `note` is called by the
-    training thread, `spent_ns` by another.
+    """Turns some timed moments into the cost of all, and adds what going through them took. The training thread notes,
+    and another asks what was spent.
 
     >>> meter = MomentMeter()
     >>> meter.spent_ns(10) == 10 * ASSUMED_NS
     True
-    >>> meter.note(500, 30_000)
+    >>> meter.note_written(500)
+    >>> meter.note_gone_through(30_000)
     >>> meter.spent_ns(20) - meter.spent_ns(20), meter.moment_ns
     (0, 2500)
     """
@@ -40,11 +41,14 @@ class MomentMeter:
         self._written_ns = 0
         self._gone_through_ns = 0
 
-    def note(self, seen_ns: int | None, gone_through_ns: int) -> None:
-        """One moment timed itself, if there was one, and then the moments were gone through."""
-        if seen_ns is not None and seen_ns <= LONGEST_NS:
+    def note_written(self, seen_ns: int) -> None:
+        """One moment has timed itself."""
+        if seen_ns <= LONGEST_NS:
             self._timed_ns.append(seen_ns)
-        self._gone_through_ns += AFTERMATH_TIMES * max(0, gone_through_ns)
+
+    def note_gone_through(self, took_ns: int) -> None:
+        """Moments were gone through on the training thread, or the clock was read at one."""
+        self._gone_through_ns += AFTERMATH_TIMES * max(0, took_ns)
 
     def spent_ns(self, moments: int) -> int:
         """The cost of all `moments` so far, each at the mean of the moments timed when it was first asked about."""

@@ -22,6 +22,12 @@ class OpenStep:
     said: BatchSize | None = None
     told: Told = UNTOLD
 
+    def find_cpu_ns(self, end_cpu_ns: int | None) -> int | None:
+        """Its CPU time, when the clock said that at its end; None: not known."""
+        if self.start_cpu_ns is None or end_cpu_ns is None:
+            return None
+        return max(0, end_cpu_ns - self.start_cpu_ns)
+
     def join(self, later: "OpenStep") -> None:
         """Take in what was thought to be the next step."""
         for name, duration_ns in later.phases_ns.items():

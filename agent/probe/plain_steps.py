@@ -23,6 +23,7 @@ class Events(NamedTuple):
     backward_end: Callable[..., None]
     optimizer_begin: Callable[..., None]
     optimizer_end: Callable[..., None]
+    clock_read: Callable[..., None]
 
     @classmethod
     def of(cls, timer: StepTimer) -> "Events":

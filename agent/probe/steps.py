@@ -7,30 +7,27 @@ Every moment charges the time since the one before it to exactly one phase, so t
     backward begins   forward                          backward ends    backward
     optimizer begins  other                            optimizer ends   optimizer
 
-Inside an optimizer step that calls a closure (LBFGS, Lightning) the same table holds, so the optimizer phase is what
-is left after the last backward. Inside the user's own `phase()` gaps belong to that phase.
+Inside an optimizer step that calls a closure (LBFGS, Lightning) the same holds, so the optimizer phase is what is left
+after the last backward. Inside the user's own `phase()` gaps belong to that phase.
 
 Where a step ends
 -----------------
 A step ends at the first data or backward moment after an optimizer step. If it is a backward (a loop without a data
 loader), the forward before it already belongs to the next step, so the step ends at the moment before: the end of the
 optimizer step, or the begin of the next one when the backward is called by its closure.
-With several optimizers (GAN) it is open whether a cycle is over when the first has stepped. What the last cycle used
-tells; while that is unknown, the end is held back until the next optimizer step: one already seen in this cycle
-confirms the end, a new one joins the two halves. Optimizer steps that follow without a batch or a backward between
-them (sharded and chained optimizers) are one burst.
+With several optimizers (GAN) what the last cycle used tells whether one is over; while that is unknown, the end is held
+back until the next optimizer step: one already seen in this cycle confirms the end, a new one joins the two halves.
+Optimizer steps that follow without a batch or a backward between them (sharded and chained ones) are one burst.
 
-A batch fetched while gradients are off belongs to an evaluation: it ends the step, whatever the cycle, and the time
-until training goes on belongs to no step. Some evaluations switch gradients off around the model only (Transformers'
-Trainer). They are known when the next batch is asked for: all since the last step came from one loader, which was read
-to its end without a backward. A step that never saw an optimizer step (the end of the script) is no step.
+A batch fetched while gradients are off belongs to an evaluation: it ends the step, and the time until training goes on
+belongs to no step. Some switch gradients off around the model only (Transformers' Trainer), and are known when the next
+batch is asked for: one loader was read to its end without a backward. A step without an optimizer step is no step.
 
 The CPU time of a step
 ----------------------
-Reading the thread's CPU clock takes 5 us amid training (it is a system call), so it is read once a step at most: where
-a batch is asked for, if that is where the steps of this loop end, else at the end of the optimizer step. A step that
-ends where the one before did not (mostly the last of a job) has no CPU time; nor has one that began or ended at a
-moment that was only written down (`moment_log.py`): what the clock says later is not what it said then.
+Reading the thread's CPU clock takes 5 us amid training, so it is read once a step at most: where a batch is asked for,
+if steps end there in this loop, else at the end of the optimizer step. A step that ends where the one before did not
+has no CPU time; nor has one that began or ended at a moment written down without the clock (`moment_log.py`).
 """
 
 from collections.abc import Callable
@@ -50,11 +47,11 @@ class StepTimer:
     """Turns moments into StepRecords. One thread calls it; its methods take the moment's time in host ns.
 
     `on_record` gets every finished step in order, numbered from 0; plain ones go to `on_run` together, if it is given.
-    `on_boundary` is called with the number of the step that begins, at the very moment it begins: profiler windows are
-    started and stopped there. `on_pause` is called when an evaluation begins: what was started at a boundary must not
-    go on through it. `on_charge` is told every moment up to which time was charged to a step, and the phase.
+    `on_boundary` is called with the number of a step at the very moment it begins: profiler windows are started and
+    stopped there. `on_pause` is called when an evaluation begins: what was started at a boundary must not go on through
+    it. `on_charge` is told every moment up to which time was charged to a step, and the phase.
 
-    While `is_live` is False moments come late: no clock is read, and no boundary is told.
+    While `is_live` is False moments come late: no clock is read, and no boundary told.
     """
 
     def __init__(
@@ -84,6 +81,7 @@ class StepTimer:
         self._mark_ns = 0
         self._stepped = False
         self._stepped_cpu_ns: int | None = None
+        self._said_cpu_ns: int | None = None
         self._ends_at_batch = False
         self._cycle: frozenset[int] = frozenset()
         self._names: set[str] = set(PHASES)
@@ -119,6 +117,11 @@ class StepTimer:
         return max(0, step - self._next_step - self._stepped)
 
     @property
+    def has_plain_cycle(self) -> bool:
+        """Whether each step, as far as is known, has one optimizer step and ends where the next batch is asked for."""
+        return self._ends_at_batch and len(self._cycle) == 1 and not (self._held or self._manual)
+
+    @property
     def plain_optimizer(self) -> int | None:
         """The optimizer of which plain steps may follow, right after a step has begun with a fetch; None when anything
         out of the ordinary is going on, so that each moment must be looked at.
@@ -128,9 +131,8 @@ class StepTimer:
         is_plain = (self._data_depth, self._backward_depth, self._optimizer_depth) == (1, 0, 0) and not (
             self._held or self._user_phases or self._on_charge or self._manual or self._evaluates_amid_step
         )
-        if not (is_fresh and is_plain and self._fetches_training and len(self._cycle) == 1):
-            return None
-        return next(iter(self._cycle))
+        is_known = is_fresh and is_plain and self._fetches_training and len(self._cycle) == 1
+        return next(iter(self._cycle)) if is_known else None
 
     def add_plain_steps(self, run: PlainRun) -> None:
         """These steps have come since, numbered on, and at the end of the last the next batch was asked for."""
@@ -141,9 +143,13 @@ class StepTimer:
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
+    def clock_read(self, _now_ns: int, cpu_ns: int, _step: int) -> None:
+        """What the CPU clock said when the batch was asked for that comes next."""
+        self._said_cpu_ns = cpu_ns
+
     def data_begin(self, now_ns: int, training: bool = True) -> None:  # noqa: FBT001, FBT002 - moments are kept with their arguments as a row
         """A batch is asked for. `training` is False while gradients are off."""
-        self._data_depth += 1
+        said_cpu_ns, self._said_cpu_ns, self._data_depth = self._said_cpu_ns, None, self._data_depth + 1
         if self._data_depth > 1:
             return
         self._fetches_training = training
@@ -155,7 +161,7 @@ class StepTimer:
         self._evaluating = False
         self._charge(now_ns, OTHER)
         if training and self._may_end():
-            self._cross(self._read_cpu_ns(), at_this_moment=True)
+            self._cross(self._read_cpu_ns() if said_cpu_ns is None else said_cpu_ns, at_this_moment=True)
         self._ensure_open(now_ns)
         if resumes and self._open is not None:
             self._announce()
@@ -236,8 +242,7 @@ class StepTimer:
         self._charge(now_ns, OTHER)
         if self._open is not None and size != UNKNOWN:
             self._told = self._told.and_of(size)
-            said = self._open.said or UNKNOWN
-            self._open.said = BatchSize(*(new if new is not None else old for new, old in zip(size, said, strict=True)))
+            self._open.said = size.or_else(self._open.said or UNKNOWN)
         self._seal(self._read_cpu_ns())
 
     def say_batch(self, _now_ns: int, size: BatchSize) -> None:
@@ -288,10 +293,9 @@ class StepTimer:
         """The user's phase begins. Beyond `phases_max` names of their own, time is charged to `other`."""
         self._ensure_open(now_ns)
         self._charge(now_ns, OTHER)
-        if name not in self._names:
-            if len(self._names) >= len(PHASES) + self._phases_max:
-                name = OTHER
-            self._names.add(name)
+        if name not in self._names and len(self._names) >= len(PHASES) + self._phases_max:
+            name = OTHER
+        self._names.add(name)
         self._user_phases.append(name)
 
     def phase_end(self, now_ns: int) -> None:
@@ -425,7 +429,7 @@ class StepTimer:
             start_host_ns=step.start_ns,
             duration_ns=end_ns - step.start_ns,
             phases_ns=step.phases_ns,
-            cpu_ns=_difference(step.start_cpu_ns, end_cpu_ns),
+            cpu_ns=step.find_cpu_ns(end_cpu_ns),
             batches=step.batches,
             backwards=step.backwards,
             samples=size.samples,
@@ -444,7 +448,3 @@ class StepTimer:
             if self._on_charge is not None:
                 self._on_charge(now_ns, name)
         self._mark_ns = now_ns
-
-
-def _difference(start_ns: int | None, end_ns: int | None) -> int | None:
-    return max(0, end_ns - start_ns) if start_ns is not None and end_ns is not None else None

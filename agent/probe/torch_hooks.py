@@ -71,7 +71,10 @@ class TorchHooks:
         import torch.utils.data.dataloader as loader  # noqa: PLC0415
 
         try:
-            for entrance in (MomentLog.catch_up_live, BatchReader.read):
+            for entrance in (
+                MomentLog.catch_up_live, MomentLog.end_when_due, MomentLog.fetch_when_due,
+                MomentLog.note_end_of_data, BatchReader.read,
+            ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
             self._hook_optimizers()
             self._replace(torch.autograd, "backward", self._wrap_backward)
@@ -125,7 +128,7 @@ class TorchHooks:
     def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
-        log, timer, read_moment_ns = self.log, self._timer, self._read_moment_ns
+        log, read_moment_ns = self.log, self._read_moment_ns
         write = log.entries.extend
         optimizer_begin, optimizer_end = log.events.optimizer_begin, log.events.optimizer_end
 
@@ -139,8 +142,8 @@ class TorchHooks:
             if get_ident() == log.thread:
                 write((optimizer_end, read_moment_ns(), NO_ARGUMENTS))
                 log.ends_left -= 1
-                if log.ends_left <= 0 and not timer.ends_at_batch:
-                    log.catch_up_live(monotonic_ns())
+                if log.ends_left <= 0:
+                    log.end_when_due(monotonic_ns())
 
         for hook in (before, after):
             hide_from_compiler(hook)
@@ -159,7 +162,7 @@ class TorchHooks:
                 return original(*args, **kwargs)
             write((backward_begin, read_moment_ns(), NO_ARGUMENTS))
             if len(entries) > FIELDS * MOMENTS_MAX:
-                log.catch_up_live(monotonic_ns())
+                log.catch_up_live()
             try:
                 return original(*args, **kwargs)
             finally:
@@ -179,18 +182,20 @@ class TorchHooks:
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the loader's own
             if get_ident() != log.thread:
                 return original(iterator)
-            if is_grad_enabled():
-                write((data_begin, read_moment_ns(), GRADIENTS_ON))
-                if log.ends_left <= 0 or len(entries) > FIELDS * MOMENTS_MAX:
-                    log.catch_up_live(monotonic_ns())
-            else:
+            if not is_grad_enabled():
                 write((data_begin, read_moment_ns(), GRADIENTS_OFF))
-                log.catch_up_live(monotonic_ns())
+                log.catch_up_live()
+            elif log.ends_left <= 0:
+                log.fetch_when_due(read_moment_ns(), GRADIENTS_ON)
+            else:
+                write((data_begin, read_moment_ns(), GRADIENTS_ON))
+                if len(entries) > FIELDS * MOMENTS_MAX:
+                    log.catch_up_live()
             try:
                 batch = original(iterator)
             except BaseException:
                 write((data_end, read_moment_ns(), (False, id(iterator))))
-                log.ends_left = 0  # what comes next may be an evaluation, or its end
+                log.note_end_of_data()
                 raise
             write((data_end, read_moment_ns(), (True, id(iterator), read_size(batch, iterator))))
             return batch

@@ -28,6 +28,12 @@ def is_built_for_amd(modules: Mapping[str, Any] = sys.modules) -> bool:
     return getattr(version, "hip", None) is not None
 
 
+def may_have_device(modules: Mapping[str, Any] = sys.modules) -> bool:
+    """False when torch is there and was built without a GPU: then read_torch_device never finds one."""
+    version = getattr(modules.get("torch"), "version", None)
+    return version is None or getattr(version, "cuda", None) is not None or is_built_for_amd(modules)
+
+
 def read_torch_device(modules: Mapping[str, Any] = sys.modules) -> TorchDevice | None:
     """The GPU that the calling thread's torch computes on.
 
@@ -61,14 +67,23 @@ def _read_pci_address(properties: Any) -> str | None:
 class TrainingDevice:
     """The GPU of the training thread, remembered for the thread that samples."""
 
-    def __init__(self, read_device: Callable[[], TorchDevice | None] = read_torch_device) -> None:
+    def __init__(
+        self,
+        read_device: Callable[[], TorchDevice | None] = read_torch_device,
+        may_have_device: Callable[[], bool] = may_have_device,
+    ) -> None:
         self._read_device = read_device
+        self._may_have_device = may_have_device
         self._device: TorchDevice | None = None
+        self._is_settled = False
 
     def observe(self) -> None:
-        """Look which GPU this thread uses, until there is one. Call it on the training thread, once per step."""
-        if self._device is None:
+        """Look which GPU this thread uses, until there is one, or can be none. Call it on the training thread, again
+        and again.
+        """
+        if not self._is_settled:
             self._device = self._read_device()
+            self._is_settled = self._device is not None or not self._may_have_device()
 
     def seen(self) -> TorchDevice | None:
         """What was seen, from any thread; None while there is no GPU."""

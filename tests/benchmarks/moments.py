@@ -4,8 +4,8 @@
 
 Blocks of a few steps with hooks and without take turns within one training, drawn by lot which of the two comes first,
 so that both meet the same machine. The hooks feed a real state machine, whose records go nowhere, as steps of 10 ms are
-seen (every 64th begins live, `agent/probe/live_steps.py`) and as long ones are, which all do. Here the training thread
-itself goes through what was written down, which in a job the agent thread mostly does.
+seen (the CPU time of every 64th is measured, `agent/probe/clocked_steps.py`) and as long ones are, of which all are.
+What was written down is gone through between the blocks, as the agent thread does in a job, and is not counted here.
 
     one layer      a step takes a quarter of a millisecond
     transformer    the short model of `training.py`: what a step runs through pushes our code out of the caches
@@ -29,7 +29,8 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.live_steps import LiveSteps
+from rankscope.agent.probe.clocked_steps import ClockedSteps
+from rankscope.agent.probe.due_steps import Due
 from rankscope.agent.probe.moment_log import MomentLog
 from rankscope.agent.probe.moment_meter import AFTERMATH_TIMES, UNSEEN_TIMES
 from rankscope.agent.probe.steps import StepTimer
@@ -129,10 +130,14 @@ class Switch:
 
 def make_hooks(step_ns: int) -> TorchHooks:
     """Hooks that feed a real state machine, whose records go nowhere, as in a job with steps of that length."""
-    live = LiveSteps()
-    live.learn_step(step_ns)
+    clocked = ClockedSteps()
+    clocked.learn_step(step_ns)
+
+    def find_due(step: int) -> Due:
+        return Due(clocked.find_next(step), is_live=False)
+
     timer, guard = StepTimer(lambda _record: None, on_run=lambda _run: None), Guard(error_budget=1)
-    return TorchHooks(timer, guard, lambda _begins: None, log=MomentLog(timer, guard, live.find_next))
+    return TorchHooks(timer, guard, lambda _begins: None, log=MomentLog(timer, guard, find_due))
 
 
 def measure(training: Training, pairs: int, step_ns: int) -> Costs:
@@ -155,6 +160,7 @@ def measure(training: Training, pairs: int, step_ns: int) -> Costs:
                 training.step(next(batches)[0])
             took_ns[hooked].append(thread_time_ns() - begin_ns)
             switch.put(hooked=False)
+            hooks.log.catch_up_late()
     return summarise(took_ns, hooks.log.spent_ns / (pairs * BLOCK_STEPS))
 
 

@@ -1,6 +1,7 @@
 """Breaks, after some steps, what the agent asks of torch: what a newer torch or another tool might do to it.
 
-Every optimizer step the agent looks which GPU there is, windows ask the profiler, reports ask for the process groups.
+Again and again the agent looks which GPU there is, as long as torch may have one, windows ask the profiler, and reports
+ask for the process groups.
 """
 
 from typing import Any
@@ -24,6 +25,7 @@ class Broken:
         raise RuntimeError("not today")
 
 
+torch_as_it_was.version.cuda = "13.0"
 dist.init_process_group("gloo")
 model = torch.nn.Linear(16, 16)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,13 +1,15 @@
 """MomentLog: when moments are gone through, on which thread, and what a live one may do that a late one may not."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.probe.batches import UNKNOWN
-from rankscope.agent.probe.moment_log import PART, MomentLog
+from rankscope.agent.probe.due_steps import Due
+from rankscope.agent.probe.moment_log import PART, TURN_MOMENTS, MomentLog
 from rankscope.agent.probe.steps import StepTimer
 from rankscope.measure.records import StepRecord
 
@@ -15,15 +17,26 @@ DEADLINE_S = 60.0
 EVERY = 4
 
 
-def every_fourth(step: int) -> int:
-    """As LiveSteps does: steps 0, 4, 8 ... and those after them."""
-    return step + 1 if step % EVERY == 0 else step + EVERY - step % EVERY
+def every_fourth(step: int) -> Due:
+    """Steps 4, 8, 12 ... and those after them are due live, as those of windows are."""
+    return Due(step + 1 if step % EVERY == 0 else step + EVERY - step % EVERY, is_live=True)
+
+
+def every_fourth_clocked(step: int) -> Due:
+    """At the same steps the clock is read, and nothing else happens."""
+    return every_fourth(step)._replace(is_live=False)
+
+
+def every_fourth_clocked_and_fifteenth_live(step: int) -> Due:
+    """The same, and a window that begins with step 15."""
+    clocked = every_fourth_clocked(step)
+    return Due(15, is_live=True) if step < 15 <= clocked.step else clocked
 
 
 class Loop:
     """A plain loop whose hooks write into a log, as those of torch do. One tick of the clock a moment."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, find_due: Callable[[int], Due] = every_fourth, **options: Any) -> None:
         self.now_ns = 0
         self.records: list[StepRecord] = []
         self.boundaries: list[int] = []
@@ -34,7 +47,7 @@ class Loop:
             read_clock_ns=lambda: self.now_ns,
             read_cpu_ns=lambda: self.now_ns // 2,
         )
-        self.log = MomentLog(self.timer, self.guard, every_fourth, **options)
+        self.log = MomentLog(self.timer, self.guard, find_due, read_cpu_ns=lambda: self.now_ns // 2, **options)
 
     def write(self, event: Any, *arguments: object) -> "Loop":
         self.now_ns += 10
@@ -42,18 +55,24 @@ class Loop:
         return self
 
     def ask(self) -> "Loop":
-        self.write(self.log.events.data_begin, True)
-        if self.log.ends_left <= 0:
-            self.log.catch_up_live(self.now_ns)
+        if self.log.ends_left > 0:
+            return self.write(self.log.events.data_begin, True)
+        self.now_ns += 10
+        self.log.fetch_when_due(self.now_ns, (True,))
         return self
 
     def train(self) -> "Loop":
-        events = self.log.events
-        self.write(events.data_end, True, 1, UNKNOWN).write(events.backward_begin).write(events.backward_end)
-        self.write(events.optimizer_begin, 1).write(events.optimizer_end)
+        self.write(self.log.events.data_end, True, 1, UNKNOWN)
+        return self.backward().optimize(1)
+
+    def backward(self) -> "Loop":
+        return self.write(self.log.events.backward_begin).write(self.log.events.backward_end)
+
+    def optimize(self, optimizer: int) -> "Loop":
+        self.write(self.log.events.optimizer_begin, optimizer).write(self.log.events.optimizer_end)
         self.log.ends_left -= 1
-        if self.log.ends_left <= 0 and not self.timer.ends_at_batch:
-            self.log.catch_up_live(self.now_ns)
+        if self.log.ends_left <= 0:
+            self.log.end_when_due(self.now_ns)
         return self
 
     def steps(self, count: int) -> "Loop":
@@ -86,6 +105,69 @@ def test_only_a_step_that_began_and_ended_live_has_a_cpu_time() -> None:
     cpu_ns = {record.step: record.cpu_ns for record in Loop().steps(11).ask().records}
     assert (cpu_ns[4], cpu_ns[8]) == (30, 30)
     assert [cpu_ns[step] for step in (3, 5, 6, 7)] == [None] * 4
+
+
+def test_the_clock_is_read_at_the_very_moment_while_all_else_is_left_to_the_agent_thread() -> None:
+    loop = Loop(every_fourth_clocked).steps(3)
+    on_another_thread(loop.log)
+    known = len(loop.records)
+    loop.steps(8)
+    assert len(loop.records) == known, "the training thread has gone through nothing"
+    on_another_thread(loop.log)
+    assert [record.step for record in loop.records] == list(range(10))
+    cpu_ns = {record.step: record.cpu_ns for record in loop.records}
+    assert (cpu_ns[4], cpu_ns[8]) == (30, 30)
+    assert [cpu_ns[step] for step in (3, 5, 6, 7, 9)] == [None] * 5
+
+
+def test_no_boundary_is_told_where_the_clock_alone_is_wanted_and_one_is_where_a_window_begins() -> None:
+    loop = Loop(every_fourth_clocked_and_fifteenth_live).steps(3)
+    boundaries = list(loop.boundaries)
+    assert loop.steps(20).boundaries == [*boundaries, 15]
+    on_another_thread(loop.log)
+    measured = [record.step for record in loop.records if record.cpu_ns is not None]
+    assert [step for step in measured if step > 2] == [4, 8, 12, 15, 16, 20]
+
+
+def test_when_a_loop_gets_another_optimizer_the_clock_is_read_at_whole_steps_again() -> None:
+    loop = Loop(every_fourth_clocked).steps(11)
+    for _ in range(40):
+        loop.ask().train().backward().optimize(2)
+        on_another_thread(loop.log)
+    loop.ask()
+    on_another_thread(loop.log)
+    assert [record.step for record in loop.records] == list(range(51))
+    cpu_ns = {record.step: record.cpu_ns for record in loop.records if record.step >= 16}
+    assert {cpu_ns[step] for step in range(16, 50, EVERY)} == {50}
+
+
+def test_after_the_end_of_the_data_all_is_gone_through_at_the_next_batch() -> None:
+    loop = Loop(every_fourth_clocked).steps(6).ask()
+    loop.write(loop.log.events.data_end, False, 1).log.note_end_of_data()
+    loop.ask()
+    assert [record.step for record in loop.records] == list(range(6))
+
+
+def test_a_clock_that_cannot_be_planned_on_is_not_read_on() -> None:
+    loop = Loop(every_fourth_clocked).steps(7)
+    loop.log._find_due = lambda _step: Due(1 // 0, is_live=False)
+    loop.steps(3)
+    assert loop.guard.errors == {PART: 2}
+    assert [record.step for record in loop.records] == list(range(9)), "each moment is live then"
+
+
+def test_the_agent_thread_gives_the_turn_back_again_and_again() -> None:
+    loop = Loop(every_fourth_clocked).steps(TURN_MOMENTS // 2)
+    turns: list[int] = []
+
+    def may_be_late() -> bool:
+        turns.append(len(loop.log.entries))
+        return True
+
+    loop.log._may_be_late = may_be_late
+    on_another_thread(loop.log)
+    assert len(turns) == 4, "three times 512 moments of six a step, and the reads of the clock"
+    assert loop.log.entries == []
 
 
 def test_the_agent_thread_finds_the_steps_of_a_training_that_stands_still() -> None:
@@ -165,7 +247,7 @@ def test_what_windows_take_at_a_boundary_is_not_counted_as_the_hooks() -> None:
 
 def test_when_the_next_live_step_cannot_be_found_every_moment_is_live() -> None:
     loop = Loop()
-    loop.log._find_next_live = lambda _step: 1 // 0
+    loop.log._find_due = lambda _step: Due(1 // 0, is_live=False)
     assert loop.ask().log.ends_left == 0
     assert loop.guard.errors == {PART: 1}
 

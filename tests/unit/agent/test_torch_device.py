@@ -4,7 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankscope.agent.sample.torch_device import TorchDevice, TrainingDevice, is_built_for_amd, read_torch_device
+from rankscope.agent.sample.torch_device import (
+    TorchDevice,
+    TrainingDevice,
+    is_built_for_amd,
+    may_have_device,
+    read_torch_device,
+)
 
 UUID = "00000000-0000-0000-0000-000000000001"
 PCI = {"pci_domain_id": 0, "pci_bus_id": 0xC1, "pci_device_id": 2}
@@ -57,9 +63,26 @@ def test_without_a_device_in_use_there_is_none(modules: dict[str, object]) -> No
 def test_device_of_the_training_thread_is_remembered_once_it_is_known() -> None:
     found = TorchDevice(index=3, uuid=f"GPU-{UUID}", pci_address=None, is_amd=False)
     answers = iter([None, found])
-    device = TrainingDevice(lambda: next(answers))
+    device = TrainingDevice(lambda: next(answers), lambda: True)
     seen = []
     for _ in range(3):
         device.observe()
         seen.append((device.seen(), device.uuid()))
     assert seen == [(None, None), (found, found.uuid), (found, found.uuid)]  # a third question would end the iterator
+
+
+def test_of_a_torch_without_a_gpu_nobody_asks_again() -> None:
+    asked: list[int] = []
+    device = TrainingDevice(lambda: asked.append(1), lambda: False)
+    for _ in range(3):
+        device.observe()
+    assert (len(asked), device.seen()) == (1, None)
+
+
+def test_torch_may_have_a_device_unless_it_says_that_it_was_built_without() -> None:
+    cuda, hip, neither = SimpleNamespace(cuda="13.0"), SimpleNamespace(hip="6.4"), SimpleNamespace(cuda=None, hip=None)
+    assert may_have_device({})
+    assert may_have_device({"torch": SimpleNamespace()})
+    assert may_have_device({"torch": SimpleNamespace(version=cuda)})
+    assert may_have_device({"torch": SimpleNamespace(version=hip)})
+    assert not may_have_device({"torch": SimpleNamespace(version=neither)})

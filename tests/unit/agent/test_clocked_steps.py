@@ -1,56 +1,51 @@
-"""LiveSteps: short steps begin live now and then, long ones always, and ranks agree about which."""
+"""ClockedSteps: the CPU time is measured of long steps always, of short ones now and then, and ranks agree of which."""
 
 import itertools
 
 import pytest
 
-from rankscope.agent.probe.live_steps import DISTANCE_NS, DISTANCE_STEPS_MAX, DISTANCE_WITHOUT_WINDOWS_NS, LiveSteps
+from rankscope.agent.probe.clocked_steps import (
+    DISTANCE_NS,
+    DISTANCE_STEPS_MAX,
+    ClockedSteps,
+)
 from rankscope.measure.units import NS_PER_MS
 
 
-def live_with(step_ns: int) -> LiveSteps:
-    live = LiveSteps()
-    live.learn_step(step_ns)
-    return live
+def clocked_with(step_ns: int) -> ClockedSteps:
+    clocked = ClockedSteps()
+    clocked.learn_step(step_ns)
+    return clocked
 
 
-def lives_of(live: LiveSteps, steps: int) -> list[int]:
-    """The steps after the first that begin live."""
-    found = [live.find_next(0)]
+def looks_of(clocked: ClockedSteps, steps: int) -> list[int]:
+    """The steps after the first that begin with a look at the clock."""
+    found = [clocked.find_next(0)]
     while found[-1] < steps:
-        found.append(live.find_next(found[-1]))
+        found.append(clocked.find_next(found[-1]))
     return found[:-1]
 
 
 def measured_of(step_ns: int, steps: int = 1024) -> list[int]:
-    live = live_with(step_ns)
-    return [step for step in range(steps) if live.is_measured(step)]
+    clocked = clocked_with(step_ns)
+    return [step for step in range(steps) if clocked.is_measured(step)]
 
 
-def test_every_step_begins_live_until_the_step_time_is_known() -> None:
-    assert lives_of(LiveSteps(), 5) == [1, 2, 3, 4]
+def test_every_step_is_measured_until_the_step_time_is_known() -> None:
+    assert looks_of(ClockedSteps(), 5) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("step_ns", [DISTANCE_NS // 2, DISTANCE_NS, 10 * DISTANCE_NS])
-def test_long_steps_all_begin_live(step_ns: int) -> None:
-    assert lives_of(live_with(step_ns), 5) == [1, 2, 3, 4]
+def test_long_steps_are_all_measured(step_ns: int) -> None:
+    assert looks_of(clocked_with(step_ns), 5) == [1, 2, 3, 4]
 
 
-def test_a_measured_step_and_the_one_after_it_begin_live_and_no_others() -> None:
+def test_a_measured_step_and_the_one_after_it_begin_with_a_look_and_no_others() -> None:
     step_ns = 60 * NS_PER_MS  # 800 ms are 13.3 of them: one in 16
     measured = measured_of(step_ns, 200)
     assert measured[:4] == [0, 16, 32, 48]
     both = sorted({step for found in measured for step in (found, found + 1)} - {0})
-    assert lives_of(live_with(step_ns), both[-1] + 1) == both
-
-
-def test_without_windows_steps_are_measured_less_often_and_among_those_that_are_with_them() -> None:
-    live = LiveSteps(DISTANCE_WITHOUT_WINDOWS_NS)
-    live.learn_step(100 * NS_PER_MS)
-    found = [step for step in range(1024) if live.is_measured(step)]
-    often = measured_of(100 * NS_PER_MS)
-    assert (found[1], often[1]) == (32, 8)
-    assert set(found) < set(often)
+    assert looks_of(clocked_with(step_ns), both[-1] + 1) == both
 
 
 @pytest.mark.parametrize("step_ns", [1, 1_000, 10 * NS_PER_MS])
@@ -70,9 +65,9 @@ def test_a_rank_that_is_slow_every_so_many_steps_is_measured_in_such_a_step_too(
 
 
 def test_a_step_time_near_a_limit_does_not_make_the_distance_go_to_and_fro() -> None:
-    live = LiveSteps()
+    clocked = ClockedSteps()
     distances = []
     for step_ms in (98, 102, 98, 102, 90, 110):
-        live.learn_step(step_ms * NS_PER_MS)
-        distances.append(live.distance_steps)
+        clocked.learn_step(step_ms * NS_PER_MS)
+        distances.append(clocked.distance_steps)
     assert distances == [16] * 6  # 800 ms are 8.2 steps of 98 ms, and 7.8 of 102 ms
