@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/fuzz
+EXAMPLES := agent collector measure uplink
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
@@ -36,7 +37,7 @@ check: $(STAMP) ## format, lint, types, the import contracts, and that Python 3.
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- --exclude tomllib agent collector measure uplink
 
 test-fast: $(STAMP) ## unit, property and contract tests, and the examples in docstrings
-	$(PYTEST) $(FAST_TESTS) --doctest-modules measure
+	$(PYTEST) $(FAST_TESTS) --doctest-modules $(EXAMPLES)
 
 test-integration: $(STAMP) ## real sockets and real torchrun
 	$(PYTEST) tests/integration
@@ -70,11 +71,11 @@ test-lowest: ## every test by the oldest versions of what the package asks for: 
 	$(PYTHON) -m tests.lowest_versions > $(OTHER)/constraints.txt
 	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip # old ones try combinations for long
 	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER)/constraints.txt -e '.[test]' torch
-	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(FAST_TESTS) --doctest-modules measure
+	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(FAST_TESTS) --doctest-modules $(EXAMPLES)
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
 
 coverage: $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/
-	$(PYTEST) $(FAST_TESTS) --doctest-modules measure --cov
+	$(PYTEST) $(FAST_TESTS) --doctest-modules $(EXAMPLES) --cov
 
 format: $(STAMP) ## format the code and mend what can be mended by itself
 	$(BIN)/ruff format .

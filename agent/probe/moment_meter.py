@@ -32,7 +32,7 @@ class MomentMeter:
     >>> meter.note_written(500)
     >>> meter.note_gone_through(30_000)
     >>> meter.spent_ns(20) - meter.spent_ns(20), meter.moment_ns
-    (0, 2500)
+    (0, 1500)
     """
 
     def __init__(self) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
+from rankscope.collector.publish.page_lead import PageLead
 from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.publish.scrape_beat import ScrapeBeat
 from rankscope.collector.state.snapshot import Snapshot
@@ -48,7 +49,8 @@ LATE_AGE_S_MAX: Final = 30.0
 LEAD_S: Final = 0.4
 LEAD_RATIO: Final = 1.25
 """The picture of a page is ordered so long before it is expected: 0.4 s and a quarter more than the longest of the last
-ones took from there until it was written. One that is still late is waited for, LATE_WAIT_S."""
+ones took from there until it was written, and earlier still after some were late (`page_lead.py`). One that is late is
+waited for, LATE_WAIT_S."""
 TOOK_KEPT: Final = 3
 LATE_WAIT_S: Final = 0.2
 """So long a scrape waits for its own page, which is being written, before it is given the one before, which is older by
@@ -113,9 +115,9 @@ class _Wanted:
         """When it is likely to be asked for next; None: nobody is expected."""
         return self.beat.expected_s(max(now_s, self.expected_s))
 
-    def find_order_s(self, expected_s: float) -> float:
-        """When to order the picture of the page that is expected then."""
-        return expected_s - min(LEAD_S + LEAD_RATIO * max(self.took_s), LEAD_S_MAX)
+    def find_order_s(self, expected_s: float, earlier_s: float) -> float:
+        """When to order the picture of the page that is expected then, so much earlier than it usually takes."""
+        return expected_s - min(LEAD_S + LEAD_RATIO * max(self.took_s) + earlier_s, LEAD_S_MAX)
 
 
 Key = tuple[Page, TextFormat]
@@ -149,6 +151,7 @@ class PageCache:
         self._pages_max = pages_max
         self._late_wait_s = late_wait_s
         self._wanted: dict[Key, _Wanted] = {}
+        self._lead = PageLead()
         self._seen: Snapshot | None = None
         self._seen_number = 0
         self._changed = threading.Condition()
@@ -166,9 +169,12 @@ class PageCache:
         wanted, is_on_beat = self._note(key)
         written = wanted.written
         is_outdated = written is None or self._is_outdated(written)
-        if written is not None and is_outdated and is_on_beat:
-            written = self._wait_for(wanted, written)
-            is_outdated = self._is_outdated(written)
+        if written is not None and is_on_beat:
+            if not written.is_small:
+                self._lead.note(is_late=is_outdated)
+            if is_outdated:
+                written = self._wait_for(wanted, written)
+                is_outdated = self._is_outdated(written)
         if written is None or (is_outdated and not self._is_good_enough(written, is_on_beat=is_on_beat)):
             with self._waiting():
                 written = wanted.written  # perhaps somebody else has asked for it too
@@ -273,7 +279,7 @@ class PageCache:
                 wanted.written = None
                 return None
             return useless_s - now_s + LEAD_S
-        order_s = wanted.find_order_s(expected_s)
+        order_s = wanted.find_order_s(expected_s, self._lead.earlier_s)
         if now_s < order_s:
             return order_s - now_s
         if self._askers:
@@ -298,7 +304,7 @@ class PageCache:
         for _, wanted in self._find_large():
             expected_s = wanted.find_expected_s(now_s)
             if expected_s is not None:
-                moments_s.append(wanted.find_order_s(expected_s))
+                moments_s.append(wanted.find_order_s(expected_s, self._lead.earlier_s))
         self._orders.announce(max(0.0, min(moments_s) - now_s) if moments_s else None)
 
     def _wait_for_picture(self, until_s: float) -> None:
