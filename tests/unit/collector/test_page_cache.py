@@ -11,14 +11,12 @@ from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import RANKS_PATH, MetricPages, Page, Shard
 from rankscope.collector.publish.page_cache import (
     LATE_AGE_S_MAX,
-    LEAD_S,
     LEAD_S_MAX,
     PAUSE_FOR_ASKERS_S,
     PREPARED_AGE_S_MAX,
     SMALL_BYTES_MAX,
     PageCache,
 )
-from rankscope.collector.publish.page_lead import EARLIER_S_MAX, STEP_S, PageLead
 from rankscope.collector.state.snapshot import Snapshot
 from tests.turn_log import TurnLog
 from tests.unit.collector.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, CountedPages, World
@@ -188,35 +186,6 @@ def test_a_page_is_begun_as_early_as_the_longest_of_the_last_ones_asks_for() -> 
     world.tick()
     world.cache.prepare()
     assert len(world.written) == written + 1
-
-
-@pytest.mark.parametrize("late", [0, 1, 2])
-def test_after_pages_that_were_late_all_are_begun_earlier(late: int) -> None:
-    world = World(large=True)
-    world.ask_twice()
-    for scrape in range(late + 1):
-        world.now_s = 1030.0 + scrape * SCRAPE_S
-        if scrape == late:
-            world.now_s -= LEAD_S + late * STEP_S + 0.01
-            assert world.cache.prepare() == pytest.approx(0.01)
-        else:
-            world.ask()  # nobody has prepared it
-            world.tick()
-
-
-def test_pages_in_time_are_begun_no_earlier() -> None:
-    world = World(large=True)
-    for _ in range(10):
-        world.ask()
-        world.pass_time(SCRAPE_S)
-    assert world.cache._lead.earlier_s == 0.0
-
-
-def test_a_page_that_is_late_again_and_again_is_begun_no_earlier_than_allowed() -> None:
-    lead = PageLead()
-    for _ in range(100):
-        lead.note(is_late=True)
-    assert lead.earlier_s == EARLIER_S_MAX
 
 
 @pytest.mark.parametrize(("picture_takes_s", "shown"), [(0.0, 3), (0.35, 3), (0.65, 3), (0.8, 2)])
