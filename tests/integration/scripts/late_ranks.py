@@ -1,8 +1,16 @@
-"""A DDP job whose ranks no launcher has numbered: the script starts them, or each process says late which one it is."""
+"""A DDP job whose ranks no launcher has numbered: the script starts them, or each process says late which one it is.
+
+A rank that is to fail does so when the others are gone: torch's launcher ends the rest by SIGTERM, in the middle of
+their last reports.
+"""
 
 import argparse
+import contextlib
+import multiprocessing
 import os
+from collections.abc import MutableSequence
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,7 +37,17 @@ def join(rank: int, options: argparse.Namespace) -> None:
         init_device_mesh("cpu", (options.ranks,))
 
 
-def train(rank: int, options: argparse.Namespace) -> None:
+def wait_for_others(rank: int, pids: MutableSequence[int]) -> None:
+    """Until their processes have ended."""
+    for other, pid in enumerate(pids):
+        if other != rank:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).wait()
+
+
+def train(rank: int, options: argparse.Namespace, pids: MutableSequence[int]) -> None:
+    """A few steps; `pids` is where each rank puts its own."""
+    pids[rank] = os.getpid()
     join(rank, options)
     if options.start_agent and not rankscope.start():
         raise SystemExit("it has not started")
@@ -41,6 +59,7 @@ def train(rank: int, options: argparse.Namespace) -> None:
         optimizer.zero_grad()
     dist.barrier()
     if rank == options.fails:
+        wait_for_others(rank, pids)
         raise ValueError("the loss is not a number")
     dist.destroy_process_group()
 
@@ -60,7 +79,8 @@ if __name__ == "__main__":
     parser.add_argument("--start-agent", action="store_true")
     given = parser.parse_args()
     if given.start:
-        start_processes(train, (given,), nprocs=given.ranks, start_method=given.start)
+        shared = multiprocessing.get_context(given.start).Array("i", given.ranks)
+        start_processes(train, (given, shared), nprocs=given.ranks, start_method=given.start)
     else:
-        train(find_rank(), given)
+        train(find_rank(), given, [0] * given.ranks)
     print("trained")
