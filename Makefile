@@ -1,4 +1,5 @@
-# Everything a developer runs. `make test` is the one command that checks all; it installs what it needs into .venv.
+# Everything a developer runs. `make test` is the one command that checks all; it installs what it needs, into .venv and,
+# where it may, Debian packages.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -6,13 +7,14 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PACKAGES := bash tests/system_packages.sh
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/fuzz
 EXAMPLES := agent collector measure uplink
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format demo score bench screenshots dist clean
+.PHONY: help venv packages test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format demo score bench screenshots dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,11 +25,16 @@ venv: $(STAMP) ## .venv with the package (editable), its test tools and torch
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "rankscope needs Python 3.10 or later as $(PYTHON); name one: make PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PACKAGES) venv $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]' torch
 	touch $@
 
-test: check test-fast test-integration ## every check and every test; the last line is pytest's
+# Before the environment, which takes longer: who may not install packages learns at once which to ask for.
+packages: ## the Debian packages that the tests need, or the line that installs them
+	@$(PACKAGES) tests $(PYTHON)
+
+test: packages check test-fast test-integration ## every check and every test; the last line is pytest's
 
 check: $(STAMP) ## format, lint, types, the import contracts, and that Python 3.10 knows what is used
 	$(BIN)/ruff format --check .
@@ -36,14 +43,14 @@ check: $(STAMP) ## format, lint, types, the import contracts, and that Python 3.
 	$(BIN)/lint-imports
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- --exclude tomllib agent collector measure uplink
 
-test-fast: $(STAMP) ## unit, property and contract tests, and the examples in docstrings
+test-fast: packages $(STAMP) ## unit, property and contract tests, and the examples in docstrings
 	$(PYTEST) $(FAST_TESTS) --doctest-modules $(EXAMPLES)
 
-test-integration: $(STAMP) ## real sockets and real torchrun
+test-integration: packages $(STAMP) ## real sockets and real torchrun
 	$(PYTEST) tests/integration
 
 soak: export SOAK := 1
-soak: $(STAMP) ## the fault tests with faults of a minute, then 1,024 ranks and half an hour of faults
+soak: packages $(STAMP) ## the fault tests with faults of a minute, then 1,024 ranks and half an hour of faults
 	$(PYTEST) --timeout 1800 tests/integration/test_faults_*.py tests/integration/test_relay.py tests/integration/test_bad_peers.py
 	$(BIN)/python -m tests.benchmarks.soak
 
@@ -57,7 +64,7 @@ test-gpu: ## what needs a CUDA device, then what it costs there: make test-gpu P
 
 # With other versions the whole of CUDA comes along where the index has no build without it.
 test-torch: OTHER = .venv-torch-$(TORCH)
-test-torch: ## the agent's tests and all real jobs by another torch, some GB: make test-torch TORCH=2.11.0
+test-torch: packages ## the agent's tests and all real jobs by another torch, some GB: make test-torch TORCH=2.11.0
 	@test -n '$(TORCH)' || { echo "test-torch needs a version: make test-torch TORCH=2.11.0" >&2; exit 1; }
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
@@ -66,7 +73,7 @@ test-torch: ## the agent's tests and all real jobs by another torch, some GB: ma
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/unit/agent tests/integration
 
 test-lowest: OTHER = .venv-lowest
-test-lowest: ## every test by the oldest versions of what the package asks for: make test-lowest PYTHON=python3.10
+test-lowest: packages ## every test by the oldest versions of what the package asks for: make test-lowest PYTHON=python3.10
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	$(PYTHON) -m tests.lowest_versions > $(OTHER)/constraints.txt
 	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip # old ones try combinations for long
@@ -74,7 +81,7 @@ test-lowest: ## every test by the oldest versions of what the package asks for: 
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(FAST_TESTS) --doctest-modules $(EXAMPLES)
 	$(OTHER)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/integration
 
-coverage: $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/
+coverage: packages $(STAMP) ## fails under 100 % of the branches of measure/ and collector/detect/
 	$(PYTEST) $(FAST_TESTS) --doctest-modules $(EXAMPLES) --cov
 
 format: $(STAMP) ## format the code and mend what can be mended by itself
@@ -100,7 +107,7 @@ bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes tes
 	$(BIN)/python -m tests.benchmarks.memory
 	$(BIN)/python -m tests.benchmarks.exposition
 
-screenshots: $(STAMP) ## the pictures in the README, taken during the demo; needs chromium
+screenshots: packages $(STAMP) ## the pictures in the README, taken during the demo; needs chromium
 	$(BIN)/python -m tests.screenshots.live_page
 	$(BIN)/python -m tests.screenshots.top
 
