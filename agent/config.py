@@ -30,10 +30,14 @@ class AgentConfig(Settings):
     PREFIX: ClassVar[str] = "RANKSCOPE_"
     FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_CONFIG"
     FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = (
+        "RANKSCOPE_CA_FILE",
+        "RANKSCOPE_CLIENT_CONFIG",
         "RANKSCOPE_CONFIG",
         "RANKSCOPE_PID",
         "RANKSCOPE_RELAY_*",
         "RANKSCOPE_SERVE_*",
+        "RANKSCOPE_TOKEN_FILE",
+        "RANKSCOPE_URL",
     )
 
     enabled: bool = setting(True, Setting("Whether the process is measured at all."))

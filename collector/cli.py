@@ -1,6 +1,7 @@
 """`rankscope serve | relay | top | status | incidents | report | keys | analyze | merge | doctor | demo`."""
 
 import argparse
+import difflib
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from rankscope.collector.footprint import (
 )
 from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
 from rankscope.collector.ingest.curve import CurveServer
-from rankscope.collector.inquiry import add_url, ask_for, ask_for_runs, check_url, read_credentials
+from rankscope.collector.inquiry import add_url, ask_for, ask_for_runs, find_collector
 from rankscope.collector.key_commands import add_keys
 from rankscope.collector.keys import RunKeys
 from rankscope.collector.relay_command import add_relay
@@ -48,9 +49,11 @@ USAGE_ERROR = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0 good, 1 it failed, 2 it was asked for wrongly."""
-    options = build_parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _carry_out(options)
+        parser, commands = _build()
+        _check_command(given, commands)
+        return _carry_out(parser.parse_args(given))
     except SettingError as error:
         print(f"rankscope: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -70,8 +73,22 @@ def _carry_out(options: argparse.Namespace) -> int:
     return status
 
 
+def _check_command(given: Sequence[str], commands: Sequence[str]) -> None:
+    """Raise SettingError for a first word that is no command, with the one that is spelt most like it."""
+    if not given or given[0].startswith("-") or given[0] in commands:
+        return
+    near = difflib.get_close_matches(given[0], commands, n=1)
+    meant = f"Did you mean `rankscope {near[0]}`?" if near else f"The commands are {', '.join(commands)}."
+    raise SettingError(f"{given[0][:80]!r} is no command. {meant} `rankscope --help` says what each does.")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Return the whole command line."""
+    return _build()[0]
+
+
+def _build() -> tuple[argparse.ArgumentParser, Sequence[str]]:
+    """Return the whole command line, and the names of its commands."""
     parser = argparse.ArgumentParser(
         prog="rankscope", description="Watch a distributed PyTorch job rank by rank: who is slow, since when, and why."
     )
@@ -88,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_merge(commands.add_parser("merge", help="put the traces of all ranks on one timeline, for Perfetto"))
     add_doctor(commands.add_parser("doctor", help="say what is missing here, what that costs, and what to do"))
     _add_demo(commands.add_parser("demo", help="train a small model on four ranks, make one slow, and find it"))
-    return parser
+    return parser, tuple(commands.choices)
 
 
 # -- serve ------------------------------------------------------------------------------------------------------------
@@ -182,7 +199,7 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 
 def status(options: argparse.Namespace) -> int:
     """Print every run that a collector knows, and the incidents that are open."""
-    url, credentials = check_url(options.url), read_credentials(options)
+    url, credentials = find_collector(options)
     pages = {name: f"{url}/api/v1/runs/{quote(name, safe='')}" for name in ask_for_runs(url, credentials)}
     incidents = ask_for_incidents(url, credentials, only_open=True)
     if options.json:

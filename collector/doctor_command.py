@@ -13,7 +13,7 @@ from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, Check
 from rankscope.collector.doctor.interpreter import ask_interpreter, check_interpreter
 from rankscope.collector.doctor.machine import check_machine
 from rankscope.collector.doctor.reach import check_http, check_wire
-from rankscope.collector.inquiry import add_credentials, check_url, read_credentials
+from rankscope.collector.inquiry import add_credentials, open_collector, read_config
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.measure.inspection import Inspection
 
@@ -31,7 +31,9 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collector", default="", metavar="tcp://HOST:PORT", help="reach this one [what RANKSCOPE_COLLECTOR names]"
     )
-    parser.add_argument("--url", default="", help="also reach a collector's HTTP address")
+    parser.add_argument(
+        "--url", default=None, help="also reach a collector's HTTP address [what RANKSCOPE_URL or client.toml names]"
+    )
     add_credentials(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
@@ -59,8 +61,9 @@ def _run_checks(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     collector = options.collector or (found.collector if isinstance(found, Inspection) else "")
     if collector:
         yield from check_wire(collector, *keys)
-    if options.url:
-        yield check_http(check_url(options.url), read_credentials(options))
+    config = read_config(options)
+    if config.is_url_given:
+        yield check_http(*open_collector(config))
 
 
 def render(checks: Sequence[Check]) -> str:

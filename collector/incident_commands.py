@@ -11,7 +11,7 @@ import msgspec
 
 from rankscope.collector.incidents.incident import OPEN, Incident
 from rankscope.collector.incidents.store import read_store
-from rankscope.collector.inquiry import ANONYMOUS, Credentials, add_url, ask_for, check_url, read_credentials
+from rankscope.collector.inquiry import ANONYMOUS, Credentials, add_url, ask_for, find_collector
 from rankscope.collector.reports.incident_table import count_incidents, render_incidents
 
 
@@ -34,8 +34,8 @@ def add_incidents(parser: argparse.ArgumentParser) -> None:
 def show_incidents(options: argparse.Namespace) -> int:
     """Print the incidents, those that are open first, the newest of each first."""
     if options.store is None:
-        credentials = read_credentials(options)
-        found = ask_for_incidents(check_url(options.url), credentials, run=options.run, only_open=options.open)
+        url, credentials = find_collector(options)
+        found = ask_for_incidents(url, credentials, run=options.run, only_open=options.open)
     else:
         found = _keep(read_store(options.store).incidents, run=options.run, only_open=options.open)
     found = sorted(found, key=lambda incident: (not incident.is_open, -incident.id))

@@ -4,64 +4,104 @@ import argparse
 import contextlib
 import http.client
 import json
+import os
 import ssl
 import urllib.error
 import urllib.request
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from rankscope.collector.client_config import DEFAULT_URL, ClientConfig, read_client_config
+from rankscope.collector.wrong_address import WHERE, describe_failure
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import read_private_text
 
-DEFAULT_URL: Final = "http://127.0.0.1:18491"
 HTTP_TIMEOUT_S: Final = 10.0
 ERROR_BYTES_MAX: Final = 4096
+OUR_REALM: Final = 'realm="rankscope"'
+"""A collector that asks for its token says so (`publish/http_access.py`); other servers ask for another one's."""
 
 T = TypeVar("T")
 
 
 class Credentials(NamedTuple):
-    """What a collector may ask for: its token, and whose certificates are trusted (None: those the system trusts)."""
+    """What a collector may ask for: its token, and whose certificates are trusted (None: those the system trusts).
+    `token_file` is for those who read an error: where the token was read from, and who named that file.
+    """
 
     token: str = ""
     tls: ssl.SSLContext | None = None
+    token_file: str = ""
 
 
 ANONYMOUS: Final = Credentials()
 
 
+class Collector(NamedTuple):
+    """Where the collector is, an address to which a path may be added, and what it may ask for."""
+
+    url: str
+    credentials: Credentials = ANONYMOUS
+
+
 def add_url(parser: argparse.ArgumentParser) -> None:
-    """The option that says where the collector is."""
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"the collector's HTTP address [{DEFAULT_URL}]")
+    """Add the options that say where the collector is."""
+    parser.add_argument(
+        "--url", default=None, help=f"the collector's HTTP address [RANKSCOPE_URL, client.toml, or {DEFAULT_URL}]"
+    )
     add_credentials(parser)
 
 
 def add_credentials(parser: argparse.ArgumentParser) -> None:
-    """The options that say what it may ask for."""
-    parser.add_argument("--token-file", default="", metavar="FILE", help="file with the collector's token")
+    """Add the options that say what it may ask for."""
     parser.add_argument(
-        "--ca-file", default="", metavar="FILE", help="certificate to trust, for a collector with HTTPS"
+        "--token-file", default=None, metavar="FILE", help="file with the collector's token [RANKSCOPE_TOKEN_FILE]"
+    )
+    parser.add_argument(
+        "--ca-file",
+        default=None,
+        metavar="FILE",
+        help="certificate to trust, for a collector with HTTPS [RANKSCOPE_CA_FILE]",
     )
 
 
-def read_credentials(options: argparse.Namespace) -> Credentials:
-    """What those options give. Raises SettingError for a file that cannot be used."""
-    token = read_private_text(options.token_file, "--token-file").strip() if options.token_file else ""
-    if not options.ca_file:
-        return Credentials(token)
+def read_config(options: argparse.Namespace) -> ClientConfig:
+    """Return what these options, the environment and the file together give. Raises SettingError."""
+    given = {key: getattr(options, key) for key in ("url", "token_file", "ca_file")}
+    return read_client_config(os.environ, {key: value for key, value in given.items() if value is not None})
+
+
+def find_collector(options: argparse.Namespace) -> Collector:
+    """Return the collector that a command asks. Raises SettingError for a value or a file that cannot be used."""
+    return open_collector(read_config(options))
+
+
+def open_collector(config: ClientConfig) -> Collector:
+    """Return the collector of this configuration, with the token and the certificate that its files hold."""
+    token = read_private_text(_expand(config.token_file), "token_file").strip() if config.token_file else ""
+    token_file = f"{config.token_file} ({config.source('token_file')})"
+    return Collector(config.url.rstrip("/"), Credentials(token, _read_trust(config), token_file))
+
+
+def _expand(path: str) -> str:
+    """Return the path with a `~` at its begin as the user's home, which nobody expands in a file."""
     try:
-        return Credentials(token, ssl.create_default_context(cafile=options.ca_file))
+        return str(Path(path).expanduser())
+    except RuntimeError:  # there is no such user
+        return path
+
+
+def _read_trust(config: ClientConfig) -> ssl.SSLContext | None:
+    if not config.ca_file:
+        return None
+    try:
+        return ssl.create_default_context(cafile=_expand(config.ca_file))
     except OSError as error:  # ssl.SSLError is one
-        raise SettingError(f"--ca-file is {options.ca_file!r}, which cannot be used: {error}") from error
-
-
-def check_url(url: str) -> str:
-    """The address, to which a path may be added. Raises SettingError when it is none."""
-    if not url.startswith(("http://", "https://")):
-        raise SettingError(f"--url is {url!r}; an HTTP address begins with http:// or https://")
-    return url.rstrip("/")
+        source = config.source("ca_file")
+        raise SettingError(f"ca_file is {config.ca_file!r} ({source}), which cannot be used: {error}") from error
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -73,23 +113,23 @@ class _Runs(msgspec.Struct, frozen=True):
 
 
 def ask_for_runs(url: str, credentials: Credentials = ANONYMOUS) -> tuple[str, ...]:
-    """The names of the runs that the collector at `url` knows. Raises UnavailableError where there is none."""
+    """Return the names of the runs that the collector at `url` knows. Raises UnavailableError where there is none."""
     return tuple(known.run for known in ask_for(f"{url}/api/v1/runs", _Runs, credentials).runs)
 
 
 def ask_for(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:
-    """What a page of a collector says, as that type. Raises UnavailableError where it cannot be had, or is none."""
+    """Return what a page of a collector says, as that type. Raises UnavailableError where it cannot be had."""
     page = ask(url, credentials)
     try:
         return msgspec.json.decode(page, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = f"is no rankscope collector, or one of another version: {error}"
-        raise UnavailableError(f"what answers at {url} {reason}. --url says where the collector is.") from error
+        raise UnavailableError(f"what answers at {url} {reason}. {WHERE}.") from error
 
 
 def ask(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
-    """The body of a page of a collector, whose address `check_url` has seen. Raises UnavailableError without one."""
-    request = urllib.request.Request(url)  # noqa: S310 - `check_url` has seen it
+    """Return the body of a page of a collector, at an http or https address. Raises UnavailableError without one."""
+    request = urllib.request.Request(url)  # noqa: S310 - ClientConfig has checked it
     if credentials.token:
         # Not with a redirect: another server has no business with the token.
         request.add_unredirected_header("Authorization", f"Bearer {credentials.token}")
@@ -97,22 +137,34 @@ def ask(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
         with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S, context=credentials.tls) as answer:  # noqa: S310
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
-        raise UnavailableError(f"the collector at {url} answers {error.code}: {_find_reason(error)}") from error
+        raise UnavailableError(_describe_refusal(url, error, credentials)) from error
     except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:
-        reason = str(error) or type(error).__name__
-        raise UnavailableError(
-            f"no collector answers at {url}: {reason}. `rankscope serve` starts one; --url says where it is."
-        ) from error
+        raise UnavailableError(describe_failure(url, error)) from error
 
 
-def _find_reason(error: urllib.error.HTTPError) -> str:
-    """What the answer says; a collector says it as JSON, whatever stands between it and us in any other way."""
-    text = ""
-    with error, contextlib.suppress(OSError, http.client.HTTPException):  # it may end amid its words
-        text = error.read(ERROR_BYTES_MAX).decode(errors="replace")
+def _describe_refusal(url: str, error: urllib.error.HTTPError, credentials: Credentials) -> str:
+    """Return the sentence for an answer that is an error of HTTP."""
     if error.code == HTTPStatus.UNAUTHORIZED:
-        return "it asks for its token. --token-file names the file that has it."
+        return _describe_unauthorised(url, error, credentials)
+    text = ""
+    with error, contextlib.suppress(OSError, http.client.HTTPException):  # it may end before all of it has come
+        text = error.read(ERROR_BYTES_MAX).decode(errors="replace")
     try:
-        return str(json.loads(text)["error"])
+        return f"the collector at {url} answers {error.code}: {json.loads(text)['error']}"
     except (ValueError, KeyError, TypeError):
-        return error.reason
+        if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:  # what stands before a collector may say so
+            return f"the collector at {url} answers {error.code}: {error.reason}"
+        return describe_failure(url, error)
+
+
+def _describe_unauthorised(url: str, error: urllib.error.HTTPError, credentials: Credentials) -> str:
+    with error:
+        if OUR_REALM not in str(error.headers.get("WWW-Authenticate", "")):
+            return f"what answers at {url} wants a login and is no rankscope collector (HTTP 401). {WHERE}."
+    if not credentials.token:
+        cure = "--token-file (RANKSCOPE_TOKEN_FILE) names the file that has it."
+        return f"the collector at {url} answers 401: it asks for its token. {cure}"
+    return (
+        f"the collector at {url} answers 401: the token in {credentials.token_file} is not its token. Its token is in "
+        "the file that its http_token_file names, as that was when it was started."
+    )

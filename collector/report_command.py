@@ -8,7 +8,7 @@ import msgspec
 
 from rankscope.collector.history.parquet import write_parquet
 from rankscope.collector.history.reading import opening_run
-from rankscope.collector.inquiry import add_url, ask_for, check_url, read_credentials
+from rankscope.collector.inquiry import add_url, ask_for, find_collector
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report
 from rankscope.collector.reports.run_sections import TOP
@@ -59,5 +59,5 @@ def _write_history(options: argparse.Namespace) -> int:
 def _find_report(options: argparse.Namespace) -> RunReport:
     if options.store is not None:
         return read_report(options.store, options.run)
-    url = check_url(options.url)
-    return ask_for(f"{url}/api/v1/runs/{quote(options.run, safe='')}/report", RunReport, read_credentials(options))
+    url, credentials = find_collector(options)
+    return ask_for(f"{url}/api/v1/runs/{quote(options.run, safe='')}/report", RunReport, credentials)

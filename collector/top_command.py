@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 import sys
 
-from rankscope.collector.inquiry import add_url, check_url, read_credentials
+from rankscope.collector.inquiry import add_url, find_collector
 from rankscope.measure.errors import SettingError, UnavailableError
 
 INTERVAL_S = 1.0
@@ -24,7 +24,7 @@ def add_top(parser: argparse.ArgumentParser) -> None:
 
 def show_top(options: argparse.Namespace) -> int:
     """Watch until `q`, or print once. Raises SettingError without a terminal, UnavailableError without a collector."""
-    url, credentials = check_url(options.url), read_credentials(options)
+    url, credentials = find_collector(options)
     smallest, largest = INTERVALS_S
     if not smallest <= options.interval <= largest:
         raise SettingError(f"--interval is {options.interval:g}; it must be from {smallest:g} to {largest:g} seconds")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.config import AgentConfig
+from rankscope.collector.client_config import ClientConfig
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.relay.config import RelayConfig
 from rankscope.measure.settings import Settings, document, find_settings, read
@@ -16,6 +17,7 @@ from rankscope.measure.settings import Settings, document, find_settings, read
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES: list[tuple[str, type[Settings]]] = [
     ("agent.toml", AgentConfig),
+    ("client.toml", ClientConfig),
     ("collector.toml", CollectorConfig),
     ("relay.toml", RelayConfig),
 ]

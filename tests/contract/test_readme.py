@@ -7,6 +7,7 @@ import pytest
 
 from rankscope.agent.config import AgentConfig
 from rankscope.collector.cli import main
+from rankscope.collector.client_config import ClientConfig
 from rankscope.collector.config import CollectorConfig
 from rankscope.measure.settings import find_settings
 
@@ -24,7 +25,8 @@ def test_every_file_the_readme_names_exists() -> None:
 def test_every_setting_the_readme_names_exists() -> None:
     keys = {f"RANKSCOPE_{key.upper()}" for key, _, _ in find_settings(AgentConfig)}
     keys |= {f"RANKSCOPE_SERVE_{key.upper()}" for key, _, _ in find_settings(CollectorConfig)}
-    keys |= {"RANKSCOPE_CONFIG", "RANKSCOPE_SERVE_CONFIG"}
+    keys |= {f"RANKSCOPE_{key.upper()}" for key, _, _ in find_settings(ClientConfig)}
+    keys |= {"RANKSCOPE_CONFIG", "RANKSCOPE_SERVE_CONFIG", "RANKSCOPE_CLIENT_CONFIG"}
     named = set(re.findall(r"\bRANKSCOPE_[A-Z_]+\b", README.read_text(encoding="utf-8")))
     assert named - keys == set()
 

@@ -156,12 +156,12 @@ def test_the_commands_show_the_token_and_trust_the_certificate_they_are_given(
         assert main(["status", *options]) == 1
         assert capsys.readouterr().err == (
             f"rankscope: the collector at {server.url}/api/v1/runs answers 401: it asks for its token. --token-file "
-            "names the file that has it.\n"
+            "(RANKSCOPE_TOKEN_FILE) names the file that has it.\n"
         )
 
 
 def test_a_certificate_that_is_not_trusted_is_told(secrets: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with serve(read_http_access(**secrets)) as server:
         assert main(["status", "--url", server.url]) == 1
-        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
+        assert "is not trusted: self-signed certificate" in capsys.readouterr().err
         assert main(["status", "--url", server.url, "--ca-file", secrets["token_file"]]) == 2

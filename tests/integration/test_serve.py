@@ -252,10 +252,12 @@ def test_status_without_a_collector_names_the_address_and_the_cure() -> None:
         ended = rankscope("status", "--url", url)
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.startswith(f"rankscope: no collector answers at {url}/api/v1/runs: ")
-    assert ended.stderr.endswith("`rankscope serve` starts one; --url says where it is.\n")
+    assert ended.stderr.endswith("`rankscope serve` starts one; --url (RANKSCOPE_URL) says where the collector is.\n")
 
 
 def test_status_of_something_that_is_no_http_address_is_a_mistake_of_usage() -> None:
     ended = rankscope("status", "--url", "127.0.0.1:18491")
     assert ended.exit_code == 2
-    assert ended.stderr == "rankscope: --url is '127.0.0.1:18491'; an HTTP address begins with http:// or https://\n"
+    assert ended.stderr == (
+        "rankscope: url is '127.0.0.1:18491' (from the command line); an HTTP address begins with http:// or https://.\n"
+    )

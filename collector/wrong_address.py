@@ -1,0 +1,115 @@
+"""Why a collector could not be asked at an address, and what to do: the sentence for each kind of failure.
+
+Where a connection was made and the answer was not HTTP, what listens there is looked at once more: ZeroMQ says so in
+its first ten bytes, and whether TLS is spoken is tried.
+"""
+
+import contextlib
+import http.client
+import socket
+import ssl
+from typing import Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+PROBE_TIMEOUT_S: Final = 1.0
+"""For each of at most two connections that are tried after the first has failed. A TLS server waits for us to speak: it
+is found out only after this time."""
+ZMQ_GREETING_BYTES: Final = 10
+"""The signature that a ZeroMQ socket sends at once: FF, 8 bytes of any value, 7F (ZMTP 3.1, section 3.2)."""
+PORTS: Final = {"http": 80, "https": 443}
+WHERE: Final = "--url (RANKSCOPE_URL) says where the collector is"
+
+CERTIFICATE_CURES: Final = {
+    10: "It has expired: the collector needs a new one (http_certificate_file).",
+    62: "Ask under a name that is in the certificate, or give the collector one that has this name.",
+    64: "Ask under an address that is in the certificate, or give the collector one that has this address.",
+}
+"""By OpenSSL's number (X509_V_ERR_...). All others: nobody who is trusted has signed it."""
+TRUST_CURE: Final = "If it is the collector's own, --ca-file (RANKSCOPE_CA_FILE) names a copy of it to be trusted."
+
+
+def describe_failure(url: str, error: Exception) -> str:
+    """Return the sentence for an error with which `urllib` ended a request for `url`: what it is, and the cure."""
+    parts = urlsplit(url)
+    cause = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
+    proxy = "" if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme, "")
+    if proxy:
+        return (
+            f"no collector answers at {url}, asked through the proxy {proxy} ({parts.scheme}_proxy): {cause}. Put the "
+            f"host into no_proxy if no proxy is needed; {WHERE}."
+        )
+    return _describe(url, parts, cause)
+
+
+def _describe(url: str, parts: SplitResult, cause: object) -> str:
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        cure = CERTIFICATE_CURES.get(cause.verify_code, TRUST_CURE)
+        return f"the certificate at {url} is not trusted: {cause.verify_message}. {cure}"
+    if isinstance(cause, socket.gaierror):
+        return f"no collector answers at {url}: the name {parts.hostname} does not resolve. Check it; {WHERE}."
+    if isinstance(cause, ConnectionRefusedError):
+        return (
+            f"no collector answers at {url}: nothing listens at {parts.hostname}:{_port_of(parts)} (connection "
+            f"refused). `rankscope serve` starts one; {WHERE}."
+        )
+    if isinstance(cause, TimeoutError):
+        return f"no collector answers at {url}: no answer in time. Check the host, and firewalls on the way; {WHERE}."
+    return _describe_stranger(url, parts, cause)
+
+
+def _describe_stranger(url: str, parts: SplitResult, cause: object) -> str:
+    """Return the sentence for something that answers, and not as a collector does."""
+    with contextlib.suppress(OSError, ValueError):
+        if _greets_as_zmq(parts):
+            return (
+                f"what answers at {url} is a ZeroMQ socket, perhaps the port for agents. The HTTP port is another one: "
+                f"18491 unless http_listen says otherwise; {WHERE}."
+            )
+    with contextlib.suppress(OSError, ValueError):
+        if parts.scheme == "http" and _speaks_tls(parts):
+            return f"what answers at {url} speaks TLS: ask at https://{parts.netloc}."
+    with contextlib.suppress(OSError, ValueError):
+        if parts.scheme == "https" and _speaks_http(parts):
+            return f"what answers at {url} speaks no TLS: ask at http://{parts.netloc}."
+    if isinstance(cause, HTTPError):
+        return f"what answers at {url} is no rankscope collector: HTTP {cause.code}, {cause.reason}. {WHERE}."
+    # Of an answer that is not HTTP there are only its bytes, which nobody wants to read.
+    reason = "its answer is not HTTP" if isinstance(cause, http.client.BadStatusLine) else str(cause)
+    reason = reason or type(cause).__name__
+    return f"no collector answers at {url}: {reason}. `rankscope serve` starts one; {WHERE}."
+
+
+def _port_of(parts: SplitResult) -> int:
+    return parts.port or PORTS[parts.scheme]
+
+
+def _connect(parts: SplitResult) -> socket.socket:
+    return socket.create_connection((parts.hostname or "", _port_of(parts)), PROBE_TIMEOUT_S)
+
+
+def _greets_as_zmq(parts: SplitResult) -> bool:
+    """Whether what listens there speaks first, and as ZeroMQ does."""
+    greeting = b""
+    with _connect(parts) as connection:
+        while len(greeting) < ZMQ_GREETING_BYTES:
+            received = connection.recv(ZMQ_GREETING_BYTES - len(greeting))
+            if not received:
+                return False
+            greeting += received
+    return greeting[0] == 0xFF and greeting[-1] == 0x7F  # noqa: PLR2004 - of the protocol
+
+
+def _speaks_tls(parts: SplitResult) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent: only whether there is TLS is asked
+    with _connect(parts) as connection, context.wrap_socket(connection):
+        return True
+
+
+def _speaks_http(parts: SplitResult) -> bool:
+    with _connect(parts) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        return connection.recv(5) == b"HTTP/"
