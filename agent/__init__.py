@@ -16,10 +16,12 @@
 Nothing here imports torch until `start()` is called.
 """
 
-from types import TracebackType
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False
+"""As in `typing`, which `python -m rankscope.agent` would import from the working directory if it found one there."""
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from rankscope.agent.probe.throughput import Throughput
 
 __all__ = ["batch", "evaluation", "phase", "start", "step", "stop", "throughput"]
@@ -98,7 +100,7 @@ class phase:  # noqa: N801 - a context manager used like a keyword, as contextli
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
     ) -> None:
         """End the phase; an exception inside passes through."""
         from rankscope.agent import launch  # noqa: PLC0415
@@ -122,7 +124,7 @@ class evaluation:  # noqa: N801 - as phase
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
     ) -> None:
         """End the evaluation; an exception inside passes through."""
         from rankscope.agent import launch  # noqa: PLC0415

@@ -20,6 +20,7 @@ from typing import IO, Any
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.exit_gate import ExitGate
 from rankscope.agent.identity import leave_out_rank
+from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
 
@@ -45,12 +46,12 @@ class EmbeddedCollector:
         Where other machines have to reach it, it makes keys for this job and says them on its stdout, a pipe to here.
         """
         host = "127.0.0.1" if one_machine else "0.0.0.0"  # noqa: S104 - the other machines' ranks must reach it
-        command = [
-            sys.executable, "-m", "rankscope.collector", "serve", "--embedded",
+        command = build_child_command(
+            sys.executable, "rankscope.collector", "serve", "--embedded",
             "--parent-pid", str(os.getpid()),
             "--listen", f"tcp://{host}:0",
             "--http-listen", f"127.0.0.1:{metrics_port}",
-        ]  # fmt: skip
+        )  # fmt: skip
         if not summary:
             command.append("--no-summary")
         if not one_machine:

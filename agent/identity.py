@@ -1,7 +1,6 @@
 """Who this process is, read from what the launcher put into the environment."""
 
 import os
-import secrets
 import socket
 from collections.abc import Mapping
 
@@ -25,7 +24,7 @@ def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> R
         world_size=max(1, _number(environment, "WORLD_SIZE", 1)),
         node=node[:LABEL_LENGTH_MAX],
         restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
-        boot_id=secrets.token_hex(8),
+        boot_id=os.urandom(8).hex(),
         pid=os.getpid(),
         machine_id=read_machine_id(),
     )

@@ -12,7 +12,6 @@ import gc
 import importlib.machinery
 import io
 import os
-import runpy
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,25 +42,29 @@ _given: dict[str, str] = {}
 _other_ranks_said: set[tuple[str | None, ...]] = set()
 
 
-def main() -> None:
-    """`python -m rankscope.agent`: run the script with the agent in it, and end as the script ends."""
+def main(directory: str | None) -> None:
+    """`python -m rankscope.agent`: run the script with the agent in it, and end as the script ends.
+
+    `directory` is the working directory as `python -m` has searched it first; None where it was told not to.
+    """
     global _requested  # noqa: PLW0603 - one process has one launch
-    from rankscope.agent.collector_address import read_address  # noqa: PLC0415
-    from rankscope.agent.config import read_launch_config  # noqa: PLC0415
+    before = set(sys.modules)
+    from rankscope.agent.import_path import forget_shadowed, standard_library_first  # noqa: PLC0415
 
     script, is_module, arguments = _parse(sys.argv[1:])
-    try:
-        # What is wrong with the configuration is the user's to mend, before hours of training.
-        read_address(read_launch_config(os.environ, _given), run="")
-    except SettingError as error:
-        say(str(error))
-        raise SystemExit(2) from None
-    _requested = True
-    if not _autoload_will_come():
-        start()
+    with standard_library_first():
+        _settle()
+        _requested = True
+        if not _autoload_will_come():
+            start()
+    if directory is not None:  # as Python searches for its script or module
+        sys.path.insert(0, directory if is_module else os.path.dirname(os.path.realpath(script)))
+    forget_shadowed(before)
     sys.argv = [script, *arguments]
     try:
         if is_module:
+            import runpy  # noqa: PLC0415 - Python itself has imported it for `-m`
+
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
             _run_script(script)
@@ -74,6 +77,18 @@ def main() -> None:
         if session is not None:
             session.note_error(error)
         raise
+
+
+def _settle() -> None:
+    """What is wrong with the configuration is the user's to mend, before hours of training."""
+    from rankscope.agent.collector_address import read_address  # noqa: PLC0415
+    from rankscope.agent.config import read_launch_config  # noqa: PLC0415
+
+    try:
+        read_address(read_launch_config(os.environ, _given), run="")
+    except SettingError as error:
+        say(str(error))
+        raise SystemExit(2) from None
 
 
 def autoload() -> None:
@@ -94,13 +109,15 @@ def start(*, alone: bool = True) -> bool:
     """
     if session is not None or "RANK" in os.environ or _belongs_to_parent():
         return start_session()
-    from rankscope.agent.late_rank import (  # noqa: PLC0415
-        describe_group,
-        is_in_group,
-        is_one_of_many,
-        watch_for_group,
-    )
+    from rankscope.agent.import_path import standard_library_first  # noqa: PLC0415
 
+    with standard_library_first():
+        from rankscope.agent.late_rank import (  # noqa: PLC0415
+            describe_group,
+            is_in_group,
+            is_one_of_many,
+            watch_for_group,
+        )
     if is_in_group():
         return start_session(describe_group(os.environ))
     is_started = alone and not is_one_of_many(os.environ) and start_session()
@@ -125,8 +142,10 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
         return session.is_running
     if _belongs_to_parent() and launcher is None:
         return False
+    from rankscope.agent.import_path import standard_library_first  # noqa: PLC0415
+
     try:
-        with _without_collections():
+        with standard_library_first(), _without_collections():
             from rankscope.agent.child_end import stop_with_process  # noqa: PLC0415
             from rankscope.agent.session import Session  # noqa: PLC0415
 
@@ -228,6 +247,4 @@ def _run_script(path: str) -> None:
     loader = importlib.machinery.SourceFileLoader("__main__", absolute)
     module.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader, __builtins__=__builtins__)
     sys.modules["__main__"] = module
-    if not getattr(sys.flags, "safe_path", False):  # with it (Python 3.11) a script's folder is not searched
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
     exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this file is for

@@ -30,6 +30,7 @@ from rankscope.agent.sidecar.beacon import (
 from rankscope.agent.sidecar.directory import ATTEMPTS, find_root, folder_name, open_folder, take_lock
 from rankscope.agent.sidecar.exit_status import read_start_ticks
 from rankscope.agent.sidecar.worker_server import open_server
+from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.units import NS_PER_S
@@ -153,14 +154,13 @@ def _start(folder: str, lock: int) -> None:
     """Start the sidecar; returns when it has left this process. Raises UnavailableError."""
     # No pipe of the launcher's may stay open for it, and no socket of the training: peers watch for those to close.
     child = subprocess.Popen(  # noqa: S603 - our own program
-        [sys.executable, "-m", "rankscope.agent.sidecar", folder, str(lock)],
+        build_child_command(sys.executable, "rankscope.agent.sidecar", folder, str(lock)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=(lock,),
         start_new_session=True,
-        # It must not import by mistake what lies in the directory that the job was started in.
-        env=leave_out_rank(os.environ) | {"PYTHONSAFEPATH": "1"},
+        env=leave_out_rank(os.environ),
     )
     try:
         code = child.wait(START_S_MAX)

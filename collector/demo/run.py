@@ -23,6 +23,7 @@ from rankscope.collector.demo.result import DemoResult, build_result
 from rankscope.collector.reports.rank_table import render_run
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 
 RUN = "demo"
@@ -78,11 +79,11 @@ def run_demo(options: DemoOptions, out: TextIO) -> int:
 
 @contextmanager
 def _collector() -> Iterator[tuple[str, str]]:
-    command = [
-        sys.executable, "-m", "rankscope.collector", "serve", "--announce",
+    command = build_child_command(
+        sys.executable, "rankscope.collector", "serve", "--announce",
         "--listen", "tcp://127.0.0.1:0", "--http-listen", "127.0.0.1:0",
         "--tick-s", "0.5", "--clock-ping-s", "1",
-    ]  # fmt: skip
+    )  # fmt: skip
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
     try:
         announced = json.loads(_first_line(child.stdout))
@@ -102,12 +103,12 @@ def _first_line(stream: IO[str] | None) -> str:
 @contextmanager
 def _job(options: DemoOptions, endpoint: str) -> Iterator["subprocess.Popen[bytes]"]:
     script = Path(__file__).with_name("train.py")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
+    command = build_child_command(
+        sys.executable, "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
         "-m", "rankscope.agent", str(script),
         "--steps", str(options.steps), "--fault", options.fault,
         "--slow-rank", str(options.slow_rank), "--slow-from", str(options.slow_from),
-    ]  # fmt: skip
+    )  # fmt: skip
     environment = {**os.environ, **AGENT_ENVIRONMENT}
     environment |= {"RANKSCOPE_COLLECTOR": endpoint, "RANKSCOPE_RUN": RUN, "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(command, env=environment)  # noqa: S603

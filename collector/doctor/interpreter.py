@@ -9,9 +9,10 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.doctor.check import Check, note, ok, problem
+from rankscope.measure.child_command import build_child_command
 from rankscope.measure.inspection import Inspection, TorchFound
 
-INSPECTION: Final = ("-m", "rankscope.agent.inspection")
+INSPECTION: Final = "rankscope.agent.inspection"
 TIMEOUT_S: Final = 120.0
 """`import torch` from a cold network disk has taken a minute."""
 NOT_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE")
@@ -24,10 +25,14 @@ def ask_interpreter(program: str = sys.executable) -> Inspection | Check:
     """What is there, or that it could not be looked at: a process that hangs or dies is itself the finding."""
     environment = {name: value for name, value in os.environ.items() if name not in NOT_A_RANK}
     name = "python"
-    cure = f"Run `{program} {' '.join(INSPECTION)}` and see where it stops."
+    cure = f"Run `{program} -m {INSPECTION}` and see where it stops."
     try:
         done = subprocess.run(  # noqa: S603 - the user's own interpreter
-            [program, *INSPECTION], capture_output=True, timeout=TIMEOUT_S, check=False, env=environment
+            build_child_command(program, INSPECTION),
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         return problem(name, f"looking at torch and the GPU took over {TIMEOUT_S:.0f} s", "training may hang too", cure)

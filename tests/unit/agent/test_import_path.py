@@ -1,0 +1,66 @@
+"""The agent imports from the standard library, and a script's modules of the same names stay the script's."""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.import_path import standard_library_first
+
+UNUSED = "sched"
+"""A module of the standard library that nothing here imports."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A script's folder, which is searched first."""
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop(UNUSED, None)
+    yield tmp_path
+    sys.modules.pop(UNUSED, None)
+
+
+def import_unused() -> str:
+    """The file that it comes from."""
+    return str(importlib.import_module(UNUSED).__file__)
+
+
+def test_module_of_the_script_does_not_replace_the_standard_one(folder: Path) -> None:
+    (folder / f"{UNUSED}.py").touch()
+    with standard_library_first():
+        assert Path(import_unused()).parent != folder
+
+
+def test_script_still_imports_its_own_module_afterwards(folder: Path) -> None:
+    own = folder / f"{UNUSED}.py"
+    own.touch()
+    with standard_library_first():
+        import_unused()
+    assert import_unused() == str(own)
+
+
+def test_module_that_the_script_has_not_is_kept(folder: Path) -> None:
+    (folder / UNUSED).mkdir()  # without __init__.py: Python, too, prefers the standard library's
+    with standard_library_first():
+        import_unused()
+    assert UNUSED in sys.modules
+
+
+def test_module_imported_before_is_kept(folder: Path) -> None:
+    (folder / "json.py").touch()
+    before = sys.modules["json"]
+    with standard_library_first():
+        importlib.import_module("json")
+    assert sys.modules["json"] is before
+
+
+def test_path_is_as_before_but_for_what_others_have_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = list(sys.path)
+    with contextlib.suppress(ImportError), standard_library_first():
+        sys.path.append("/added")
+        raise ImportError("no torch here")
+    assert sys.path == [*before, "/added"]
