@@ -69,6 +69,7 @@ class Watchdog:
         self._progress: tuple[GroupStatus, ...] = ()
         self._progress_due_ns = 0
         self._groups_told: Mapping[str, GroupInfo] | None = None
+        self._has_stopped_beating = False
         self._link: SidecarLink | None = None
         if config.sidecar:
             frozen_ns = max(
@@ -102,6 +103,10 @@ class Watchdog:
         if self._link is not None and not self._guard.is_off(SIDECAR):
             with self._contained(SIDECAR):
                 self._beat(self._link, now_ns)
+        elif self._link is not None and not self._has_stopped_beating:
+            self._has_stopped_beating = True
+            with self._contained(SIDECAR):  # else the sidecar would take the rank for frozen
+                self._link.stop_beating()
         return found
 
     def stop(self, exit_code: int | None, *, was_heard: bool) -> None:

@@ -114,9 +114,18 @@ class Delivery:
     Each event returns what to send now, in order. All times are of one clock that is never negative and never goes
     back. A pushed frame goes out with the next event; `on_tick` is due at `next_wake_ns` and after every push.
     A transport that cannot take something says so with `on_blocked`, and with `on_writable` when it can again.
+    `sent_through` is the highest number that may have been sent before this object was made, by a process that has
+    ended: acknowledgements up to it are believed.
     """
 
-    def __init__(self, buffer: ResendBuffer, chance: random.Random, settings: DeliverySettings | None = None) -> None:
+    def __init__(
+        self,
+        buffer: ResendBuffer,
+        chance: random.Random,
+        settings: DeliverySettings | None = None,
+        *,
+        sent_through: int = 0,
+    ) -> None:
         self.buffer = buffer
         self.refusal: Refusal | None = None
         """The last refusal, until a Welcome."""
@@ -132,7 +141,7 @@ class Delivery:
         self._state = DeliveryState.UNCONNECTED
         self._blocked = False
         self._next_sequence = buffer.first_sequence
-        self._sent_through_before = 0  # the highest number sent before the last going back
+        self._sent_through_before = sent_through  # the highest number sent before the last going back
         self._settled_through = 0  # acknowledged, or dropped and announced in a Hello: nobody waits for it
         self._advanced_ns = 0
         self._hello_pause_ns = self._settings.hello_interval_ns

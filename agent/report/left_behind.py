@@ -13,13 +13,17 @@ from typing import Final, NamedTuple
 from rankscope.agent.report.spill_folder import SpillFile, find_files, remove_life, take_lock
 from rankscope.agent.report.spill_format import HELLO, RELEASED, REPORT, Record, decode_records
 from rankscope.measure.codec import decode
-from rankscope.measure.errors import DecodeError
+from rankscope.measure.errors import DecodeError, RankscopeError
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Hello
 from rankscope.uplink.resend_buffer import HeldFrame
 
 BYTES_READ_MAX: Final = 256 * 1024 * 1024
 """Of one life at most so much is read, the newest files first: it is delivered from memory."""
+
+
+class LeftRefusedError(RankscopeError):
+    """The collector does not take what a life has left, for good: to ask it again would change nothing."""
 
 
 class Address(NamedTuple):
@@ -31,12 +35,24 @@ class Address(NamedTuple):
 
 @dataclass
 class LeftLife:
-    """One life that has ended. `held` are consecutive reports, the last it made; never empty."""
+    """One life that has ended. `held` are its reports that nobody is known to have, in order; never empty. Numbers are
+    missing among them where the disk has lost some.
+    """
 
     folder: str
     hello: Hello
     held: list[HeldFrame]
     lock: int
+
+    @property
+    def runs(self) -> list[list[HeldFrame]]:
+        """The reports, in parts without a missing number."""
+        runs: list[list[HeldFrame]] = []
+        for held in self.held:
+            if not runs or runs[-1][-1].sequence + 1 != held.sequence:
+                runs.append([])
+            runs[-1].append(held)
+        return runs
 
     def remove(self) -> None:
         """Remove its files: they were delivered."""
@@ -72,14 +88,23 @@ def take_life(folder: str, boot_id: str) -> LeftLife | None:
     return found
 
 
-def is_torn(folder: str, boot_id: str) -> bool:
-    """Whether the last file of a life ends in something that is no whole record: it was killed while it wrote, or the
-    disk has lost the end. The rest of the file is good.
-    """
+def describe_damage(folder: str, boot_id: str) -> str:
+    """Return what is wrong with the last file of a life, which is the one it wrote to when it ended; empty: nothing."""
     files = find_files(folder, boot_id)
-    with contextlib.suppress(OSError):
-        return bool(files) and _is_torn(*_read_file(files[-1]))
-    return False
+    if not files:
+        return ""
+    try:
+        records, length = _read_file(files[-1])
+    except OSError as error:
+        return f"what it has left on the disk cannot be read: {error}"
+    ends = [0, *(record.end for record in records)]
+    lost_bytes = sum(record.offset - end for end, record in zip(ends, records, strict=False))
+    problems = []
+    if lost_bytes:
+        problems.append(f"{lost_bytes} bytes amid the records on the disk are damaged: the reports there are lost")
+    if ends[-1] < length:
+        problems.append("the last record on the disk is not whole: it is cut")
+    return "; ".join(problems)
 
 
 def _read_file(file: SpillFile) -> tuple[list[Record], int]:
@@ -87,10 +112,6 @@ def _read_file(file: SpillFile) -> tuple[list[Record], int]:
     with open(file.path, "rb") as opened:
         block = opened.read(BYTES_READ_MAX + 1)
     return list(decode_records(block)), len(block)
-
-
-def _is_torn(records: list[Record], length: int) -> bool:
-    return (records[-1].end if records else 0) < length
 
 
 def _read_life(folder: str, boot_id: str, lock: int) -> LeftLife | None:
@@ -109,7 +130,7 @@ def _read_life(folder: str, boot_id: str, lock: int) -> LeftLife | None:
                 reports[record.sequence] = HeldFrame(record.sequence, record.body, record.step_count)
             elif record.kind == RELEASED:
                 released_through = max(released_through, record.sequence)
-    held = _find_last_run(reports, released_through)
+    held = [reports[sequence] for sequence in sorted(reports) if sequence > released_through]
     return LeftLife(folder, hello, held, lock) if hello is not None and held else None
 
 
@@ -119,15 +140,3 @@ def _decode_hello(record: Record, boot_id: str) -> Hello | None:
         if isinstance(message, Hello) and message.identity.boot_id == boot_id:
             return message
     return None
-
-
-def _find_last_run(reports: dict[int, HeldFrame], released_through: int) -> list[HeldFrame]:
-    """The last reports whose numbers follow each other: with what lies before a gap they could not be delivered in
-    order, and the collector counts what it lacks.
-    """
-    run: list[HeldFrame] = []
-    sequence = max(reports, default=0)
-    while sequence > released_through and sequence in reports:
-        run.append(reports[sequence])
-        sequence -= 1
-    return run[::-1]

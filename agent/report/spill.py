@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from rankscope.agent.private_folder import PRIVATE_FILE
 from rankscope.agent.report.spill_folder import (
-    PRIVATE_FILE,
     file_path,
     open_folder,
     remove_life,
@@ -210,6 +210,10 @@ class Spill:
         at = file.end
         file.append(record)
         file.offsets.append(at)
+        if len(file.offsets) == 1:
+            # Nobody can speak for a life whose Hello is lost: the one at the head of the file is not the only one.
+            with contextlib.suppress(OSError):
+                file.append(encode_record(HELLO, 0, self._make_hello_frame()))
 
     def _open_folder(self) -> None:
         if self._lock is not None:

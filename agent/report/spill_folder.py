@@ -11,16 +11,13 @@ not hold it on, and the kernel lets it go however the process ends.
 import contextlib
 import fcntl
 import os
-import stat
 import time
 from typing import Final, NamedTuple
 
-from rankscope.measure.errors import UnavailableError
+from rankscope.agent.private_folder import PRIVATE_FILE, choose_private, make_parents, make_private
 
 SUFFIX: Final = ".spill"
 LOCK_SUFFIX: Final = ".lock"
-PRIVATE_FOLDER: Final = 0o700
-PRIVATE_FILE: Final = 0o600
 
 KEPT_S: Final = 86_400.0
 """Files that nobody has written to for so long are removed, if nobody holds their lock: the run they belong to has not
@@ -35,17 +32,13 @@ class SpillFile(NamedTuple):
 
 
 def open_folder(spill_dir: str) -> str:
-    """This user's folder in there, made where it is missing. Raises OSError, and UnavailableError if others get in."""
-    folder = os.path.join(spill_dir, f"rankscope-{os.getuid()}")
-    os.makedirs(spill_dir, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, PRIVATE_FOLDER)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise UnavailableError(
-            f"{folder} is not a directory of this user alone ({stat.filemode(found.st_mode)}, owner {found.st_uid}). "
-            "Remove it, or set spill_dir to another place."
-        )
+    """This user's folder in there, made where it is missing. Raises OSError, and UnavailableError if others get in.
+
+    A `spill_dir` that is missing is made for this user alone too, whatever the umask is.
+    """
+    make_parents(spill_dir)
+    folder = choose_private(spill_dir)
+    make_private(folder, cure="set spill_dir to another place")
     return folder
 
 

@@ -6,10 +6,12 @@
     REPORT     a numbered message as it goes over the wire
     RELEASED   everything up to `sequence` was acknowledged; no body
 
-The checksum is over everything before it and the body. What a process was writing when it was killed, or what a disk
-has lost, ends the file: nothing behind a record that is not whole can be trusted to begin where it seems to.
+The checksum is over everything before it and the body. Behind a record that is not whole, because a disk has lost or
+changed some of it, reading goes on with the next one that is: bytes that look like the head of a record and have the
+right checksum. What a process was writing when it was killed has no such record behind it.
 """
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -22,6 +24,9 @@ _KINDS: Final = frozenset({HELLO, REPORT, RELEASED})
 
 _FIELDS: Final = struct.Struct(">BQII")
 _CHECKSUM: Final = struct.Struct(">I")
+_SEEMS_TO_BEGIN: Final = re.compile(rb"[\x01-\x03]\x00\x00\x00")
+"""A kind, and the first bytes of a number below 2**40, which no life gets to."""
+
 HEAD_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 """Bytes of a record without its body."""
 
@@ -61,19 +66,32 @@ def decode_record(block: bytes, offset: int) -> Record | None:
         return None
     fields = block[offset : offset + _FIELDS.size]
     kind, sequence, step_count, length = _FIELDS.unpack(fields)
+    if kind not in _KINDS or body_at + length > len(block):
+        return None
     body = block[body_at : body_at + length]
     (checksum,) = _CHECKSUM.unpack_from(block, offset + _FIELDS.size)
-    if kind not in _KINDS or len(body) != length or checksum != _checksum(fields, body):
+    if checksum != _checksum(fields, body):
         return None
     return Record(kind, sequence, step_count, body, offset)
 
 
 def decode_records(block: bytes) -> Iterator[Record]:
-    """The whole records from the start, up to the first that is not whole."""
-    offset = 0
-    while (record := decode_record(block, offset)) is not None:
+    """Return the whole records in order. Damage lies between two of them where one ends before the next begins.
+
+    >>> first, second, third = (encode_record(REPORT, sequence, b"frame") for sequence in (7, 8, 9))
+    >>> [record.sequence for record in decode_records(first + second[1:] + third)]
+    [7, 9]
+    """
+    record = decode_record(block, 0) or _find_record(block, 0)
+    while record is not None:
         yield record
-        offset = record.end
+        record = decode_record(block, record.end) or _find_record(block, record.end)
+
+
+def _find_record(block: bytes, offset: int) -> Record | None:
+    """Return the first whole record that begins there or later; None when there is none."""
+    starts = _SEEMS_TO_BEGIN.finditer(block, offset)
+    return next((record for start in starts if (record := decode_record(block, start.start())) is not None), None)
 
 
 def _checksum(fields: bytes, body: bytes) -> int:

@@ -2,19 +2,19 @@
 
     /dev/shm/rankscope-UID/RUN-RESTART/   lock   BOOT.json   BOOT.beat   BOOT.sock
 
-Nobody has to be told where it is, and it does not matter which rank comes first: whoever gets the lock starts the
-sidecar and hands it the lock, which it holds as long as it lives. A lock (flock) belongs to the open file, goes along
-into the new process, and is let go by the kernel however that ends.
+It is in TMPDIR where /dev/shm is not there or full. Nobody has to be told where it is, and it does not matter which
+rank comes first: whoever gets the lock starts the sidecar and hands it the lock, which it holds as long as it lives. A
+lock (flock) belongs to the open file, goes along into the new process, and is let go by the kernel however that ends.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import os
-import stat
 import time
 from typing import Final
 
+from rankscope.agent.private_folder import PRIVATE_FILE, choose_private, make_private
 from rankscope.agent.sidecar.beacon import find_names, read_descriptor, remove_files
 from rankscope.agent.sidecar.exit_status import has_ended
 from rankscope.measure.errors import UnavailableError
@@ -22,7 +22,6 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.machine import read_machine_id
 
 LOCK: Final = "lock"
-PRIVATE_FOLDER: Final = 0o700
 MEMORY: Final = "/dev/shm"  # noqa: S108 - what is made in it is checked to be ours, and private
 SWEPT_MAX: Final = 64
 STRAY_S_MIN: Final = 60.0
@@ -31,10 +30,18 @@ ATTEMPTS: Final = 8
 """A directory may be removed by a sidecar that ends at this very moment; then it is made again."""
 
 
+def find_places(environment_folder: str = "") -> list[str]:
+    """Return where directories may be made, the best first: in memory, then in TMPDIR.
+
+    The second serves where the first is full. Ranks that came while there was room have a sidecar of their own then.
+    """
+    places = [MEMORY] if os.access(MEMORY, os.W_OK | os.X_OK) else []
+    return [*places, environment_folder or "/tmp"]  # noqa: S108
+
+
 def find_root(environment_folder: str = "") -> str:
-    """Where the directories of this user's runs are: in memory, else in TMPDIR."""
-    place = MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else environment_folder or "/tmp"  # noqa: S108
-    return os.path.join(place, f"rankscope-{os.getuid()}")
+    """Return where the directories of this user's runs are, unless that is full. Raise OSError."""
+    return choose_private(find_places(environment_folder)[0])
 
 
 def folder_name(identity: RankIdentity) -> str:
@@ -53,9 +60,7 @@ def open_folder(root: str, name: str) -> str:
     for _ in range(ATTEMPTS):
         try:
             for path in (root, folder):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(path, PRIVATE_FOLDER)
-                _check_private(path)
+                make_private(path, cure="switch the sidecar off (sidecar = false)")
         except FileNotFoundError as error:
             problem = error  # the last sidecar of another run has just removed the root
         except OSError as error:
@@ -69,7 +74,7 @@ def take_lock(folder: str) -> int | None:
     """An open file that holds the directory's lock; None when a sidecar holds it. Raises OSError."""
     path = os.path.join(folder, LOCK)
     for _ in range(ATTEMPTS):
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -136,15 +141,6 @@ def _remove_strays(folder: str) -> None:
         is_old = time.time() - os.stat(path).st_mtime > STRAY_S_MIN
         if name != LOCK and name.partition(".")[0] not in owners and is_old:
             os.unlink(path)
-
-
-def _check_private(path: str) -> None:
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise UnavailableError(
-            f"{path} is not a directory of this user alone ({stat.filemode(found.st_mode)}, owner {found.st_uid}). "
-            "Remove it, or switch the sidecar off (sidecar = false)."
-        )
 
 
 def _is_still(file: int, path: str) -> bool:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from rankscope.agent.report.left_behind import Address, LeftLife, is_torn, take_life
+from rankscope.agent.report.left_behind import Address, LeftLife, LeftRefusedError, describe_damage, take_life
 from rankscope.agent.report.spill_folder import find_files, find_lives, remove_old
 from rankscope.agent.sidecar.beacon import Descriptor
 from rankscope.measure.clock import Clock
@@ -75,14 +75,14 @@ class LeftReports:
         for boot_id in find_lives(folder):
             self._add(descriptor, boot_id)
 
-    def take(self, descriptor: Descriptor) -> bool:
-        """A rank has ended: deliver what it left. Whether the end of that is torn."""
+    def take(self, descriptor: Descriptor) -> str:
+        """A rank has ended: deliver what it left. Return what is damaged of that, empty for nothing."""
         folder, boot_id = descriptor.spill_folder, descriptor.identity.boot_id
         if not folder or not descriptor.endpoint or not find_files(folder, boot_id):
-            return False
-        torn = is_torn(folder, boot_id)  # before it is brought away
+            return ""
+        damage = describe_damage(folder, boot_id)  # before it is brought away
         self._add(descriptor, boot_id)
-        return torn
+        return damage
 
     def close(self) -> None:
         """Stop; what is not delivered stays where it is."""
@@ -123,7 +123,7 @@ class LeftReports:
             return self._errands.popleft()
 
     def _try(self, errand: _Errand) -> bool:
-        """Whether nothing is left to be done: it was delivered, or is somebody else's."""
+        """Whether nothing is left to be done: it was delivered, is somebody else's, or stays since it is refused."""
         try:
             life = take_life(errand.folder, errand.boot_id)
             if life is None:
@@ -139,6 +139,8 @@ class LeftReports:
                 return True
             finally:
                 life.close()
+        except LeftRefusedError:
+            return True
         except (OSError, RankscopeError):
             return False
 

@@ -1,7 +1,7 @@
 """The rank's side of the sidecar: the beacon it leaves, the worker server it opens, and how it starts a sidecar.
 
-`open` is slow (starting a program takes 0.1 s and more) and runs on a thread of its own; a beat takes 5 us. Whatever
-fails here costs the sidecar only.
+`open` is slow (starting a program takes 0.1 s and more) and runs on a thread of its own; a heartbeat takes 5 us.
+Whatever fails here costs the sidecar only.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 
 from rankscope.agent.identity import leave_out_rank
+from rankscope.agent.private_folder import PRIVATE_FILE, choose_private
 from rankscope.agent.sidecar.beacon import (
     CRASH_SUFFIX,
     LEFT,
-    PRIVATE_FILE,
     SAID_GOODBYE,
     SOCKET_SUFFIX,
     Beacon,
@@ -27,7 +27,13 @@ from rankscope.agent.sidecar.beacon import (
     Descriptor,
     remove_files,
 )
-from rankscope.agent.sidecar.directory import ATTEMPTS, find_root, folder_name, open_folder, take_lock
+from rankscope.agent.sidecar.directory import (
+    ATTEMPTS,
+    find_places,
+    folder_name,
+    open_folder,
+    take_lock,
+)
 from rankscope.agent.sidecar.exit_status import read_start_ticks
 from rankscope.agent.sidecar.worker_server import open_server
 from rankscope.measure.child_command import build_child_command
@@ -62,6 +68,7 @@ class SidecarLink:
         """Where the beacon is; empty before `open`."""
         self._writing = threading.Lock()
         self._has_left = False
+        self._is_described = False
         self._beacon: Beacon | None = None
         self._beat = Beat(0)
         self._starts = 0
@@ -77,7 +84,8 @@ class SidecarLink:
                 return
             self._checked_ns = now_ns
             self._beacon = beacon
-            beacon.describe(self._descriptor)  # with what was told meanwhile
+            self._is_described = False  # what was told meanwhile is not written yet
+            self._describe()
         self._start_if_needed()
         if self._crash_stacks:
             self._catch_crashes()
@@ -89,8 +97,8 @@ class SidecarLink:
             descriptor = msgspec.structs.replace(self._descriptor, **changed)
             if descriptor != self._descriptor:
                 self._descriptor = descriptor
-                if self._beacon is not None:
-                    self._beacon.describe(descriptor)
+                self._is_described = False
+                self._describe()
 
     def beat(self, beat: Beat) -> None:
         """The agent lives."""
@@ -99,9 +107,16 @@ class SidecarLink:
                 return
             self._beat = beat
             self._beacon.beat(beat)
+            self._describe()
         if beat.beat_host_ns - self._checked_ns >= CHECK_NS:
             self._checked_ns = beat.beat_host_ns
             self._start_if_needed()
+
+    def stop_beating(self) -> None:
+        """Say that no heartbeat is to be expected any more, although the rank goes on. Raise OSError."""
+        with self._writing:
+            if self._beacon is not None:
+                self._beacon.beat(self._beat._replace(state=LEFT))
 
     def say_goodbye(self, exit_code: int | None, *, was_heard: bool) -> None:
         """The agent ends; the process is going to end with this exit code, as far as is known."""
@@ -109,18 +124,44 @@ class SidecarLink:
             self._has_left = True
             if self._beacon is not None:
                 state = SAID_GOODBYE if was_heard else LEFT
-                self._beacon.beat(self._beat._replace(state=state, exit_code=exit_code))
-                self._beacon.close()
-                self._beacon = None
+                beacon, self._beacon = self._beacon, None
+                try:
+                    beacon.beat(self._beat._replace(state=state, exit_code=exit_code))
+                finally:
+                    beacon.close()
+
+    def _describe(self) -> None:
+        """Write what has changed of the descriptor, or could not be written the last time. Raise OSError."""
+        if self._beacon is not None and not self._is_described:
+            self._beacon.describe(self._descriptor)
+            self._is_described = True
 
     def _leave_beacon(self, beat: Beat) -> Beacon:
-        identity = self._descriptor.identity
+        problems = []
+        for place in find_places(self._environment.get("TMPDIR", "")):
+            try:
+                return self._leave_beacon_in(place, beat)
+            except (OSError, UnavailableError) as error:
+                problems.append(f"{place}: {error}")
+        raise UnavailableError(
+            f"there is no place for the sidecar's files ({'; '.join(problems)}). How ranks end is not told. Free some "
+            "room there (df -h /dev/shm; a container may have more with --shm-size), or set sidecar = false."
+        )
+
+    def _leave_beacon_in(self, place: str, beat: Beat) -> Beacon:
+        folder, name = place, folder_name(self._descriptor.identity)
         for _ in range(ATTEMPTS):
-            self.folder = open_folder(find_root(self._environment.get("TMPDIR", "")), folder_name(identity))
-            # A sidecar that ends at this very moment may remove the directory in between.
-            with contextlib.suppress(FileNotFoundError):
-                return Beacon(self.folder, self._descriptor, beat)
-        raise UnavailableError(f"{self.folder} is removed again and again")
+            folder = open_folder(choose_private(place), name)
+            try:
+                beacon = Beacon(folder, self._descriptor, beat)
+            except FileNotFoundError:
+                continue  # a sidecar that ended at this very moment has removed the directory
+            except OSError:
+                _remove_if_empty(folder)
+                raise
+            self.folder = folder
+            return beacon
+        raise UnavailableError(f"{folder} is removed again and again")
 
     def _catch_crashes(self) -> None:
         """Have a fatal signal leave the Python stacks. Where the script's own faulthandler is at work it stays so."""
@@ -148,6 +189,12 @@ class SidecarLink:
                 _start(self.folder, lock)
         finally:
             os.close(lock)  # the sidecar has its own copy
+
+
+def _remove_if_empty(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+        os.rmdir(os.path.dirname(folder))
 
 
 def _start(folder: str, lock: int) -> None:

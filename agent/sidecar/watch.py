@@ -194,11 +194,11 @@ class Watch:
         crash = beacon.read_crash(self._folder, name)
         beacon.remove_files(self._folder, name)
         del self._watched[name]
-        torn = self._left_reports.take(rank.descriptor)
+        damage = self._left_reports.take(rank.descriptor)
         if beat.state != beacon.SAID_GOODBYE or status is None or not _is_as_said(status, beat):
             absent = {} if status is not None else {"exit_code": "its parent took it before it could be read"}
-            if torn:
-                absent["spill"] = "the last record on the disk is not whole: it is cut"
+            if damage:
+                absent["spill"] = damage[:200]
             end = self._describe_end(rank, beat, status, crash)
             self._post.post(rank.descriptor, msgspec.structs.replace(end, absent=absent))
 

@@ -7,11 +7,13 @@ import psutil
 import pytest
 
 from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
+from rankscope.agent.report.spill_format import REPORT, decode_records
 from rankscope.agent.sidecar.beacon import find_names
 from rankscope.agent.sidecar.directory import find_root
 from rankscope.collector.state.snapshot import RankSnapshot
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import RankProcess, check_identity, ranks_of, wait_for_accounts
+from tests.integration.light_ranks import STEPS_PER_REPORT
 from tests.integration.serving import Served, find_fixed_port, find_rank, serving, wait_for
 
 
@@ -67,6 +69,44 @@ def test_a_rank_that_is_killed_while_the_collector_is_stopped_lacks_no_report(ru
         assert (account.made, account.gaps, account.elsewhere) == (rank.made, 0, 0)
         end = wait_for_end(served, run, 0)
         assert (end.ended, end.last_sequence) == ("killed", rank.last_report)
+
+
+def damage_report(spill_dir: Path, boot_id: str, sequence: int) -> None:
+    """Change one byte in the body of that report on the disk."""
+    for file in find_files(open_folder(str(spill_dir)), boot_id):
+        block = Path(file.path).read_bytes()
+        for record in decode_records(block):
+            if (record.kind, record.sequence) == (REPORT, sequence):
+                with Path(file.path).open("r+b") as opened:
+                    opened.seek(record.end - 1)
+                    opened.write(bytes([block[record.end - 1] ^ 1]))
+                return
+    raise AssertionError(f"report {sequence} is not on the disk")
+
+
+def test_a_damaged_report_in_what_a_killed_rank_left_costs_itself_and_is_counted(run: str, tmp_path: Path) -> None:
+    with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (rank,):
+        rank.wait_for_report(5)
+        wait_for_accounts(served, run, {0: 1})
+        fault = Fault(
+            "one byte of the spill changed, the rank killed by SIGKILL while the collector is stopped",
+            "its sidecar delivers every other report, those behind it too",
+        )
+        served.send(signal.SIGSTOP)
+        rank.wait_for_reports(100)
+        damage_report(tmp_path, rank.boot_id, rank.last_report - 10)  # further than the 64 that may be in flight
+        rank.kill()
+        served.send(signal.SIGCONT)
+        fault.is_over()
+        wait_until_delivered(tmp_path)
+        accounts = wait_for_accounts(served, run, {0: rank.made})
+        fault.settle(served, accounts)
+        account = accounts[0]
+        assert (account.made, account.gaps, account.dropped) == (rank.made, 1, STEPS_PER_REPORT)
+        assert account.unaccounted == 0
+        end = wait_for_end(served, run, 0).end
+        assert end is not None
+        assert "bytes amid the records on the disk are damaged: the reports there are lost" in end.absent["spill"]
 
 
 def test_a_rank_that_is_killed_between_two_collectors_is_delivered_to_the_next(run: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.agent.report.spill_format import REPORT, decode_records, encode_record
 from rankscope.uplink.delivery import Delivery, DeliverySettings, SendFrame
 from rankscope.uplink.resend_buffer import HeldFrame, ResendBuffer
 
@@ -169,3 +170,42 @@ def test_a_backlog_on_the_disk_is_delivered_in_order_and_what_the_disk_has_lost_
     # One that was in flight when the disk gave way counts as dropped though it arrived, once for each loss.
     assert count <= len(arrived) + world.buffer.reports_dropped <= count + in_flight_max * len(lost)
     assert lost or arrived == list(range(1, count + 1))
+
+
+# -- what is on the disk is damaged -----------------------------------------------------------------------------------
+
+bodies = st.lists(st.binary(max_size=40) | st.just(bytes(30)), min_size=1, max_size=12)
+damages = st.lists(
+    st.tuples(st.sampled_from(["flip", "zero", "cut out", "cut off"]), st.integers(0, 600), st.integers(1, 60)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def damage(block: bytearray, owners: bytearray, kind: str, at: int, size: int) -> None:
+    """Damage the block; `owners` has the number of its record for each byte, 0 for one that was written over."""
+    until = len(block) if kind == "cut off" else min(at + size, len(block))
+    if kind.startswith("cut"):
+        del block[at:until], owners[at:until]
+    elif kind == "zero":
+        block[at:until] = owners[at:until] = bytes(max(0, until - at))
+    elif at < len(block):
+        block[at] ^= size
+        owners[at] = 0
+
+
+@settings(deadline=None, max_examples=400)
+@given(bodies, damages)
+def test_damage_costs_the_records_it_touches_and_makes_up_none(
+    contents: list[bytes], story: list[tuple[str, int, int]]
+) -> None:
+    records = {number: encode_record(REPORT, number, body, STEPS) for number, body in enumerate(contents, start=1)}
+    block = bytearray(b"".join(records.values()))
+    owners = bytearray(b"".join(bytes([number]) * len(record) for number, record in records.items()))
+    for kind, at, size in story:
+        damage(block, owners, kind, at, size)
+    found = [(record.sequence, record.body) for record in decode_records(bytes(block))]
+    untouched = [number for number, record in records.items() if owners.count(number) == len(record)]
+    # In order, each once, and as they were written.
+    assert found == [(number, body) for number, body in enumerate(contents, start=1) if (number, body) in found]
+    assert set(untouched) <= {number for number, _ in found}

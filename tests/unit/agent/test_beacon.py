@@ -40,6 +40,16 @@ def test_what_is_written_is_read(tmp_path: Path, process: Process) -> None:
     beacon.close()
 
 
+def test_a_heartbeat_is_written_into_a_file_that_somebody_has_cut(tmp_path: Path, process: Process) -> None:
+    """A store into a mapping of it would end the process by SIGBUS."""
+    beacon = light_beacon(tmp_path, 0, process, Beat(7))
+    os.truncate(tmp_path / (NAME + BEAT_SUFFIX), 0)
+    assert read_beat(str(tmp_path), NAME) is None
+    beacon.beat(Beat(8))
+    assert read_beat(str(tmp_path), NAME) == Beat(8)
+    beacon.close()
+
+
 def test_only_this_user_may_read_it(tmp_path: Path, process: Process) -> None:
     light_beacon(tmp_path, 0, process, Beat(7)).close()
     assert {os.stat(path).st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}  # noqa: PTH116

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.left_behind import is_torn, take_life
+from rankscope.agent.report.left_behind import describe_damage, take_life
 from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
-from rankscope.agent.report.spill_format import HELLO, encode_record
+from rankscope.agent.report.spill_format import HEAD_BYTES, HELLO, encode_record
 from tests.unit.agent.spilled_lives import BOOT_ID, frame_of, hello_of, hold_lock, spill_in
 
 
@@ -42,21 +42,53 @@ def test_reports_of_several_files_are_one_run(tmp_path: Path) -> None:
     assert left_numbers(folder) == list(range(1, 21))
 
 
+def damage(path: str, at: int, block: bytes = b"\0" * 8) -> None:
+    """Write over bytes in the middle of a file."""
+    with Path(path).open("r+b") as file:
+        file.seek(at)
+        file.write(block)
+
+
 def test_a_torn_last_record_is_cut_and_told(tmp_path: Path) -> None:
     folder = leave(tmp_path, 3)
-    assert not is_torn(folder, BOOT_ID)
+    assert describe_damage(folder, BOOT_ID) == ""
     (file,) = find_files(folder, BOOT_ID)
     os.truncate(file.path, Path(file.path).stat().st_size - 1)
-    assert is_torn(folder, BOOT_ID)
+    assert describe_damage(folder, BOOT_ID) == "the last record on the disk is not whole: it is cut"
     assert left_numbers(folder) == [1, 2]
 
 
-def test_before_a_gap_nothing_is_left(tmp_path: Path) -> None:
-    """The first file lost its end: its reports cannot be delivered in order with those of the later files."""
+def test_a_damaged_record_costs_no_other_and_is_told(tmp_path: Path) -> None:
+    folder = leave(tmp_path, 100)
+    (file,) = find_files(folder, BOOT_ID)
+    record_bytes = HEAD_BYTES + 10  # of each report; they end the file
+    damage(
+        file.path, Path(file.path).stat().st_size - 98 * record_bytes - 5
+    )  # in the body of report 2, and the head of 3
+    assert left_numbers(folder) == [1, *range(4, 101)]
+    assert describe_damage(folder, BOOT_ID) == (
+        f"{2 * record_bytes} bytes amid the records on the disk are damaged: the reports there are lost"
+    )
+
+
+def test_reports_around_lost_ones_are_delivered_in_parts(tmp_path: Path) -> None:
+    """The first file lost its end; what it still has is delivered too."""
     folder = leave(tmp_path, 20, bytes_max=16_000, size=200)
     first, second, *_ = find_files(folder, BOOT_ID)
     os.truncate(first.path, Path(first.path).stat().st_size - 1)
-    assert left_numbers(folder) == list(range(second.first_sequence, 21))
+    life = take_life(folder, BOOT_ID)
+    assert life is not None
+    life.close()
+    numbers = [[held.sequence for held in run] for run in life.runs]
+    assert numbers == [list(range(1, second.first_sequence - 1)), list(range(second.first_sequence, 21))]
+
+
+def test_a_life_whose_first_block_is_lost_is_still_known(tmp_path: Path) -> None:
+    """Its Hello stands at the head of the file, and once more behind the first report."""
+    folder = leave(tmp_path, 5)
+    (file,) = find_files(folder, BOOT_ID)
+    damage(file.path, 0, bytes(30))
+    assert left_numbers(folder) == [1, 2, 3, 4, 5]
 
 
 def test_files_that_hold_nothing_to_deliver_are_removed(tmp_path: Path) -> None:
@@ -87,7 +119,7 @@ def test_a_life_that_another_process_holds_is_not_taken(tmp_path: Path) -> None:
 def test_a_life_without_files_is_not_there(tmp_path: Path) -> None:
     folder = open_folder(str(tmp_path))
     assert take_life(folder, BOOT_ID) is None
-    assert not is_torn(folder, BOOT_ID)
+    assert describe_damage(folder, BOOT_ID) == ""
     assert list(Path(folder).iterdir()) == []
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.left_behind import Address, LeftLife, take_life
+from rankscope.agent.report.left_behind import Address, LeftLife, LeftRefusedError, take_life
 from rankscope.agent.report.spill_folder import find_lives, open_folder
 from rankscope.agent.sidecar import left_reports
 from rankscope.agent.sidecar.beacon import Descriptor
@@ -88,7 +88,7 @@ def test_what_a_rank_has_left_is_brought_to_its_collector_and_removed(
 ) -> None:
     folder, collector = leave(tmp_path), Collector()
     errand = brought(collector)
-    assert errand.take(descriptor_of(folder)) is False
+    assert errand.take(descriptor_of(folder)) == ""
     wait_until_idle(errand)
     assert collector.taken == [(ENDPOINT, BOOT_ID, [1, 2])]
     assert (errand.delivered, find_lives(folder)) == (1, [])
@@ -103,6 +103,17 @@ def test_a_collector_that_does_not_take_it_is_asked_again(
     errand.take(descriptor_of(leave(tmp_path)))
     wait_until_idle(errand)
     assert len(collector.taken) == 1
+
+
+def test_a_collector_that_refuses_it_for_good_is_not_waited_for(
+    tmp_path: Path, brought: Callable[[Collector], LeftReports]
+) -> None:
+    collector = Collector(refusals=1, error=LeftRefusedError("run_taken"))
+    folder, errand = leave(tmp_path), brought(collector)
+    errand.take(descriptor_of(folder))
+    wait_until_idle(errand)
+    assert (collector.taken, errand.delivered) == ([], 0)
+    assert find_lives(folder) == [BOOT_ID]
 
 
 def test_the_first_rank_of_a_run_has_its_earlier_lives_delivered_once(
@@ -134,7 +145,7 @@ def test_without_a_folder_or_a_collector_there_is_nothing_to_be_done(
     descriptor = descriptor_of(leave(tmp_path) if has_folder else "", endpoint=endpoint)
     errand = brought(Collector())
     errand.look_once(descriptor)
-    assert errand.take(descriptor) is False
+    assert errand.take(descriptor) == ""
     assert errand.is_idle
 
 
@@ -144,7 +155,7 @@ def test_a_torn_end_is_told(tmp_path: Path, brought: Callable[[Collector], LeftR
     path.write_bytes(path.read_bytes()[:-1])
     collector = Collector()
     errand = brought(collector)
-    assert errand.take(descriptor_of(folder)) is True
+    assert errand.take(descriptor_of(folder)) == "the last record on the disk is not whole: it is cut"
     wait_until_idle(errand)
     assert collector.taken == [(ENDPOINT, BOOT_ID, [1])]
 

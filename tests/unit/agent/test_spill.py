@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.agent.private_folder import NAMES_MAX
 from rankscope.agent.report.spill import FILES, PAUSE_MAX, Spill
 from rankscope.agent.report.spill_folder import KEPT_S, find_files, find_lives, open_folder
 from tests.unit.agent.spilled_lives import BOOT_ID, frame_of, hold_lock, spill_in
@@ -120,10 +121,24 @@ def test_a_folder_that_cannot_be_made_costs_the_spill_only(tmp_path: Path) -> No
 
 
 def test_a_folder_that_others_may_read_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / f"rankscope-{os.getuid()}").mkdir(0o755)
+    name = f"rankscope-{os.getuid()}"
+    (tmp_path / name).mkdir(0o755)
+    spill = spill_in(tmp_path)
+    assert spill.append(frame_of(1))
+    assert spill.folder == str(tmp_path / f"{name}.2")
+    spill.close()
+
+
+def test_where_no_folder_of_ours_can_be_made_it_is_said(tmp_path: Path) -> None:
+    name = f"rankscope-{os.getuid()}"
+    for number in range(1, NAMES_MAX + 1):
+        (tmp_path / (name if number == 1 else f"{name}.{number}")).write_text("")
     spill = spill_in(tmp_path)
     assert not spill.append(frame_of(1))
-    assert "is not a directory of this user alone" in spill.problem
+    assert spill.problem == (
+        f"{tmp_path}/{name} is not a directory of this user alone (-rw-r--r--, owner {os.getuid()}). "
+        "Remove it, or set spill_dir to another place."
+    )
 
 
 def test_after_a_failure_the_disk_is_tried_again_less_and_less_often(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The bytes of a spill file: what is whole comes back, what is torn ends it."""
+"""The bytes of a spill file: what is whole comes back, and what is damaged costs nothing else."""
 
 import pytest
 
@@ -40,11 +40,27 @@ def test_a_log_that_is_cut_anywhere_keeps_every_record_before_the_cut(length: in
 
 
 @pytest.mark.parametrize("at", range(len(log())))
-def test_a_byte_that_changed_ends_the_log_before_its_record(at: int) -> None:
+@pytest.mark.parametrize("flipped", [0x01, 0x40, 0xFF])
+def test_a_byte_that_changed_costs_its_own_record_only(at: int, flipped: int) -> None:
     block = bytearray(log())
-    block[at] ^= 0x40
-    whole = [record for record in decode_records(log()) if record.end <= at]
+    block[at] ^= flipped
+    whole = [record for record in decode_records(log()) if not record.offset <= at < record.end]
     assert list(decode_records(bytes(block))) == whole
+
+
+@pytest.mark.parametrize("at", range(len(log())))
+def test_bytes_that_are_gone_cost_their_own_record_only(at: int) -> None:
+    block = log()[:at] + log()[at + 1 :]
+    whole = [record.sequence for record in decode_records(log()) if not record.offset <= at < record.end]
+    assert [record.sequence for record in decode_records(block)] == whole
+
+
+def test_a_damaged_length_does_not_hide_the_records_behind_it() -> None:
+    """The length says that the record goes on for 4 GiB, or over the one that follows."""
+    first, second, third = (encode_record(REPORT, number, b"frame") for number in (1, 2, 3))
+    for length in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x20"):
+        damaged = second[:13] + length + second[17:]
+        assert [record.sequence for record in decode_records(first + damaged + third)] == [1, 3]
 
 
 def test_an_unknown_kind_is_no_record_even_with_its_checksum() -> None:

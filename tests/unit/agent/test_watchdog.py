@@ -1,12 +1,15 @@
 """One look of the watchdog, without a sidecar; what fails in it costs nothing else."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.probe.graph_captures import GraphCaptures
+from rankscope.agent.sidecar.beacon import LEFT, Beacon, Beat, read_beat
 from rankscope.agent.watchdog import SIDECAR, STALLS, Watchdog
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.records import GroupInfo
@@ -79,6 +82,23 @@ def test_progress_is_read_every_four_seconds_while_training_moves_and_at_each_lo
         moments = min(second, 6)  # it stands still from second 6 on
         enqueued.append(watchdog.look(second * S, ()).progress[0].enqueued)
     assert enqueued == [1, 1, 1, 1, 2, 2, 2, 3, 4, 5]
+
+
+def test_a_sidecar_part_that_is_switched_off_is_not_taken_for_a_frozen_rank(tmp_path: Path) -> None:
+    """No heartbeat follows any more, and the sidecar must not wait for one."""
+    guard, identity = Guard(1), identity_of(0, os.getpid())
+    watchdog = Watchdog(
+        AgentConfig(sidecar=True), identity, guard, SystemClock(),
+        find_groups=dict, read_moments=lambda: 0, captures=GraphCaptures(),
+    )  # fmt: skip
+    link = watchdog._link
+    assert link is not None
+    link._beacon = Beacon(str(tmp_path), link._descriptor, Beat(1))
+    watchdog.look(2 * S, ())
+    assert read_beat(str(tmp_path), identity.boot_id) == Beat(2 * S)
+    guard.record(SIDECAR, OSError("no room"))
+    watchdog.look(3 * S, ())
+    assert read_beat(str(tmp_path), identity.boot_id) == Beat(2 * S, state=LEFT)
 
 
 def test_starting_and_stopping_without_a_sidecar_leaves_nothing() -> None:

@@ -45,6 +45,18 @@ def test_a_hello_says_what_was_dropped_meanwhile() -> None:
     assert delivery.on_tick(at(0)) == [SendHello(4, 1)]
 
 
+def test_what_an_ended_process_sent_is_believed_although_it_is_not_held_here() -> None:
+    """Of a life's reports 41 to 51 are left; it had sent more before its end, which the collector has."""
+    buffer = ResendBuffer(100, 1 << 20, after=40)
+    for sequence in range(41, 52):
+        buffer.push(sequence, b"frame", 1)
+    delivery = Delivery(buffer, random.Random(7), sent_through=2**63 - 1)
+    assert delivery.on_tick(at(0)) == [SendHello(41, 1)]
+    assert delivery.on_welcome(100, at(1)) == []
+    assert delivery.everything_acknowledged
+    assert delivery.impossible_acks == 0
+
+
 def test_the_next_wake_is_when_the_next_hello_is_due() -> None:
     delivery = delivery_with(1)
     delivery.on_tick(at(0))
