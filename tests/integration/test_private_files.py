@@ -30,12 +30,20 @@ def find_folder(job: Job) -> Path | None:
     return None
 
 
+BLOCKED = """
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm &&
+setpriv --reuid=65534 --clear-groups ln -s /tmp /dev/shm/rankscope-0 && exec "$@"
+"""
+"""A /dev/shm of a job's own, in which `nobody` has taken the name of root's folder."""
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, Path]]:
     """A job of one rank that trains, and the folder it meets its sidecar in."""
-    stop = tmp_path_factory.mktemp("job") / "stop"
+    folder = tmp_path_factory.mktemp("job")
+    stop, spill = folder / "stop", folder / "missing" / "spill"
     with serving() as served:
-        settings = {**ALONE, **OFTEN, "RANKSCOPE_COLLECTOR": served.endpoint}
+        settings = {**ALONE, **OFTEN, "RANKSCOPE_COLLECTOR": served.endpoint, "RANKSCOPE_SPILL_DIR": str(spill)}
         with started([*WIDE_OPEN, *python(*AGENT, "paced.py", "--stop", str(stop))], settings) as job:
             yield job, wait_for(lambda: find_folder(job), lambda: f"no beacon of the job in {find_root()}")
             stop.touch()
@@ -60,6 +68,14 @@ def test_every_file_in_them_is_too(running: tuple[Job, Path]) -> None:
     assert set(modes.values()) == {"-rw-------"}
 
 
+def test_a_spill_dir_that_was_missing_is_too(running: tuple[Job, Path]) -> None:
+    job, _ = running
+    spill = Path(psutil.Process(job.launcher.pid).environ()["RANKSCOPE_SPILL_DIR"])
+    files = wait_for(lambda: list(spill.glob("*/*.spill")) or None, lambda: f"no report in {spill}", 120)
+    assert [mode_of(one) for one in (spill.parent, spill, files[0].parent)] == ["drwx------"] * 3
+    assert {mode_of(one) for one in files[0].parent.iterdir()} == {"-rw-------"}
+
+
 def test_the_socket_lies_where_only_its_user_gets_to(running: tuple[Job, Path]) -> None:
     """torch makes it, with the mode of the umask: what keeps others from it is the folder."""
     _, folder = running
@@ -76,3 +92,21 @@ def test_the_sidecar_listens_nowhere(running: tuple[Job, Path]) -> None:
                 sidecars.append(process)
     assert len(sidecars) == 1
     assert list_connections(sidecars[0], "all") == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user too, and mount")
+def test_a_link_of_another_user_does_not_switch_the_sidecar_off(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    command = ["unshare", "--mount", "sh", "-c", BLOCKED, "sh", *python(*AGENT, "paced.py", "--stop", str(stop))]
+    with started(command, {**ALONE, **OFTEN}) as job:
+        memory = Path(f"/proc/{job.launcher.pid}/root/dev/shm")
+        (folder,) = wait_for(
+            lambda: list(memory.glob("rankscope-0.2/*/*.json")) or None,
+            lambda: f"no descriptor in {list(memory.iterdir())}; exit {job.launcher.poll()}",
+            120,
+        )
+        assert mode_of(folder.parent.parent) == "drwx------"
+        stop.touch()
+        ended = job.wait()
+    assert ended.exit_code == 0, ended.stderr
+    assert [line for line in ended.heard_of_agent if "failed" in line] == []
