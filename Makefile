@@ -6,7 +6,9 @@ WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_STAMP := $(VENV)/.demo
 STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PACKAGES := bash tests/system_packages.sh
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/fuzz
@@ -21,14 +23,20 @@ help: ## what can be made
 
 venv: $(STAMP) ## .venv with the package (editable), its test tools and torch
 
-# The environment is installed again only when what it is made from has changed.
-$(STAMP): pyproject.toml constraints.txt
+# Each is installed again only when what it is made from has changed. The demo needs the first one only.
+$(DEMO_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "rankscope needs Python 3.10 or later as $(PYTHON); name one: make PYTHON=python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PACKAGES) venv $(PYTHON)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]' torch
-	touch $@
+	@test -x $(BIN)/python || { echo "Making $(VENV) with $(PYTHON)."; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing rankscope and $$(grep '^torch==' constraints.txt) into $(VENV): a minute or two, longer for a torch with CUDA (several GB)."
+	@$(INSTALL) -e . torch
+	@touch $@
+
+$(STAMP): $(DEMO_STAMP)
+	@echo "Installing the test tools into $(VENV): another minute or two."
+	@$(INSTALL) -e '.[test]' torch
+	@touch $@
 
 # Before the environment, which takes longer: who may not install packages learns at once which to ask for.
 packages: ## the Debian packages that the tests need, or the line that installs them
@@ -88,7 +96,7 @@ format: $(STAMP) ## format the code and mend what can be mended by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only .
 
-demo: $(STAMP) ## a small training on this machine with one slow rank
+demo: $(DEMO_STAMP) ## a small training on this machine with one slow rank
 	$(BIN)/rankscope demo
 
 score: $(STAMP) ## how well stragglers are found in simulated jobs whose truth is known

@@ -1,0 +1,36 @@
+"""What the demo says before it begins, and how it counts what was scraped."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.demo.run import SLOW_STEP_S, DemoOptions, describe
+
+TRAIN = Path(__file__).parents[3] / "collector" / "demo" / "train.py"
+
+
+def plan(*, ranks: int = 4, steps: int = 160, fault: str = "host", slow_from: int = 60) -> DemoOptions:
+    return DemoOptions(ranks=ranks, steps=steps, fault=fault, slow_rank=2, slow_from=slow_from, json_path=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "expected_s"),
+    [
+        (plan(), 2, 45),  # 15 + 160 * 0.0375 * 4 / 2 + 100 * 0.15 = 42
+        (plan(), 64, 40),  # 15 + 160 * 0.0375 + 100 * 0.15 = 36: a rank trains on one core
+        (plan(fault="none"), 2, 30),  # 15 + 160 * 0.0375 * 4 / 2 = 27
+        (plan(ranks=16, steps=400), 4, 130),  # 15 + 400 * 0.0375 * 16 / 4 + 340 * 0.15 = 126
+    ],
+)
+def test_demo_says_how_long_it_takes(options: DemoOptions, cores: int, expected_s: int) -> None:
+    assert f" Takes about {expected_s} s, longer on a busy machine." in describe(options, cores)
+
+
+def test_demo_too_short_for_its_fault_says_that_no_rank_is_slow() -> None:
+    assert "160 steps on 4 ranks; no rank is slow. " in describe(plan(slow_from=160), 2)
+
+
+def test_slow_step_is_as_long_as_the_script_makes_it() -> None:
+    (seconds,) = re.findall(r"^FAULT_S = (.*)$", TRAIN.read_text(), flags=re.MULTILINE)
+    assert float(seconds) == SLOW_STEP_S
