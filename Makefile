@@ -34,7 +34,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMP): $(DEMO_STAMP)
-	@echo "Installing the test tools into $(VENV): another minute or two."
+	@echo "Installing the test tools into $(VENV): another three minutes or so."
 	@$(INSTALL) -e '.[test]' torch
 	@touch $@
 

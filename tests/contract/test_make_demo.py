@@ -56,5 +56,5 @@ def test_environment_of_a_demo_gets_the_test_tools_when_they_are_needed(tmp_path
     make_checkout(tmp_path)
     make(tmp_path, "demo")
     installing, pip = make(tmp_path, "venv")
-    assert installing == "Installing the test tools into .venv: another minute or two."
+    assert installing == "Installing the test tools into .venv: another three minutes or so."
     assert pip.endswith(" -e .[test] torch")

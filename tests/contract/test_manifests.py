@@ -196,15 +196,6 @@ def test_images_are_of_named_releases_and_not_run_as_root() -> None:
     assert "ARG PYTHON=python:3.12.8-slim-bookworm\n" in collector
 
 
-@pytest.mark.parametrize("name", ["Dockerfile.collector", "Dockerfile.training"])
-def test_images_are_made_from_files_that_the_builder_gets(name: str) -> None:
-    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    for line in (DOCKER / name).read_text().splitlines():
-        if line.startswith("COPY ") and "--from" not in line:
-            for source in line.split()[1:-1]:
-                assert source in sent or (source.startswith("dist/") and "dist/*.whl" in sent), source
-
-
 def test_image_holds_each_dependency_of_the_package_at_one_release() -> None:
     pinned = {
         line.partition("==")[0]

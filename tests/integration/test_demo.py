@@ -93,7 +93,9 @@ def test_the_slow_rank_is_found_and_nobody_else(shown: Shown) -> None:
 
 def test_its_first_line_says_what_comes_and_for_how_long(shown: Shown) -> None:
     first = shown.ended.stdout.splitlines()[0]
-    said = re.fullmatch(r"demo: trains a small transformer for 84 steps on 4 ranks; (.*)\. Takes about \d+ s, .*", first)
+    said = re.fullmatch(
+        r"demo: trains a small transformer for 84 steps on 4 ranks; (.*)\. Takes about \d+ s, .*", first
+    )
     assert said is not None, first
     slow = f"rank {SLOW_RANKS[shown.fault]} is slow from step {SLOW_FROM} on"
     assert said[1] == ("no rank is slow" if shown.fault == "none" else slow)

@@ -1,33 +1,24 @@
 """`make dist`: the same commit gives the same bytes, and what comes out works where nothing else is installed."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 from rankscope.measure import __version__
+from tests.integration.environments import LONGEST_S, clean_environment, lend_torch, make_environment, run
 from tests.integration.torchrun import ALONE
 from tests.lowest_versions import read_lowest, render
 
 ROOT = Path(__file__).parents[2]
 TRACE = ROOT / "tests" / "traces"
-LONGEST_S = 200.0
 
 pytestmark = pytest.mark.xdist_group("dist")  # one worker builds, once
-
-
-def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    settings = {"capture_output": True, "text": True, "timeout": LONGEST_S, **options}
-    parts = [str(part) for part in command]
-    return subprocess.run(parts, check=False, **settings)  # type: ignore[call-overload,no-any-return]
 
 
 def build(tree: Path, out: Path, umask: int = 0o022) -> list[Path]:
@@ -46,19 +37,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def empty(built: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with the wheel, what it asks for, and nothing else."""
     return make_environment(built[0], tmp_path_factory.mktemp("empty"))
-
-
-def make_environment(package: Path, folder: Path, *options: str | Path) -> Path:
-    venv.create(folder, with_pip=True)
-    programs = folder / "bin"
-    done = run(programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package, *options)
-    assert done.returncode == 0, done.stderr
-    return programs
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    """As a new user has it: nothing that leads Python elsewhere."""
-    return {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **more}
 
 
 def test_same_commit_gives_the_same_bytes_elsewhere_and_by_somebody_else(built: list[Path], tmp_path: Path) -> None:
@@ -149,12 +127,3 @@ def test_a_job_is_watched_by_the_oldest_versions_that_are_asked_for(built: list[
     assert [found["rank"] for found in told["findings"] if found["rank"] is not None] == [1]
     assert told["metrics_sample_count"] > 100
     assert not [line for line in done.stderr.splitlines() if "Warning" in line or "Traceback" in line]
-
-
-def lend_torch(programs: Path) -> None:
-    """Let the environment see torch and what torch needs, from this one: it is too large to install once more."""
-    ours = Path(sysconfig.get_path("purelib"))
-    (theirs,) = (programs.parent / "lib").glob("python*/site-packages")
-    for entry in ours.iterdir():
-        if "rankscope" not in entry.name and entry.suffix != ".pth" and not (theirs / entry.name).exists():
-            (theirs / entry.name).symlink_to(entry)
