@@ -52,3 +52,18 @@ def format_duration(nanoseconds: float) -> str:
     if size < NS_PER_S:
         return f"{nanoseconds / NS_PER_MS:.1f} ms"
     return f"{nanoseconds / NS_PER_S:.1f} s"
+
+
+_LENGTHS = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+def format_length(seconds: float) -> str:
+    """A length of time for people, in its largest unit.
+
+    >>> format_length(42), format_length(90), format_length(5_400), format_length(180_000)
+    ('42 s', '1.5 min', '1.5 h', '2.1 d')
+    """
+    for name, unit_s in _LENGTHS:
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.1f} {name}"
+    return f"{seconds:.0f} s"

@@ -28,6 +28,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     `evidence` holds the numbers behind the sentence, with their unit; `details` what is no number (a stack, the
     names of links). `job_slowdown_ratio` is the step over the ideal step, `lost_rank_seconds` what it has cost so
     far, all ranks together. None: not known, or it makes no sense.
+
+    Of a finding that is over `until_step` is the last step in which it held, and `lasted_s` for how long it did;
+    `sentence` is then in the past tense. `past` is that form before it is over, with `{when}` where from when until
+    when is put in (`past.py`).
     """
 
     kind: str
@@ -46,6 +50,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     lost_rank_seconds: float | None = None
     evidence: Mapping[str, float] = {}
     details: Mapping[str, str] = {}
+    past: str = ""
+    until_step: int | None = None
+    lasted_s: float | None = None
 
     @property
     def rank(self) -> int | None:

@@ -14,14 +14,17 @@ STACKS_SHOWN_MAX: Final = 4
 
 class HangFacts:
     """What a finding about a hang says. `ranks` are named for it, `stuck` is what the others wait in, None where that
-    is not known.
+    is not known. `is_over`: it is told in the past tense.
     """
 
-    def __init__(self, view: JobView, graph: Graph, ranks: tuple[int, ...], stuck: Stuck | None) -> None:
+    def __init__(
+        self, view: JobView, graph: Graph, ranks: tuple[int, ...], stuck: Stuck | None, *, is_over: bool = False
+    ) -> None:
         self.view = view
         self.graph = graph
         self.ranks = ranks
         self.stuck = stuck
+        self.is_over = is_over
 
     @property
     def standings(self) -> Mapping[int, RankStanding]:

@@ -5,6 +5,7 @@ from typing import Final
 
 from rankscope.collector.detect.finding import format_ranks
 from rankscope.collector.detect.hang_facts import HangFacts
+from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.stuck import Stuck, find_calls
 from rankscope.measure.stalls import describe_frame, find_script_frame
@@ -24,7 +25,7 @@ SUGGESTIONS: Final = {
 
 
 def write_hang(cause: str, facts: HangFacts) -> str:
-    """The sentences about a hang of this cause."""
+    """The sentences about a hang of this cause; of one that is over with WHEN where its length and its end come."""
     if cause == "deadlock":
         lead = _tell_circle(facts)
     elif facts.ranks:
@@ -37,43 +38,53 @@ def write_hang(cause: str, facts: HangFacts) -> str:
         lead = _tell_incomplete(facts, facts.stuck)
     else:
         lead = _tell_unknown(facts, facts.stuck)
+    if facts.is_over:
+        return f"{lead}. The run{WHEN}."
     step = "" if facts.since_step is None else f" in step {facts.since_step}"
     return f"{lead}. The job hangs{step}."
 
 
-def describe_place(standing: RankStanding) -> str:
-    """Where a rank is, in words that follow its name."""
+def describe_place(standing: RankStanding, *, is_over: bool = False) -> str:
+    """Where a rank is, or was, in words that follow its name."""
     if standing.is_silent and not standing.stands_still:
+        if is_over:
+            return "did not report, and whether its process lived was not known"
         return "does not report, and whether its process lives is not known"
     if standing.ended is not None and not standing.is_silent:
-        return f"has ended: {standing.ended}{f' ({standing.ended_detail})' if standing.ended_detail else ''}"
+        ended = f"{standing.ended}{f' ({standing.ended_detail})' if standing.ended_detail else ''}"
+        return f"{'had' if is_over else 'has'} ended: {ended}"
     if standing.unresponsive is not None:
         state = standing.unresponsive.state
-        return f"does not answer, its interpreter does not run{f' (state {state})' if state else ''}"
+        does = "did" if is_over else "does"
+        return f"{does} not answer, its interpreter {does} not run{f' (state {state})' if state else ''}"
     frame = find_script_frame(standing.frames)
     place = "" if frame is None else f" at {describe_frame(frame)}"
     if not standing.stands_still:
-        return f"goes on with its work{place}"
+        return f"{'went' if is_over else 'goes'} on with its work{place}"
     inside = "" if standing.activity in {None, "other"} else f" in {standing.activity}"
-    unheard = " and does not report any more" if standing.is_silent else ""
-    return f"stands still{inside}{place}{unheard}"
+    unheard = f" and {'did' if is_over else 'does'} not report any more" if standing.is_silent else ""
+    return f"{'stood' if is_over else 'stands'} still{inside}{place}{unheard}"
 
 
 def _tell_missing(facts: HangFacts) -> str:
     first = facts.ranks[0]
-    place = describe_place(facts.standings[first])
+    place = describe_place(facts.standings[first], is_over=facts.is_over)
     who = f"Rank {first} ({facts.view.nodes.get(first, 'node not known')}) {place}"
     if len(facts.ranks) > 1:
-        who = f"Ranks {format_ranks(facts.ranks)} keep the others waiting; of these rank {first} {place}"
+        keep = "kept" if facts.is_over else "keep"
+        who = f"Ranks {format_ranks(facts.ranks)} {keep} the others waiting; of these rank {first} {place}"
     stuck = facts.stuck
     if stuck is None:
-        return f"{who}, and {_count(facts.still)} {_verb(facts.still, 'stand')} still{_for_how_long(facts)}"
+        return f"{who}, and {_count(facts.still)} {_verb(facts, facts.still, 'stand')} still{_for_how_long(facts)}"
     last = facts.find_last(stuck)
-    behind = f", its last one there is {last}" if last is not None and last < stuck.sequence else ""
+    is_ = "was" if facts.is_over else "is"
+    behind = f", its last one there {is_} {last}" if last is not None and last < stuck.sequence else ""
     others = set(facts.waiting).difference(stuck.waiting)
-    passed_on = f"; {_count(others)} {_verb(others, 'wait')} behind {_pronoun(stuck.waiting)}" if others else ""
+    passed_on = ""
+    if others:
+        passed_on = f"; {_count(others)} {_verb(facts, others, 'wait')} behind {_pronoun(stuck.waiting)}"
     return (
-        f"{who}, and {_count(stuck.waiting)} {_verb(stuck.waiting, 'wait')} for {_pronoun(facts.ranks)} in "
+        f"{who}, and {_count(stuck.waiting)} {_verb(facts, stuck.waiting, 'wait')} for {_pronoun(facts.ranks)} in "
         f"{_describe(facts, stuck)}{_for_how_long(facts)}{behind}{passed_on}"
     )
 
@@ -83,42 +94,47 @@ def _tell_circle(facts: HangFacts) -> str:
     held = [(rank, one) for rank in shown for one in facts.graph.stuck if rank in one.waiting and one.missing]
     first = dict(reversed(held))
     parts = [f"rank {rank} in {_name_call(first[rank])} for {_name(first[rank].missing)}" for rank in shown]
-    return f"Ranks {format_ranks(facts.ranks)} wait for each other{_for_how_long(facts)}: {', '.join(parts)}"
+    wait = "waited" if facts.is_over else "wait"
+    return f"Ranks {format_ranks(facts.ranks)} {wait} for each other{_for_how_long(facts)}: {', '.join(parts)}"
 
 
 def _tell_standstill(facts: HangFacts) -> str:
     still, first = facts.still, facts.still[0]
+    is_ = "was" if facts.is_over else "is"
     return (
-        f"{_count(still).capitalize()} {_verb(still, 'stand')} still{_for_how_long(facts)}, in no collective that is "
-        f"known; rank {first} {describe_place(facts.standings[first])}"
+        f"{_count(still).capitalize()} {_verb(facts, still, 'stand')} still{_for_how_long(facts)}, in no collective "
+        f"that {is_} known; rank {first} {describe_place(facts.standings[first], is_over=facts.is_over)}"
     )
 
 
 def _tell_mismatch(facts: HangFacts, stuck: Stuck) -> str:
     calls = sorted(find_calls(stuck, facts.standings).items(), key=lambda call: call[1])
     told = [f"{op}{'' if size is None else f' of {size} bytes'} on {_name(ranks)}" for (op, size), ranks in calls]
-    return f"Collective {stuck.sequence} of {stuck.group} is not the same everywhere: {', '.join(told)}"
+    is_ = "was" if facts.is_over else "is"
+    return f"Collective {stuck.sequence} of {stuck.group} {is_} not the same everywhere: {', '.join(told)}"
 
 
 def _tell_incomplete(facts: HangFacts, stuck: Stuck) -> str:
     members = facts.view.groups.get(stuck.group, stuck.waiting)
-    ends = "completes on none of them"
+    ends = f"{'completed' if facts.is_over else 'completes'} on none of them"
     if len(stuck.waiting) < len(members):
-        ends = f"does not complete on {_name(stuck.waiting)}"
+        ends = f"{'did' if facts.is_over else 'does'} not complete on {_name(stuck.waiting)}"
     started = {rank: facts.standings[rank].started_in(stuck.group) for rank in stuck.waiting}
     late = [rank for rank, sequence in started.items() if sequence is not None and sequence < stuck.sequence]
-    held_up = f"; it has not begun on the device of {_name(late)}" if 0 < len(late) < len(started) else ""
+    has, have = ("had", "had") if facts.is_over else ("has", "have")
+    held_up = f"; it {has} not begun on the device of {_name(late)}" if 0 < len(late) < len(started) else ""
     return (
-        f"All {len(members)} ranks of the group have entered {_describe(facts, stuck)}, which {ends}"
+        f"All {len(members)} ranks of the group {have} entered {_describe(facts, stuck)}, which {ends}"
         f"{_for_how_long(facts)}{held_up}"
     )
 
 
 def _tell_unknown(facts: HangFacts, stuck: Stuck) -> str:
-    told = f": how far {_name(stuck.unknown)} is there is not known" if stuck.unknown else ""
+    is_ = "was" if facts.is_over else "is"
+    told = f": how far {_name(stuck.unknown)} {is_} there {is_} not known" if stuck.unknown else ""
     return (
-        f"{_count(stuck.waiting).capitalize()} {_verb(stuck.waiting, 'wait')} in {_describe(facts, stuck)}"
-        f"{_for_how_long(facts)}, and it cannot be told for whom{told}"
+        f"{_count(stuck.waiting).capitalize()} {_verb(facts, stuck.waiting, 'wait')} in {_describe(facts, stuck)}"
+        f"{_for_how_long(facts)}, and it {'could' if facts.is_over else 'can'}not be told for whom{told}"
     )
 
 
@@ -132,7 +148,8 @@ def _name_call(stuck: Stuck) -> str:
 
 
 def _for_how_long(facts: HangFacts) -> str:
-    return "" if facts.stalled_ns is None else f" for {format_duration(facts.stalled_ns)}"
+    """Of one that is over the whole length stands at the end of what is said."""
+    return "" if facts.stalled_ns is None or facts.is_over else f" for {format_duration(facts.stalled_ns)}"
 
 
 def _name(ranks: Collection[int]) -> str:
@@ -143,7 +160,9 @@ def _count(ranks: Collection[int]) -> str:
     return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
 
 
-def _verb(ranks: Collection[int], verb: str) -> str:
+def _verb(facts: HangFacts, ranks: Collection[int], verb: str) -> str:
+    if facts.is_over:
+        return {"stand": "stood", "wait": "waited"}[verb]
     return f"{verb}s" if len(ranks) == 1 else verb
 
 

@@ -258,6 +258,7 @@ def describe_hang(view: JobView, graph: Graph, hang: Hang, known: Finding | None
         since_step=facts.since_step,
         cause=hang.cause,
         sentence=write_hang(hang.cause, facts),
+        past=write_hang(hang.cause, HangFacts(view, graph, hang.ranks, hang.stuck, is_over=True)),
         suggestion=SUGGESTIONS[hang.cause],
         # A standstill in which nobody waits may be long work of another kind: writing text, uploading.
         severity="warning" if hang.stuck is None and not hang.ranks else "critical",

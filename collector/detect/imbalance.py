@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.columns import view_columns
-from rankscope.collector.detect.cost import price
+from rankscope.collector.detect.cost import Cost, price
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding, format_ranks
+from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.sentence import say_cost
 from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
@@ -95,18 +96,13 @@ def _describe(view: JobView, stages: JobView, group: Comparison, slow: Slow, kno
     since_step = min(before, default=slow.since_step)
     lost_ns = _lost_to(view, stages, slow.rank)
     cost = price(lost_ns, view, since_step)
-    sentence = (
-        f"Ranks {format_ranks(group.members)} have {slow.slowdown_ratio:.2f} times as much work as the mean of all "
-        f"ranks in every step, since the first one known: {format_duration(slow.self_ns)} of own work a step against "
-        f"{format_duration(slow.peers_self_ns)}; cause more_work: they do other work than the rest, and the work is "
-        f"not shared out evenly.{say_cost(cost, than='with an even split')}"
-    )
     finding = Finding(
         kind=IMBALANCE,
         ranks=group.members,
         since_step=since_step,
         cause="more_work",
-        sentence=sentence,
+        sentence=_write_sentence(group, slow, cost),
+        past=_write_sentence(group, slow, cost, is_over=True),
         suggestion=SUGGESTION,
         severity="info",
         slowdown_ratio=slow.slowdown_ratio,
@@ -118,6 +114,17 @@ def _describe(view: JobView, stages: JobView, group: Comparison, slow: Slow, kno
         },
     )
     return Candidate(finding, lost_ns)
+
+
+def _write_sentence(group: Comparison, slow: Slow, cost: Cost, *, is_over: bool = False) -> str:
+    have, do, is_ = ("had", "did", "was") if is_over else ("have", "do", "is")
+    when = f", as was seen{WHEN}" if is_over else ", since the first one known"
+    return (
+        f"Ranks {format_ranks(group.members)} {have} {slow.slowdown_ratio:.2f} times as much work as the mean of all "
+        f"ranks in every step{when}: {format_duration(slow.self_ns)} of own work a step against "
+        f"{format_duration(slow.peers_self_ns)}; cause more_work: they {do} other work than the rest, and the work "
+        f"{is_} not shared out evenly.{say_cost(cost, than='with an even split', is_over=is_over)}"
+    )
 
 
 def _lost_to(view: JobView, stages: JobView, column: int) -> Floats:

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.job_signs import JobSigns, read_signs
+from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.situations import (
     COMMUNICATE_LESS,
     CRITICAL_RATIO,
@@ -103,7 +104,7 @@ def judge_utilisation(signs: JobSigns, ease: float = 1.0) -> Verdict:
         return None
     return Judged(
         signs.idle,
-        f"The GPUs work only {percent(1 - signs.idle)} of the time, and neither their data nor their hosts alone "
+        f"The GPUs are busy only {percent(1 - signs.idle)} of the time, and neither their data nor their hosts alone "
         "explain it.",
         f"Look at one rank's step in a trace (rankscope analyze): what its host does while its GPU is idle. "
         f"{FREE_THE_HOST}",
@@ -239,6 +240,7 @@ def _describe(kind: str, judged: Judged, signs: JobSigns, known: Finding | None)
         since_step=signs.since_step if known is None else known.since_step,
         cause=kind,
         sentence=judged.sentence,
+        past=f"{put_in_past(judged.sentence)} That was so{WHEN}.",
         suggestion=judged.suggestion,
         severity="warning" if judged.ratio >= CRITICAL_RATIO or kind == "memory_pressure" else "info",
         evidence=judged.evidence,

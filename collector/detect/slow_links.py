@@ -9,6 +9,7 @@ from rankscope.collector.detect.cost import Cost, price
 from rankscope.collector.detect.finding import GROUP_SEPARATOR, Abstain, Finding, format_ranks
 from rankscope.collector.detect.link_location import Location, find_locations
 from rankscope.collector.detect.links import Links, Past, SlowLink, build_links, find_slow_links
+from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.sentence import COST_WORTH_SAYING, say_cost
 from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.stragglers import Slow, Thresholds
@@ -125,6 +126,7 @@ def _describe(
     signs, details = _find_signs(view, location)
     pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
     excesses = {f"{EXCESS}/{link.group}": link.slow.self_ns - link.slow.peers_self_ns for link in slow}
+    family_size = len(links.families.get(leader.group, ()))
     finding = Finding(
         kind=SLOW_LINK,
         ranks=location.ranks,
@@ -132,7 +134,8 @@ def _describe(
         group=leader.group,
         since_step=since_step,
         cause=SLOW_LINK,
-        sentence=_write_sentence(location, leader, len(links.families.get(leader.group, ())), since_step, cost),
+        sentence=_write_sentence(location, leader, family_size, since_step, cost),
+        past=_write_sentence(location, leader, family_size, since_step, cost, is_over=True),
         suggestion=SUGGESTION,
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
@@ -210,7 +213,9 @@ def _find_signs(view: JobView, location: Location) -> tuple[dict[str, float], di
     return {names[mine]: float(np.median(told)) for mine, told in rates.items() if told}, details
 
 
-def _write_sentence(location: Location, leader: SlowLink, family_size: int, since_step: int, cost: Cost) -> str:
+def _write_sentence(
+    location: Location, leader: SlowLink, family_size: int, since_step: int, cost: Cost, *, is_over: bool = False
+) -> str:
     """Whose links, how much slower than what, since when, and what it costs."""
     count = len(leader.siblings)
     where = _name_nodes(location.nodes)
@@ -221,18 +226,19 @@ def _write_sentence(location: Location, leader: SlowLink, family_size: int, sinc
     }.get(location.suspect, f"group {leader.group} ({where})")
     if family_size:
         whose = f"most of the {family_size} groups {leader.group} ({where})"
-    slower = f"as slowly as their {count} sibling groups since step {since_step}"
+    slower = f"as slowly as their {count} sibling groups{WHEN if is_over else f' since step {since_step}'}"
     if not count:
-        slower = f"as slowly as before step {since_step}"
+        slower = f"as slowly as before step {since_step}{f',{WHEN},' if is_over else ''}"
     slow = leader.slow
     text = (
-        f"The links of {whose} move data {slow.slowdown_ratio:.2f} times {slower}: "
+        f"The links of {whose} {'moved' if is_over else 'move'} data {slow.slowdown_ratio:.2f} times {slower}: "
         f"{format_duration(slow.self_ns)} a step against {format_duration(slow.peers_self_ns)}"
     )
     if len(location.groups) > 1:
         others = [group for group in location.groups if group != leader.group]
-        text += f" in {leader.group}; {' and '.join(others)}, which shares them, is slow too"
-    return f"{text}.{say_cost(cost)}"
+        shares = "shared them, was" if is_over else "shares them, is"
+        text += f" in {leader.group}; {' and '.join(others)}, which {shares} slow too"
+    return f"{text}.{say_cost(cost, is_over=is_over)}"
 
 
 def _name_nodes(nodes: Sequence[str]) -> str:

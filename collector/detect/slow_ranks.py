@@ -96,6 +96,7 @@ def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known
         cause=cause.name,
         pattern=slow.pattern,
         sentence=write_sentence(slow_ranks, slow, cause, cost, view),
+        past=write_sentence(slow_ranks, slow, cause, cost, view, is_over=True),
         job_slowdown_ratio=cost.job_slowdown_ratio,
         evidence=evidence,
     )

@@ -21,6 +21,7 @@ from rankscope.collector.detect.cost import price
 from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.noise import measure_noise
+from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.sentence import say_cost
 from rankscope.collector.detect.series import Floats, sum_computing
 from rankscope.collector.detect.stragglers import Thresholds
@@ -79,7 +80,7 @@ class StageSlowdowns:
             return None
         nodes = {view.nodes[rank] for rank in ranks}
         alone = not any(view.nodes[rank] in nodes for rank in view.series.ranks if rank not in chosen)
-        who = f"Ranks {format_ranks(ranks)}, which do the same work, are"
+        who = f"Ranks {format_ranks(ranks)}, which {{do}} the same work, {{are}}"
         return _describe(
             view, change, known, mine_ns, kind=STAGE, who=who, ranks=ranks,
             nodes=tuple(sorted(nodes)) if alone and len(nodes) == 1 else (),
@@ -111,7 +112,7 @@ class RunSlowdown:
             return []
         known = next((finding for finding in explained if finding.kind == RUN), None)
         blame = NOBODY if are_compared else NOT_KNOWN_YET
-        who = "The steps of the whole run are"
+        who = "The steps of the whole run {are}"
         return [_describe(view, change, known, view.longest_ns, kind=RUN, who=who, blame=blame)]
 
     def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
@@ -221,6 +222,8 @@ def _describe(
     cost = price(lost_ns, view, since)
     ratio = change.after_ns / before_ns
     where = f" (node {nodes[0]})" if nodes else ""
+    slower = f"{ratio:.2f} times as slow as before step {since}{where}"
+    numbers = f"{format_duration(change.after_ns)} a step against {format_duration(before_ns)}"
     finding = Finding(
         kind=kind,
         ranks=ranks,
@@ -229,9 +232,12 @@ def _describe(
         slowdown_ratio=ratio,
         cause=cause.name,
         sentence=(
-            f"{who} {ratio:.2f} times as slow as before step {since}{where}: {format_duration(change.after_ns)} a step "
-            f"against {format_duration(before_ns)}, {blame}; cause {cause.name}: "
-            f"{cause.because}.{say_cost(cost)}"
+            f"{who.format(do='do', are='are')} {slower}: {numbers}, {blame}; cause {cause.name}: {cause.because}."
+            f"{say_cost(cost)}"
+        ),
+        past=(
+            f"{who.format(do='did', are='were')} {slower},{WHEN}: {numbers}, {put_in_past(blame)}; "
+            f"cause {cause.name}: {put_in_past(cause.because)}.{say_cost(cost, is_over=True)}"
         ),
         job_slowdown_ratio=cost.job_slowdown_ratio,
         evidence={**cause.evidence, BEFORE: before_ns, "after_ns": change.after_ns, "robust_z": change.robust_z},

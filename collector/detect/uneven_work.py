@@ -20,6 +20,7 @@ import numpy as np
 
 from rankscope.collector.detect.cost import Cost, price
 from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.series import Floats, Ints
 from rankscope.collector.detect.view import Candidate, JobView
 from rankscope.measure.units import format_duration
@@ -200,6 +201,7 @@ def _describe(view: JobView, gaps: Gaps, known: Finding | None) -> Candidate:
         since_step=since_step,
         cause=cause,
         sentence=_write_sentence(gaps, cause, cost),
+        past=_write_sentence(gaps, cause, cost, is_over=True),
         severity="warning" if cause == "data_imbalance" else "info",
         suggestion=SUGGESTION if cause == "data_imbalance" else "",
         job_slowdown_ratio=cost.job_slowdown_ratio,
@@ -208,14 +210,18 @@ def _describe(view: JobView, gaps: Gaps, known: Finding | None) -> Candidate:
     return Candidate(finding, lost_ns)
 
 
-def _write_sentence(gaps: Gaps, cause: str, cost: Cost) -> str:
+def _write_sentence(gaps: Gaps, cause: str, cost: Cost, *, is_over: bool = False) -> str:
     because = {
         "data_imbalance": "a rank's work is longer where its batch is larger, or all parts of it are",
         "unattributed": "it is not seen to go with the size of the batches",
     }[cause]
+    begin, is_, wait, takes, costs, would = "From step to step", "is", "wait", "takes", "costs", "would"
+    if is_over:
+        because, begin = put_in_past(because), f"From one step to the next{WHEN}"
+        is_, wait, takes, costs, would = "was", "waited", "took", "cost", "would have"
     return (
-        f"From step to step another rank is the slowest, and all others wait for it: {100 * gaps.step_ratio:.0f} % of "
-        f"a step, {format_duration(float(np.median(gaps.ns)))}; cause {cause}: {because}. The whole job takes "
-        f"{cost.job_slowdown_ratio:.2f} times as long as it would; each hour costs "
+        f"{begin} another rank {is_} the slowest, and all others {wait} for it: {100 * gaps.step_ratio:.0f} % of "
+        f"a step, {format_duration(float(np.median(gaps.ns)))}; cause {cause}: {because}. The whole job {takes} "
+        f"{cost.job_slowdown_ratio:.2f} times as long as it {would}; each hour {costs} "
         f"{cost.lost_rank_hours_per_hour:.1f} rank-hours."
     )

@@ -7,6 +7,7 @@ from typing import Final
 
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.measure.units import format_length
 
 UNKNOWN: Final = "-"
 SENTENCE_WIDTH: Final = 116
@@ -15,7 +16,6 @@ CELL_LENGTH_MAX: Final = 24
 """A run or a cause may have any name: what is longer would push all other columns away."""
 HEADS: Final = ("id", "state", "severity", "since (UTC)", "for", "run", "kind", "subject", "cause", "rank-hours")
 NUMBERS: Final = frozenset({"id", "for", "rank-hours"})
-_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def render_incidents(incidents: Sequence[Incident], now_wall_s: float, *, with_sentences: bool = True) -> str:
@@ -39,18 +39,6 @@ def count_incidents(incidents: Sequence[Incident]) -> str:
         return "no incident"
     still_open = sum(incident.is_open for incident in incidents)
     return f"{len(incidents)} incident{'s' if len(incidents) > 1 else ''}, {still_open} open"
-
-
-def format_length(seconds: float) -> str:
-    """A length of time in its largest unit.
-
-    >>> format_length(42), format_length(90), format_length(5_400), format_length(180_000)
-    ('42 s', '1.5 min', '1.5 h', '2.1 d')
-    """
-    for name, unit_s in _UNITS:
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.1f} {name}"
-    return f"{seconds:.0f} s"
 
 
 def _read(incident: Incident, now_wall_s: float) -> dict[str, str]:

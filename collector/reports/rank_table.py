@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from rankscope.collector.detect import ratios
 from rankscope.collector.reports.stalls import describe_stall
+from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import PHASES, WindowBreakdown
@@ -19,11 +20,13 @@ HEAD = (
 
 def render_run(run: RunSnapshot) -> str:
     """The table of a run and, below it, what detection says. Times are medians in ms, ratios per cent of a window."""
-    lines = [f"run {run.run}: {len(run.ranks)} of {run.world_size} ranks", HEAD]
+    lines = [f"run {run.run}: {len(run.ranks)} of {run.world_size} ranks", *describe_ended_run(run), HEAD]
     lines += [render_rank(rank) for rank in run.ranks]
     lines += [f"! {sentence}" for rank in run.ranks if (sentence := describe_stall(rank)) is not None]
     lines += [f"! {finding.sentence}" for finding in run.open_findings]
-    if run.abstained is not None:
+    if run.end is not None:
+        lines.append(f"verdict: {verdict(run)}")
+    elif run.abstained is not None:
         lines.append(f"no verdict yet: {run.abstained}")
     elif not run.open_findings:
         lines.append("no rank is slower than the others")

@@ -7,7 +7,6 @@ from typing import Final
 
 from rankscope.collector.history.reading import CurvePoint
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.reports.incident_table import format_length
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.reports.trace_cells import (
     MISSING,
@@ -21,7 +20,7 @@ from rankscope.collector.reports.trace_cells import (
     rank_list,
     word,
 )
-from rankscope.measure.units import format_duration
+from rankscope.measure.units import format_duration, format_length
 
 TOP: Final = 20
 """Rows of a table unless more are asked for; the JSON has all."""

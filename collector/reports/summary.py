@@ -1,26 +1,51 @@
 """A run in a few lines when it is over: how it went, how each rank ended, and the verdict in one sentence."""
 
-from rankscope.collector.detect.endings import date_failure
-from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.detect.throughput import find_throughput
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
-from rankscope.collector.state.vitals import BROUGHT_DOWN, ENDED_WELL
-from rankscope.measure.stalls import describe_frame, find_script_frame
+from rankscope.collector.state.run_end_words import describe_end, describe_first_to_fail, describe_lost
+from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.units import format_duration
 
-DETAIL_LENGTH_MAX = 160
 SHARE_WORTH_SAYING = 0.0005
 """What rounds to at least a tenth of a percent."""
 HEALTHY = "No rank was slower than the others."
 
 
 def verdict(run: RunSnapshot) -> str:
-    """One sentence: the costliest finding of the run's life, else that there was none, else why nobody can say."""
+    """One sentence: the costliest finding of the run's life, else that there was none, else why nobody can say. That
+    no rank was slower is said only of a run whose ranks were compared, and which did not end badly.
+    """
     costliest = _costliest(run)
     if costliest is not None:
         return costliest.sentence
+    if run.end is not None and not run.end.is_good:
+        found = "no rank was found to be slower than the others before"
+        if run.abstained is not None:
+            found = f"whether a rank was slower than the others is not known: {run.abstained}"
+        return f"The run {describe_end(run.end)}; {found}."
     return HEALTHY if run.abstained is None else f"No verdict: {run.abstained}."
+
+
+def describe_ended_run(run: RunSnapshot) -> list[str]:
+    """Of a run that is over how and when it ended, who was the first to fail, and who is not heard of any more, a line
+    each; none while it goes on.
+    """
+    end = run.end
+    if end is None:
+        return []
+    counts = ", ".join(f"{count} {reason}" for reason, count in end.ranks.items())
+    lines = [f"ended: {describe_end(end)}{f' (ranks: {counts})' if counts else ''}"]
+    if end.first is not None:
+        lines.append(f"first to fail: {describe_first_to_fail(end.first)}")
+    elif end.unknown:
+        lines.append(f"first to fail: not known, {end.unknown}")
+    lost = describe_lost(end)
+    if lost:
+        lines.append(f"lost: {lost}")
+    if end.unheard:
+        lines.append(f"never heard of: {end.unheard} of {run.world_size} ranks")
+    return lines
 
 
 def summarise(run: RunSnapshot) -> str:
@@ -31,18 +56,17 @@ def summarise(run: RunSnapshot) -> str:
     medians = sorted(rank.step_ns_median for rank in run.ranks if rank.step_ns_median is not None)
     median = f", median step {format_duration(medians[len(medians) // 2])}" if medians else ""
     steps = max((rank.totals.steps for rank in run.ranks), default=0)
+    moment = [] if run.end is None else [describe_end(run.end)]
     reports = sum(rank.reports_admitted for rank in run.ranks)
     lost = sum(rank.report_gaps for rank in run.ranks)
     lines = [
         f"run {run.run}: {run.world_size} ranks, {steps} steps{median}; {reports} reports, {lost} lost",
-        "ended: " + "; ".join(f"{reason}: {_ranks(ranks)}" for reason, ranks in sorted(ends.items())),
+        "ended: " + "; ".join([*moment, *(f"{reason}: {_ranks(ranks)}" for reason, ranks in sorted(ends.items()))]),
+        *describe_ended_run(run)[1:],
         *_describe_speed(run),
         *_describe_goodput(run.goodput),
     ]
     costliest = _costliest(run)
-    failed = find_first_to_fail(run)
-    if failed is not None:
-        lines.append(f"first to fail: rank {failed.identity.rank} ({failed.identity.node}), {describe_end(failed)}")
     lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not costliest]
     lines.append(f"verdict: {verdict(run)}")
     return "\n".join(lines)
@@ -85,35 +109,6 @@ def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
     return [f"{text}; {', '.join(told)}" if told else text]
 
 
-def describe_end(rank: RankSnapshot) -> str:
-    """How a rank ended, with what is known about it: `crashed (SIGSEGV), the last step it reported was 412`."""
-    detail = f" ({_shorten(rank.ended_detail)})" if rank.ended_detail else ""
-    frame = find_script_frame(rank.end.stacks[0].frames) if rank.end is not None and rank.end.stacks else None
-    if frame is not None:
-        detail += f" at {describe_frame(frame)}"
-    step = "no step reported" if rank.last_step is None else f"the last step it reported was {rank.last_step}"
-    return f"{rank.ended}{detail}, {step}"
-
-
-def find_first_to_fail(run: RunSnapshot) -> RankSnapshot | None:
-    """The rank whose end brought the others down, as far as can be told: the first that ended badly by itself.
-
-    Of ranks that died without a word the end is dated back (`date_failure`): their peers' exceptions may come before.
-    """
-    failed = [
-        rank
-        for rank in run.ranks
-        if rank.ended is not None and rank.ended not in ENDED_WELL | BROUGHT_DOWN and rank.ended_job_ns is not None
-    ]
-    return min(failed, key=_when_it_failed_ns, default=None)
-
-
-def _when_it_failed_ns(rank: RankSnapshot) -> int:
-    # A rank that raised said so itself; what the sidecar saw then is another end than the one it said.
-    is_only_seen = rank.end is not None and rank.ended_detail == rank.end.detail
-    return date_failure(rank.ended or "", rank.ended_job_ns or 0, is_only_seen=is_only_seen)
-
-
 def _costliest(run: RunSnapshot) -> Finding | None:
     """What has cost most; before all others what had to be looked at at once, such as a hang, which has no cost yet,
     and then what names somebody: of a run that became slower for no known reason there is less to be done.
@@ -122,13 +117,11 @@ def _costliest(run: RunSnapshot) -> Finding | None:
     def rank(one: Finding) -> tuple[bool, bool, float]:
         return one.severity == "critical", bool(one.ranks or one.group), one.lost_rank_seconds or 0.0
 
-    return max(run.findings, key=rank, default=None)
+    # A hang after which the run finished without another step is work that followed the training.
+    told = (one for one in run.findings if one.kind != HANG or one.severity != "info")
+    return max(told, key=rank, default=None)
 
 
 def _ranks(ranks: list[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"  # noqa: PLR2004
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= DETAIL_LENGTH_MAX else f"{text[: DETAIL_LENGTH_MAX - 3]}..."

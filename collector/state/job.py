@@ -35,6 +35,8 @@ from rankscope.collector.state.events import (
 )
 from rankscope.collector.state.intake import find_end_of_steps
 from rankscope.collector.state.rank import RankState
+from rankscope.collector.state.run_end import RunEnd
+from rankscope.collector.state.run_ending import RunEnding
 from rankscope.collector.state.samples import read_samples
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import RunSnapshot
@@ -50,6 +52,7 @@ from rankscope.measure.records import GroupInfo
 from rankscope.measure.units import s_to_ns
 
 NOBODY_YET = "no rank has reported yet"
+RUN_IS_OVER = "the run is over"
 SKIP_STEPS = 3
 """The first steps compile, allocate and fill caches; they are nobody's slowness."""
 
@@ -76,6 +79,7 @@ class JobState:
         self._attempts = 0
         self._begun_job_ns: int | None = None
         self._lost_rank_s = 0.0
+        self._ending = RunEnding()
         self.last_change_job_ns = 0
         self.step_picture: StepPicture | None = None
         """The steps that the last look was at; None before any."""
@@ -134,7 +138,7 @@ class JobState:
         effects: list[JobEffect] = []
         # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted.
         if attempt is None or identity.restart_count > attempt.restart_count or present is not None:
-            effects = self._verdicts.close_all("restarted")
+            effects = self._verdicts.begin_attempt()
             if attempt is not None:
                 self._goodput.restart(event.now_job_ns)
             attempt = self._begin_attempt(identity)
@@ -255,10 +259,21 @@ class JobState:
             self._goodput.stall(tick.now_job_ns)
         elif self.is_over:
             self._goodput.end(max(rank.vitals.ended_job_ns or 0 for rank in attempt.ranks.values()))
-        if not tick.looks:
+        self._ending.update(attempt.ranks, attempt.world_size, Clocks(tick.now_job_ns, tick.now_wall_s))
+        if not tick.looks or self._ending.is_concluded:
             return effects
+        end = self._ending.end
+        if end is not None and not end.lost_ranks:  # who is only silent may come back, and what was found holds then
+            return effects + self._conclude(attempt, tick.now_job_ns, end)
         standings = build_standings(attempt.ranks, tick.now_job_ns) if stalled else {}
         return effects + self._detect(attempt, tick.now_job_ns, standings)
+
+    def _conclude(self, attempt: Attempt, now_job_ns: int, end: RunEnd) -> list[JobEffect]:
+        """Look for the last time, at the steps that came with the end, and close what was found."""
+        self._ending.is_concluded = True
+        effects = self._detect(attempt, now_job_ns, {})
+        last_step = max((rank.last_step for rank in attempt.ranks.values() if rank.last_step is not None), default=None)
+        return effects + self._verdicts.conclude(end, last_step, RUN_IS_OVER)
 
     def _detect(self, attempt: Attempt, now_job_ns: int, standings: Mapping[int, RankStanding]) -> list[JobEffect]:
         ranks = tuple(sorted(attempt.ranks))
@@ -314,7 +329,7 @@ class JobState:
             ranks = max([run.world_size, *(number + 1 for number in attempt.ranks)])
             attempt.collectives.restore(collectives, ranks)
         job._attempts, job._former_boots = run.attempt, frozenset(story.former_boots)
-        job._verdicts.restore(run.findings_opened, story.findings, run.lost)
+        job._verdicts.restore(run.findings_opened, story.findings, run.lost, attempts=run.attempt)
         job._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
         job._goodput.resume(run.goodput, clocks.to_job_ns(run.settled_wall_s), is_over=run.is_over)
         job._begun_job_ns = clocks.to_job_ns(run.begun_wall_s)
@@ -344,12 +359,12 @@ class JobState:
             goodput=goodput,
             lost=self._verdicts.lost,
             findings_opened=self._verdicts.opened,
+            end=self._ending.end,
         )
 
     def save_story(self) -> SavedStory:
         """What seldom changes of what is kept."""
-        findings = (*self._verdicts.closed_findings, *self._verdicts.open_findings)
-        return SavedStory(findings=findings, former_boots=tuple(sorted(self._former_boots)))
+        return SavedStory(findings=self._verdicts.told_as_past, former_boots=tuple(sorted(self._former_boots)))
 
     @property
     def lives(self) -> Mapping[int, RankState]:
@@ -395,26 +410,32 @@ class JobState:
         if attempt is None:
             nobody = RunSnapshot(run=self.run, world_size=0, restart_count=0, ranks=())
             return RunDraft(nobody, (), NOT_COMPARED, CollectiveCounts().picture({}), now_job_ns)
-        open_findings = self.open_findings
+        open_findings, end = self.open_findings, self._ending.end
         head = RunSnapshot(
             run=self.run,
             world_size=attempt.world_size,
             restart_count=attempt.restart_count,
             ranks=(),
             open_findings=open_findings,
-            findings=(*self._verdicts.closed_findings, *open_findings),
+            findings=(*self._verdicts.closed_findings, *open_findings) if end is None else self._verdicts.told_as_past,
             lost=self._verdicts.lost,
             abstained=self.abstained,
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings),
             goodput=self._goodput.snapshot(now_job_ns),
+            end=end,
         )
         ranks = [attempt.ranks[number].draft() for number in in_pieces(sorted(attempt.ranks), self.rest)]
         return RunDraft(head, ranks, attempt.comparison, attempt.collectives.picture(self._group_sizes), now_job_ns)
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:
-        """Those that hold at this moment."""
-        return self._verdicts.open_findings
+        """Those that hold at this moment; none of a run that is over."""
+        return self._verdicts.open_findings if self._ending.end is None else ()
+
+    @property
+    def end(self) -> RunEnd | None:
+        """How the run ended; None while it goes on."""
+        return self._ending.end
 
     @property
     def abstained(self) -> str | None:

@@ -14,6 +14,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import Goodput, GoodputSnapshot
 from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.latest import Latest
+from rankscope.collector.state.run_end import RunEnd
 from rankscope.collector.state.snapshot import LostSeconds
 from rankscope.measure.messages import Goodbye, Hello, RankEnded
 from rankscope.measure.records import DeviceSample, Losses, Totals
@@ -85,7 +86,8 @@ class LifeDraft(NamedTuple):
 class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run, all but its findings and its lives. `attempt` counts its attempts from 0, also those that torchrun does
     not; `goodput` is settled up to `settled_wall_s`; `step_ns` is the time in steps that it has taken in of this
-    attempt; `recorded_step` the last step of it in the history.
+    attempt; `recorded_step` the last step of it in the history; `end` is how the run ended, None while
+    it goes on.
     """
 
     run: str
@@ -101,6 +103,7 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
     goodput: GoodputSnapshot
     lost: tuple[LostSeconds, ...] = ()
     findings_opened: int = 0
+    end: RunEnd | None = None
 
 
 class SavedStory(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.state.account import StepCounts
+from rankscope.collector.state.run_end import RunEnd
 from rankscope.collector.state.step_picture import StepPicture
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
@@ -108,7 +109,8 @@ class LostSeconds(msgspec.Struct, frozen=True, gc=False):
 
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One run. `open_findings` are those of this moment, `findings` every one of the run's life, open ones included;
-    `abstained` says why detection gives no verdict, None when it looks.
+    `abstained` says why detection gives no verdict, None when it looks. `end` is how the run ended, None while it goes
+    on.
     """
 
     run: str
@@ -121,6 +123,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     abstained: str | None = None
     run_slowdown_ratio: float | None = None
     goodput: GoodputSnapshot = GoodputSnapshot()
+    end: RunEnd | None = None
 
     @property
     def is_awaited(self) -> bool:

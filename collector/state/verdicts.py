@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import HANG, Abstain, Finding
+from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
 from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.view import Candidate, Detector, JobView
 from rankscope.collector.state.effects import CloseFinding, JobEffect, OpenFinding, UpdateFinding
+from rankscope.collector.state.run_end import RunEnd
 from rankscope.collector.state.snapshot import LostSeconds
 from rankscope.collector.turns import go_on
 from rankscope.measure.units import ns_to_s
@@ -17,11 +19,21 @@ from rankscope.measure.units import ns_to_s
 
 @dataclass(slots=True)
 class _Open:
-    """A finding that holds at the moment. `charged_through` is the last step whose cost has been added up."""
+    """A finding that holds at the moment. `charged_through` is the last step whose cost has been added up. It began at
+    `began_job_ns`, and was seen last at `seen_job_ns`, after `seen_step`.
+    """
 
     finding: Finding
     charged_through: int
     lost_rank_seconds: float = 0.0
+    began_job_ns: int = 0
+    seen_job_ns: int = 0
+    seen_step: int | None = None
+
+    def close(self) -> Finding:
+        """The finding as it is told when it is over."""
+        lasted_s = ns_to_s(max(0, self.seen_job_ns - self.began_job_ns))
+        return close_finding(self.finding, until_step=self.seen_step, lasted_s=lasted_s)
 
 
 class Verdicts:
@@ -32,6 +44,7 @@ class Verdicts:
         self._detectors = detectors
         self._findings_max = findings_max
         self._opened = 0
+        self._attempt_from = 1
         self._open: list[_Open] = []
         self._closed: list[Finding] = []
         self._lost: dict[tuple[int | None, str], float] = {}
@@ -43,7 +56,7 @@ class Verdicts:
     @property
     def open_findings(self) -> tuple[Finding, ...]:
         """Those that hold now, in the order of their ranks."""
-        return tuple(sorted((one.finding for one in self._open), key=lambda finding: (finding.ranks, finding.number)))
+        return tuple(one.finding for one in sorted(self._open, key=_place))
 
     @property
     def closed_findings(self) -> tuple[Finding, ...]:
@@ -61,11 +74,21 @@ class Verdicts:
         """How many there have been."""
         return self._opened
 
-    def restore(self, opened: int, findings: Sequence[Finding], lost: Sequence[LostSeconds]) -> None:
+    @property
+    def told_as_past(self) -> tuple[Finding, ...]:
+        """All of them as they are to be told if nothing more is heard: what is kept for a collector that comes after
+        this one, which finds anew what still holds.
+        """
+        return (*self._closed, *(one.close() for one in sorted(self._open, key=_place)))
+
+    def restore(
+        self, opened: int, findings: Sequence[Finding], lost: Sequence[LostSeconds], *, attempts: int = 0
+    ) -> None:
         """Go on where a collector stood that is no more. Findings that were open then are over: those that still hold
-        are found anew, under another number.
+        are found anew, under another number. Which of them are of the present attempt is known of the first one only.
         """
         self._opened = opened
+        self._attempt_from = opened + 1 if attempts else 1
         self._closed = list(findings)[-self._findings_max :]
         self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
 
@@ -81,29 +104,53 @@ class Verdicts:
             if isinstance(found, Abstain):
                 self.abstained[kind] = found.reason
                 continue
-            given = {id(one) for candidate in found for one in self._take(candidate, view.series, effects)}
+            given = {id(one) for candidate in found for one in self._take(candidate, view, effects)}
             left = [one for one in self._open if one.finding.kind in detector.kinds and id(one) not in given]
             known = [one.finding for one in self._open]
             effects += [self._close(one, "passed") for one in left if detector.has_passed(view, one.finding, known)]
         return effects
 
     def close_all(self, reason: str) -> list[JobEffect]:
-        """The run, or an attempt of it, is over."""
+        """What was found holds no longer, whoever it is about."""
         return [self._close(one, reason) for one in list(self._open)]
 
-    def _take(self, candidate: Candidate, series: StepSeries, effects: list[JobEffect]) -> list[_Open]:
+    def begin_attempt(self) -> list[JobEffect]:
+        """Another attempt of the run begins, in which steps count anew."""
+        self._attempt_from = self._opened + 1
+        return self.close_all("restarted")
+
+    def conclude(self, end: RunEnd, last_step: int | None, reason: str) -> list[JobEffect]:
+        """The run is over: close what is open, and say of each hang of this attempt how it ended. `last_step` is the
+        last of the attempt.
+        """
+        effects = self.close_all(reason)
+        self._closed = [
+            _tell_outcome(finding, end, last_step) if finding.number >= self._attempt_from else finding
+            for finding in self._closed
+        ]
+        told = {finding.number: finding for finding in self._closed}
+        return [
+            effect._replace(finding=told.get(effect.finding.number, effect.finding))
+            if isinstance(effect, CloseFinding) else effect
+            for effect in effects
+        ]  # fmt: skip
+
+    def _take(self, candidate: Candidate, view: JobView, effects: list[JobEffect]) -> list[_Open]:
         """Open a finding, or bring the open one up to date; others that it takes in are closed."""
-        finding = candidate.finding
+        finding, series = candidate.finding, view.series
         same = [one for one in self._open if one.finding.is_about_the_same(finding)]
         if not same:
             self._opened += 1
             since = finding.since_step if finding.since_step is not None else _last_step(series) + 1
-            same = [_Open(msgspec.structs.replace(finding, number=self._opened), since - 1)]
+            began_job_ns = view.now_job_ns - _find_length_ns(finding, view, since)
+            same = [_Open(msgspec.structs.replace(finding, number=self._opened), since - 1, began_job_ns=began_job_ns)]
             self._open += same
             effects.append(OpenFinding(self._run, same[0].finding))
         kept, *merged = same
         effects += [self._merge(one, kept.finding.number) for one in merged]
         kept.lost_rank_seconds += sum(one.lost_rank_seconds for one in merged)
+        kept.began_job_ns = min(one.began_job_ns for one in same)
+        kept.seen_job_ns, kept.seen_step = view.now_job_ns, _last_step(series) if len(series.steps) else None
         before = kept.finding
         self._charge(kept, finding, candidate.lost_ns, series)
         lost_s = kept.lost_rank_seconds if candidate.lost_ns is not None else None
@@ -135,13 +182,37 @@ class Verdicts:
 
     def _close(self, one: _Open, reason: str) -> CloseFinding:
         self._open.remove(one)
-        self._closed = [*self._closed, one.finding][-self._findings_max :]
-        return CloseFinding(self._run, one.finding, reason)
+        closed = one.close()
+        self._closed = [*self._closed, closed][-self._findings_max :]
+        return CloseFinding(self._run, closed, reason)
 
 
 def _essence(finding: Finding) -> tuple[object, ...]:
     """What people are told again when it changes."""
     return finding.ranks, finding.nodes, finding.cause, finding.severity, finding.pattern
+
+
+def _place(one: _Open) -> tuple[tuple[int, ...], int]:
+    return one.finding.ranks, one.finding.number
+
+
+def _find_length_ns(finding: Finding, view: JobView, since_step: int) -> int:
+    """How long it has been so when it is found: a standstill as it says itself, anything else over its steps, of which
+    those that are not known are as long as the next one that is.
+    """
+    if finding.kind == HANG:
+        return round(finding.evidence.get("stalled_ns", 0.0))
+    rows = (view.series.steps >= since_step) & ~np.isnan(view.longest_ns)
+    steps = np.diff(view.series.steps[rows], prepend=since_step - 1)
+    return round(float((view.longest_ns[rows] * steps).sum()))
+
+
+def _tell_outcome(finding: Finding, end: RunEnd, last_step: int | None) -> Finding:
+    if finding.kind != HANG:
+        return finding
+    has_gone_on = finding.since_step is not None and last_step is not None and last_step >= finding.since_step
+    outcome = WENT_ON if has_gone_on else FINISHED if end.is_good else ENDED
+    return close_finding(finding, until_step=finding.until_step, lasted_s=finding.lasted_s, outcome=outcome)
 
 
 def _last_step(series: StepSeries) -> int:

@@ -110,7 +110,7 @@ def test_it_shows_a_table_while_it_runs_and_ends_with_summary_and_verdict(shown:
     summary, ended, speed, goodput, *_, verdict, samples = words[begin:]
     assert f"{STEPS} steps, median step " in summary
     assert summary.endswith(" reports, 0 lost")
-    assert ended == "ended: finished: ranks 0, 1, 2, 3"
+    assert re.fullmatch(r"ended: finished at [\d-]+ [\d:]+ UTC; finished: ranks 0, 1, 2, 3", ended)
     assert re.match(r"speed: [\d.,]+ steps/s, [\d.]+% of the time waiting for data", speed)
     assert re.match(r"goodput: [\d.]+% of [\d.]+ s in productive steps; ", goodput)
     named = blaming(result) or result["findings"]

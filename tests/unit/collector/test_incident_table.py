@@ -3,7 +3,8 @@
 import pytest
 
 from rankscope.collector.incidents.incident import begin, resolve
-from rankscope.collector.reports.incident_table import HEADS, count_incidents, format_length, render_incidents
+from rankscope.collector.reports.incident_table import HEADS, count_incidents, render_incidents
+from rankscope.measure.units import format_length
 from tests.unit.collector.findings import RUN, slow
 
 BEGIN_S = 1_700_000_000.0

@@ -45,6 +45,7 @@ def test_data_bound_job_waits_for_its_loaders_while_its_gpus_are_idle() -> None:
         since_step=40,
         severity="info",
         sentence="The ranks wait for their data loaders 20 % of the time, 20.0 ms in a step.",
+        past="The ranks waited for their data loaders 20 % of the time, 20.0 ms in a step. That was so{when}.",
         suggestion=finding.suggestion,
         evidence={"data_ratio": 0.2, "data_ratio_min": 0.1},
     )
@@ -93,7 +94,7 @@ def test_idle_gpus_that_no_rule_explains_are_told_as_such() -> None:
     idle: Shares = {"compute": 61, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=8))
     assert finding.kind == "low_gpu_utilisation"
-    assert finding.sentence.startswith("The GPUs work only 66 % of the time")
+    assert finding.sentence.startswith("The GPUs are busy only 66 % of the time")
     assert finding.evidence == pytest.approx({"busy_ratio": 0.66, "busy_ratio_max": 0.7})
 
 

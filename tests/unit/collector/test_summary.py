@@ -2,23 +2,14 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from rankscope.collector.detect.endings import HEAD_START_NS
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
-from rankscope.collector.reports.summary import (
-    DETAIL_LENGTH_MAX,
-    HEALTHY,
-    find_first_to_fail,
-    summarise,
-    verdict,
-)
+from rankscope.collector.reports.summary import HEALTHY, describe_ended_run, summarise, verdict
+from rankscope.collector.state.run_end import FirstToFail, RunEnd
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
-from rankscope.measure.messages import RankEnded
 from rankscope.measure.records import Totals
-from rankscope.measure.stalls import StackFrame, ThreadStack
 from tests.unit.collector import run_snapshots
 
 MS = 1_000_000
@@ -34,10 +25,6 @@ def rank_of(rank: int, ended: str | None = "finished", step_ms: float | None = 1
         "reports_admitted": 30,
     }
     return run_snapshots.rank_of(rank, world_size=4, **(fields | known))
-
-
-def seen(rank: RankSnapshot, reason: str) -> RankEnded:
-    return RankEnded(sequence=1, identity=rank.identity, host_ns=0, wall_ns=0, reason=reason, detail=rank.ended_detail)
 
 
 def finding_of(sentence: str, lost_s: float | None) -> Finding:
@@ -117,65 +104,64 @@ def test_ranks_beyond_eight_are_not_listed() -> None:
     assert summarise(run_of(*map(rank_of, range(9)))).splitlines()[1].endswith("ranks 0, 1, 2, 3, 4, 5, 6, 7, ...")
 
 
-# -- the first to fail ------------------------------------------------------------------------------------------------
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+CRASHED = RunEnd(
+    reason="crashed",
+    ended_wall_s=59.0,
+    ranks={"crashed": 1, "failed": 1},
+    unheard=2,
+    first=FirstToFail(rank=1, node="n0", reason="crashed", detail="SIGSEGV", line="a.py:24 (run)", last_step=7),
+)
 
 
-def first_of(*ranks: RankSnapshot) -> int | None:
-    found = find_first_to_fail(run_of(*ranks))
-    return None if found is None else found.identity.rank
+def test_end_is_told_with_its_moment_and_the_first_to_fail() -> None:
+    ranks = (rank_of(0, "failed"), rank_of(1, "crashed"))
+    assert summarise(run_of(*ranks, end=CRASHED)).splitlines()[1:-1] == [
+        "ended: crashed at 1970-01-01 00:00:59 UTC; crashed: rank 1; failed: rank 0",
+        "first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 7",
+        "never heard of: 2 of 4 ranks",
+    ]
 
 
-def test_the_rank_that_failed_first_is_named_with_what_is_known() -> None:
-    ranks = (
-        rank_of(0, "terminated", ended_job_ns=7),
-        rank_of(1, "failed", ended_detail="ValueError: x", ended_job_ns=5, last_step=159),
-        rank_of(2, "failed", ended_detail="RuntimeError: peer", ended_job_ns=6),
+def test_run_that_goes_on_has_no_end_to_be_told() -> None:
+    assert describe_ended_run(run_of(rank_of(0, None))) == []
+
+
+def test_run_that_was_ended_from_outside_says_why_nobody_failed_first() -> None:
+    end = RunEnd(reason="terminated", ranks={"terminated": 4}, unknown="the ranks were ended from outside")
+    assert describe_ended_run(run_of(end=end)) == [
+        "ended: was terminated (ranks: 4 terminated)",
+        "first to fail: not known, the ranks were ended from outside",
+    ]
+
+
+def test_lost_run_says_since_when_nobody_is_heard_of() -> None:
+    end = RunEnd(reason="lost", ranks={"silent": 2}, unknown="?", lost_ranks=(0, 1), lost_since_wall_s=59.0)
+    first, _, lost = describe_ended_run(run_of(end=end))
+    assert first == "ended: was lost: not heard of since 1970-01-01 00:00:59 UTC (ranks: 2 silent)"
+    assert lost == (
+        "lost: ranks 0-1 not heard of since 1970-01-01 00:00:59 UTC; whether their processes still live is not known"
     )
-    (line,) = [line for line in summarise(run_of(*ranks)).splitlines() if line.startswith("first to fail")]
-    assert line == "first to fail: rank 1 (n0), failed (ValueError: x), the last step it reported was 159"
 
 
-def test_a_crash_is_told_with_the_line_of_the_script() -> None:
-    frames = (StackFrame("/env/lib/python3.11/ctypes/__init__.py", 517, "string_at"), StackFrame("/me/a.py", 24, "run"))
-    crashed = rank_of(1, "crashed", ended_detail="SIGSEGV", ended_job_ns=5, last_step=7)
-    end = msgspec.structs.replace(seen(crashed, "crashed"), stacks=(ThreadStack(name="current thread", frames=frames),))
-    ranks = (rank_of(1, "crashed", ended_detail="SIGSEGV", ended_job_ns=5, last_step=7, end=end),)
-    assert "first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 7" in (
-        summarise(run_of(*ranks))
+def test_verdict_on_a_crashed_run_is_not_that_all_was_well() -> None:
+    begin = "The run crashed at 1970-01-01 00:00:59 UTC; "
+    assert verdict(run_of(end=CRASHED)) == f"{begin}no rank was found to be slower than the others before."
+    assert verdict(run_of(end=CRASHED, abstained="2 of 4 ranks have not been heard of")) == (
+        f"{begin}whether a rank was slower than the others is not known: 2 of 4 ranks have not been heard of."
     )
 
 
-def test_a_long_text_is_cut() -> None:
-    text = summarise(run_of(rank_of(0, "failed", ended_detail="x" * 1_000, ended_job_ns=5)))
-    assert "x" * (DETAIL_LENGTH_MAX - 3) + "..." in text
-    assert "x" * DETAIL_LENGTH_MAX not in text
+def test_verdict_on_a_run_that_finished_is_that_nobody_was_slower() -> None:
+    assert verdict(run_of(end=RunEnd(reason="finished"))) == HEALTHY
 
 
-def test_peers_whose_exception_came_a_little_before_a_death_are_its_victims() -> None:
-    # The sockets of a dying process are closed before it is gone.
-    raised = rank_of(0, "failed", ended_detail="RuntimeError: peer", ended_job_ns=100 * MS)
-    killed = rank_of(1, "killed", ended_detail="SIGKILL", ended_job_ns=100 * MS + HEAD_START_NS - 1)
-    assert first_of(raised, killed) == 1
-    later = rank_of(1, "killed", ended_detail="SIGKILL", ended_job_ns=100 * MS + HEAD_START_NS + 1)
-    assert first_of(raised, later) == 0
-
-
-def test_an_exit_without_a_word_is_a_death_too() -> None:
-    raised = rank_of(0, "failed", ended_detail="RuntimeError: peer", ended_job_ns=100)
-    raised = rank_of(0, "failed", ended_detail="RuntimeError", ended_job_ns=100, end=seen(raised, "terminated"))
-    silent = rank_of(1, "failed", ended_detail="exit code 7", ended_job_ns=200)
-    exited = rank_of(1, "failed", ended_detail="exit code 7", ended_job_ns=200, end=seen(silent, "failed"))
-    assert first_of(raised, exited) == 1
-
-
-def test_a_rank_that_timed_out_waiting_is_not_put_before_the_others() -> None:
-    ranks = (rank_of(0, "collective_timeout", ended_job_ns=200), rank_of(1, "failed", ended_job_ns=100))
-    assert first_of(*ranks) == 1
-
-
-def test_nobody_failed_first_where_all_ended_well_or_were_brought_down() -> None:
-    ends = ("finished", "stopped", "terminated", "interrupted", "silent", None)
-    assert first_of(*(rank_of(rank, end, ended_job_ns=5) for rank, end in enumerate(ends))) is None
+def test_long_work_before_the_finish_is_no_verdict() -> None:
+    work = Finding(kind="hang", cause="unattributed", sentence="Stood still and finished.", severity="info")
+    run = run_of(rank_of(0), findings=(work,), end=RunEnd(reason="finished"))
+    assert verdict(run) == HEALTHY
+    assert "finding: Stood still and finished." in summarise(run).splitlines()
 
 
 # -- goodput ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""Findings that are over, in the past tense: from when until when it was so, how long, and how a hang ended."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.detect.finding import HANG, Finding
+from rankscope.measure.units import format_length
+
+WHEN: Final = "{when}"
+"""In the past form of a finding's sentence: where from when until when is to be put in."""
+WENT_ON: Final = "went on"
+FINISHED: Final = "finished"
+ENDED: Final = "ended"
+
+
+def close_finding(
+    finding: Finding, *, until_step: int | None = None, lasted_s: float | None = None, outcome: str = ""
+) -> Finding:
+    """The finding as it is told once it is over. Of a hang `outcome` says what came after it: WENT_ON, FINISHED or
+    ENDED, empty while nobody knows. May be asked again of a finding that is closed, when more is known.
+    """
+    closed = msgspec.structs.replace(finding, until_step=until_step, lasted_s=lasted_s)
+    if finding.kind == HANG and outcome == FINISHED:
+        closed = msgspec.structs.replace(closed, severity="info", suggestion="")
+    if not finding.past:  # kept by a collector of an earlier version
+        return closed
+    return msgspec.structs.replace(closed, sentence=finding.past.replace(WHEN, describe_when(closed, outcome)))
+
+
+def describe_when(finding: Finding, outcome: str = "") -> str:
+    """From when until when, for the place of WHEN."""
+    return _describe_hang(finding, outcome) if finding.kind == HANG else _describe_stretch(finding)
+
+
+def _describe_stretch(finding: Finding) -> str:
+    since, until = finding.since_step, finding.until_step
+    length = "" if finding.lasted_s is None else format_length(finding.lasted_s)
+    if until is None or (since is not None and until < since):
+        begin = "" if since is None else f" from step {since} on"
+        return f"{begin}{f' for {length}' if length else ''}"
+    span = f" until step {until}" if since is None else f" from step {since} to step {until}"
+    return f"{span}{f' ({length})' if length else ''}"
+
+
+def _describe_hang(finding: Finding, outcome: str) -> str:
+    step = "" if finding.since_step is None else f" in step {finding.since_step}"
+    length = "" if finding.lasted_s is None else f" for {format_length(finding.lasted_s)}"
+    if outcome == FINISHED:
+        last = "" if finding.since_step is None else f" after step {finding.since_step - 1}, its last,"
+        return f" stood still{last}{length} and then finished"
+    after = {WENT_ON: ", and then went on", ENDED: ", until it ended"}.get(outcome, "")
+    return f" hung{step}{length}{after}"
+
+
+PAST_FORMS: Final[Mapping[str, str]] = {
+    "are": "were", "calls": "called", "compute": "computed", "computes": "computed", "explain": "explained",
+    "gives": "gave", "hides": "hid", "is": "was", "overlaps": "overlapped", "passes": "passed", "reads": "read",
+    "reports": "reported", "run": "ran", "runs": "ran", "save": "have saved", "stops": "stopped", "takes": "took",
+    "throttles": "throttled", "wait": "waited", "waits": "waited",
+}  # fmt: skip
+"""The verbs of the reasons and of the sentences about a whole job. None of these texts has a name in it before the
+phase that a reason ends with (OF_IT), so no name is changed."""
+OF_IT: Final = " of it in "
+
+
+def put_in_past(text: str) -> str:
+    """A reason in the past tense.
+
+    >>> put_in_past("its GPU computes 2 ms a step longer on the same work, 1 ms of it in waits")
+    'its GPU computed 2 ms a step longer on the same work, 1 ms of it in waits'
+    """
+    told, of_it, phase = text.partition(OF_IT)
+    return " ".join(_put_word(word) for word in told.split(" ")) + of_it + phase
+
+
+def _put_word(word: str) -> str:
+    bare = word.rstrip(",.;:")
+    return PAST_FORMS.get(bare, bare) + word[len(bare) :]
