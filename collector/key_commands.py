@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from rankscope.collector.keys import ALLOWED, COLLECTOR, DEFAULT_CLIENT, make_keys
+from rankscope.collector.keys import ALLOWED, COLLECTOR, DEFAULT_CLIENT, complete_keys, make_keys
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
@@ -24,14 +24,24 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="make keys for this relay, which may speak for many ranks; may be repeated",
     )
-    parser.add_argument("--force", action="store_true", help="replace keys that are there")
+    present = parser.add_mutually_exclusive_group()
+    present.add_argument("--force", action="store_true", help="replace keys that are there")
+    present.add_argument(
+        "--keep", action="store_true", help="keep keys that are there, and make only those that are not"
+    )
 
 
 def show_keys(options: argparse.Namespace) -> int:
     """Make the keys, and say who needs which."""
     folder: Path = options.folder
-    for path in make_keys(folder, options.client, relays=options.relay, force=options.force):
+    if options.keep:
+        written = complete_keys(folder, options.client, relays=options.relay)
+    else:
+        written = make_keys(folder, options.client, relays=options.relay, force=options.force)
+    for path in written:
         print(f"wrote {path}")
+    if not written:
+        print(f"kept the keys in {folder}")
     print(f"collector:  rankscope serve --key-file {folder}/{COLLECTOR}.key --allowed-keys {folder}/{ALLOWED}")
     for relay in options.relay:
         print(

@@ -5,7 +5,8 @@
     NAME.key        a client's pair                  for the agents of one user or team
     allowed/NAME.pub   the client's public key       who may send reports: the collector reads this folder
 
-Nothing that is there is overwritten unless it is asked for.
+Nothing that is there is overwritten unless it is asked for. A job that is started again keeps what is there, and makes
+only what is not.
 """
 
 import contextlib
@@ -18,7 +19,14 @@ from typing import Final, NamedTuple
 import zmq
 
 from rankscope.measure.errors import SettingError, UnavailableError
-from rankscope.measure.key_files import PRIVATE_FILE, ClientKeys, KeyPair, format_key_file
+from rankscope.measure.key_files import (
+    PRIVATE_FILE,
+    ClientKeys,
+    KeyPair,
+    format_key_file,
+    read_key_pair,
+    read_public_key,
+)
 
 COLLECTOR: Final = "collector"
 DEFAULT_CLIENT: Final = "agent"
@@ -67,12 +75,7 @@ def make_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str] = (
     Raises SettingError for a name that cannot be one, or a file that is there and would be overwritten without
     `force`; then nothing has been written. Raises UnavailableError when the folder cannot be written to.
     """
-    for option, name in [*(("--client", name) for name in clients), *(("--relay", name) for name in relays)]:
-        if _NAME.fullmatch(name) is None or name == COLLECTOR or (option == "--client" and name in relays):
-            raise SettingError(
-                f"{option} is {name!r}; it must be letters, digits, - and _, 64 at most, not {COLLECTOR!r}, and not "
-                "the name of a client and of a relay"
-            )
+    _check_names(clients, relays)
     named = [*clients, *relays]
     secrets = {name: folder / f"{name}.key" for name in (named or [DEFAULT_CLIENT])}
     if not (folder / f"{COLLECTOR}.key").exists() or not named:
@@ -82,15 +85,67 @@ def make_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str] = (
     if present and not force:
         raise SettingError(f"{present[0]} is there already; --force replaces it, --client NAME adds another client")
     try:
-        (folder / ALLOWED / RELAYS if relays else folder / ALLOWED).mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
-        folder.chmod(PRIVATE_FOLDER)
+        _make_folders(folder, with_relays=bool(relays))
         for name, path in secrets.items():
-            pair = make_key_pair()
-            _write(path, format_key_file(pair.public, pair.secret), PRIVATE_FILE)
-            _write(publics[name], format_key_file(pair.public), PUBLIC_FILE)
+            _write_pair(path, publics[name])
     except OSError as error:
         raise UnavailableError(f"keys cannot be written to {folder}: {error}. Name a folder of your own.") from error
     return sorted([*secrets.values(), *publics.values()])
+
+
+def complete_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str] = ()) -> list[Path]:
+    """Make those keys of the collector, these clients and relays that are not there; with none named the client
+    `agent`. Returns the files that were written, none where all were there.
+
+    Where a secret key is there without its public one, which is how a program ends that was killed amid its work, the
+    public one is written. Raises SettingError for a name that cannot be one, for a public key without its secret one
+    or of another pair, and for a secret key that others may read; UnavailableError as `make_keys` does.
+    """
+    _check_names(clients, relays)
+    written: list[Path] = []
+    try:
+        _make_folders(folder, with_relays=bool(relays))
+        for name in [COLLECTOR, *([*clients, *relays] or [DEFAULT_CLIENT])]:
+            written += _complete_pair(folder / f"{name}.key", _find_public(folder, name, is_relay=name in relays))
+    except OSError as error:
+        raise UnavailableError(f"keys cannot be written to {folder}: {error}. Name a folder of your own.") from error
+    return sorted(written)
+
+
+def _complete_pair(secret: Path, public: Path) -> list[Path]:
+    """Write what lacks of a pair. Returns the files that were written."""
+    if not secret.exists():
+        if public.exists():
+            raise SettingError(f"{public} is there and {secret} is not: bring it back, or remove {public.name} as well")
+        _write_pair(secret, public)
+        return [secret, public]
+    pair = read_key_pair(str(secret), f"{secret.stem}'s key file")
+    if not public.exists():
+        _write(public, format_key_file(pair.public), PUBLIC_FILE)
+        return [public]
+    if read_public_key(str(public), f"{public.stem}'s public key file") != pair.public:
+        raise SettingError(f"{public} is not the public key of {secret}: remove the wrong one of them, or both")
+    return []
+
+
+def _write_pair(secret: Path, public: Path) -> None:
+    pair = make_key_pair()
+    _write(secret, format_key_file(pair.public, pair.secret), PRIVATE_FILE)
+    _write(public, format_key_file(pair.public), PUBLIC_FILE)
+
+
+def _make_folders(folder: Path, *, with_relays: bool) -> None:
+    (folder / ALLOWED / RELAYS if with_relays else folder / ALLOWED).mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+    folder.chmod(PRIVATE_FOLDER)
+
+
+def _check_names(clients: Sequence[str], relays: Sequence[str]) -> None:
+    for option, name in [*(("--client", name) for name in clients), *(("--relay", name) for name in relays)]:
+        if _NAME.fullmatch(name) is None or name == COLLECTOR or (option == "--client" and name in relays):
+            raise SettingError(
+                f"{option} is {name!r}; it must be letters, digits, - and _, 64 at most, not {COLLECTOR!r}, and not "
+                "the name of a client and of a relay"
+            )
 
 
 def _find_public(folder: Path, name: str, *, is_relay: bool) -> Path:

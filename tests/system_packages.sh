@@ -17,6 +17,9 @@ ip                       iproute2                 a network is cut in a namespac
 systemd-analyze          systemd                  checks the unit; nothing of systemd is started
 shellcheck               shellcheck               checks the shell scripts
 kubectl                  kubernetes-client        renders the manifests
+slurmctld                slurmctld,slurm-client   a Slurm of one node, started by a test
+slurmd                   slurmd                   the node of that Slurm
+munged                   munge                    knows the users of that Slurm
 gcc                      gcc,libc6-dev            the stand-in for NVML is a small library in C
 LIST
 }

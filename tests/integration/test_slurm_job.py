@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.serving import can_listen, find_fixed_port
+from tests.integration.serving import find_fixed_port
 from tests.integration.torchrun import Ended, run
 from tests.programs import find_program
 
@@ -36,9 +36,6 @@ def slurm(tmp_path: Path) -> Mapping[str, str]:
     for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    port = find_fixed_port()
-    while not can_listen(port + 1):
-        port = find_fixed_port()
     return {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "4711",
@@ -47,7 +44,7 @@ def slurm(tmp_path: Path) -> Mapping[str, str]:
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_GPUS_ON_NODE": "1",
         "SLURM_SUBMIT_DIR": str(tmp_path),
-        "COLLECTOR_PORT": str(port),
+        "HOME": str(tmp_path),
         "RENDEZVOUS_PORT": str(find_fixed_port()),
     }
 

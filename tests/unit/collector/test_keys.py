@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.cli import main
-from rankscope.collector.keys import make_keys
+from rankscope.collector.keys import complete_keys, make_keys
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import read_key_pair, read_public_key
 
@@ -106,3 +106,59 @@ def test_nobody_is_a_client_and_a_relay(tmp_path: Path) -> None:
     ):
         make_keys(tmp_path, ["node"], relays=["node"], force=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_kept_keys_are_those_of_before(tmp_path: Path) -> None:
+    make_keys(tmp_path, [], force=False)
+    before = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
+    assert complete_keys(tmp_path, []) == []
+    assert {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()} == before
+
+
+def test_keeping_makes_all_that_is_not_there(tmp_path: Path) -> None:
+    written = complete_keys(tmp_path / "keys", ["team-b"])
+    assert [path.name for path in written] == ["team-b.pub", "collector.key", "collector.pub", "team-b.key"]
+    assert mode_of(tmp_path / "keys") == 0o700
+
+
+def test_keeping_makes_the_public_key_that_lacks(tmp_path: Path) -> None:
+    make_keys(tmp_path, [], force=False)
+    public = tmp_path / "allowed" / "agent.pub"
+    before = public.read_text()
+    public.unlink()
+    assert complete_keys(tmp_path, []) == [public]
+    assert public.read_text() == before
+
+
+def test_public_key_without_its_secret_one_is_not_replaced(tmp_path: Path) -> None:
+    make_keys(tmp_path, [], force=False)
+    secret, public = tmp_path / "agent.key", tmp_path / "allowed" / "agent.pub"
+    secret.unlink()
+    with pytest.raises(SettingError) as raised:
+        complete_keys(tmp_path, [])
+    assert str(raised.value) == f"{public} is there and {secret} is not: bring it back, or remove agent.pub as well"
+
+
+def test_public_key_of_another_pair_is_told(tmp_path: Path) -> None:
+    make_keys(tmp_path, [], force=False)
+    (tmp_path / "collector.pub").write_text((tmp_path / "allowed" / "agent.pub").read_text())
+    with pytest.raises(
+        SettingError, match=r"collector\.pub is not the public key of .*collector\.key: remove the wrong"
+    ):
+        complete_keys(tmp_path, [])
+
+
+def test_kept_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    make_keys(tmp_path, [], force=False)
+    (tmp_path / "agent.key").chmod(0o644)
+    with pytest.raises(
+        SettingError, match=r"agent's key file is .* has the mode 0644: others could read it. chmod 600"
+    ):
+        complete_keys(tmp_path, [])
+
+
+def test_command_says_that_all_were_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [main(["keys", str(tmp_path), "--keep"]) for _ in range(2)] == [0, 0]
+    said = capsys.readouterr().out
+    assert said.count("wrote ") == 4
+    assert f"kept the keys in {tmp_path}\n" in said
