@@ -22,6 +22,7 @@ from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
 from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
 from rankscope.agent.probe.plain_run import LateRecords, Steps
 from rankscope.agent.probe.ring import Ring
+from rankscope.agent.probe.stepless import SteplessNotice
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.report.builder import Interval, ReportBuilder
@@ -138,6 +139,7 @@ class Reporter:
             captures=probes.captures,
         )
         self._heap_relief = HeapRelief(find_malloc_trim())
+        self._stepless = SteplessNotice(identity)
         self._reduction: WindowReduction | None = None
         """None before the first window."""
         self._step_times_ns: list[int] = []
@@ -299,6 +301,9 @@ class Reporter:
         elif self._samples.due(now_ns):
             self._samples.run(now_ns)
         self._probes.hooks.log.catch_up_late()
+        stepless = self._stepless.find(now_ns, self._probes.hooks.backwards_without_end, last=last)
+        if stepless:
+            say(stepless)
         windows = self._reduce_all(self._probes.raw_windows.drain())
         if self._reduction is not None:
             windows += self._collect(self._reduction.finish if last else self._reduction.collect)

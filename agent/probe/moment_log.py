@@ -78,6 +78,10 @@ class MomentLog:
         self.thread: int | None = main_thread().ident
         self.thread_is_sure = False
         self.ends_left = 0
+        self.in_backward = False
+        """Whether that thread is inside a backward."""
+        self.stepped_in_backward = False
+        """Whether a hook of this backward has stepped an optimizer."""
 
     @property
     def moments(self) -> int:

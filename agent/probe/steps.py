@@ -18,6 +18,8 @@ optimizer step, or the begin of the next one when the backward is called by its 
 With several optimizers (GAN) what the last cycle used tells whether one is over; while that is unknown, the end is held
 back until the next optimizer step: one already seen in this cycle confirms the end, a new one joins the two halves.
 Optimizer steps that follow without a batch or a backward between them (sharded and chained ones) are one burst.
+Optimizers that are stepped by hooks inside a backward come as one optimizer step right behind it, which took no time:
+what they took is part of that backward.
 
 A batch fetched while gradients are off belongs to an evaluation: it ends the step, and the time until training goes on
 belongs to no step. Some switch gradients off around the model only (Transformers' Trainer), and are known when the next
@@ -97,6 +99,13 @@ class StepTimer:
         self._fetches_training = True
         self._told = UNTOLD
         self._said_ahead: BatchSize | None = None
+        self._has_ends = False
+        self._backwards_without_end = 0
+
+    @property
+    def backwards_without_end(self) -> int:
+        """How many backwards there were in a loop in which nothing has ended a step; 0 once something has."""
+        return 0 if self._has_ends else self._backwards_without_end
 
     @property
     def step(self) -> int:
@@ -206,6 +215,7 @@ class StepTimer:
             return
         self._charge(now_ns, BACKWARD, inside=True)
         self._open.backwards += 1
+        self._backwards_without_end += 1
 
     def optimizer_begin(self, now_ns: int, optimizer: int) -> None:
         """optimizer.step() begins; `optimizer` tells optimizers apart."""
@@ -228,7 +238,7 @@ class StepTimer:
         if step.batches == 0 and step.backwards == 0:
             return  # the rest of the burst that ended the step before
         step.optimizers.add(self._optimizer)
-        self._stepped = True
+        self._stepped = self._has_ends = True
         ends_here = step.batches == 0 and self._cycle_is_complete() and not self._manual
         self._stepped_cpu_ns = self._read_cpu_ns() if ends_here or not self._ends_at_batch else None
         if ends_here:
@@ -236,7 +246,7 @@ class StepTimer:
 
     def end_step(self, now_ns: int, size: BatchSize = UNKNOWN) -> None:
         """The user says that a step ends here, and perhaps what it held. From now on only the user does."""
-        self._manual, self._evaluating = True, False
+        self._manual, self._evaluating, self._has_ends = True, False, True
         self._rejoin_held()
         self._ensure_open(now_ns)
         self._charge(now_ns, OTHER)
@@ -282,7 +292,7 @@ class StepTimer:
         """A framework is about to say where steps end: what was found until now ends, and no step has begun."""
         self._leave_steps(now_ns)
         self._evaluating = False
-        self._manual = True
+        self._manual = self._has_ends = True
 
     def give_back(self, now_ns: int) -> None:
         """The framework has said its last step: steps are found again. What came after that step belongs to none."""

@@ -26,6 +26,8 @@ from rankscope.agent.probe.steps import StepTimer
 NO_ARGUMENTS = ()
 GRADIENTS_ON, GRADIENTS_OFF = (True,), (False,)
 """What a moment is written down with; made once, since making one amid training costs."""
+IN_BACKWARD = (0,)
+"""The optimizer that all those are taken for that hooks step inside a backward, one for each parameter; no id is 0."""
 
 Hook = Callable[..., Any]
 OptimizerHook = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
@@ -64,6 +66,11 @@ class TorchHooks:
     def moments(self) -> int:
         """How many moments were seen."""
         return self.log.moments
+
+    @property
+    def backwards_without_end(self) -> int:
+        """How many backwards were seen in a loop in which nothing has ended a step; 0 once something has."""
+        return self._timer.backwards_without_end
 
     def install(self) -> None:
         """Patch torch. Raises what torch's absence or another shape of it raises; what was patched is put back."""
@@ -128,18 +135,24 @@ class TorchHooks:
     def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
+        is_in_autograd = find_autograd_question()
         log, read_moment_ns = self.log, self._read_moment_ns
         write = log.entries.extend
         optimizer_begin, optimizer_end = log.events.optimizer_begin, log.events.optimizer_end
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
-            if not log.thread_is_sure:
+            if log.in_backward:
+                # On a GPU autograd has threads of its own, while the one that called backward waits.
+                if is_in_autograd():
+                    log.stepped_in_backward = True
+                return
+            if not log.thread_is_sure and not is_in_autograd():
                 self._claim_thread()
             if get_ident() == log.thread:
                 write((optimizer_begin, read_moment_ns(), (id(optimizer),)))
 
         def after(_optimizer: object, _args: object, _kwargs: object) -> None:
-            if get_ident() == log.thread:
+            if get_ident() == log.thread and not log.in_backward:
                 write((optimizer_end, read_moment_ns(), NO_ARGUMENTS))
                 log.ends_left -= 1
                 if log.ends_left <= 0:
@@ -163,12 +176,26 @@ class TorchHooks:
             write((backward_begin, read_moment_ns(), NO_ARGUMENTS))
             if len(entries) > FIELDS * MOMENTS_MAX:
                 log.catch_up_live()
+            is_inside, log.in_backward = log.in_backward, True
             try:
                 return original(*args, **kwargs)
             finally:
-                write((backward_end, read_moment_ns(), NO_ARGUMENTS))
+                log.in_backward = is_inside
+                now_ns = read_moment_ns()
+                write((backward_end, now_ns, NO_ARGUMENTS))
+                if log.stepped_in_backward and not is_inside:
+                    self._end_step_of_backward(now_ns)
 
         return backward
+
+    def _end_step_of_backward(self, now_ns: int) -> None:
+        """Hooks have stepped optimizers inside the backward that ended at that moment."""
+        log, events = self.log, self.log.events
+        log.stepped_in_backward, log.thread_is_sure = False, True
+        log.entries.extend((events.optimizer_begin, now_ns, IN_BACKWARD, events.optimizer_end, now_ns, NO_ARGUMENTS))
+        log.ends_left -= 1
+        if log.ends_left <= 0:
+            log.end_when_due(monotonic_ns())
 
     def _wrap_next(self, original: Hook) -> Hook:
         import torch  # noqa: PLC0415
@@ -279,6 +306,14 @@ class TorchHooks:
         patch = Patch(owner, name, wrap)
         patch.put_on()
         self._undo.append(patch.take_off)
+
+
+def find_autograd_question() -> Callable[[], bool]:
+    """Return a function that says whether the thread that calls it is at work for a backward, as its hooks are."""
+    import torch  # noqa: PLC0415
+
+    find_task = getattr(torch._C, "_current_graph_task_id", None)  # torch keeps it private; absent before 2.1
+    return (lambda: False) if find_task is None else (lambda: bool(find_task() != -1))
 
 
 def torch_version() -> str:

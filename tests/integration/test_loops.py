@@ -30,6 +30,7 @@ class Loop:
     samples: int = 4
     tokens: int | None = None
     says: str = ""
+    steps_in_backward: bool = False
 
     @property
     def command(self) -> list[str]:
@@ -44,6 +45,7 @@ LOOPS = (
     Loop(script="gan", steps=32 // 4, backwards=(2 + 1,)),
     # LBFGS asks for the loss once, and again after each of its four iterations but the last.
     Loop(script="lbfgs", steps=48 // 8, backwards=(1 + 3,), samples=8),
+    Loop(script="optimizer_in_backward", steps=2 * 24 // 4, steps_in_backward=True),
     # The scale is halved by the one step that is left out, which is a step of the loop all the same.
     Loop(script="scaled_amp", steps=32 // 4, says="scale 512"),
     Loop(script="compiled", steps=2 * 4),
@@ -149,9 +151,33 @@ def test_each_step_has_the_samples_and_tokens_of_its_batches(loop: Loop, seen: S
         assert [record.tokens for record in life.steps] == tokens
 
 
-def test_the_time_of_backward_and_optimizer_is_seen_in_every_step(seen: Seen) -> None:
+def test_the_time_of_backward_and_optimizer_is_seen_in_every_step(loop: Loop, seen: Seen) -> None:
     for record in (record for life in seen.lives for record in life.steps):
-        assert min(record.phases_ns["backward"], record.phases_ns["optimizer"]) > 0
+        assert record.phases_ns["backward"] > 0
+        assert (record.phases_ns["optimizer"] > 0) is not loop.steps_in_backward
+
+
+MANUAL = (*AGENT, "manual_update.py")
+
+
+def test_a_loop_without_torch_optim_is_told_once_how_to_say_its_steps() -> None:
+    with listening() as collector:
+        ended = run(torchrun(2, *MANUAL), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
+    assert ended.exit_code == 0, ended.stderr
+    (said,) = [line for line in ended.heard_of_agent if "backwards" in line]
+    assert said.startswith(
+        "rankscope: rank 0 made 30 backwards and stepped no optimizer of torch.optim, so no step was "
+    )
+    assert "call rankscope.step() at the end of each step" in said
+
+
+def test_a_loop_that_says_its_steps_is_told_nothing() -> None:
+    with listening() as collector:
+        ended = run(python(*MANUAL, "--say-steps"), {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        (life,) = collector.lives
+    assert ended.exit_code == 0, ended.stderr
+    assert [line for line in ended.heard_of_agent if "backwards" in line] == []
+    assert [record.backwards for record in life.steps] == [1] * 30
 
 
 def spell(pattern: tuple[int, ...]) -> str:

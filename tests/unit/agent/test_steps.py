@@ -308,6 +308,25 @@ def test_user_may_say_where_steps_end() -> None:
     assert [record.batches for record in records[-2:]] == [2, 2]
 
 
+def test_backwards_are_counted_until_something_ends_a_step() -> None:
+    loop = Loop()
+    for backwards in (1, 2, 3):
+        loop.data().backward()
+        assert loop.timer.backwards_without_end == backwards
+    loop.optimizer()
+    assert loop.timer.backwards_without_end == 0
+    loop.data().backward()
+    assert loop.timer.backwards_without_end == 0
+
+
+def test_a_user_who_says_where_steps_end_has_no_backwards_without_an_end() -> None:
+    loop = Loop()
+    loop.backward()
+    loop.timer.end_step(loop.now_ns)
+    loop.backward()
+    assert loop.timer.backwards_without_end == 0
+
+
 def test_script_that_never_trains_has_no_steps() -> None:
     assert Loop().data().wait(10).data().finish() == []
 

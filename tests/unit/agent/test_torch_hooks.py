@@ -165,6 +165,49 @@ def test_a_closure_runs_its_backwards_inside_the_step(watched: Watched) -> None:
     assert all(record.backwards >= 1 and record.phases_ns["optimizer"] > 0 for record in records)
 
 
+class SteppedInBackward(Loop):
+    """Each parameter has its own optimizer, which a hook steps inside the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in self.model.parameters()}
+        for parameter in self.optimizers:
+            parameter.register_post_accumulate_grad_hook(lambda parameter: self.optimizers[parameter].step())
+
+
+def test_optimizers_stepped_inside_a_backward_end_one_step_with_it(watched: Watched) -> None:
+    loop = SteppedInBackward()
+    for (batch,) in loop.batches:
+        loop.loss(batch).backward()
+    records = watched.finish()
+    assert [(record.batches, record.backwards) for record in records] == [(1, 1)] * BATCHES
+    assert [record.phases_ns["optimizer"] for record in records] == [0] * BATCHES
+    assert all(record.phases_ns["backward"] > 0 for record in records)
+
+
+def test_optimizers_stepped_inside_a_backward_need_no_loader_to_be_counted(watched: Watched) -> None:
+    loop = SteppedInBackward()
+    for _ in range(50):
+        loop.loss(torch.ones(2, 4)).backward()
+    assert [record.backwards for record in watched.finish()] == [1] * 50
+
+
+def test_a_backward_of_a_gpu_runs_its_hooks_on_a_thread_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here another thread stands for it, while the one that called backward waits. It is not taken for training's."""
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 0)
+    watched, loop = Watched(), Loop()
+    watched.hooks.install()
+
+    def step_elsewhere(_parameter: Tensor) -> None:
+        run_on_a_thread(loop.optimizer.step)
+
+    loop.model.bias.register_post_accumulate_grad_hook(step_elsewhere)
+    for (batch,) in loop.batches:
+        loop.loss(batch).backward()
+    watched.hooks.remove()
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(1, 1)] * BATCHES
+
+
 def test_an_evaluation_is_no_step(watched: Watched) -> None:
     loop = Loop().train()
     with torch.no_grad():

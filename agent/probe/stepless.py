@@ -1,0 +1,44 @@
+"""A loop that trains without torch.optim has no steps that anybody could see: say so, once. Pure.
+
+Not before it is certain enough. Gradient accumulation makes 64 to 512 backwards before its first optimizer step, so
+neither a few backwards nor a few minutes mean anything. Twice the largest of these numbers does, or a quarter of an
+hour, which no step takes; and at the end of the script nothing can come any more.
+"""
+
+from typing import Final
+
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.units import NS_PER_S
+
+BACKWARDS_CERTAIN: Final = 1024
+BACKWARDS_MIN: Final = 20
+"""Fewer are a test of the model, or the first steps of something that is about to be changed."""
+PATIENCE_NS: Final = 900 * NS_PER_S
+
+
+class SteplessNotice:
+    """What to say to the person who trains. Only the first rank of a node says it."""
+
+    def __init__(self, identity: RankIdentity) -> None:
+        self._identity = identity
+        self._is_done = identity.local_rank != 0
+        self._since_ns: int | None = None
+
+    def find(self, now_ns: int, backwards: int, *, last: bool = False) -> str:
+        """Return what is to be said now, else nothing. `backwards` were made, and no step; 0: there was a step.
+
+        `last`: the script is over.
+        """
+        if self._is_done or backwards < BACKWARDS_MIN:
+            return ""
+        if self._since_ns is None:
+            self._since_ns = now_ns
+        if not last and backwards < BACKWARDS_CERTAIN and now_ns - self._since_ns < PATIENCE_NS:
+            return ""
+        self._is_done = True
+        counted = "was counted" if last else "has been counted so far"
+        return (
+            f"rank {self._identity.rank} made {backwards:,} backwards and stepped no optimizer of torch.optim, so no "
+            f"step {counted}. Where the loop updates its parameters in another way, call rankscope.step() at the end "
+            "of each step (docs/loops.md)."
+        )
