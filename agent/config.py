@@ -33,6 +33,7 @@ class AgentConfig(Settings):
         "RANKSCOPE_CA_FILE",
         "RANKSCOPE_CLIENT_CONFIG",
         "RANKSCOPE_CONFIG",
+        "RANKSCOPE_DEBUG",
         "RANKSCOPE_PID",
         "RANKSCOPE_RELAY_*",
         "RANKSCOPE_SERVE_*",

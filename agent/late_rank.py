@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from rankscope.agent.guard import describe, say
+from rankscope.agent.guard import explain, say
 from rankscope.agent.identity import is_this_machine
 from rankscope.agent.probe.patches import Patch
 
@@ -69,7 +69,7 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object]) -> None:
                 patch.take_off()
             on_group(describe_group(os.environ))
         except Exception as error:  # noqa: BLE001
-            say(f"not started ({describe(error)}); training goes on without it")
+            say(f"not started ({explain('start', error)}); training goes on without it")
 
     patches = [Patch(owner, INIT, functools.partial(_tell_after, tell)) for owner in owners]
     for patch in patches:

@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rankscope.agent.guard import describe, say
+from rankscope.agent.guard import explain, say
 from rankscope.measure.errors import RankscopeError, SettingError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def autoload() -> None:
         elif os.environ.get("RANKSCOPE", "") not in ("", "0"):
             start(alone=False)
     except Exception as error:  # noqa: BLE001
-        say(f"not started ({describe(error)}); training goes on without it")
+        say(f"not started ({explain('start', error)}); training goes on without it")
 
 
 def start(*, alone: bool = True) -> bool:
@@ -156,7 +156,7 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     except RankscopeError as error:
         say(f"not started: {error} Training goes on without it.")
     except Exception as error:  # noqa: BLE001 - our bug must not become the user's
-        say(f"not started ({describe(error)}); training goes on without it")
+        say(f"not started ({explain('start', error)}); training goes on without it")
     return session is not None and session.is_running
 
 

@@ -17,10 +17,11 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from rankscope.agent.guard import explain, find_last_error, is_debugging, say
 from rankscope.agent.reduce_window import (
     ENVIRONMENT,
     TIME_LIMIT_S,
@@ -43,12 +44,17 @@ IN_PLACE_EVENTS_MAX = 10_000
 takes 130 ms of another core before its first. On a machine that computes on all its cores that is training's time."""
 
 
+PART: Final = "breaking a window down"
+ERRORS_BYTES_MAX: Final = 64 * 1024
+
+
 class Ended(NamedTuple):
-    """A child that has ended: its exit code (negative: the signal), its CPU time, what it wrote."""
+    """A child that has ended: its exit code (negative: the signal), its CPU time, its stdout and its stderr."""
 
     exit_code: int
     cpu_ns: int
     output: bytes
+    errors: bytes = b""
 
 
 class Child(Protocol):
@@ -71,12 +77,14 @@ class SpawnedChild:
             given.write(request)
             given.seek(0)
             self._answer = open(os.memfd_create("rankscope-breakdown"), "w+b")  # noqa: SIM115 - poll or kill closes it
+            self._errors = open(os.memfd_create("rankscope-errors"), "w+b")  # noqa: SIM115 - as above
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a command of ours
-                    command, stdin=given, stdout=self._answer, stderr=subprocess.DEVNULL, env=dict(environment)
+                    command, stdin=given, stdout=self._answer, stderr=self._errors, env=dict(environment)
                 )
             except BaseException:
                 self._answer.close()
+                self._errors.close()
                 raise
 
     @property
@@ -97,13 +105,15 @@ class SpawnedChild:
                 return None
             self._process.returncode = os.waitstatus_to_exitcode(status)
             cpu_s = usage.ru_utime + usage.ru_stime
-        with self._answer:
+        with self._answer, self._errors:
             self._answer.seek(0)
-            return Ended(self._process.returncode, s_to_ns(cpu_s), self._answer.read())
+            self._errors.seek(0)
+            errors = self._errors.read(ERRORS_BYTES_MAX)
+            return Ended(self._process.returncode, s_to_ns(cpu_s), self._answer.read(), errors)
 
     def kill(self) -> None:
         """End it, and wait until it has."""
-        with self._answer:
+        with self._answer, self._errors:
             self._process.kill()
             self._process.wait()
 
@@ -170,8 +180,8 @@ class WindowChildren:
     def _reduce_here(self, request: WindowRequest) -> WindowAnswer | None:
         try:
             return reduce_window(request)
-        except TraceError:
-            self._count("reduction_failed")
+        except TraceError as error:
+            self._fail(explain(PART, error))
             return None
 
     def _start_next(self) -> None:
@@ -180,8 +190,8 @@ class WindowChildren:
         request = self._waiting.popleft()
         try:
             child = self._spawn(msgspec.msgpack.encode(request))
-        except (OSError, AttributeError, TypeError, ValueError):  # no memory files, or no interpreter that is known
-            self._count("reduction_failed")
+        except (OSError, AttributeError, TypeError, ValueError) as error:  # no memory files, or no known interpreter
+            self._fail(explain(PART, error))
         else:
             self._running = child, request, self._monotonic_ns()
 
@@ -201,8 +211,17 @@ class WindowChildren:
         if ended.exit_code == 0:
             with contextlib.suppress(msgspec.DecodeError):
                 return msgspec.msgpack.decode(ended.output, type=WindowAnswer)
-        self._count("reduction_failed")
+        errors = ended.errors.decode(errors="replace")
+        self._fail(find_last_error(errors) or f"its process ended with exit code {ended.exit_code}", errors)
         return None
+
+    def _fail(self, why: str, child_said: str = "") -> None:
+        """Count a window that is lost, and say the first."""
+        self._count("reduction_failed")
+        if self.failed["reduction_failed"] == 1:
+            if child_said and is_debugging():
+                say(f"the process that breaks windows down wrote:\n{child_said.rstrip()}")
+            say(f"a profiler window could not be broken down ({why}); training is not affected, this is counted")
 
     def _count(self, reason: str) -> None:
         self.failed[reason] = self.failed.get(reason, 0) + 1

@@ -17,6 +17,7 @@ from typing import Final
 from rankscope.agent.private_folder import PRIVATE_FILE, choose_private, make_private
 from rankscope.agent.sidecar.beacon import find_names, read_descriptor, remove_files
 from rankscope.agent.sidecar.exit_status import has_ended
+from rankscope.agent.sidecar.faults import FAULTS
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.machine import read_machine_id
@@ -95,8 +96,10 @@ def remove_folder(folder: str) -> bool:
     """Remove the directory when nobody has left anything in it but the lock. Whether it is gone."""
     with contextlib.suppress(OSError):
         _remove_strays(folder)
-        if os.listdir(folder) == [LOCK]:
-            os.unlink(os.path.join(folder, LOCK))
+        left = os.listdir(folder)
+        if LOCK in left and not {*left} - {LOCK, FAULTS}:
+            for name in left:
+                os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
     with contextlib.suppress(OSError):  # not empty: other runs
         os.rmdir(os.path.dirname(folder))

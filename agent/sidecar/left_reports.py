@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from rankscope.agent.guard import print_traceback
 from rankscope.agent.report.left_behind import Address, LeftLife, LeftRefusedError, describe_damage, take_life
 from rankscope.agent.report.spill_folder import find_files, find_lives, remove_old
 from rankscope.agent.sidecar.beacon import Descriptor
+from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import RankscopeError
 from rankscope.measure.units import NS_PER_S
@@ -46,8 +48,9 @@ Deliver = Callable[[LeftLife, Address, Clock, int, Callable[[], bool]], bool]
 class LeftReports:
     """Finds and delivers what was left. `deliver` stands for `left_delivery.deliver`. Nothing here raises or waits."""
 
-    def __init__(self, clock: Clock, deliver: Deliver | None = None) -> None:
+    def __init__(self, clock: Clock, deliver: Deliver | None = None, *, faults: SidecarFaults | None = None) -> None:
         self._clock = clock
+        self._faults = faults
         self._deliver = deliver or _deliver
         self._looked_for: set[tuple[str, str, str]] = set()
         self._errands: deque[_Errand] = deque()
@@ -129,20 +132,27 @@ class LeftReports:
             if life is None:
                 return True
             try:
-                if life.hello.identity.run != errand.run:
-                    return True
-                deadline_ns = self._clock.monotonic_ns() + ATTEMPT_NS
-                if not self._deliver(life, errand.address, self._clock, deadline_ns, self._stopping.is_set):
-                    return False
-                life.remove()
-                self.delivered += 1
-                return True
+                return life.hello.identity.run != errand.run or self._bring(life, errand.address)
             finally:
                 life.close()
         except LeftRefusedError:
             return True
-        except (OSError, RankscopeError):
+        except (OSError, RankscopeError) as error:
+            print_traceback("left reports", error)  # no fault of ours: the collector may just be away
             return False
+        except Exception as error:  # noqa: BLE001 - our bug with one life must not keep the others from delivery
+            if self._faults is not None:
+                self._faults.note("left reports", error)
+            return True
+
+    def _bring(self, life: LeftLife, address: Address) -> bool:
+        """Whether the collector has taken all of it."""
+        deadline_ns = self._clock.monotonic_ns() + ATTEMPT_NS
+        if not self._deliver(life, address, self._clock, deadline_ns, self._stopping.is_set):
+            return False
+        life.remove()
+        self.delivered += 1
+        return True
 
 
 def _deliver(life: LeftLife, address: Address, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]) -> bool:

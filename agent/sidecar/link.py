@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.agent.guard import find_last_error, is_debugging
 from rankscope.agent.identity import leave_out_rank
 from rankscope.agent.private_folder import PRIVATE_FILE, choose_private
 from rankscope.agent.sidecar.beacon import (
@@ -35,6 +36,7 @@ from rankscope.agent.sidecar.directory import (
     take_lock,
 )
 from rankscope.agent.sidecar.exit_status import read_start_ticks
+from rankscope.agent.sidecar.faults import take_faults
 from rankscope.agent.sidecar.worker_server import open_server
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
@@ -45,7 +47,8 @@ START_S_MAX: Final = 60.0
 STARTS_MAX: Final = 3
 """A sidecar that somebody kills is started again, so many times by each rank."""
 CHECK_NS: Final = 30 * NS_PER_S
-"""How often a rank looks whether the sidecar still holds its lock."""
+"""How often a rank looks whether the sidecar still holds its lock, and whether it has noted an error of its own."""
+SAID_BYTES_MAX: Final = 64 * 1024
 
 
 class SidecarLink:
@@ -110,7 +113,9 @@ class SidecarLink:
             self._describe()
         if beat.beat_host_ns - self._checked_ns >= CHECK_NS:
             self._checked_ns = beat.beat_host_ns
+            faults = take_faults(self.folder)
             self._start_if_needed()
+            _raise_faults(faults)
 
     def stop_beating(self) -> None:
         """Say that no heartbeat is to be expected any more, although the rank goes on. Raise OSError."""
@@ -129,6 +134,7 @@ class SidecarLink:
                     beacon.beat(self._beat._replace(state=state, exit_code=exit_code))
                 finally:
                     beacon.close()
+                _raise_faults(take_faults(self.folder))
 
     def _describe(self) -> None:
         """Write what has changed of the descriptor, or could not be written the last time. Raise OSError."""
@@ -197,22 +203,36 @@ def _remove_if_empty(folder: str) -> None:
         os.rmdir(os.path.dirname(folder))
 
 
+def _raise_faults(faults: str) -> None:
+    """Hand what the sidecar has noted to whoever counts and says it. Raise UnavailableError."""
+    if faults:
+        raise UnavailableError(f"the sidecar of this node had an error: {faults}")
+
+
 def _start(folder: str, lock: int) -> None:
     """Start the sidecar; returns when it has left this process. Raises UnavailableError."""
     # No pipe of the launcher's may stay open for it, and no socket of the training: peers watch for those to close.
+    # Only who looks for a fault wants its tracebacks, and waits for it to end.
+    with open(os.memfd_create("rankscope-sidecar-start"), "w+b") as said:
+        code = _start_and_wait(folder, lock, None if is_debugging() else said.fileno())
+        if code:
+            said.seek(0)
+            why = find_last_error(said.read(SAID_BYTES_MAX).decode(errors="replace"))
+            raise UnavailableError(f"the sidecar did not start (exit code {code}{f', {why}' if why else ''})")
+
+
+def _start_and_wait(folder: str, lock: int, stderr: int | None) -> int:
     child = subprocess.Popen(  # noqa: S603 - our own program
         build_child_command(sys.executable, "rankscope.agent.sidecar", folder, str(lock)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=stderr,
         pass_fds=(lock,),
         start_new_session=True,
         env=leave_out_rank(os.environ),
     )
     try:
-        code = child.wait(START_S_MAX)
+        return child.wait(START_S_MAX)
     except subprocess.TimeoutExpired:
         child.kill()
-        code = child.wait()
-    if code:
-        raise UnavailableError(f"the sidecar did not start (exit code {code})")
+        return child.wait()

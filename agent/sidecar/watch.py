@@ -28,6 +28,7 @@ from rankscope.agent.sidecar.courier import GIVE_UP_NS, TURN_NS, Courier, Notice
 from rankscope.agent.sidecar.crash_text import CAUGHT, parse_crash
 from rankscope.agent.sidecar.endings import Evidence, tell_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus, has_ended, open_process, read_exit_status
+from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.agent.sidecar.kernel_view import read_threads
 from rankscope.agent.sidecar.left_reports import LEFT_NS_MAX, LeftReports
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
@@ -104,13 +105,14 @@ class Watch:
         mounts: str = "/sys/fs/cgroup",
         make_courier: Callable[[str], Courier] = Courier,
         left_reports: LeftReports | None = None,
+        faults: SidecarFaults | None = None,
     ) -> None:
         self._folder = folder
         self._clock = clock
         self._proc = proc
         self._mounts = mounts
         self._post = _Post(make_courier)
-        self._left_reports = left_reports or LeftReports(clock)
+        self._left_reports = left_reports or LeftReports(clock, faults=faults or SidecarFaults(folder))
         self._watched: dict[str, _Watched] = {}
         self._ooms: dict[str, OomKills] = {}
         self._poll = select.poll()

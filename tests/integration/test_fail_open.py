@@ -3,7 +3,7 @@
 import pytest
 
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, started, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SOURCE, python, run, started, torchrun
 
 NEVER_ENDING_EPOCHS = ("--epochs", "40", "--steps", "100")
 CLOSED_STDERR = ("sh", "-c", 'exec "$@" 2>&-', "sh")
@@ -22,7 +22,7 @@ def test_torch_that_breaks_under_the_agent_is_counted_and_costs_no_step() -> Non
     assert life.losses.errors["device"] == 3
     assert life.losses.errors["windows"] >= 3
     assert life.losses.errors["groups"] >= 1
-    assert "rankscope: device failed (RuntimeError: not today); training is not affected" in ended.stderr
+    assert f"rankscope: device failed (RuntimeError: not today, at {SOURCE}/sample/torch_device.py:" in ended.stderr
     assert "rankscope: windows is switched off after 3 errors" in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -1,10 +1,12 @@
 """Guard: counting, saying and switching off, and nothing let through on the way."""
 
 import io
+import re
 
 import pytest
 
-from rankscope.agent.guard import Guard, describe, say
+from rankscope.agent.collector_address import CollectorAddress
+from rankscope.agent.guard import TRACEBACKS_MAX, Guard, describe, find_place, say
 
 
 class UnprintableError(Exception):
@@ -89,3 +91,72 @@ def test_a_stream_that_is_closed_or_broken_does_no_harm() -> None:
     closed.close()
     for stream in (closed, BrokenStream()):
         say("nobody hears this", stream)
+
+
+# -- where it happened ------------------------------------------------------------------------------------------------
+
+
+def fail_in_our_code() -> Exception:
+    """An error that json raises below a line of the agent's."""
+    try:
+        CollectorAddress.from_text("{")
+    except ValueError as error:
+        return error
+    raise AssertionError("it was read")
+
+
+def test_what_is_said_of_an_error_names_the_line_of_ours_it_came_through(capsys: pytest.CaptureFixture[str]) -> None:
+    Guard(error_budget=10).record("connect", fail_in_our_code())
+    assert re.search(
+        r"connect failed \(.*, at /.*/agent/collector_address\.py:\d+\); training", capsys.readouterr().err
+    )
+
+
+def test_an_error_of_others_is_placed_where_it_was_raised() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 / 0  # noqa: B018 - it raises
+    assert find_place(caught.value) == f"{__file__}:{caught.traceback[-1].lineno + 1}"
+
+
+@pytest.fixture
+def debugging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RANKSCOPE_DEBUG=1, in a process that has printed no traceback yet."""
+    monkeypatch.setenv("RANKSCOPE_DEBUG", "1")
+    monkeypatch.setattr("rankscope.agent.guard._printed", set())
+
+
+@pytest.mark.usefixtures("debugging")
+def test_with_debug_each_part_and_type_has_one_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    guard = Guard(error_budget=10)
+    for part in ("connect", "connect", "hooks"):
+        guard.record(part, fail_in_our_code())
+    guard.record("connect", KeyError("another type"))
+    said = capsys.readouterr().err
+    heads = [line for line in said.splitlines() if line.startswith("rankscope: traceback of")]
+    assert heads == [
+        f"rankscope: traceback of {part} (RANKSCOPE_DEBUG is set):" for part in ("connect", "hooks", "connect")
+    ]
+    assert "in from_text" in said
+
+
+@pytest.mark.usefixtures("debugging")
+def test_tracebacks_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    guard = Guard(error_budget=10)
+    for number in range(TRACEBACKS_MAX + 5):
+        guard.record(f"part {number}", ValueError("x"))
+    assert capsys.readouterr().err.count("traceback of") == TRACEBACKS_MAX
+
+
+@pytest.mark.usefixtures("debugging")
+def test_an_error_whose_text_cannot_be_made_has_a_traceback_or_none(capsys: pytest.CaptureFixture[str]) -> None:
+    Guard(error_budget=10).record("hooks", UnprintableError())
+    assert "hooks failed (UnprintableError)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_without_debug_there_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    monkeypatch.setenv("RANKSCOPE_DEBUG", value)
+    Guard(error_budget=10).record("connect", fail_in_our_code())
+    assert "raceback" not in capsys.readouterr().err

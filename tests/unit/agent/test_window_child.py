@@ -1,6 +1,7 @@
 """WindowChildren: one child at a time, in order, with a limit on everything; and the real child process."""
 
 import os
+import re
 import signal
 import sys
 import time
@@ -128,6 +129,24 @@ def test_a_child_that_fails_is_counted_and_the_next_is_started(exit_code: int, o
     assert (reducing.collect(), reducing.failed) == ([], {"reduction_failed": 1})
     nursery.children[1].end()
     assert steps_of(reducing.collect()) == [6]
+
+
+def test_the_first_child_that_fails_says_in_which_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def spawn_failing(_: bytes) -> Child:
+        child = script("import json; json.loads('{')")
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        return child
+
+    reducing = WindowChildren(spawn_failing, in_place_events_max=ALWAYS_A_CHILD)
+    for step in (5, 6):
+        reducing.submit(request(step))
+        assert reducing.collect() == []
+    reducing.finish()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "rankscope: a profiler window could not be broken down (json.decoder.JSONDecodeError: Expecting"
+    )
+    assert re.search(r", at /.*/json/decoder\.py:\d+\); training is not affected, this is counted$", line)
 
 
 def test_a_child_that_takes_too_long_is_ended() -> None:

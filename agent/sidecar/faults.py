@@ -1,0 +1,53 @@
+"""What goes wrong in the sidecar itself: it has no output of its own, so a rank of its node says it.
+
+The sidecar appends a line to a file in its directory, once for each part and type of error. A rank looks now and then,
+removes the file and says what stood in it. With RANKSCOPE_DEBUG=1 the tracebacks go to the ranks' stderr at once.
+"""
+
+import contextlib
+import os
+from typing import Final
+
+from rankscope.agent.guard import explain
+from rankscope.agent.private_folder import PRIVATE_FILE
+
+FAULTS: Final = "faults"
+FAULTS_MAX: Final = 16
+LINE_LENGTH_MAX: Final = 500
+
+
+class SidecarFaults:
+    """The writing side, in the sidecar."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, FAULTS)
+        self._noted: set[tuple[str, str]] = set()
+
+    def note(self, part: str, error: BaseException) -> None:
+        """Leave a line about the error for the ranks. Never raise."""
+        text = explain(f"the sidecar's {part}", error)
+        key = part, type(error).__name__
+        if key in self._noted or len(self._noted) >= FAULTS_MAX:
+            return
+        self._noted.add(key)
+        line = " ".join(f"{part} failed ({text})".split())[:LINE_LENGTH_MAX] + "\n"
+        with contextlib.suppress(OSError):
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE_FILE)
+            try:
+                os.write(file, line.encode(errors="replace"))
+            finally:
+                os.close(file)
+
+
+def take_faults(folder: str) -> str:
+    """Return what the sidecar has noted since the last time, and remove it; empty where there is nothing."""
+    path = os.path.join(folder, FAULTS)
+    taken = f"{path}.{os.getpid()}"
+    try:
+        os.rename(path, taken)  # one rank of the node gets it
+        with open(taken, encoding="utf-8", errors="replace") as file:
+            lines = file.read(FAULTS_MAX * LINE_LENGTH_MAX).splitlines()
+        os.unlink(taken)
+    except OSError:
+        return ""
+    return "; ".join(lines)
