@@ -7,11 +7,9 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -24,19 +22,17 @@ from rankscope.collector.footprint import (
     keep_one_heap,
     spare_the_garbage_collector,
 )
-from rankscope.collector.incident_commands import add_incidents, ask_for_incidents, to_plain
+from rankscope.collector.incident_commands import add_incidents
 from rankscope.collector.ingest.curve import CurveServer
-from rankscope.collector.inquiry import add_url, ask_for, ask_for_runs, find_collector
 from rankscope.collector.key_commands import add_keys
 from rankscope.collector.keys import RunKeys
 from rankscope.collector.relay_command import add_relay
 from rankscope.collector.report_command import add_report
-from rankscope.collector.reports.incident_table import render_incidents
-from rankscope.collector.reports.rank_table import render_run
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.service import Service
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.status_command import add_status
 from rankscope.collector.top_command import add_top
 from rankscope.collector.trace_commands import add_analyze, add_merge
 from rankscope.measure import __version__
@@ -97,7 +93,7 @@ def _build() -> tuple[argparse.ArgumentParser, Sequence[str]]:
     _add_serve(commands.add_parser("serve", help="run a collector for many jobs"))
     add_relay(commands.add_parser("relay", help="carry the reports of a node's ranks over one connection"))
     add_top(commands.add_parser("top", help="watch a run's ranks live in the terminal"))
-    _add_status(commands.add_parser("status", help="show what a collector knows"))
+    add_status(commands.add_parser("status", help="show what a collector knows"))
     add_incidents(commands.add_parser("incidents", help="show what has gone wrong, and what still does"))
     add_keys(commands.add_parser("keys", help="make the keys of the encrypted wire"))
     add_report(commands.add_parser("report", help="say how a run went, also long after it"))
@@ -186,34 +182,6 @@ def _print_summaries(snapshot: Snapshot) -> None:
     for run in (run for run in snapshot.runs if not run.is_awaited):
         for line in summarise(run).splitlines():
             print(f"rankscope: {printable(line)}", file=sys.stderr)
-
-
-# -- status -----------------------------------------------------------------------------------------------------------
-
-
-def _add_status(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(command=status)
-    add_url(parser)
-    parser.add_argument("--json", action="store_true", help="print the runs as JSON, each with its open incidents")
-
-
-def status(options: argparse.Namespace) -> int:
-    """Print every run that a collector knows, and the incidents that are open."""
-    url, credentials = find_collector(options)
-    pages = {name: f"{url}/api/v1/runs/{quote(name, safe='')}" for name in ask_for_runs(url, credentials)}
-    incidents = ask_for_incidents(url, credentials, only_open=True)
-    if options.json:
-        by_run = {name: to_plain([one for one in incidents if one.run == name]) for name in pages}
-        told = {name: ask_for(page, dict[str, Any], credentials) for name, page in pages.items()}
-        print(json.dumps([{**run, "open_incidents": by_run[name]} for name, run in told.items()], indent=2))
-        return 0
-    for run in [ask_for(page, RunSnapshot, credentials) for page in pages.values()]:
-        print(render_run(run), end="\n\n")
-    if not pages:
-        print("no run has reported to this collector")
-    if incidents:
-        print(f"open incidents:\n{render_incidents(incidents, time.time(), with_sentences=False)}")
-    return 0
 
 
 # -- demo -------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from rankscope.collector.demo.result import DemoResult, build_result
-from rankscope.collector.reports.rank_table import render_run
+from rankscope.collector.reports.status_text import render_run
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.child_command import build_child_command

@@ -1,6 +1,7 @@
 """The API about runs, as JSON and, for the heat map, as bytes: from a path to an answer, before any socket.
 
     GET /api/v1/runs/RUN?ranks=none          a run without its ranks
+    GET /api/v1/runs/RUN/status              a run in a few facts, with its worst ranks; ?worst=N, 0 for none
     GET /api/v1/runs/RUN/ranks               its ranks; ?order=rank|slowdown&offset=N&limit=N
     GET /api/v1/runs/RUN/ranks/RANK          one rank beside those that do the same work
     GET /api/v1/runs/RUN/findings            what was found: open, and past
@@ -27,6 +28,7 @@ from rankscope.collector.publish import heat_map
 from rankscope.collector.publish.rank_answers import ORDERS, list_ranks, show_rank
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
 from rankscope.collector.publish.shares import ShareStretch
+from rankscope.collector.state.run_status import build_status
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.state.step_picture import StepPicture
 from rankscope.measure.errors import UnavailableError
@@ -38,6 +40,8 @@ BYTES: Final = "application/octet-stream"
 RANKS_DEFAULT: Final = 100
 RANKS_MAX: Final = 16_384
 """Ranks in one answer: those of the largest job there is."""
+WORST_DEFAULT: Final = 10
+WORST_MAX: Final = 1_000
 POINTS_DEFAULT: Final = 400
 """More are not told apart on a screen."""
 POINTS_MAX: Final = 5_000
@@ -126,6 +130,7 @@ class Api:
         self._store = store
         self._drawn: _Drawn | None = None
         self._of_run: Mapping[str, Callable[[str, str], Response]] = {
+            "status": self._show_status,
             "ranks": self._list_ranks,
             "findings": self._list_findings,
             "history": self._show_history,
@@ -161,6 +166,10 @@ class Api:
         if query.choose("ranks", ("all", "none")) == "none":
             run = msgspec.structs.replace(run, ranks=())
         return _as_json(run)
+
+    def _show_status(self, name: str, text: str) -> Response:
+        worst = _Query.parse(text, "worst").number("worst", WORST_DEFAULT, least=0, most=WORST_MAX)
+        return _as_json(build_status(self._find(name), worst))
 
     def _list_ranks(self, name: str, text: str) -> Response:
         query = _Query.parse(text, "order", "offset", "limit")

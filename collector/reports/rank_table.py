@@ -1,41 +1,37 @@
-"""A run as a table for a terminal: one line a rank."""
+"""Ranks as a table for a terminal: one line a rank. Times are medians in ms, ratios per cent of a window."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from rankscope.collector.detect import ratios
-from rankscope.collector.reports.stalls import describe_stall
-from rankscope.collector.reports.summary import describe_ended_run, verdict
+from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.state.run_status import describe_state
+from rankscope.collector.state.snapshot import RankSnapshot
+from rankscope.collector.state.vitals import ENDED_WELL
 from rankscope.measure.records import PHASES, WindowBreakdown
 from rankscope.measure.units import NS_PER_MS
 
-UNKNOWN = "-"
-HEAD = (
+UNKNOWN: Final = "-"
+STATE_WIDTH: Final = 10
+HEAD: Final = (
     f"{'rank':>5} {'steps':>6} {'step ms':>8} "
     + " ".join(f"{name[:8]:>8}" for name in PHASES)
-    + f" {'self ms':>8} {'slowdown':>8} {'compute':>7} {'comm':>6} {'overlap':>7} {'exposed':>7} {'idle':>6}  state"
+    + f" {'self ms':>8} {'slowdown':>8} {'compute':>7} {'comm':>6} {'overlap':>7} {'exposed':>7} {'idle':>6}"
+    + f"  {'state':<{STATE_WIDTH}} node"
 )
+STATE_COLORS: Final[Mapping[str, tuple[str, ...]]] = {
+    "up": (GREEN,), "stalled": (YELLOW,), "silent": (YELLOW,), "awaited": (DIM,),
+}  # fmt: skip
 
 
-def render_run(run: RunSnapshot) -> str:
-    """The table of a run and, below it, what detection says. Times are medians in ms, ratios per cent of a window."""
-    lines = [f"run {run.run}: {len(run.ranks)} of {run.world_size} ranks", *describe_ended_run(run), HEAD]
-    lines += [render_rank(rank) for rank in run.ranks]
-    lines += [f"! {sentence}" for rank in run.ranks if (sentence := describe_stall(rank)) is not None]
-    lines += [f"! {finding.sentence}" for finding in run.open_findings]
-    if run.end is not None:
-        lines.append(f"verdict: {verdict(run)}")
-    elif run.abstained is not None:
-        lines.append(f"no verdict yet: {run.abstained}")
-    elif not run.open_findings:
-        lines.append("no rank is slower than the others")
-    return "\n".join(map(printable, lines))  # names of runs, nodes and ends came over the wire
+def render_ranks(ranks: Iterable[RankSnapshot], colors: Colors = PLAIN) -> list[str]:
+    """Return the head of the table and a line for each rank."""
+    return [colors.paint(HEAD, BOLD), *(render_rank(rank, colors) for rank in ranks)]
 
 
-def render_rank(rank: RankSnapshot) -> str:
-    """One line of the table."""
-    phases = " ".join(f"{_ms(rank.phases_ns_median.get(name)):>8}" for name in PHASES)
+def render_rank(rank: RankSnapshot, colors: Colors = PLAIN) -> str:
+    """Return one line of the table."""
     slowdown = UNKNOWN if rank.slowdown_ratio is None else f"{rank.slowdown_ratio:.2f}x"
     window = rank.breakdown
     shares = " ".join(
@@ -48,11 +44,22 @@ def render_rank(rank: RankSnapshot) -> str:
             (ratios.idle_ratio, 6),
         )
     )
-    state = rank.ended or ("stalled" if rank.stalled else "up")
-    return (
-        f"{rank.identity.rank:>5} {rank.totals.steps:>6} {_ms(rank.step_ns_median):>8} {phases} "
-        f"{_ms(rank.self_ns_median):>8} {slowdown:>8} {shares}  {state}"
-    )
+    times = render_times(rank.step_ns_median, rank.phases_ns_median, rank.self_ns_median)
+    state = describe_state(rank)
+    painted = colors.paint(f"{state:<{STATE_WIDTH}}", *color_of(state))
+    node = printable(rank.identity.node)
+    return f"{rank.identity.rank:>5} {rank.totals.steps:>6} {times} {slowdown:>8} {shares}  {painted} {node}"
+
+
+def render_times(step_ns: float | None, phases_ns: Mapping[str, float], self_ns: float | None) -> str:
+    """Return the columns that are times: the step, its phases, the rank's own."""
+    phases = " ".join(f"{_ms(phases_ns.get(name)):>8}" for name in PHASES)
+    return f"{_ms(step_ns):>8} {phases} {_ms(self_ns):>8}"
+
+
+def color_of(state: str) -> tuple[str, ...]:
+    """Return the colours of a rank's state: none for one that ended well, red for one that ended badly."""
+    return STATE_COLORS.get(state, () if state in ENDED_WELL else (RED,))
 
 
 def _ms(nanoseconds: float | None) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish import api, heat_map, live, rank_answers, routes
 from rankscope.collector.reports.run_report import RunReport
+from rankscope.collector.state.run_status import RunStatus
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure import __version__
 from tests.contract.schema_text import settle
@@ -42,7 +43,8 @@ class Error(msgspec.Struct, frozen=True):
 
 
 ANSWERS: Final = (
-    RunSummaries, RunSnapshot, rank_answers.RankList, rank_answers.RankAnswer, api.FindingList, api.RunHistory,
+    RunSummaries, RunSnapshot, RunStatus,
+    rank_answers.RankList, rank_answers.RankAnswer, api.FindingList, api.RunHistory,
     RunReport, Incidents, live.LivePicture, heat_map.HeatMapHead, Error,
 )  # fmt: skip
 
@@ -111,6 +113,7 @@ def _paths_of_a_run() -> Json:
     offset = _query("offset", {**number, "minimum": 0, "maximum": api.NUMBER_MAX}, "Leave out so many.")
     limit = _query("limit", {**number, "minimum": 1, "maximum": api.RANKS_MAX}, "At most so many.")
     points = _query("points", {**number, "minimum": 0, "maximum": api.POINTS_MAX}, "Draw steps together to so many.")
+    worst = _query("worst", {**number, "minimum": 0, "maximum": api.WORST_MAX}, "At most so many of its worst ranks.")
     ranks = _query("ranks", {"type": "string", "enum": ["all", "none"]}, "`none`: leave them out.")
     sources = [heat_map.OF_STEPS, heat_map.OF_INTERVALS]
     source = _query("source", {"type": "string", "enum": sources}, "The last steps, or the past from the store.")
@@ -118,6 +121,9 @@ def _paths_of_a_run() -> Json:
     of = f"{routes.RUNS_PATH}/{{run}}"
     return {
         of: _operation("showRun", "Everything about one run.", _json(RunSnapshot), [RUN, ranks], 400, 404),
+        f"{of}/status": _operation(
+            "showStatus", "The run in a few facts, and its worst ranks.", _json(RunStatus), [RUN, worst], 400, 404
+        ),
         f"{of}/ranks": _operation(
             "listRanks", "Its ranks.", _json(rank_answers.RankList), [RUN, order, offset, limit], 400, 404
         ),

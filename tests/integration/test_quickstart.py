@@ -81,7 +81,7 @@ def test_standing_collector_shows_the_run_and_reports_it(home: Path) -> None:
     }
     done = type_in(find_block("rankscope serve"), home, addresses)
     assert done.returncode == 0, done.stderr
-    assert "run first: 2 of 2 ranks" in done.stdout
+    assert "  2 of 2 ranks: " in done.stdout
     assert (home / "runs.db").exists()
 
 

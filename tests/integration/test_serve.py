@@ -224,10 +224,12 @@ def test_status_prints_a_table_of_each_run(shared: Shared) -> None:
     assert shared.status.exit_code == 0
     assert shared.status.stderr == ""
     for name in RUNS:
-        table = shared.status.stdout.partition(f"run {name}: 2 of 2 ranks\n")[2].splitlines()
-        assert table[0].split()[:4] == ["rank", "steps", "step", "ms"]
-        assert [row.split()[0] for row in table[1:3]] == ["0", "1"]
-        assert [row.split()[-1] for row in table[1:3]] == ["up", "up"]
+        about = shared.status.stdout.partition(f"run {name}: ")[2].partition("\n\n")[0].splitlines()
+        assert about[1].startswith("  2 of 2 ranks: 2 up; ")
+        head, *table = about[-3:]
+        assert head.split()[:4] == ["rank", "steps", "step", "ms"]
+        assert sorted(row.split()[0] for row in table) == ["0", "1"]
+        assert [row.split()[-2] for row in table] == ["up", "up"]
 
 
 def test_status_as_json_is_what_the_api_gives(shared: Shared) -> None:

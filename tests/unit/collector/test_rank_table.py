@@ -1,9 +1,10 @@
-"""A run as a table, written out by hand."""
+"""A run as a terminal shows it, written out by hand."""
 
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.reports.rank_table import HEAD, render_rank, render_run
+from rankscope.collector.reports.rank_table import HEAD, render_rank
+from rankscope.collector.reports.status_text import render_run
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.records import Totals, WindowBreakdown
 from tests.unit.collector.run_snapshots import rank_of
@@ -37,11 +38,11 @@ def run_of(**known: object) -> RunSnapshot:
 
 
 GOLDEN = """\
-run bert: 2 of 2 ranks
- rank  steps  step ms     data  forward backward optimize    other  self ms slowdown compute   comm overlap exposed   idle  state
-    0   1234    156.2      0.0     40.0    101.0     15.0      0.2     96.0    1.00x     60%    30%     33%     20%    15%  up
-    1      2        -        -        -        -        -        -        -        -       -      -       -       -      -  up
-no rank is slower than the others"""  # noqa: E501 - a table for a terminal of 130 columns
+run bert: no rank is slower than the others
+  2 of 2 ranks: 2 up
+ rank  steps  step ms     data  forward backward optimize    other  self ms slowdown compute   comm overlap exposed   idle  state      node
+    0   1234    156.2      0.0     40.0    101.0     15.0      0.2     96.0    1.00x     60%    30%     33%     20%    15%  up         n0
+    1      2        -        -        -        -        -        -        -        -       -      -       -       -      -  up         n0"""  # noqa: E501 - a table for a terminal of 140 columns
 
 
 def test_run_is_a_table_in_which_what_is_not_known_is_a_dash() -> None:
@@ -49,7 +50,7 @@ def test_run_is_a_table_in_which_what_is_not_known_is_a_dash() -> None:
 
 
 def test_columns_stand_under_their_heads() -> None:
-    assert {len(render_rank(rank)) for rank in (KNOWN, UNKNOWN)} == {len(HEAD) - len("state") + len("up")}
+    assert {len(render_rank(rank)) for rank in (KNOWN, UNKNOWN)} == {len(HEAD) - len("node") + len("n0")}
 
 
 def test_without_communication_there_is_no_overlap() -> None:
@@ -58,15 +59,23 @@ def test_without_communication_there_is_no_overlap() -> None:
         exposed_communication_ns=0, copy_ns=0, idle_ns=80,
     )  # fmt: skip
     line = render_rank(msgspec.structs.replace(KNOWN, breakdown=window))
-    assert line.split()[-6:] == ["60%", "0%", "-", "0%", "40%", "up"]
+    assert line.split()[-7:] == ["60%", "0%", "-", "0%", "40%", "up", "n0"]
 
 
 def test_rank_that_has_ended_says_how() -> None:
-    assert render_rank(msgspec.structs.replace(UNKNOWN, up=False, ended="killed")).endswith("  killed")
+    assert render_rank(msgspec.structs.replace(UNKNOWN, up=False, ended="killed")).endswith("  killed     n0")
 
 
-def test_open_findings_stand_below_the_table() -> None:
-    assert render_run(run_of(open_findings=(SLOW,), findings=(SLOW,))).splitlines()[-1] == "! Rank 1 is slow."
+def test_open_finding_is_the_first_line() -> None:
+    lines = render_run(run_of(open_findings=(SLOW,), findings=(SLOW,))).splitlines()
+    assert lines[0] == "run bert: Rank 1 is slow."
+
+
+def test_further_findings_stand_above_the_table() -> None:
+    small = msgspec.structs.replace(SLOW, sentence="Rank 0 is a little slow.", lost_rank_seconds=2.0)
+    large = msgspec.structs.replace(SLOW, sentence="Rank 1 costs much.", lost_rank_seconds=9.0)
+    lines = render_run(run_of(open_findings=(small, large))).splitlines()
+    assert (lines[0], lines[2]) == ("run bert: Rank 1 costs much.", "  ! Rank 0 is a little slow.")
 
 
 def test_names_cannot_steer_the_terminal() -> None:
@@ -76,15 +85,14 @@ def test_names_cannot_steer_the_terminal() -> None:
 
 
 def test_finding_that_is_over_is_not_shown_as_open() -> None:
-    assert render_run(run_of(findings=(SLOW,))).splitlines()[-1] == "no rank is slower than the others"
+    assert render_run(run_of(findings=(SLOW,))).splitlines()[0] == "run bert: no rank is slower than the others"
 
 
-def test_reason_for_no_verdict_stands_below_the_table() -> None:
+def test_reason_for_no_verdict_is_the_first_line() -> None:
     lines = render_run(run_of(ranks=(KNOWN,), abstained="1 of 2 ranks have not been heard of")).splitlines()
-    assert lines[0] == "run bert: 1 of 2 ranks"
-    assert lines[-1] == "no verdict yet: 1 of 2 ranks have not been heard of"
+    assert lines[0] == "run bert: no verdict yet: 1 of 2 ranks have not been heard of"
+    assert lines[1].startswith("  1 of 2 ranks: 1 up")
 
 
 def test_finding_stays_in_sight_while_there_is_no_new_verdict() -> None:
-    lines = render_run(run_of(open_findings=(SLOW,), abstained="nothing new")).splitlines()
-    assert lines[-2:] == ["! Rank 1 is slow.", "no verdict yet: nothing new"]
+    assert render_run(run_of(open_findings=(SLOW,), abstained="nothing new")).startswith("run bert: Rank 1 is slow.\n")

@@ -1,7 +1,7 @@
 """The sentence on a rank that does not move."""
 
-from rankscope.collector.reports.rank_table import render_run
 from rankscope.collector.reports.stalls import describe_stall
+from rankscope.collector.reports.status_text import render_run
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive
@@ -85,8 +85,8 @@ def test_a_stack_without_a_line_of_the_script_has_none() -> None:
     assert find_script_frame(FRAMES) == FRAMES[1]
 
 
-def test_status_shows_it_below_the_table() -> None:
+def test_status_shows_it_above_the_table() -> None:
     run = RunSnapshot(run="bert", world_size=4, restart_count=0, ranks=(rank_of(stalled=True, stall=stall_of()),))
     lines = render_run(run).splitlines()
-    assert lines[2].endswith("  stalled")
-    assert lines[3].startswith("! rank 1 (n0) is stalled in collective at train.py:74 (main)")
+    assert lines[2].startswith("  rank 1 (n0) is stalled in collective at train.py:74 (main)")
+    assert lines[4].endswith("  stalled    n0")

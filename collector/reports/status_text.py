@@ -1,0 +1,128 @@
+"""The status of a run for a terminal: the verdict first, then the run in a line or two, then its worst ranks."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.reports.rank_table import HEAD, color_of, render_rank, render_ranks
+from rankscope.collector.reports.stalls import describe_stall
+from rankscope.collector.reports.summary import describe_ended_run, verdict
+from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
+from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.state.run_status import RunStatus, build_status, describe_state
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.measure.units import format_duration
+
+FINDINGS_SHOWN_MAX: Final = 5
+INDENT: Final = "  "
+
+
+def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool = True) -> str:
+    """Return the lines about a run, with its worst ranks or without them."""
+    lines = [_render_verdict(status, colors), INDENT + _describe_run(status)]
+    lines += [INDENT + printable(text) for text in describe_ended_run(status.run)]
+    lines += _list_others(status.run.open_findings, colors)
+    lines += [INDENT + printable(text) for rank in status.worst if (text := describe_stall(rank)) is not None]
+    if with_ranks and status.worst:
+        lines += _list_worst(status, colors)
+    return "\n".join(lines)
+
+
+def find_costliest(findings: Iterable[Finding]) -> Finding | None:
+    """Return what must be looked at first: what is critical, then what names somebody, then what costs most."""
+
+    def weight(one: Finding) -> tuple[bool, bool, float]:
+        return one.severity == "critical", bool(one.ranks or one.group), one.lost_rank_seconds or 0.0
+
+    return max(findings, key=weight, default=None)
+
+
+def _render_verdict(status: RunStatus, colors: Colors) -> str:
+    """Return the first line: the run, and what is to be known before all else."""
+    text, color = _judge(status)
+    return f"{colors.paint(f'run {printable(status.run.run)}:', BOLD)} {colors.paint(printable(text), BOLD, color)}"
+
+
+def _judge(status: RunStatus) -> tuple[str, str]:
+    costliest = find_costliest(status.run.open_findings)
+    if status.run.end is not None:
+        return verdict(status.run), GREEN if status.run.end.is_good else RED
+    if costliest is not None:
+        return costliest.sentence, RED if costliest.severity == "critical" else YELLOW
+    if status.run.abstained is not None:
+        return f"no verdict yet: {status.run.abstained}", DIM
+    return "no rank is slower than the others", GREEN
+
+
+def _describe_run(status: RunStatus) -> str:
+    """Return who is there, and how fast it trains: `4 of 4 ranks: 3 up, 1 silent; 1,234 steps, 6.40 steps/s`."""
+    counts = ", ".join(f"{count:,} {state}" for state, count in status.states.items())
+    text = f"{status.ranks_known:,} of {status.run.world_size:,} ranks"
+    parts = [f"{text}: {counts}" if counts else text]
+    if status.steps is not None:
+        speed = (
+            "" if status.steps_per_s is None or status.run.end is not None else f", {status.steps_per_s:.2f} steps/s"
+        )
+        step = "" if status.step_ns_median is None else f", median step {format_duration(status.step_ns_median)}"
+        parts.append(f"{status.steps:,} steps{speed}{step}")
+    goodput = status.run.goodput.goodput_ratio
+    if goodput is not None:
+        parts.append(f"goodput {goodput:.1%}")
+    return "; ".join(parts)
+
+
+def _list_others(findings: Sequence[Finding], colors: Colors) -> list[str]:
+    """Return a line for each open finding but the one that is the verdict."""
+    costliest = find_costliest(findings)
+    others = sorted((one for one in findings if one is not costliest), key=lambda one: -(one.lost_rank_seconds or 0.0))
+    lines = [INDENT + colors.paint(f"! {printable(one.sentence)}", YELLOW) for one in others[:FINDINGS_SHOWN_MAX]]
+    left = len(others) - FINDINGS_SHOWN_MAX
+    return [*lines, f"{INDENT}! and {left} more: rankscope incidents --open"] if left > 0 else lines
+
+
+def _list_worst(status: RunStatus, colors: Colors) -> list[str]:
+    shown, known = len(status.worst), status.ranks_known
+    if shown == known:
+        return render_ranks(status.worst, colors)
+    head = f"the worst {shown:,} of {known:,} ranks (--all lists all, --rank N says more of one):"
+    return [INDENT + head, *render_ranks(status.worst, colors)]
+
+
+def render_all_ranks(status: RunStatus, run: RunSnapshot, colors: Colors = PLAIN) -> str:
+    """Return the status, and below it every rank in the order of their numbers."""
+    return "\n".join([render_status(status, colors, with_ranks=False), *render_ranks(run.ranks, colors)])
+
+
+def _describe_end(rank: RankSnapshot) -> str:
+    """Return how a rank ended, with what is known of it: `crashed: SIGSEGV, exit code -11`."""
+    detail = f": {rank.ended_detail}" if rank.ended_detail else ""
+    return f"{rank.ended}{detail}{'' if rank.exit_code is None else f', exit code {rank.exit_code}'}"
+
+
+def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str] | None, colors: Colors = PLAIN) -> str:
+    """Return what is known of one rank of a run: its line, its peers' medians, how it ended or where it stands.
+
+    `peers`: how many ranks it is compared with, and their times as `render_times` has them; None before there are any.
+    """
+    identity, state = rank.identity, describe_state(rank)
+    where = f"node {printable(identity.node)}, local rank {identity.local_rank}, pid {identity.pid}"
+    title = colors.paint(f"run {printable(run.run)}, rank {identity.rank}:", BOLD)
+    lines = [f"{title} {colors.paint(state, BOLD, *color_of(state))} ({where})"]
+    if rank.ended is not None:
+        lines.append(INDENT + printable(_describe_end(rank)))
+    if rank.last_step is not None:
+        lines.append(f"{INDENT}the last step it reported {'is' if rank.ended is None else 'was'} {rank.last_step:,}")
+    lines += [INDENT + printable(one.sentence) for one in run.open_findings if identity.rank in one.ranks]
+    stall = describe_stall(rank)
+    if stall is not None:
+        lines.append(INDENT + printable(stall))
+    lines += [colors.paint(HEAD, BOLD), render_rank(rank, colors)]
+    if peers is not None:
+        count, times = peers
+        lines.append(f"{'peers':>5} {'':>6} {times} {'':>8} the median of the {count:,} it is compared with")
+    return "\n".join(lines)
+
+
+def render_run(run: RunSnapshot) -> str:
+    """Return the status of a run with every rank, for a run of few."""
+    return render_all_ranks(build_status(run, len(run.ranks)), run)

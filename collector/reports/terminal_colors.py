@@ -1,0 +1,33 @@
+"""Colour for a terminal, and none where nobody sees it."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple, TextIO
+
+RED: Final = "31"
+GREEN: Final = "32"
+YELLOW: Final = "33"
+BOLD: Final = "1"
+DIM: Final = "2"
+
+
+class Colors(NamedTuple):
+    """Paints texts, or leaves them as they are."""
+
+    are_on: bool = False
+
+    def paint(self, text: str, *codes: str) -> str:
+        """Return the text in these colours (ECMA-48, SGR).
+
+        >>> Colors().paint("slow", RED), len(Colors(are_on=True).paint("slow", BOLD, RED))
+        ('slow', 15)
+        """
+        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self.are_on and codes else text
+
+
+PLAIN: Final = Colors()
+
+
+def choose_colors(stream: TextIO, environment: Mapping[str, str]) -> Colors:
+    """Return colours for a terminal; none for a file or a pipe, where NO_COLOR is set (no-color.org), or TERM=dumb."""
+    wanted = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+    return Colors(are_on=wanted and stream.isatty())

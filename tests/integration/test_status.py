@@ -1,0 +1,120 @@
+"""`rankscope status` of a collector of several runs, over a real socket."""
+
+import json
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from rankscope.collector.cli import main
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.state.run_end import RunEnd
+from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from tests.unit.collector.run_snapshots import rank_of
+
+RANKS = 64
+SLOW = Finding(kind="straggler", ranks=(3,), cause="host_cpu", sentence="Rank 3 is slow.")
+
+
+def run_of(name: str, **known: object) -> RunSnapshot:
+    ranks = tuple(rank_of(number, run=name, world_size=RANKS, slowdown_ratio=1.0) for number in range(RANKS))
+    fields: dict[str, object] = {"world_size": RANKS, "restart_count": 0, "ranks": ranks} | known
+    return RunSnapshot(run=name, **fields)  # type: ignore[arg-type]
+
+
+def end_all(run: RunSnapshot) -> RunSnapshot:
+    ranks = tuple(msgspec.structs.replace(rank, up=False, ended="finished") for rank in run.ranks)
+    return msgspec.structs.replace(run, ranks=ranks, end=RunEnd(reason="finished", ranks={"finished": RANKS}))
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A collector of a run that is over, a healthy one, and one with a slow rank."""
+    runs = (end_all(run_of("a/over")), run_of("healthy"), run_of("slow", open_findings=(SLOW,)))
+    server = HttpServer(
+        "127.0.0.1:0", lambda: Snapshot(wall_s=0.0, version="0", runs=runs), lambda: (),
+        is_healthy=lambda: None, is_ready=lambda: None,
+    )  # fmt: skip
+    try:
+        yield server.url
+    finally:
+        server.close()
+
+
+@pytest.fixture(autouse=True)
+def address(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKSCOPE_URL", url)
+
+
+def ask(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    assert main(["status", *options]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_run_with_something_open_comes_first_and_one_that_is_over_last(capsys: pytest.CaptureFixture[str]) -> None:
+    heads = [line for line in ask(capsys) if line.startswith("run ")]
+    assert heads == [
+        "run slow: Rank 3 is slow.",
+        "run healthy: no rank is slower than the others",
+        "run a/over: No rank was slower than the others.",
+    ]
+
+
+def test_ten_ranks_are_listed_of_a_run_that_goes_on_and_none_of_one_that_is_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    blocks = "\n".join(ask(capsys)).split("\n\n")
+    assert [sum(line.endswith(" n0") for line in block.splitlines()) for block in blocks] == [10, 10, 0]
+
+
+def test_run_that_is_asked_for_is_the_only_one_and_has_its_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ask(capsys, "--run", "a/over")
+    assert [line for line in lines if line.startswith("run ")] == ["run a/over: No rank was slower than the others."]
+    assert sum(line.endswith(" n0") for line in lines) == 10
+
+
+def test_all_ranks_are_listed_when_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = [line.split()[0] for line in ask(capsys, "--run", "slow", "--all") if line.endswith(" n0")]
+    assert ranks == [str(number) for number in range(RANKS)]
+
+
+def test_one_rank_is_told_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ask(capsys, "--run", "slow", "--rank", "3")
+    assert lines[:2] == ["run slow, rank 3: up (node n0, local rank 3, pid 7)", "  Rank 3 is slow."]
+    assert len(lines) == 4
+
+
+def test_json_keeps_its_form_and_may_be_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = json.loads("\n".join(ask(capsys, "--run", "slow", "--json")))
+    assert (run["run"], len(run["ranks"]), run["open_incidents"]) == ("slow", RANKS, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (
+            ("--run", "slwo"), 1,
+            "--run is 'slwo', a run that this collector does not know. Did you mean 'slow'?",
+        ),
+        (
+            ("--run", "xyz"), 1,
+            "--run is 'xyz', a run that this collector does not know. `rankscope status` lists those it knows.",
+        ),
+        (
+            ("--rank", "3"), 2,
+            "--rank is 3, of a run that --run must name; this collector knows: a/over, healthy, slow.",
+        ),
+        (("--run", "slow", "--rank", "-1"), 2, "--rank is -1; ranks are whole numbers from 0."),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shown_is_told_with_the_cure(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], status: int, said: str
+) -> None:
+    assert main(["status", *options]) == status
+    assert capsys.readouterr().err == f"rankscope: {said}\n"
+
+
+def test_rank_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--run", "slow", "--rank", "64"]) == 1
+    assert "run 'slow' has no rank 64 yet; its world has 64" in capsys.readouterr().err
