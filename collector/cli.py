@@ -7,9 +7,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -41,6 +41,53 @@ from rankscope.measure.errors import RankscopeError, SettingError
 from rankscope.measure.settings import find_settings
 
 USAGE_ERROR = 2
+
+EXAMPLES: Final[Mapping[str, str]] = {
+    "serve": """\
+  rankscope serve                                            for this machine: no keys, nothing is kept
+  rankscope serve --store runs.db --http-listen 0.0.0.0:18491 --http-token-file token
+  rankscope serve --config /etc/rankscope/collector.toml      configs/collector.toml has every key
+  rankscope serve --listen tcp://0.0.0.0:18490 --key-file keys/collector.key --allowed-keys keys/allowed""",
+    "relay": "  rankscope relay --collector tcp://collector-host:18490 --listen ipc:///run/rankscope/relay",
+    "top": "  rankscope top --run bert --url http://collector-host:18491",
+    "status": """\
+  rankscope status                           all runs, each with its verdict and its worst ranks
+  rankscope status --run bert --all          every rank of one run
+  rankscope status --run bert --rank 17      one rank beside those it is compared with
+  RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope status""",
+    "incidents": """\
+  rankscope incidents --open                 what goes on now
+  rankscope incidents --run bert --store runs.db --json""",
+    "keys": """\
+  rankscope keys /etc/rankscope/keys         once; agents get agent.key and collector.pub
+  rankscope keys /etc/rankscope/keys --client team-b""",
+    "report": """\
+  rankscope report bert                      of a collector that runs
+  rankscope report bert --store runs.db --html > bert.html""",
+    "analyze": "  rankscope analyze traces/ --html analysis.html",
+    "merge": "  rankscope merge traces/*.json.gz -o merged.json.gz      open it at https://ui.perfetto.dev",
+    "doctor": "  rankscope doctor --collector tcp://collector-host:18490",
+    "demo": "  rankscope demo --fault data --slow-rank 1",
+}
+"""What each command's help ends with."""
+SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "where it listens": ("listen", "http_listen"),
+    "who may connect (docs/keys.md)": (
+        "key_file", "allowed_keys", "insecure", "http_token_file", "http_certificate_file", "http_key_file",
+    ),
+    "what is kept (docs/history.md)": ("store", "history_kept_s", "history_bytes_max", "history_interval_s"),
+    "metrics (docs/metrics.md)": ("tick_s", "metrics_ranks_max", "series_max"),
+    "what is called slow (docs/detection.md)": (
+        "detect_steps", "detect_steps_min", "steps_kept", "slowdown_ratio_min", "slowdown_close_ratio", "robust_z_min",
+        "persistence_ratio", "link_slowdown_ratio_min", "imbalance_ratio_min", "uneven_work_ratio_min",
+    ),
+    "incidents (docs/incidents.md)": (
+        "incidents_max", "incident_reopen_s", "incident_escalate_s", "incident_escalate_rank_s",
+        "incident_restart_grace_s",
+    ),
+    "limits and times": (),
+}  # fmt: skip
+"""The options of `serve` in its help. The last group has all that stand in no other one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,6 +148,9 @@ def _build() -> tuple[argparse.ArgumentParser, Sequence[str]]:
     add_merge(commands.add_parser("merge", help="put the traces of all ranks on one timeline, for Perfetto"))
     add_doctor(commands.add_parser("doctor", help="say what is missing here, what that costs, and what to do"))
     _add_demo(commands.add_parser("demo", help="train a small model on four ranks, make one slow, and find it"))
+    for name, command in commands.choices.items():
+        command.epilog = f"example{'s' if EXAMPLES[name].count(chr(10)) else ''}:\n{EXAMPLES[name]}"
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser, tuple(commands.choices)
 
 
@@ -110,21 +160,32 @@ def _build() -> tuple[argparse.ArgumentParser, Sequence[str]]:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=serve)
     parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
+    parser.usage = "rankscope serve [--config FILE] [--OPTION VALUE ...]"
+    groups = {title: parser.add_argument_group(title) for title in SERVE_GROUPS}
+    group_of = {key: groups[title] for title, keys in SERVE_GROUPS.items() for key in keys}
+    *_, others = groups.values()
     for key, default, known in find_settings(CollectorConfig):
-        text = f"{known.meaning} [{default}]".replace("%", "%%")  # argparse puts values in where a % stands alone
+        shown = f" [{default}]" if default != "" else ""
+        text = f"{known.meaning}{shown}".replace("%", "%%")  # argparse puts values in where a % stands alone
         switch: dict[str, Any] = (
             {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}
         )  # `--insecure` alone says yes
-        parser.add_argument(f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=text, **switch)
-    parser.add_argument(
-        "--announce", action="store_true", help="print the addresses as one line of JSON once it listens"
-    )
-    parser.add_argument("--embedded", action="store_true", help="end with the one run that it was started for")
-    parser.add_argument("--parent-pid", type=int, default=None, help="with --embedded: the process it ends with")
-    parser.add_argument(
-        "--fresh-keys", action="store_true", help="with --embedded: make keys for this run and announce the ranks' ones"
-    )
-    parser.add_argument("--no-summary", action="store_true", help="with --embedded: no summary at the end")
+        option = f"--{key.replace('_', '-')}"
+        group_of.get(key, others).add_argument(option, default=None, dest=key, metavar="VALUE", help=text, **switch)
+    _add_internals(parser)
+
+
+def _add_internals(parser: argparse.ArgumentParser) -> None:
+    """Add the options of those that start a collector for themselves: rank 0, deploy/slurm/train.sbatch, tests."""
+    hidden = argparse.SUPPRESS
+    # Print the addresses as one line of JSON once it listens.
+    parser.add_argument("--announce", action="store_true", help=hidden)
+    # End with the one run that it was started for, or with this process; make keys for the run and announce the ranks'
+    # ones; print no summary at the end.
+    parser.add_argument("--embedded", action="store_true", help=hidden)
+    parser.add_argument("--parent-pid", type=int, default=None, help=hidden)
+    parser.add_argument("--fresh-keys", action="store_true", help=hidden)
+    parser.add_argument("--no-summary", action="store_true", help=hidden)
 
 
 class _PrintableFormatter(logging.Formatter):

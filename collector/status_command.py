@@ -25,19 +25,11 @@ from rankscope.measure.errors import SettingError, UnavailableError
 WORST: Final = 10
 
 T = TypeVar("T")
-EXAMPLES: Final = """\
-examples:
-  rankscope status                               all runs, each with its verdict and its worst ranks
-  rankscope status --run bert --all              every rank of one run
-  rankscope status --run bert --rank 17          one rank beside those it is compared with
-  RANKSCOPE_URL=https://gpu1:18491 rankscope status
-"""
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Add the options of `status`."""
     parser.set_defaults(command=show_status)
-    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     add_url(parser)
     parser.add_argument("--run", default=None, metavar="NAME", help="only this run")
     form = parser.add_mutually_exclusive_group()
