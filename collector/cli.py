@@ -160,7 +160,10 @@ def _build() -> tuple[argparse.ArgumentParser, Sequence[str]]:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=serve)
     parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
-    parser.usage = "rankscope serve [--config FILE] [--OPTION VALUE ...]"
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="log joins, ends, forgotten runs and what each snapshot took, too"
+    )
+    parser.usage = "rankscope serve [--config FILE] [-v] [--OPTION VALUE ...]"
     groups = {title: parser.add_argument_group(title) for title in SERVE_GROUPS}
     group_of = {key: groups[title] for title, keys in SERVE_GROUPS.items() for key in keys}
     *_, others = groups.values()
@@ -208,6 +211,8 @@ def serve(options: argparse.Namespace) -> int:
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[to_stderr])
+    if options.verbose:
+        logging.getLogger("rankscope").setLevel(logging.DEBUG)
     keep_one_heap()
     clock = SystemClock()
     fresh = RunKeys.make() if options.fresh_keys else None

@@ -11,11 +11,13 @@ A bug in the state of one run is contained to that run: it is counted and logged
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankscope.collector.access import read_curve, read_http
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.history.recorder import Recorder
 from rankscope.collector.history.store import KeptRun
 from rankscope.collector.incidents.journal import Journal
@@ -32,7 +34,17 @@ from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
-from rankscope.collector.state.events import CollectorAway, JobEvent, ProcessGone, RankJoined, Tick
+from rankscope.collector.state.events import (
+    CollectorAway,
+    EndSeen,
+    GoodbyeAdmitted,
+    JobEvent,
+    ProcessGone,
+    RankJoined,
+    ReportAdmitted,
+    Tick,
+    find_boot_id,
+)
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.look_times import LookTimes
 from rankscope.collector.state.pace import Pace
@@ -43,7 +55,7 @@ from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.machine import read_machine_id
-from rankscope.measure.units import NS_PER_S, ns_to_s, s_to_ns
+from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s, s_to_ns
 
 LOG = logging.getLogger("rankscope.collector")
 
@@ -85,20 +97,21 @@ class Service:
         )
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
         self._exchange = Exchange()
-        self._reception = Reception(self._receiver, self._admission, self._exchange, clock, self._count_contained)
+        self._faults = FaultLog(clock)
+        self._reception = Reception(self._receiver, self._admission, self._exchange, clock, self._faults)
         self._turns = Turns(self._exchange.turn)
         self._looks = LookTimes(LOOKS_SHARE, s_to_ns(config.tick_s))
         self._pictures = Pace(PICTURES_SHARE, s_to_ns(config.tick_s))
         self._orders = PictureOrders(clock, self._exchange.interrupt)
         self._jobs: dict[str, JobState] = {}
-        self._counting = threading.Lock()
-        self._contained: dict[str, int] = {}
+        self._untaken: OrderedDict[str, None] = OrderedDict()
+        """Lives whose Hello could not be taken in, until it can be."""
         self._runs_evicted = 0
         self._machine_id = read_machine_id()
         self._stopping = threading.Event()
         self._last_tick_ns = clock.monotonic_ns()
         self._snapshot = Snapshot(wall_s=self._wall_s(), version=__version__)
-        self._journal = Journal(config, self._wall_s(), self._count_contained)
+        self._journal = Journal(config, self._wall_s(), self._faults.count)
         self._recorder = self._open_recorder()
         self._read_http_refused: Callable[[], Mapping[str, int]] = dict
         store = Path(config.store)
@@ -182,9 +195,9 @@ class Service:
         if database is None:
             return None
         try:
-            recorder = Recorder(database, self._config, self._count_contained, take_turn=self._exchange.turn)
+            recorder = Recorder(database, self._config, self._faults.count, take_turn=self._exchange.turn)
         except UnavailableError as error:
-            if self._count_contained("history_store") == 1:
+            if self._faults.count("history_store") == 1:
                 LOG.error("%s Until then runs and their history are kept in memory.", error)  # noqa: TRY400 - said
             return None
         clocks = Clocks(self._clock.monotonic_ns(), self._wall_s())
@@ -200,10 +213,9 @@ class Service:
             self._put_job(
                 JobState.restore(self._config, kept.run, kept.story, lives, clocks, collectives=kept.collectives)
             )
-        except Exception:
+        except Exception:  # noqa: BLE001 - the fault log has it
             self._reception.forget(kept.run.run)
-            self._count_contained("history_run")
-            LOG.exception("run %r could not be gone on with", kept.run.run)
+            self._faults.note("history_run", "could not be gone on with", run=kept.run.run)
 
     def _restore_life(self, life: SavedLife) -> bool:
         counts = LifeCounts(
@@ -221,9 +233,8 @@ class Service:
             return
         try:
             self._recorder.tick(self._jobs.values(), self._snapshot, clocks, is_last=is_last)
-        except Exception:
-            if self._count_contained("history") == 1:
-                LOG.exception("runs could not be handed to the store; the collector goes on")
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("history", "runs could not be handed to the store; the collector goes on")
 
     def _shut_stores(self) -> None:
         if self._recorder is not None:
@@ -237,43 +248,73 @@ class Service:
     # -- what has come in ---------------------------------------------------------------------------------------------
 
     def _take(self, batch: Batch) -> None:
-        """Everything of a batch into the state of its runs, and then the word that it is."""
+        """Everything of a batch into the state of its runs, and then the word that it is, and of which lives it is not.
+
+        A life has to be known before anything of it counts: where its Hello could not be taken in, or its run is not
+        there, nothing of it is acknowledged, and it is asked for its Hello. An event of a life that is known and that
+        cannot be handled is lost, counted, and acknowledged: it would come again for ever and fail each time.
+        """
         touched: dict[str, JobState] = {}
         for run, event in batch.events:
-            job = self._jobs.get(run)
-            if job is None and isinstance(event, RankJoined):
-                job = self._put_job(JobState(run, self._config))
-            if job is not None:
+            boot_id = find_boot_id(event)
+            job = self._take_event(run, boot_id, event)
+            if job is None:
+                batch.untaken.add(boot_id)
+                if isinstance(event, RankJoined) or boot_id not in self._untaken:
+                    batch.unknown.add(boot_id)
+            else:
                 touched[run] = job
-                self._contain(job, event)
         for job in touched.values():
             self._contain_settling(job, STEPS_IN_BATCH_MAX)
         self._exchange.answer(batch)
+
+    def _take_event(self, run: str, boot_id: str, event: JobEvent) -> JobState | None:
+        """Return the run that has taken an event in; None where none knows its life."""
+        job = self._jobs.get(run)
+        if isinstance(event, RankJoined):
+            self._untaken.pop(boot_id, None)
+            job = job or self._begin_run(run)
+            if job is None or not self._contain(job, event):
+                self._untaken[boot_id] = None
+                if len(self._untaken) > self._config.ranks_max:
+                    self._untaken.popitem(last=False)
+                return None
+        elif job is not None and boot_id not in self._untaken:
+            self._contain(job, event)
+        _log_event(run, event)
+        return None if boot_id in self._untaken else job
+
+    def _begin_run(self, run: str) -> JobState | None:
+        try:
+            return self._put_job(JobState(run, self._config))
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("job_state", "could not be begun", run=run)
+            return None
 
     def _put_job(self, job: JobState) -> JobState:
         job.rest = self._turns.rest
         self._jobs[job.run] = job
         return job
 
-    def _contain(self, job: JobState, event: JobEvent) -> None:
+    def _contain(self, job: JobState, event: JobEvent) -> bool:
+        """Let a run handle an event, and return whether it has."""
         try:
-            for effect in job.handle(event):
+            effects = job.handle(event)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("job_state", f"{type(event).__name__} could not be handled; the run goes on", run=job.run)
+            return False
+        for effect in effects:
+            try:
                 self._carry_out(effect)
-        except Exception:
-            if self._count_contained("job_state") == 1:
-                LOG.exception("run %r: %s could not be handled; the run goes on", job.run, type(event).__name__)
+            except Exception:  # noqa: BLE001 - the fault log has it
+                self._faults.note("effect", f"{type(effect).__name__} could not be carried out", run=job.run)
+        return True
 
     def _contain_settling(self, job: JobState, steps_max: int | None = None) -> None:
         try:
             job.settle(steps_max=steps_max)
-        except Exception:
-            if self._count_contained("job_state") == 1:
-                LOG.exception("run %r: steps could not be placed; the run goes on", job.run)
-
-    def _count_contained(self, where: str) -> int:
-        with self._counting:
-            self._contained[where] = self._contained.get(where, 0) + 1
-            return self._contained[where]
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("job_state", "steps could not be placed; the run goes on", run=job.run)
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
@@ -321,6 +362,7 @@ class Service:
         if self._recorder is not None:
             self._recorder.forget(job.run)
         self._runs_evicted += 1
+        LOG.debug("run %r is forgotten: nothing has come of it for %.0f s", job.run, self._config.run_kept_s)
 
     def _look_at_incidents(self, wall_s: float) -> None:
         looks = [
@@ -329,9 +371,8 @@ class Service:
         ]
         try:
             self._journal.tick(looks, wall_s)
-        except Exception:
-            if self._count_contained("incidents") == 1:
-                LOG.exception("incidents could not be brought up to date; the collector goes on")
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("incidents", "incidents could not be brought up to date; the collector goes on")
 
     def _carry_out(self, effect: JobEffect) -> None:
         match effect:
@@ -372,6 +413,7 @@ class Service:
         took_ns = time.thread_time_ns() - began_ns
         self._pictures.take(now_ns, took_ns)
         self._orders.take(now_ns, took_ns)
+        LOG.debug("a snapshot of %d runs took %.1f ms of CPU", len(self._jobs), took_ns / NS_PER_MS)
 
     def _take_snapshot(self) -> Snapshot:
         now_ns = self._clock.monotonic_ns()
@@ -399,7 +441,7 @@ class Service:
                 relay_refused=relays.refused,
                 http_refused=self._read_http_refused(),
                 runs_evicted=self._runs_evicted,
-                contained_errors=dict(self._contained),
+                contained_errors=self._faults.counts,
                 store_writable=self._find_weakness() is None if self._config.store else None,
                 store_bytes=None if store is None else store.bytes_used,
                 history_dropped=None if store is None else store.lines_dropped,
@@ -420,3 +462,20 @@ class Service:
 
     def _find_exported(self) -> Snapshot:
         return self._snapshot if self._recorder is None else self._recorder.choose_exported(self._snapshot)
+
+
+def _log_event(run: str, event: JobEvent) -> None:
+    """Log joins and ends, for `serve -v`."""
+    if isinstance(event, ReportAdmitted) or not LOG.isEnabledFor(logging.DEBUG):
+        return
+    match event:
+        case RankJoined(hello):
+            who = hello.identity
+            LOG.debug(
+                "run %r: Hello of rank %d of %d on node %s, restart %d, process %d",
+                run, who.rank, who.world_size, who.node, who.restart_count, who.pid,
+            )  # fmt: skip
+        case GoodbyeAdmitted(boot_id, goodbye):
+            LOG.debug("run %r: life %s ends: %s %s", run, boot_id, goodbye.reason, goodbye.detail)
+        case EndSeen(_, seen):
+            LOG.debug("run %r: the sidecar saw rank %d end: %s %s", run, seen.identity.rank, seen.reason, seen.detail)

@@ -56,6 +56,11 @@ class Acknowledgements:
         else:
             self._waiting[peer] = _Waiting(through, messages, waiting.due_ns)
 
+    def forget(self, peer: bytes) -> None:
+        """Acknowledge nothing to this peer until something new of it is noted."""
+        self._waiting.pop(peer, None)
+        self._now.pop(peer, None)
+
     def take_due(self, now_ns: int) -> dict[bytes, int]:
         """By peer the number to acknowledge now."""
         due, self._now = self._now, {}

@@ -3,11 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from zmq.utils import z85
-
 from rankscope.collector.ingest.relays import Relays
-from rankscope.collector.zmtp.curve import ServerKeys, make_curve
-from rankscope.collector.zmtp.mechanism import Mechanism
 from rankscope.measure.key_files import KeyPair
 
 
@@ -24,11 +20,6 @@ class CurveServer(NamedTuple):
     pair: KeyPair
     is_allowed: Callable[[str], bool]
     may_relay: Callable[[str], bool] = is_nobody
-
-    def make_mechanism(self) -> Mechanism:
-        """How the wire lets in only whom these keys allow."""
-        pair = ServerKeys(z85.decode(self.pair.public.encode()), z85.decode(self.pair.secret.encode()))
-        return make_curve(pair, self.is_allowed)
 
     def make_relays(self) -> Relays:
         """The relays that these keys let in."""

@@ -22,17 +22,31 @@ RunEvent = tuple[str, JobEvent]
 """The name of a run, and what happens to it."""
 
 
+class Numbered(NamedTuple):
+    """The peer that waits for an acknowledgement, the number up to which everything of it is in the state once the
+    batch is, and the life it is of.
+    """
+
+    peer: bytes
+    through: int
+    boot_id: str
+
+
 @dataclass(slots=True)
 class Batch:
     """What one turn has read: events in their order, and what is to be acknowledged once they are in the state."""
 
     events: list[RunEvent] = field(default_factory=list)
-    numbered: list[tuple[bytes, int]] = field(default_factory=list)
-    """Of each numbered message the peer, and the number up to which everything of it is in the state then."""
+    numbered: list[Numbered] = field(default_factory=list)
+    """What to acknowledge: of each numbered message."""
     at_once: set[bytes] = field(default_factory=set)
     """Peers that wait for it: the last message of a life, or one that came a second time."""
-    notices: list[tuple[bytes, int]] = field(default_factory=list)
+    notices: list[Numbered] = field(default_factory=list)
     """Notices of sidecars, each acknowledged by its own number."""
+    untaken: set[str] = field(default_factory=set)
+    """Lives that no run knows, as the thread of the state has found: nothing of theirs may be acknowledged."""
+    unknown: set[str] = field(default_factory=set)
+    """Those of them that have to say Hello again. The others have been asked when an earlier batch came back."""
     messages: int = 0
     """How many it was made of."""
 

@@ -1,5 +1,5 @@
-"""The collector's end of the wire: a server of ZeroMQ's protocol (rankscope.collector.zmtp) whose messages are decoded
-here, and answers encoded, in one thread at a time.
+"""The collector's end of the wire: messages of a ZeroMQ ROUTER (router.py) are decoded here, and answers encoded, in
+one thread at a time.
 
 Whatever arrives, `poll` raises nothing: what is not a message is counted by reason, and so is a connection that is not
 let in. What cannot be sent is counted too: an agent that lacks an answer asks again by itself.
@@ -11,41 +11,37 @@ Frames that come through a relay (relays.py) are unpacked here, and answers to t
 sees one peer for each rank. Answers to them go out with the next `poll`, together.
 """
 
-import errno
 import resource
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
+import zmq
 
+from rankscope.collector.ingest.connections import REFUSED_FRAMES_MAX
 from rankscope.collector.ingest.curve import CurveServer
+from rankscope.collector.ingest.refusal_log import Refusal
+from rankscope.collector.ingest.refusal_reasons import FORGED_ADDRESS, OVER_BUDGET, TOO_MANY_REFUSED
 from rankscope.collector.ingest.relays import Relays, split_address
-from rankscope.collector.zmtp.listening import Listening
-from rankscope.collector.zmtp.null import NULL
-from rankscope.collector.zmtp.server import UNROUTABLE, Heard, Ready, Server
+from rankscope.collector.ingest.router import UNROUTABLE, Heard, Ready, Router
 from rankscope.measure.clock import Clock, SystemClock
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
-from rankscope.measure.errors import DecodeError, DecodeReason, SettingError, UnavailableError
+from rankscope.measure.errors import DecodeError, DecodeReason, SettingError
 from rankscope.measure.messages import HelloWanted, Message, Refused, Relayed, RelayHello
 from rankscope.measure.settings import find_endpoint_problem
-from rankscope.measure.units import NS_PER_MS
-
-BACKLOG: Final = 4096
-"""Connections that may wait to be accepted: those of 16,384 ranks that start within some seconds come in a few hundred
-at a time. The kernel's net.core.somaxconn caps it."""
 
 HANDSHAKE_MS: Final = 30_000
 """A connection that has not said who it is by then is closed. Of 16,384 encrypted connections at once the last ones
 take more than 10 s where ranks share the cores."""
 
-FILES_KEPT: Final = 64
-"""Open files that are no connections of peers: the store, pages, and whoever asks for them."""
+FILES_KEPT_RATIO: Final = 0.5
+FILES_KEPT_MAX: Final = 128
+"""Open files that are no connections of peers: so much of the limit, at most so many. Some 40 are the collector's own;
+the others are for who reads pages, and for connections that libzmq has accepted and that are to be cut off again."""
 
-_CURES: Final = {
-    errno.EADDRINUSE: "Another program listens there: stop it, or choose another port.",
-    errno.EACCES: "Ports below 1024 need a privilege: choose a higher one.",
-    errno.EADDRNOTAVAIL: "This machine has no such address: give one of its own, or * for all.",
-}
+REFUSALS_KEPT_MAX: Final = 256
+"""Refusals of one pass that are handed on to the log; all of them are counted."""
 
 _PROTOCOL_REASONS: Final = frozenset({DecodeReason.PROTOCOL_TOO_OLD, DecodeReason.PROTOCOL_TOO_NEW})
 
@@ -62,7 +58,8 @@ def raise_open_files_limit() -> int:
 
 class Received(msgspec.Struct, frozen=True, gc=False):
     """A message, its sender's routing id (behind a relay: its address there), and the client key of its connection,
-    empty where there are no keys. `frame` is the message as it came, `age_ns` how long a relay has had it.
+    empty where there are no keys. `frame` is the message as it came, `age_ns` how long a relay has had it, `address`
+    that of the connection.
     """
 
     peer: bytes
@@ -70,6 +67,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     key: str = ""
     frame: bytes = b""
     age_ns: int = 0
+    address: str = ""
 
 
 class Receiver:
@@ -78,7 +76,9 @@ class Receiver:
 
     A frame above `message_bytes_max` is refused; the sender of one twice as large is cut off before it is read. `curve`
     has the keys; None takes everybody in, unencrypted. `relays` are those it may have; None: a relay is a peer like
-    others. Raises SettingError for an endpoint that is no address, UnavailableError when it cannot be listened at.
+    others. With a `poller` the caller polls, and hands what is ready to `take`.
+
+    Raises SettingError for an endpoint that is no address, UnavailableError when it cannot be listened at.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Receiver:
         curve: CurveServer | None = None,
         handshake_ms: int = HANDSHAKE_MS,
         relays: Relays | None = None,
+        poller: zmq.Poller | None = None,
         clock: Clock | None = None,
     ) -> None:
         problem = find_endpoint_problem(endpoint, listening=True)
@@ -96,60 +97,44 @@ class Receiver:
             raise SettingError(f"the collector's endpoint is {endpoint!r}; {problem}.")
         self._message_bytes_max = message_bytes_max
         self._relays = relays
+        self._pass = 0
+        self._refusals: deque[Refusal] = deque(maxlen=REFUSALS_KEPT_MAX)
         self.frames_received = 0
         """Frames that have come in, refused ones included."""
-        self._refused: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
+        """Frames that are no message, by DecodeReason, and those of refusal_reasons.py."""
+        self.connections_refused: dict[str, int] = {}
+        """Connections that were not let in, by the reasons of refusal_reasons.py."""
         self.unsent: dict[str, int] = {}
         """Messages that could not be sent, by reason: the peer is gone (`unroutable`) or does not read (`full`)."""
         self.open_files_max = raise_open_files_limit()
         """How many files, and so roughly how many ranks, this process may have open."""
-        listening = _listen(endpoint)
-        self._endpoint = listening.endpoint
-        self._server = Server(
-            listening,
-            NULL if curve is None else curve.make_mechanism(),
+        files_kept = min(FILES_KEPT_MAX, int(FILES_KEPT_RATIO * self.open_files_max))
+        self._router = Router(
+            endpoint,
+            self._note_not_let_in,
             clock or SystemClock(),
+            curve=curve,
             # Twice, so that a frame somewhat too large is counted and its sender stays.
             part_bytes_max=2 * message_bytes_max,
-            handshake_ns=handshake_ms * NS_PER_MS,
-            peers_max=max(1, self.open_files_max - FILES_KEPT),
+            handshake_ms=handshake_ms,
+            connections_max=max(1, self.open_files_max - files_kept),
+            poller=poller,
         )
 
     @property
     def endpoint(self) -> str:
         """Where it listens, with the real port."""
-        return self._endpoint
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """Frames that are no message, by DecodeReason, and peers that were cut off for what is no frame."""
-        refused = dict(self._refused)
-        for reason, count in dict(self._server.cut_off).items():
-            refused[reason] = refused.get(reason, 0) + count
-        return refused
-
-    @property
-    def connections_refused(self) -> Mapping[str, int]:
-        """Connections that were not let in, by the reasons of zmtp/rejection.py."""
-        return self._server.refused
+        return self._router.endpoint
 
     @property
     def connections(self) -> int:
         """How many are open."""
-        return self._server.peers
-
-    @property
-    def is_amid(self) -> bool:
-        """Whether the last `take` has left something over, which `fileno` does not show."""
-        return self._server.is_amid
-
-    def fileno(self) -> int:
-        """A file that can be read when there is something for `poll` to do."""
-        return self._server.fileno()
+        return self._router.connections
 
     def watch(self, file: int) -> None:
         """Let `poll` return, too, when this file can be read."""
-        self._server.watch(file)
+        self._router.watch(file)
 
     def poll(self, timeout_ms: int, batch_max: int) -> list[Received]:
         """What has come in: at most `batch_max` messages, those refused included.
@@ -162,21 +147,35 @@ class Receiver:
     def wait(self, timeout_ms: int) -> Ready:
         """The first half of `poll`: what `take` then finds."""
         self._send_answers()
-        return self._server.wait(timeout_ms)
+        return self._router.wait(timeout_ms)
 
     def is_among(self, ready: Ready) -> bool:
         """Whether there are messages among what is ready."""
-        return self._server.has_peers(ready)
+        return self._router.has_messages(ready)
 
     def take(self, ready: Ready, batch_max: int) -> Iterator[Received]:
-        """The second half of `poll`: each is read when it is asked for. A relay's batch is taken as a whole."""
-        for heard in self._server.take(ready, batch_max):
+        """The second half of `poll`, also when somebody else has polled: each is read when it is asked for. A relay's
+        batch is taken as a whole.
+        """
+        if not self._router.begin_pass(ready):
+            return
+        self._pass += 1
+        for _ in range(batch_max):
+            heard = self._router.receive()
+            if heard is None:
+                return
             self.frames_received += 1
             message = self._decode(heard)
             if self._relays is not None and isinstance(message, (RelayHello, Relayed)):
-                yield from self._take_relayed(self._relays, heard.name, message, heard.key)
+                yield from self._take_relayed(self._relays, heard, message)
             elif message is not None:
-                yield Received(heard.name, message, heard.key, heard.body)
+                yield Received(heard.name, message, heard.key, heard.body, address=heard.connection.address)
+
+    def take_refusals(self) -> list[Refusal]:
+        """Return what was refused since the last call, the latest REFUSALS_KEPT_MAX of it."""
+        refusals = list(self._refusals)
+        self._refusals.clear()
+        return refusals
 
     def send(self, peer: bytes, message: Message) -> None:
         """Send a message to a peer that has sent one; counted when it cannot be."""
@@ -192,25 +191,34 @@ class Receiver:
 
     def close(self) -> None:
         """Stop listening and drop what has not been read or sent. A second call does nothing."""
-        self._server.close()
+        self._router.close()
 
-    def _take_relayed(
-        self, relays: Relays, relay: bytes, message: RelayHello | Relayed, key: str
-    ) -> Iterator[Received]:
+    def _take_relayed(self, relays: Relays, heard: Heard, message: RelayHello | Relayed) -> Iterator[Received]:
+        relay, address = heard.name, heard.connection.address
         if isinstance(message, RelayHello):
-            self.send_frame(relay, encode(relays.hello(relay, message, key)))
+            answer = relays.hello(relay, message, heard.key)
+            if isinstance(answer, Refused):
+                self._refusals.append(Refusal(answer.reason, address, heard.key, relay, text=answer.detail))
+            self.send_frame(relay, encode(answer))
             return
-        found = relays.unpack(relay, message, key)
+        found = relays.unpack(relay, message, heard.key)
         if found is None:
             self.send_frame(relay, encode(HelloWanted()))
             return
         for peer, frame, rank_key, age_ns in found:
             self.frames_received += 1
-            inner = self._decode(Heard(peer, frame, 1, rank_key))
+            inner = self._decode_relayed(peer, frame)
             if isinstance(inner, (RelayHello, Relayed)):
-                _count(self._refused, DecodeReason.BAD_BODY.value)  # no relay stands behind another one
+                _count(self.refused, DecodeReason.BAD_BODY.value)  # no relay stands behind another one
             elif inner is not None:
-                yield Received(peer, inner, rank_key, frame, age_ns)
+                yield Received(peer, inner, rank_key, frame, age_ns, address)
+
+    def _decode_relayed(self, peer: bytes, frame: bytes) -> Message | None:
+        try:
+            return self._decode_frame(peer, frame)
+        except DecodeError as error:
+            _count(self.refused, error.reason.value)
+            return None
 
     def _send_answers(self) -> None:
         for relay, answers in () if self._relays is None else self._relays.take_answers():
@@ -219,20 +227,46 @@ class Receiver:
 
     def _try_send(self, peer: bytes, frame: bytes) -> str | None:
         """Why a frame could not be sent, after that was counted; None: it was."""
-        reason = self._server.send(peer, frame)
+        reason = self._router.send(peer, frame)
         if reason is not None:
             _count(self.unsent, reason)
         return reason
 
     def _decode(self, heard: Heard) -> Message | None:
+        if not heard.connection.spend(self._pass, heard.size_bytes):
+            self._router.cut(heard, OVER_BUDGET)
+        reason = heard.connection.cut_reason or (FORGED_ADDRESS if self._is_forged(heard.name) else "")
+        if reason:
+            self._refuse(heard, reason)
+            return None
         try:
-            return decode(self._find_frame(heard))
+            return self._decode_frame(heard.name, self._find_frame(heard))
         except DecodeError as error:
-            _count(self._refused, error.reason.value)
+            self._refuse(heard, error.reason.value)
+            return None
+
+    def _refuse(self, heard: Heard, reason: str) -> None:
+        """Count a frame that is not taken; who sends many such is cut off."""
+        _count(self.refused, reason)
+        self._refusals.append(Refusal(reason, heard.connection.address, heard.key, heard.name))
+        heard.connection.frames_refused += 1
+        if heard.connection.frames_refused > REFUSED_FRAMES_MAX:
+            self._router.cut(heard, TOO_MANY_REFUSED)
+
+    def _decode_frame(self, peer: bytes, frame: bytes) -> Message:
+        try:
+            return decode(frame)
+        except DecodeError as error:
             if error.reason in _PROTOCOL_REASONS:
                 # "This side" in the decoder's words is the collector, hence the quotation.
-                self.send(heard.name, Refused(reason=error.reason.value, detail=f"the collector answers: {error}"))
-            return None
+                self.send(peer, Refused(reason=error.reason.value, detail=f"the collector answers: {error}"))
+            raise
+
+    def _is_forged(self, peer: bytes) -> bool:
+        """Return whether a peer has given itself the address of a rank behind a relay. libzmq lets nobody do so, but
+        who speaks its protocol by other means could, and what is answered to him would go to that rank.
+        """
+        return split_address(peer) is not None
 
     def _find_frame(self, heard: Heard) -> bytes:
         if heard.parts != 1:
@@ -242,14 +276,9 @@ class Receiver:
             raise DecodeError(DecodeReason.TOO_LARGE, detail)
         return heard.body
 
-
-def _listen(endpoint: str) -> Listening:
-    try:
-        return Listening(endpoint, BACKLOG)
-    except OSError as error:
-        cure = _CURES.get(error.errno or 0, "Check the address.")
-        text = f"the collector cannot listen at {endpoint}: {error.strerror}. {cure}"
-        raise UnavailableError(text) from error
+    def _note_not_let_in(self, reason: str, address: str, key: str) -> None:
+        _count(self.connections_refused, reason)
+        self._refusals.append(Refusal(reason, address, key))
 
 
 def _count(counts: dict[str, int], reason: str) -> None:

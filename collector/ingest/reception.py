@@ -13,23 +13,24 @@ When the state falls behind, this thread stops reading: EVENTS_WAITING_MAX event
 bounded too, in the sockets and in the agents.
 """
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from rankscope.collector.detect.clock_alignment import latest_arrival_ns
+from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
-from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange
+from rankscope.collector.ingest.exchange import Answer, AskForClock, Batch, Exchange, Numbered
 from rankscope.collector.ingest.gathering import Gathering
 from rankscope.collector.ingest.read_pauses import ReadPauses
 from rankscope.collector.ingest.receiver import Received, Receiver
-from rankscope.collector.ingest.refusal_log import RefusalLog
+from rankscope.collector.ingest.refusal_log import Refusal, RefusalLog
+from rankscope.collector.ingest.router import Ready
 from rankscope.collector.state.events import (
     ClockSampled,
     DuplicateSeen,
@@ -41,7 +42,6 @@ from rankscope.collector.state.events import (
     UnresponsiveSeen,
 )
 from rankscope.collector.state.excerpt import Excerpt
-from rankscope.collector.zmtp.server import Ready
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
@@ -58,7 +58,9 @@ from rankscope.measure.messages import (
 )
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
 
-LOG = logging.getLogger("rankscope.collector")
+RECEPTION: Final = "reception"
+REPORT: Final = "report"
+"""Where a fault was contained: of the receiving thread's, or in a report that has been numbered and is lost."""
 
 RECEIVES_PER_TURN_MAX: Final = 2048
 """Messages taken in before answers get their turn: at 10 us each 20 ms."""
@@ -71,7 +73,7 @@ WAIT_NS_MAX: Final = NS_PER_S
 
 
 class Reception:
-    """The receiving thread. `count` is called with what has gone wrong, from this thread."""
+    """The receiving thread. `faults` takes what has gone wrong, from this thread."""
 
     def __init__(
         self,
@@ -79,13 +81,13 @@ class Reception:
         admission: Admission,
         exchange: Exchange,
         clock: Clock,
-        count: Callable[[str], int],
+        faults: FaultLog,
     ) -> None:
         self._receiver = receiver
         self._admission = admission
         self._exchange = exchange
         self._clock = clock
-        self._count = count
+        self._faults = faults
         self._refusals = RefusalLog(clock)
         self._acknowledgements = Acknowledgements()
         self._gathering = Gathering(clock.monotonic_ns())
@@ -126,9 +128,9 @@ class Reception:
         while not self._ends.is_set():
             try:
                 self.turn()
-            except Exception:
-                if self._count("reception") == 1:
-                    LOG.exception("a turn of receiving went wrong; the collector goes on")
+            except Exception:  # noqa: BLE001 - the fault log has it
+                self._faults.note(RECEPTION, "a pass of receiving went wrong; the collector goes on")
+                time.sleep(FULL_NAP_S)  # what goes wrong each time must not take a core
         self._answer(self._clock.monotonic_ns(), is_last=True)
         self._receiver.poll(0, 0)  # relays' answers go out with it
 
@@ -143,10 +145,16 @@ class Reception:
             batch = self.admit(received)
             self._answer(self._clock.monotonic_ns())
         if batch.messages:
-            self._exchange.hand_on(batch)
-        self._refusals.look(self._receiver.connections_refused)
+            self._exchange.hand_on(batch)  # always: its messages are numbered, and count as received from now on
+        self._log_refusals()
         if nap_ns := self._gathering.find_nap_ns(batch.messages, self._clock.monotonic_ns()):
             time.sleep(ns_to_s(nap_ns))
+
+    def _log_refusals(self) -> None:
+        for refusal in self._receiver.take_refusals():
+            identity = self._admission.identity(refusal.peer, refusal.key) if refusal.peer else None
+            run = "" if identity is None else identity.run
+            self._refusals.note(refusal._replace(run=run))
 
     def _wait(self) -> Ready:
         """What there is to do, at once where messages have come since the last turn: then they have waited."""
@@ -167,45 +175,75 @@ class Reception:
         return -(-wait_ns // NS_PER_MS)
 
     def _answer(self, now_ns: int, *, is_last: bool = False) -> None:
+        """Do what the state asks for, and acknowledge. A fault about one answer is that one's alone."""
         for answer in self._exchange.take_answers():
-            match answer:
-                case Batch():
-                    self._note_taken(answer, now_ns)
-                case AskForClock(boot_id):
-                    peer = self._admission.peer_of(boot_id)
-                    if peer is not None:
-                        asked_ns = self._clock.monotonic_ns()
-                        self._receiver.send(peer, ClockPing(job_ns=asked_ns))
-                        self._gathering.expect_answers(asked_ns)
+            try:
+                self._carry_out(answer, now_ns)
+            except Exception:  # noqa: BLE001 - the fault log has it
+                self._faults.note(RECEPTION, f"an answer ({type(answer).__name__}) could not be given")
         due = self._acknowledgements.take_due(now_ns + AGE_NS_MAX if is_last else now_ns)
         for peer, through in due.items():
-            self._receiver.send(peer, Ack(through=through))
+            try:
+                self._receiver.send(peer, Ack(through=through))
+            except Exception:  # noqa: BLE001 - the fault log has it
+                self._faults.note(RECEPTION, "an acknowledgement could not be sent")
+
+    def _carry_out(self, answer: Answer, now_ns: int) -> None:
+        match answer:
+            case Batch():
+                self._note_taken(answer, now_ns)
+            case AskForClock(boot_id):
+                peer = self._admission.peer_of(boot_id)
+                if peer is not None:
+                    asked_ns = self._clock.monotonic_ns()
+                    self._receiver.send(peer, ClockPing(job_ns=asked_ns))
+                    self._gathering.expect_answers(asked_ns)
 
     def _note_taken(self, batch: Batch, now_ns: int) -> None:
-        for peer, through in batch.numbered:
-            interval_ns = 0 if peer in batch.at_once else self._admission.report_interval_ns(peer)
-            self._acknowledgements.note(peer, through, now_ns, interval_ns=interval_ns)
-        for peer, number in batch.notices:
-            self._receiver.send(peer, Ack(through=number))
+        """Acknowledge what the runs have taken in. A life that none has taken in is unknown from now on: whatever it
+        sends next is answered by a wish for its Hello, and with that everything begins again that it still holds.
+        """
+        for boot_id in batch.unknown:
+            self._forget_life(boot_id)
+        for peer, through, boot_id in batch.numbered:
+            if boot_id not in batch.untaken:
+                interval_ns = 0 if peer in batch.at_once else self._admission.report_interval_ns(peer)
+                self._acknowledgements.note(peer, through, now_ns, interval_ns=interval_ns)
+        for peer, number, boot_id in batch.notices:
+            if boot_id not in batch.untaken:
+                self._receiver.send(peer, Ack(through=number))
+
+    def _forget_life(self, boot_id: str) -> None:
+        with self._admitting:
+            peer = self._admission.peer_of(boot_id)
+            self._admission.forget_peer(boot_id)
+        if peer is not None:
+            self._acknowledgements.forget(peer)
+            self._receiver.send(peer, HelloWanted())
 
     # -- from a message to an event -----------------------------------------------------------------------------------
 
     def admit(self, received: Iterable[Received]) -> Batch:
-        """What the messages are to the state; they have come now. A mistake of ours about one costs that one only. Each
-        is let go of before the next one is read.
+        """What the messages are to the state; they have come now. A fault about one costs that one only, and one in
+        reading them ends the pass with what was read before. Each is let go of before the next one is read.
         """
         batch = self._batch = Batch()
         self._batch_ns, self._batch_wall_s = self._clock.monotonic_ns(), ns_to_s(self._clock.wall_ns())
         with self._admitting:
-            for one in received:
+            for one in self._read(received):
                 batch.messages += 1
                 self.pauses.note_read(self._clock.monotonic_ns())
                 try:
                     self._admit(one)
-                except Exception:
-                    if self._count("reception") == 1:
-                        LOG.exception("a %s could not be admitted; the collector goes on", type(one.message).__name__)
+                except Exception:  # noqa: BLE001 - the fault log has it
+                    self._faults.note(RECEPTION, f"a {type(one.message).__name__} could not be admitted")
         return batch
+
+    def _read(self, received: Iterable[Received]) -> Iterator[Received]:
+        try:
+            yield from received
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note(RECEPTION, "messages could not be read; the next pass goes on with those behind")
 
     def _admit(self, received: Received) -> None:
         peer, message, key = received.peer, received.message, received.key
@@ -213,25 +251,27 @@ class Reception:
             case Report() | Goodbye():
                 self._admit_numbered(received, message)
             case Hello():
-                self._admit_hello(peer, message, key)
+                self._admit_hello(received, message)
             case ClockPong():
                 self._take_clock(received, message)
             case RankEnded() | RankUnresponsive():
                 self._take_notice(peer, message, key)
             case _:
-                self._count("unexpected_message")
+                self._faults.count("unexpected_message")
 
     def _hand_on(self, run: str, event: JobEvent) -> None:
         self._batch.events.append((run, event))
 
-    def _admit_hello(self, peer: bytes, hello: Hello, key: str) -> None:
+    def _admit_hello(self, received: Received, hello: Hello) -> None:
+        peer, key = received.peer, received.key
         answer = self._admission.hello(peer, hello, key)
         if isinstance(answer, Welcome):
             self._hand_on(hello.identity.run, RankJoined(hello, self._clock.monotonic_ns()))
             answer = msgspec.structs.replace(answer, metrics_url=self.metrics_url)
         else:
             rank, run = hello.identity.rank, hello.identity.run
-            self._refusals.note(answer.reason, f"rank {rank} of run {run!r}: {answer.detail}")
+            text = f"rank {rank} of run {run!r}: {answer.detail}"
+            self._refusals.note(Refusal(answer.reason, received.address, key, run=run, text=text))
         self._receiver.send(peer, answer)
 
     def _admit_numbered(self, received: Received, message: Report | Goodbye) -> None:
@@ -240,8 +280,7 @@ class Reception:
         match verdict:
             case Admitted(identity):
                 if isinstance(message, Report):
-                    report = Excerpt.of(message, received.frame)
-                    self._hand_on(identity.run, ReportAdmitted(identity.boot_id, report, now_ns, self._batch_wall_s))
+                    self._hand_on_report(identity, message, received.frame)
                 else:
                     self._hand_on(identity.run, GoodbyeAdmitted(identity.boot_id, message, now_ns))
                     self._batch.at_once.add(peer)
@@ -251,7 +290,18 @@ class Reception:
             case Jump(hello_wanted=True) | UnknownPeer():
                 self._receiver.send(peer, HelloWanted())
         if not isinstance(verdict, UnknownPeer):
-            self._batch.numbered.append((peer, verdict.through))
+            self._batch.numbered.append(Numbered(peer, verdict.through, verdict.identity.boot_id))
+
+    def _hand_on_report(self, identity: RankIdentity, report: Report, frame: bytes) -> None:
+        """A report that cannot be read is lost, and acknowledged: it would come again for ever and fail each time. Its
+        steps count as dropped in reports, by the next report's totals.
+        """
+        try:
+            excerpt = Excerpt.of(report, frame)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note(REPORT, f"report {report.sequence} of rank {identity.rank} is lost", run=identity.run)
+            return
+        self._hand_on(identity.run, ReportAdmitted(identity.boot_id, excerpt, self._batch_ns, self._batch_wall_s))
 
     def _take_clock(self, received: Received, pong: ClockPong) -> None:
         identity = self._admission.identity(received.peer, received.key)
@@ -268,4 +318,4 @@ class Reception:
             self._hand_on(notice.identity.run, EndSeen(boot_id, notice, now_ns))
         else:
             self._hand_on(notice.identity.run, UnresponsiveSeen(boot_id, notice, now_ns))
-        self._batch.notices.append((peer, notice.sequence))
+        self._batch.notices.append(Numbered(peer, notice.sequence, boot_id))

@@ -1,50 +1,102 @@
-"""What is refused, in the log: each reason at most once a minute, however often it happens.
+"""What is refused, in the log, with the peer's address, its key and its run as far as they are known.
 
 A peer that is refused may try again for ever, a hundred thousand of them at once; a line for each would fill the disk.
-How often is in the metrics.
+So each reason is logged at most once a minute for each run, with how many there were meanwhile, and at most
+LINES_MAX times a minute: a stranger may make up runs. How often in all is in the metrics.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-from rankscope.collector.zmtp import rejection
+from rankscope.collector.ingest import refusal_reasons as reasons
 from rankscope.measure.clock import Clock
 from rankscope.measure.units import NS_PER_S
 
 LOG = logging.getLogger("rankscope.collector")
 
 SAY_AGAIN_NS: Final = 60 * NS_PER_S
+LINES_MAX: Final = 8
+SUBJECTS_MAX: Final = 1024
+"""Reasons and runs that are remembered. Beyond, the oldest is forgotten."""
 
 MEANINGS: Final[Mapping[str, str]] = {
-    rejection.NO_KEYS: "an agent without keys; give it key_file and collector_key_file",
-    rejection.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; give it key_file and allowed_keys",
-    rejection.KEY_NOT_ALLOWED: "an agent whose key is not in allowed_keys; put its .pub file there",
-    rejection.WRONG_COLLECTOR_KEY: "an agent with the public key of another collector; give it this one's",
-    rejection.BROKEN_HANDSHAKE: "something that does not speak ZeroMQ, says nothing, or has gone before its turn",
-    rejection.OPEN_FILES: "a connection more than this process may have files open; raise the limit (ulimit -Hn)",
+    reasons.NO_KEYS: "an agent without keys; give it key_file and collector_key_file",
+    reasons.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; give it key_file and allowed_keys",
+    reasons.KEY_NOT_ALLOWED: "an agent whose key is not in allowed_keys; put its .pub file there",
+    reasons.WRONG_COLLECTOR_KEY: "an agent with the public key of another collector; give it this one's",
+    reasons.BROKEN_HANDSHAKE: "something that does not speak ZeroMQ, says nothing, or has gone before its turn",
+    reasons.OPEN_FILES: "a connection more than this process may have files open; raise the limit (ulimit -Hn)",
+    reasons.SILENT: "a connection that sent no message after its handshake was cut off",
+    reasons.TOO_MANY_REFUSED: "a connection that sent many frames which are no message was cut off",
+    reasons.OVER_BUDGET: "a connection that sent more at once than an agent does was cut off",
+    reasons.TOO_MUCH_HELD: "a connection that sent much without ending a message was cut off",
 }
 
 
+class Refusal(NamedTuple):
+    """A connection, a frame or a Hello that was refused. Empty is what is not known: behind a relay the address is the
+    relay's.
+    """
+
+    reason: str
+    address: str = ""
+    key: str = ""
+    peer: bytes = b""
+    run: str = ""
+    text: str = ""
+
+
 class RefusalLog:
-    """Says what is refused, on the log of the collector."""
+    """Writes what is refused to the log of the collector."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._said_ns: dict[str, int] = {}
-        self._counted: dict[str, int] = {}
+        self._logged_ns: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._unlogged: dict[tuple[str, str], int] = {}
+        self._lines: dict[str, tuple[int, int]] = {}
+        """By reason when its minute began, and its lines since."""
 
-    def note(self, reason: str, text: str) -> None:
-        """Something was refused, of which `text` says all."""
+    def note(self, refusal: Refusal) -> None:
+        """Log a refusal, unless one for its reason in its run was logged within the last minute."""
+        subject = (refusal.reason, refusal.run)
         now_ns = self._clock.monotonic_ns()
-        said_ns = self._said_ns.get(reason)
-        if said_ns is None or now_ns - said_ns >= SAY_AGAIN_NS:
-            self._said_ns[reason] = now_ns
-            LOG.warning("refused (%s): %s", reason, text)
+        logged_ns = self._logged_ns.get(subject)
+        if (logged_ns is not None and now_ns - logged_ns < SAY_AGAIN_NS) or not self._has_line(refusal.reason, now_ns):
+            if logged_ns is not None:
+                self._unlogged[subject] = self._unlogged.get(subject, 0) + 1
+            return
+        self._logged_ns[subject] = now_ns
+        self._logged_ns.move_to_end(subject)
+        if len(self._logged_ns) > SUBJECTS_MAX:
+            forgotten, _ = self._logged_ns.popitem(last=False)
+            self._unlogged.pop(forgotten, None)
+        LOG.warning("refused (%s): %s%s", refusal.reason, _describe(refusal), self._describe_unlogged(subject))
 
-    def look(self, counts: Mapping[str, int]) -> None:
-        """So many connections were refused so far, by reason."""
-        for reason, count in counts.items():
-            if count > self._counted.get(reason, 0):
-                self._counted[reason] = count
-                self.note(reason, f"{MEANINGS.get(reason, 'a connection')}; {count} so far")
+    def _has_line(self, reason: str, now_ns: int) -> bool:
+        """Return whether a reason may have another line in this minute, which is then taken."""
+        began_ns, lines = self._lines.get(reason, (now_ns, 0))
+        if now_ns - began_ns >= SAY_AGAIN_NS:
+            began_ns, lines = now_ns, 0
+        self._lines[reason] = began_ns, lines + (lines < LINES_MAX)
+        return lines < LINES_MAX
+
+    def _describe_unlogged(self, subject: tuple[str, str]) -> str:
+        count = self._unlogged.pop(subject, 0)
+        return f"; {count} more since this was last logged" if count else ""
+
+
+def _describe(refusal: Refusal) -> str:
+    text = refusal.text or MEANINGS.get(refusal.reason, "a frame that is no message of ours")
+    known = [
+        f"{name} {value}"
+        for name, value in (
+            ("from", refusal.address),
+            ("client key", refusal.key),
+            ("routing id", ascii(refusal.peer.decode(errors="replace")) if refusal.peer else ""),
+            ("run", repr(refusal.run) if refusal.run else ""),
+        )
+        if value
+    ]
+    return f"{text} ({', '.join(known)})" if known else text

@@ -15,7 +15,7 @@ they are made of what each has said more than before.
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from rankscope.collector.zmtp.rejection import BROKEN_PROTOCOL, HANDSHAKE_REASONS
+from rankscope.collector.ingest.refusal_reasons import CUT_REASONS, FRAME_REASONS, HANDSHAKE_REASONS
 from rankscope.measure.codec import encode
 from rankscope.measure.errors import DecodeReason
 from rankscope.measure.messages import (
@@ -34,8 +34,8 @@ RELAYS_MAX: Final = 16_384
 what one collector is meant to hold."""
 
 NAME_BYTES_MIN: Final = 8
-"""A relay's routing id has at least so many bytes. With that no address of a rank behind a relay is as short as the
-names that are made up for peers without one (zmtp/server.py), which begin with a zero byte too, and have nine."""
+"""A relay's routing id has at least so many bytes. With that no address of a rank behind a relay is as short as the ids
+that libzmq makes itself, which begin with a zero byte too, and have five."""
 
 NO_COLLECTOR: Final = "no_collector"
 PEER_QUOTA: Final = "peer_quota"
@@ -60,7 +60,8 @@ _KNOWN_REASONS: Final = frozenset(
         *(reason.value for reason in DecodeReason),
     }
     | HANDSHAKE_REASONS
-    | {BROKEN_PROTOCOL}
+    | CUT_REASONS
+    | FRAME_REASONS
 )
 
 RELAY_NOT_ALLOWED: Final = "relay_not_allowed"
@@ -88,8 +89,8 @@ class RelayTotals(NamedTuple):
 
 
 def to_address(relay: bytes, peer: bytes) -> bytes:
-    """The name of a rank behind a relay among all peers of this collector. No peer is called by a name that it has
-    chosen and that begins with a zero byte.
+    """The name of a rank behind a relay among all peers of this collector. libzmq lets nobody choose a routing id that
+    begins with a zero byte.
     """
     return _MARK + bytes((len(relay),)) + relay + peer
 

@@ -14,6 +14,7 @@ from typing import Final
 import zmq
 
 from rankscope.collector.ingest.receiver import Received, Receiver
+from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.ingest.relays import ANSWER_UNSENT, NO_HELLO, UNEXPECTED
 from rankscope.collector.relay.access import read_keys
 from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, CollectorLink
@@ -61,14 +62,15 @@ class Relay:
             config.listen,
             message_bytes_max=RANK_FRAME_BYTES_MAX,
             curve=keys.ranks,
+            poller=self._poller,
             clock=clock,
         )
-        self._poller.register(self._receiver.fileno(), zmq.POLLIN)
         self._has_rank_keys = keys.ranks is not None
         endpoints = parse_collectors(config.collector)
         self._passengers = Passengers(endpoints)
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, int] = {}
+        self._refusals = RefusalLog(clock)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         name = config.name or socket.gethostname()[:128]
         self._hello = RelayHello(name=name, boot_id=secrets.token_hex(8), version=__version__)
@@ -116,11 +118,13 @@ class Relay:
             link.send_due()
         times_ns = [until_ns, *(link.prepare_wait() for link in self._links.values())]
         wake_ns = min(at_ns for at_ns in times_ns if at_ns is not None)
-        remaining_ns = 0 if self._receiver.is_amid else max(0, wake_ns - self._clock.monotonic_ns())
+        remaining_ns = max(0, wake_ns - self._clock.monotonic_ns())
         # Upwards: rounded down, the last millisecond would be spent in a busy loop.
         ready = dict(self._poller.poll(-(-remaining_ns // NS_PER_MS)))
-        for received in self._receiver.poll(0, RECEIVES_PER_TURN_MAX):
+        for received in self._receiver.take(ready, RECEIVES_PER_TURN_MAX):
             self._pass_on(received)
+        for refusal in self._receiver.take_refusals():
+            self._refusals.note(refusal)
         for link in self._links.values():
             answers, has_opened = link.receive(ready)
             self._pass_back(link, answers, has_opened=has_opened)

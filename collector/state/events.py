@@ -98,3 +98,10 @@ JobEvent = (
     | CollectorAway
     | Tick
 )
+
+
+def find_boot_id(event: JobEvent) -> str:
+    """Return the life that an event is about, empty for one that is about the whole run."""
+    if isinstance(event, RankJoined):
+        return event.hello.identity.boot_id
+    return "" if isinstance(event, (CollectorAway, Tick)) else event.boot_id

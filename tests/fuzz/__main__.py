@@ -3,7 +3,7 @@
 It needs atheris (libFuzzer for Python), which is a tool of development only: `pip install atheris` into any folder, and
 that folder on PYTHONPATH. Each target runs in a process of its own, one after the other, the minutes shared among them;
 an input that fails is kept under `--findings` and named in the result. libFuzzer sees the branches of our
-Python code (codec, messages, table, admission, ZeroMQ's protocol) and not those of msgspec, which is C.
+Python code (codec, messages, table, admission) and not those of msgspec, which is C.
 """
 
 import argparse
@@ -24,7 +24,7 @@ RSS_MB_MAX = 1024
 INPUT_S_MAX = 5
 """So is one that takes longer; the slowest honest frame takes milliseconds."""
 GRACE_S = 60
-INSTRUMENTED = ("rankscope.measure", "rankscope.collector.ingest", "rankscope.collector.zmtp")
+INSTRUMENTED = ("rankscope.measure", "rankscope.collector.ingest")
 
 _STATUS = re.compile(r"^#(\d+)\s.*?cov: (\d+) ft: (\d+)", re.MULTILINE)
 

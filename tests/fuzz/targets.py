@@ -11,25 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.collector.ingest.admission import Admission
-from rankscope.collector.zmtp.curve import make_curve
-from rankscope.collector.zmtp.null import NULL
-from rankscope.collector.zmtp.rejection import Rejected
-from rankscope.collector.zmtp.session import PONGS_BYTES_MAX, Session, Told
 from rankscope.measure.codec import MAGIC, PROTOCOL, encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import MESSAGE_TYPES, Goodbye, Hello, Message, RankEnded, RankUnresponsive, Report
 from tests.received import decode_or_refuse, read_wholly
-from tests.zmtp_peer import CurvePeer, NullPeer, acquaint, make_keys
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden" / "wire"
 
 RUNS_MAX: Final = 2
 RANKS_MAX: Final = 4
 """Small, so that a handful of Hellos comes to the bounds."""
-
-PART_BYTES_MAX: Final = 2**16
-OUTGOING_BYTES_MAX: Final = 256 + PONGS_BYTES_MAX
-"""The rest of a greeting, a READY or a WELCOME, and answers to PINGs."""
 
 _LENGTH: Final = struct.Struct(">H")
 _HAS_KEY: Final = 0x80
@@ -99,53 +90,11 @@ def build_conversations() -> list[bytes]:
     ]
 
 
-def fuzz_wire(data: bytes) -> list[Told] | str:
-    """Say the bytes to a new connection without keys and to one with keys, to both from the beginning and after what an
-    honest peer says first; to the one with keys then in boxes. What it is to who has no keys and is known, or why not.
-    """
-    outcome: list[Told] | str = []
-    for first in (b"", *_INTRODUCTIONS):
-        outcome = _say(Session(NULL, PART_BYTES_MAX), [first + data])
-        assert outcome == _say(Session(NULL, PART_BYTES_MAX), [first, *(bytes((byte,)) for byte in data)])
-        _say(Session(_CURVE, PART_BYTES_MAX), [first + data])
-    session, peer = Session(_CURVE, PART_BYTES_MAX), CurvePeer(_SERVER.public)
-    acquaint(session, peer)
-    _say(session, [peer.seal(data[1:], flags=data[0] & 3) if data else b"", data])
-    return outcome
-
-
-def build_talks() -> list[bytes]:
-    """Where the mutation of what is said on a connection starts."""
-    null, keyed = NullPeer(), CurvePeer(_SERVER.public)
-    said = [null.seal(b"hello"), null.seal(b"", 1) + null.seal(b"x" * 300), null.seal(b"\x04PING\x00\x0ahello", 4)]
-    return [*said, b"".join(said), b"".join(null.introduction) + said[0], keyed.greeting + keyed.hello()]
-
-
-_SERVER: Final = make_keys()
-_CURVE: Final = make_curve(_SERVER, lambda _key: True)
-_INTRODUCTIONS: Final = (
-    CurvePeer(_SERVER.public).greeting, NullPeer().introduction[0], b"".join(NullPeer().introduction),
-)  # fmt: skip
-
-
 TARGETS: Final[Mapping[str, tuple[Callable[[bytes], object], Callable[[], list[bytes]]]]] = {
     "codec": (fuzz_codec, read_corpus),
     "admission": (fuzz_admission, build_conversations),
-    "wire": (fuzz_wire, build_talks),
 }
 """Each target by its name, and what makes its first inputs."""
-
-
-def _say(session: Session, pieces: list[bytes]) -> list[Told] | str:
-    told: list[Told] = []
-    try:
-        for piece in pieces:
-            told += session.take(piece)
-            assert len(session.outgoing) <= OUTGOING_BYTES_MAX
-            session.outgoing = b""
-    except Rejected as rejected:
-        return rejected.reason
-    return told
 
 
 def _split(data: bytes) -> list[tuple[bytes, str, Message]]:

@@ -9,10 +9,8 @@ from rankscope.measure.messages import Hello, Report
 from tests.fuzz.targets import (
     TARGETS,
     build_conversations,
-    build_talks,
     fuzz_admission,
     fuzz_codec,
-    fuzz_wire,
     read_corpus,
 )
 
@@ -57,11 +55,6 @@ def test_a_body_without_a_header_is_tried_behind_one() -> None:
 def test_the_conversations_have_ranks_that_are_taken_in() -> None:
     taken = [fuzz_admission(data).counts("boot-one") for data in build_conversations()[:4]]
     assert [counts.admitted for counts in taken if counts is not None] == [0, 3, 1, 1]
-
-
-def test_the_talks_are_heard_by_those_who_know_each_other() -> None:
-    assert [fuzz_wire(talk) for talk in build_talks()[:3]] == [[(b"hello", 1)], [(b"", 2)], []]
-    assert fuzz_wire(b"\xff\xff") == "broken_protocol"
 
 
 def test_a_target_says_so_when_counts_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

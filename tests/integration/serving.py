@@ -84,11 +84,13 @@ class Api:
 class AnnouncingProcess:
     """A process of ours that says where it listens, as one line of JSON. `name` is for those who read a failure."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], launcher: Sequence[str] = ()
+    ) -> None:
         self._name = name
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "rankscope.collector", *arguments],
+            [*launcher, sys.executable, "-m", "rankscope.collector", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -144,8 +146,10 @@ class AnnouncingProcess:
 class Served(AnnouncingProcess, Api):
     """A running `rankscope serve`. Made by `serving`."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        AnnouncingProcess.__init__(self, "collector", ("serve", "--announce", *arguments), environment)
+    def __init__(
+        self, arguments: tuple[str, ...], environment: Mapping[str, str], launcher: Sequence[str] = ()
+    ) -> None:
+        AnnouncingProcess.__init__(self, "collector", ("serve", "--announce", *arguments), environment, launcher)
         Api.__init__(self, self.announced["metrics_url"].removesuffix("/metrics"))
         self.endpoint: str = self.announced["endpoint"]
 
@@ -161,10 +165,13 @@ def serving(
     listen: str = "tcp://127.0.0.1:0",
     http_listen: str = "127.0.0.1:0",
     environment: Mapping[str, str] | None = None,
+    launcher: Sequence[str] = (),
 ) -> Iterator[Served]:
-    """Start a collector, on free ports and with a quick tick unless told otherwise; it does not outlive the block."""
+    """Start a collector, on free ports and with a quick tick unless told otherwise; it does not outlive the block.
+    `launcher` is a command that becomes the collector, in front of its own.
+    """
     addresses = ("--listen", listen, "--http-listen", http_listen)
-    served = Served((*addresses, "--tick-s", "0.1", "--clock-ping-s", "0.5", *arguments), environment or {})
+    served = Served((*addresses, "--tick-s", "0.1", "--clock-ping-s", "0.5", *arguments), environment or {}, launcher)
     try:
         yield served
     finally:

@@ -141,7 +141,8 @@ def test_an_allowed_agent_is_heard_with_its_key_and_answered(folder: Folder) -> 
 def test_an_agent_without_keys_is_kept_out_and_told_which_settings_it_lacks(folder: Folder) -> None:
     with joined(folder.serve(), None) as pair:
         reason, counts = pair.wait_for_refusal()
-        assert (reason, set(counts)) == ("keys_wanted", {"no_keys"})
+        assert reason == "keys_wanted"
+        assert set(counts) <= {"no_keys", "broken_handshake"}  # whoever notices first closes
         assert pair.sender.refused is not None
         assert pair.sender.refused.detail == (
             f"{pair.receiver.endpoint} lets in only agents with keys, and this one has none. Set key_file "
@@ -154,7 +155,9 @@ def test_an_agent_without_keys_is_kept_out_and_told_which_settings_it_lacks(fold
 def test_an_agent_with_keys_does_not_talk_to_a_collector_without(folder: Folder) -> None:
     with joined(Receiver("tcp://127.0.0.1:0"), folder.for_agent()) as pair:
         reason, counts = pair.wait_for_refusal()
-        assert (reason, set(counts)) == ("keys_unwanted", {"unexpected_keys"})
+        # A collector that hangs up before the agent has read its greeting shows only that it has not that key.
+        assert reason in {"keys_unwanted", "wrong_collector_key"}
+        assert set(counts) <= {"unexpected_keys", "broken_handshake"}
         assert pair.received == []
 
 

@@ -90,7 +90,7 @@ def test_a_run_that_makes_no_sense_keeps_no_collector_from_starting(tmp_path: Pa
     with collecting(path, DrivenClock()) as service:
         service._tick()
         assert [run.run for run in service.snapshot.runs] == ["sound"]
-        assert service._contained == {"history_run": 1}
+        assert service._faults.counts == {"history_run": 1}
         assert service._admission.world_size("odd") is None
 
 
@@ -100,5 +100,5 @@ def test_a_file_whose_folder_never_comes_costs_nothing_else(tmp_path: Path, capl
         for _ in range(4):
             clock.now_s += RETRY_S
             service._tick()
-        assert service._contained == {"incident_store": 5}
+        assert service._faults.counts == {"incident_store": 5}
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.ingest.allowed_keys import AllowedKeys
-from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import KEY_LENGTH, format_key_file
 from rankscope.measure.units import NS_PER_S, HostNs, WallNs
@@ -77,24 +76,6 @@ def test_a_folder_without_keys_is_told_at_the_start(tmp_path: Path, clock: Clock
         SettingError, match=r"allowed_keys is '.*', (which cannot be read|in which 0 files end in .pub)"
     ):
         AllowedKeys(str(folder), clock)
-
-
-def test_a_reason_is_logged_once_a_minute_however_often_it_happens(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    log = RefusalLog(clock)
-    with caplog.at_level(logging.WARNING, "rankscope.collector"):
-        for _ in range(1000):
-            log.note("full", "rank 1 of run 'a': no room")
-            log.look({"no_keys": 7})
-        clock.now_ns += 60 * NS_PER_S
-        log.look({"no_keys": 7})  # nothing new
-        log.look({"no_keys": 9})
-    assert caplog.messages == [
-        "refused (full): rank 1 of run 'a': no room",
-        "refused (no_keys): an agent without keys; give it key_file and collector_key_file; 7 so far",
-        "refused (no_keys): an agent without keys; give it key_file and collector_key_file; 9 so far",
-    ]
 
 
 def test_only_a_key_in_the_folder_of_relays_may_speak_for_others(tmp_path: Path, clock: Clock) -> None:

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX
 from rankscope.collector.ingest.admission import Admission
 from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Exchange
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.ingest.reception import Reception
+from rankscope.collector.ingest.refusal_log import Refusal
 from rankscope.collector.state.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, Tick
+from rankscope.collector.state.excerpt import Excerpt
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.units import NS_PER_S, HostNs, WallNs
@@ -31,8 +34,6 @@ class Clock:
 class Wire:
     """What the receiver is to the reception: messages that wait, and answers that were sent."""
 
-    connections_refused: dict[str, int] = {}  # noqa: RUF012 - nobody writes to it
-
     def __init__(self) -> None:
         self.waiting: list[Received] = []
         self.sent: list[tuple[bytes, Message]] = []
@@ -52,6 +53,9 @@ class Wire:
         found, self.waiting = self.waiting[:count], self.waiting[count:]
         return found
 
+    def take_refusals(self) -> list[Refusal]:
+        return []
+
     def send(self, peer: bytes, message: Message) -> None:
         self.sent.append((peer, message))
 
@@ -63,18 +67,14 @@ class Wire:
 class World:
     def __init__(self) -> None:
         self.wire, self.clock, self.exchange = Wire(), Clock(), Exchange()
-        self.mistakes: list[str] = []
+        self.faults = FaultLog(self.clock)
         self.reception = Reception(
             self.wire,  # type: ignore[arg-type]
             Admission(4, 4096),
             self.exchange,
             self.clock,
-            self._count,
+            self.faults,
         )
-
-    def _count(self, where: str) -> int:
-        self.mistakes.append(where)
-        return len(self.mistakes)
 
     def come(self, *messages: tuple[bytes, Message]) -> list[Batch]:
         """These have come in and are taken in a turn; what the state gets."""
@@ -183,7 +183,70 @@ def test_a_mistake_of_ours_about_one_message_costs_that_one_only(world: World) -
     broken = (name_of(1), msgspec.structs.replace(whole, identity=None))
     (batch,) = world.come(broken, hello(0))
     assert [type(event) for _, event in batch.events] == [RankJoined]
-    assert world.mistakes == ["reception"]
+    assert world.faults.counts == {"reception": 1}
+
+
+def test_messages_before_one_that_cannot_be_read_are_handed_on(world: World) -> None:
+    def take(_ready: dict[object, int], _batch_max: int) -> Iterator[Received]:
+        yield Received(*hello(0))
+        yield Received(*report(0, 1))
+        raise MemoryError
+
+    world.wire.take = take  # type: ignore[method-assign, assignment]
+    (batch,) = world.come(hello(1))
+    assert [type(event) for _, event in batch.events] == [RankJoined, ReportAdmitted]
+    assert [one.through for one in batch.numbered] == [1]
+    assert world.faults.counts == {"reception": 1}
+
+
+def test_a_fault_in_answering_does_not_lose_the_batch_of_the_pass(world: World) -> None:
+    (batch,) = world.come(hello(0), report(0, 1))
+    world.exchange.answer(batch)
+    world.come()
+    world.clock.now_ns += AGE_NS_MAX
+    send = world.wire.send
+
+    def fail(peer: bytes, message: Message) -> None:
+        if isinstance(message, Ack):
+            raise OSError
+        send(peer, message)
+
+    world.wire.send = fail  # type: ignore[method-assign]
+    (next_batch,) = world.come(report(0, 2))
+    assert [one.through for one in next_batch.numbered] == [2]
+    assert world.faults.counts == {"reception": 1}
+
+
+def test_a_report_that_cannot_be_read_is_lost_counted_and_acknowledged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fail again each time it is sent."""
+    of = Excerpt.of
+
+    def fail_on_second(message: Report, frame: bytes) -> Excerpt:
+        if message.sequence == 2:
+            raise ZeroDivisionError
+        return of(message, frame)
+
+    monkeypatch.setattr(Excerpt, "of", fail_on_second)
+    (batch,) = world.come(hello(0), report(0, 1), report(0, 2), report(0, 3))
+    assert [event.report.sequence for _, event in batch.events if isinstance(event, ReportAdmitted)] == [1, 3]
+    assert [one.through for one in batch.numbered] == [1, 2, 3]
+    assert world.faults.counts == {"report": 1}
+
+
+def test_what_no_run_has_taken_in_is_not_acknowledged_and_asked_for_again(world: World) -> None:
+    (batch,) = world.come(hello(0), hello(1), report(0, 1), report(1, 1))
+    batch.untaken.add(name_of(0).decode())
+    batch.unknown.add(name_of(0).decode())
+    world.exchange.answer(batch)
+    world.wire.take_sent()
+    world.come()
+    world.clock.now_ns += AGE_NS_MAX
+    world.come()
+    assert world.wire.take_sent() == [(name_of(0), HelloWanted()), (name_of(1), Ack(through=1))]
+    world.come(hello(0), report(0, 1))
+    assert world.wire.take_sent()[-1] == (name_of(0), Welcome(admitted_through=0))
 
 
 def test_messages_that_lay_there_before_the_turn_have_waited_since_the_last_one(world: World) -> None:

