@@ -48,6 +48,7 @@ from rankscope.collector.state.events import (
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.look_times import LookTimes
 from rankscope.collector.state.pace import Pace
+from rankscope.collector.state.run_end_words import find_failure
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
 from rankscope.collector.turns import Turns
@@ -366,7 +367,13 @@ class Service:
 
     def _look_at_incidents(self, wall_s: float) -> None:
         looks = [
-            RunLook(run, job.open_findings, is_over=job.is_over, can_tell=job.abstained is None)
+            RunLook(
+                run,
+                job.open_findings,
+                is_over=job.is_over,
+                can_tell=job.abstained is None,
+                failure=find_failure(job.end),
+            )
             for run, job in sorted(self._jobs.items())
         ]
         try:

@@ -48,8 +48,7 @@ def _describe_hang(finding: Finding, outcome: str) -> str:
     step = "" if finding.since_step is None else f" in step {finding.since_step}"
     length = "" if finding.lasted_s is None else f" for {format_length(finding.lasted_s)}"
     if outcome == FINISHED:
-        last = "" if finding.since_step is None else f" after step {finding.since_step - 1}, its last,"
-        return f" stood still{last}{length} and then finished"
+        return f" stood still{length} in or after its last step, and then finished"
     after = {WENT_ON: ", and then went on", ENDED: ", until it ended"}.get(outcome, "")
     return f" hung{step}{length}{after}"
 

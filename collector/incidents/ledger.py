@@ -6,6 +6,7 @@
     a finding is closed       -> its incident is resolved, once none of its findings is open any more; merged, when the
                                  finding has become part of another one
     a look at every run       -> costs are brought up to date and severities rise; what its run no longer holds is ended
+    a run has ended badly     -> an incident of its own, which is resolved when the run is started again or forgotten
 
 So there is one incident for one origin, however often its finding flaps. After a restart of the collector the open
 incidents of the store have no finding: each waits to be found again (`Rules.restart_grace_s`).
@@ -32,6 +33,11 @@ from rankscope.collector.incidents.incident import (
     resolve,
 )
 
+RUN_FAILURE: Final = "run_failure"
+"""The kind of incident about a run that ended badly. It is open as long as the run is shown so, and nobody starts it
+again: it is no finding of detection, and the end of the run is not its end.
+"""
+STARTED_AGAIN: Final = "the run goes on: it was started again, or is heard of again"
 RUN_IS_OVER: Final = "the run is over"
 RUN_IS_GONE: Final = "the run is no longer known"
 NO_LONGER_FOUND: Final = "no longer found"
@@ -41,13 +47,14 @@ NOT_FOUND_AGAIN: Final = "collector restarted, and it was not found again"
 
 class RunLook(NamedTuple):
     """A run as it is now. `is_over`: all its ranks have ended. `can_tell`: detection gives verdicts and does not
-    abstain.
+    abstain. `failure`: how it ended, in the form of a finding, None unless it ended badly.
     """
 
     run: str
     open_findings: Sequence[Finding]
     is_over: bool
     can_tell: bool
+    failure: Finding | None = None
 
 
 class LedgerChanges(NamedTuple):
@@ -169,6 +176,8 @@ class Ledger:
         if number is None:
             return
         held, into = self._held[number], self._owners.get((run, -1 if merged_into is None else merged_into))
+        if into is None:
+            self._follow(number, finding, now_wall_s)  # its last words are in the past tense
         del held.lost_rank_s[finding.number]
         if into is None:
             held.carried_rank_s = _add(held.carried_rank_s, finding.lost_rank_seconds)
@@ -186,15 +195,17 @@ class Ledger:
         by_name = {look.run: look for look in runs}
         telling = {look.run for look in runs if look.can_tell}
         self._telling_since_wall_s = {run: self._telling_since_wall_s.get(run, now_wall_s) for run in telling}
-        self._refused &= {(look.run, finding.number) for look in runs for finding in look.open_findings}
+        self._refused &= {(look.run, finding.number) for look in runs for finding in _holding(look)}
         for look in runs:
             for finding in () if look.is_over else look.open_findings:
                 self.update(look.run, finding, now_wall_s)
+            if look.failure is not None:
+                self.update(look.run, look.failure, now_wall_s)
         for incident in [incident for incident in self._incidents.values() if incident.is_open]:
             reason = self._find_end(incident, by_name.get(incident.run), now_wall_s)
             if reason is not None:
                 self._resolve(incident.id, reason, now_wall_s)
-            else:
+            elif incident.kind != RUN_FAILURE:  # what has failed costs no more the longer it is shown
                 self._put(escalate(incident, self._rules, now_wall_s))
 
     def _find_end(self, incident: Incident, look: RunLook | None, now_wall_s: float) -> str | None:
@@ -204,6 +215,8 @@ class Ledger:
             return self._find_end_of_waiting(incident, look, now_wall_s)
         if look is None:
             return RUN_IS_GONE
+        if incident.kind == RUN_FAILURE:
+            return STARTED_AGAIN if look.failure is None else None
         if look.is_over:
             return RUN_IS_OVER
         if held.lost_rank_s.keys().isdisjoint(finding.number for finding in look.open_findings):
@@ -313,6 +326,10 @@ class Ledger:
             self._changed.discard(number)
             self._forgotten.add(number)
         return too_many <= len(resolved)
+
+
+def _holding(look: RunLook) -> tuple[Finding, ...]:
+    return (*look.open_findings, look.failure) if look.failure is not None else tuple(look.open_findings)
 
 
 def _add(*amounts: float | None) -> float | None:

@@ -25,6 +25,8 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
 from rankscope.collector.publish.shares import Shares, ShareStretch
+from rankscope.collector.state.run_end import RunEnd
+from rankscope.collector.state.run_end_words import write_end
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.state.step_picture import StepPicture
 
@@ -46,7 +48,8 @@ PICTURE_SKIPPED: Final = "picture_skipped"
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run at this moment. `latest_step` is the last that detection has looked at, `findings_past` how many
-    findings have ended. The others as in RunSnapshot and RunSummary; None: not known.
+    findings have ended. Of a run that is over `end_in_words` says how it ended and who was the first to fail. The
+    others as in RunSnapshot and RunSummary; None: not known.
     """
 
     run: str
@@ -63,6 +66,8 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     goodput_ratio: float | None
     open_findings: tuple[Finding, ...]
     findings_past: int
+    end: RunEnd | None = None
+    end_in_words: str = ""
 
 
 class LivePicture(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,4 +254,6 @@ def _build_run(run: RunSnapshot, summary: RunSummary, picture: StepPicture | Non
         goodput_ratio=run.goodput.goodput_ratio,
         open_findings=run.open_findings,
         findings_past=len(run.findings) - len(run.open_findings),
+        end=run.end,
+        end_in_words="" if run.end is None else write_end(run.end),
     )

@@ -15,6 +15,8 @@ from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, M
 from rankscope.collector.publish.negotiation import accepts_gzip, choose_format
 from rankscope.collector.publish.page_cache import PageCache, decompress
 from rankscope.collector.publish.picture_orders import PictureOrders
+from rankscope.collector.state.run_end import RunEnd
+from rankscope.collector.state.run_end_words import describe_end
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.turns import TakeTurn
 from rankscope.measure.errors import UnavailableError
@@ -56,7 +58,8 @@ class Response(NamedTuple):
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the list of runs. `steps` is that of the rank that has most in its present life, None before any
     report; `open_findings` is how many there are. `samples_per_s` and `tokens_per_s` are those of one rank, the median
-    over the ranks (`detect/throughput.py`), and so is `steps_per_s`; None where no rank knows.
+    over the ranks (`detect/throughput.py`), and so is `steps_per_s`; None where no rank knows, and of a run that has
+    ended. `end` is how it ended, None while it goes on, and `end_in_words` says so in a few words.
     """
 
     run: str
@@ -67,6 +70,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     steps_per_s: float | None = None
+    end: RunEnd | None = None
+    end_in_words: str = ""
 
 
 class Routes:
@@ -193,7 +198,7 @@ def _report_state(problem: str | None, weakness: str | None = None) -> Response:
 
 def summarise_run(run: RunSnapshot) -> RunSummary:
     """A run in the list of runs."""
-    found = find_throughput([rank.totals for rank in run.ranks], run.world_size)
+    found = find_throughput([rank.totals for rank in run.ranks], run.world_size) if run.end is None else None
     samples_per_s = found.samples_per_s if found is not None else None
     tokens_per_s = found.tokens_per_s if found is not None else None
     return RunSummary(
@@ -205,6 +210,8 @@ def summarise_run(run: RunSnapshot) -> RunSummary:
         samples_per_s=None if samples_per_s is None else samples_per_s.per_rank,
         tokens_per_s=None if tokens_per_s is None else tokens_per_s.per_rank,
         steps_per_s=None if found is None else found.steps_per_s,
+        end=run.end,
+        end_in_words="" if run.end is None else describe_end(run.end),
     )
 
 

@@ -13,6 +13,7 @@ from rankscope.collector.history.rank_intervals import RankInterval
 from rankscope.collector.history.reading import CurvePoint, RunHistory, opening_run
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
+from rankscope.collector.state.run_end import RunEnd
 from rankscope.collector.state.saved import SavedLife
 from rankscope.collector.state.snapshot import LostSeconds
 from rankscope.collector.state.vitals import conclude
@@ -43,7 +44,8 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `ends` are its ranks by how they ended, `still up` for those that have not, drawn together (`0-6`).
     `reports_lost` are numbered reports that never came, `steps_late` steps that came too late to be compared.
-    `curve` is the step time over the run, `worst_ranks` those that cost most, then the slowest.
+    `curve` is the step time over the run, `worst_ranks` those that cost most, then the slowest. `end` is how the run
+    ended, None while it goes on or where a collector of an earlier version has kept it.
     """
 
     run: str
@@ -66,6 +68,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     incidents: tuple[Incident, ...] = ()
     curve: tuple[CurvePoint, ...] = ()
     worst_ranks: tuple[RankLine, ...] = ()
+    end: RunEnd | None = None
 
 
 def read_report(path: Path, run: str) -> RunReport:
@@ -109,6 +112,7 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         incidents=tuple(incidents),
         curve=tuple(curve),
         worst_ranks=tuple(_find_worst(lives, run.lost, list(history.read_intervals(INTERVALS_READ_MAX)))),
+        end=run.end,
     )
 
 

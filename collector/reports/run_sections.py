@@ -20,6 +20,8 @@ from rankscope.collector.reports.trace_cells import (
     rank_list,
     word,
 )
+from rankscope.collector.state.run_end import RunEnd
+from rankscope.collector.state.run_end_words import describe_end, describe_first_to_fail, describe_lost
 from rankscope.measure.units import format_duration, format_length
 
 TOP: Final = 20
@@ -30,6 +32,8 @@ def headline(report: RunReport) -> str:
     """The run in one line."""
     length_s = report.changed_wall_s - report.begun_wall_s
     state = "over" if report.is_over else "not over"
+    if report.end is not None:
+        state = describe_end(report.end)
     return printable(
         f"run {report.run}: {report.world_size} ranks, {report.steps} steps, {format_length(max(0.0, length_s))} since "
         f"{format_moment(report.begun_wall_s)} UTC, {state}"
@@ -68,8 +72,21 @@ def _facts(report: RunReport) -> Section:
         "goodput": "-" if ratio is None else f"{ratio:.1%} of {format_duration(report.goodput.wall_ns)}",
         "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",
         **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
+        **_describe_failure(report.end),
     }
     return section.of([(word(name), word(value)) for name, value in rows.items()], len(rows))
+
+
+def _describe_failure(end: RunEnd | None) -> dict[str, str]:
+    """Who was the first to fail, and who is not heard of any more."""
+    if end is None:
+        return {}
+    first = f"not known, {end.unknown}" if end.unknown else ""
+    told = {
+        "first to fail": first if end.first is None else describe_first_to_fail(end.first),
+        "lost": describe_lost(end),
+    }
+    return {name: text for name, text in told.items() if text}
 
 
 def _findings(report: RunReport, top: int) -> Section:

@@ -420,7 +420,7 @@ class JobState:
             findings=(*self._verdicts.closed_findings, *open_findings) if end is None else self._verdicts.told_as_past,
             lost=self._verdicts.lost,
             abstained=self.abstained,
-            run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings),
+            run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings) if end is None else None,
             goodput=self._goodput.snapshot(now_job_ns),
             end=end,
         )

@@ -9,7 +9,7 @@ from rankscope.collector.state.run_end import LOST, FirstToFail, RunEnd
 
 DETAIL_LENGTH_MAX: Final = 160
 FAILURE: Final = "run_failure"
-"""The kind of incident that a run opens which ended badly."""
+"""The kind of incident that a run opens which ended badly (`incidents/ledger.py`)."""
 ON_PURPOSE: Final = frozenset({"interrupted", "terminated"})
 """Ends that somebody outside brings about: a person, a scheduler, a launcher."""
 NOBODY_SAW: Final = "its process is gone, and nobody saw how it ended"

@@ -30,6 +30,13 @@ class _Open:
     seen_job_ns: int = 0
     seen_step: int | None = None
 
+    def see(self, view: JobView) -> None:
+        """It still holds: a standstill now, anything else in the steps that are known by now."""
+        step = _last_step(view.series) if len(view.series.steps) else None
+        if self.finding.kind == HANG or not self.seen_job_ns or step != self.seen_step:
+            self.seen_job_ns = view.now_job_ns
+        self.seen_step = step
+
     def close(self) -> Finding:
         """The finding as it is told when it is over."""
         lasted_s = ns_to_s(max(0, self.seen_job_ns - self.began_job_ns))
@@ -150,7 +157,7 @@ class Verdicts:
         effects += [self._merge(one, kept.finding.number) for one in merged]
         kept.lost_rank_seconds += sum(one.lost_rank_seconds for one in merged)
         kept.began_job_ns = min(one.began_job_ns for one in same)
-        kept.seen_job_ns, kept.seen_step = view.now_job_ns, _last_step(series) if len(series.steps) else None
+        kept.see(view)
         before = kept.finding
         self._charge(kept, finding, candidate.lost_ns, series)
         lost_s = kept.lost_rank_seconds if candidate.lost_ns is not None else None
@@ -210,9 +217,23 @@ def _find_length_ns(finding: Finding, view: JobView, since_step: int) -> int:
 def _tell_outcome(finding: Finding, end: RunEnd, last_step: int | None) -> Finding:
     if finding.kind != HANG:
         return finding
-    has_gone_on = finding.since_step is not None and last_step is not None and last_step >= finding.since_step
-    outcome = WENT_ON if has_gone_on else FINISHED if end.is_good else ENDED
-    return close_finding(finding, until_step=finding.until_step, lasted_s=finding.lasted_s, outcome=outcome)
+    return close_finding(
+        finding,
+        until_step=finding.until_step,
+        lasted_s=finding.lasted_s,
+        outcome=_find_outcome(finding.since_step, end, last_step),
+    )
+
+
+def _find_outcome(since_step: int | None, end: RunEnd, last_step: int | None) -> str:
+    """The last step of a run ends with the run, so that work after the training stands in it: only another step behind
+    the one in which it hung shows that the run went on.
+    """
+    if since_step is not None and last_step is not None and last_step > since_step:
+        return WENT_ON
+    if end.is_good:
+        return FINISHED
+    return "" if last_step is not None and last_step == since_step else ENDED
 
 
 def _last_step(series: StepSeries) -> int:

@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.state.run_end_words import describe_end
 from rankscope.collector.top.board import ORDERS, Board
 from rankscope.collector.top.picture import Picture, RankLine
 from rankscope.measure.records import PHASES
@@ -86,7 +88,10 @@ def _draw_title(board: Board, latest: Picture, picture: Picture) -> Text:
     title.append(time.strftime("%H:%M:%S ", time.localtime(picture.wall_s)), style="bright_black")
     up = sum(rank.state == "up" for rank in picture.ranks)
     title.append(printable(run.run), style="bold cyan")
-    title.append(f"  {up} of {run.world_size} up", style="default" if up == run.world_size else "red")
+    if run.end is None:
+        title.append(f"  {up} of {run.world_size} up", style="default" if up == run.world_size else "red")
+    else:
+        title.append(f"  {printable(describe_end(run.end))}", style="green" if run.end.is_good else "bold red")
     steps = [rank.last_step for rank in picture.ranks if rank.last_step is not None]
     title.append(f"  step {max(steps)}" if steps else "", style="default")
     if run.goodput.goodput_ratio is not None:
@@ -102,6 +107,9 @@ def _draw_findings(picture: Picture, width: int) -> list[Text]:
     run = picture.run
     if run is None:
         return []
+    if run.end is not None:
+        said = [*describe_ended_run(run)[1:], f"verdict: {verdict(run)}"]
+        return [_cut(Text(printable(line)), width) for line in said]
     if not run.open_findings:
         quiet = "no rank is slower than the others" if run.abstained is None else f"no verdict yet: {run.abstained}"
         return [_cut(Text(printable(quiet), style="bright_black"), width)]

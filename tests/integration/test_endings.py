@@ -1,21 +1,28 @@
 """However a job ends, the collector says how each rank ended, and nothing of the job is left."""
 
 import contextlib
+import json
 import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from rankscope.collector.state.snapshot import RankSnapshot
-from rankscope.measure.stalls import find_script_frame
+from rankscope.collector.detect.finding import HANG
+from rankscope.collector.reports.summary import HEALTHY, verdict
+from rankscope.collector.state.run_end import RunEnd
+from rankscope.collector.state.run_end_words import FAILURE
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.measure.stalls import describe_frame, find_script_frame
 from tests.connections import list_connections
-from tests.integration.serving import Served, can_listen, find_rank, have_ended, serving
-from tests.integration.torchrun import Ended, Job, started, torchrun
+from tests.integration.serving import Served, can_listen, find_rank, have_ended, read_url, serving
+from tests.integration.torchrun import Ended, Job, python, started, torchrun
+from tests.integration.torchrun import run as run_command
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +50,26 @@ class Watched:
         run = self._served.wait_for_run(self._run, lambda run: len(run.ranks) == run.world_size)
         return find_rank(run, rank).identity.pid
 
+    def read_list(self) -> list[dict[str, Any]]:
+        """The list of runs."""
+        runs: list[dict[str, Any]] = json.loads(read_url(f"{self._served.url}/api/v1/runs"))["runs"]
+        return runs
+
+    def kill_all(self) -> None:
+        """SIGKILL to the launcher and, at the same time, to both ranks."""
+        pids = [self.job.launcher.pid, self.pid(0), self.pid(1)]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    def read_end(self) -> tuple[RunEnd, RunSnapshot, list[dict[str, Any]]]:
+        """How the run ended, its picture then, and the incidents of it. No finding may be open."""
+        run = self._served.wait_for_run(self._run, lambda run: run.end is not None and have_ended(run))
+        assert run.end is not None
+        assert run.open_findings == ()
+        text = read_url(f"{self._served.url}/api/v1/incidents?run={self._run}")
+        incidents: list[dict[str, Any]] = json.loads(text)["incidents"]
+        return run.end, run, incidents
+
     def end(self) -> tuple[Ended, RankSnapshot, RankSnapshot]:
         """Wait for the end; how the launcher ended and how each rank did. Nothing may be left."""
         ports = {port for member in self.job.find_members() for port in _find_ports(member)}
@@ -55,13 +82,16 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watched(served: Served, run: str, folder: Path, *arguments: str) -> Iterator[Watched]:
+def watched(
+    served: Served, run: str, folder: Path, *arguments: str, settings: Mapping[str, str] | None = None
+) -> Iterator[Watched]:
     """Start a job whose temporary files are in `folder`."""
     environment = {
         "RANKSCOPE_COLLECTOR": served.endpoint,
         "RANKSCOPE_RUN": run,
         "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
         "TMPDIR": str(folder),
+        **(settings or {}),
     }
     with started(torchrun(2, "-m", "rankscope.agent", "paced.py", *arguments), environment) as job:
         yield Watched(served, job, run, folder)
@@ -71,6 +101,11 @@ def _find_ports(member: psutil.Process) -> list[int]:
     with contextlib.suppress(psutil.Error):
         return [at.laddr.port for at in list_connections(member) if at.status == psutil.CONN_LISTEN]
     return []
+
+
+def find_failures(incidents: list[dict[str, Any]]) -> list[tuple[str, str, list[int]]]:
+    """State, cause and ranks of each incident about the run's end."""
+    return [(one["state"], one["cause"], one["ranks"]) for one in incidents if one["kind"] == FAILURE]
 
 
 def failed_by_its_neighbour(rank: RankSnapshot) -> bool:
@@ -88,6 +123,12 @@ def test_a_script_that_runs_to_its_end_has_finished(served: Served, tmp_path: Pa
     assert ended.exit_code == 0
     assert [(rank.ended, rank.ended_detail, rank.exit_code) for rank in (first, second)] == [("finished", "", None)] * 2
     assert [rank.totals.steps for rank in (first, second)] == [10, 10]
+    end, _, incidents = watch.read_end()
+    assert (end.reason, end.ranks, end.first, end.unknown) == ("finished", {"finished": 2}, None, "")
+    assert find_failures(incidents) == []
+    (listed,) = [one for one in watch.read_list() if one["run"] == "normal"]
+    assert (listed["steps_per_s"], listed["open_findings"], listed["steps"]) == (None, 0, 10)
+    assert listed["end_in_words"].startswith("finished at ")
 
 
 def test_an_uncaught_exception_is_told_with_its_type(served: Served, tmp_path: Path) -> None:
@@ -99,6 +140,11 @@ def test_an_uncaught_exception_is_told_with_its_type(served: Served, tmp_path: P
     assert second.ended_detail == "ValueError: the loss is not a number"
     assert second.totals.steps in (19, 20)
     assert failed_by_its_neighbour(first), first
+    end, run, incidents = watch.read_end()
+    assert end.first is not None
+    assert (end.reason, end.first.rank, end.first.detail) == ("failed", 1, "ValueError: the loss is not a number")
+    assert verdict(run).startswith("The run failed at ")
+    assert find_failures(incidents) == [("open", "failed", [1])]
 
 
 def test_os_exit_is_told_by_the_sidecar_with_its_code(served: Served, tmp_path: Path) -> None:
@@ -124,6 +170,12 @@ def test_a_crash_is_told_with_its_signal_and_the_python_stack(
     assert frame is not None
     assert (frame.file.rpartition("/")[2], frame.function) == ("paced.py", function)
     assert failed_by_its_neighbour(first), first
+    told, run, incidents = watch.read_end()
+    assert told.first is not None
+    assert (told.reason, told.first.rank, told.first.signal) == ("crashed", 1, signal_name)
+    assert told.first.line == describe_frame(frame)
+    assert "No rank was slower" not in verdict(run)
+    assert find_failures(incidents) == [("open", "crashed", [1])]
     page = served.read_metrics()
     line = f'rankscope_rank_end_info{{exit_code="",reason="crashed",signal="{signal_name}",rank="1",run="{end}"}} 1.0'
     assert line in page
@@ -138,6 +190,39 @@ def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, t
     assert (second.ended, second.exit_code) == ("killed", None)
     assert second.ended_detail.startswith("SIGKILL, not by the OOM killer")
     assert failed_by_its_neighbour(first), first
+    end, _, incidents = watch.read_end()
+    assert end.first is not None
+    assert (end.reason, end.first.rank, end.first.signal, end.first.together) == ("killed", 1, "SIGKILL", ())
+    assert find_failures(incidents) == [("open", "killed", [1])]
+    status = run_command(python("-m", "rankscope.collector", "status", "--url", served.url)).stdout
+    assert re.search(r"ended: was killed at .* UTC", status)
+    assert re.search(r"first to fail: rank 1 \(.*\), killed \(SIGKILL, not by the OOM killer", status)
+
+
+def test_killing_launcher_and_all_ranks_at_once_names_them_all(served: Served, tmp_path: Path) -> None:
+    with watched(served, "sigkill-all", tmp_path) as watch:
+        watch.wait_for_steps()
+        watch.kill_all()
+        end, _, incidents = watch.read_end()
+    assert end.first is not None
+    assert (end.reason, end.ranks) == ("killed", {"killed": 2})
+    assert {end.first.rank, *end.first.together} == {0, 1}
+    assert find_failures(incidents) == [("open", "killed", [0, 1])]
+
+
+def test_long_work_after_the_last_step_is_no_hang_of_a_run_that_finished(served: Served, tmp_path: Path) -> None:
+    arguments = ("--steps", "30", "--after-s", "6")
+    with watched(served, "after", tmp_path, *arguments, settings={"RANKSCOPE_STALL_S": "1.0"}) as watch:
+        ended, *_ = watch.end()
+    assert ended.exit_code == 0
+    end, run, _ = watch.read_end()
+    assert end.reason == "finished"
+    # The last step ends with the run: the work stands in it.
+    found = [one for one in run.findings if one.kind == HANG and (one.since_step or 0) >= 29]
+    assert [one.severity for one in found] == ["info"]
+    told = r"stood still for \d+ s in or after its last step, and then finished\.$"
+    assert re.search(told, found[0].sentence), found[0].sentence
+    assert verdict(run) in (HEALTHY, f"No verdict: {run.abstained}.")
 
 
 def test_sigterm_to_the_launcher_ends_every_rank(served: Served, tmp_path: Path) -> None:
@@ -147,6 +232,7 @@ def test_sigterm_to_the_launcher_ends_every_rank(served: Served, tmp_path: Path)
         ended, first, second = watch.end()
     assert ended.exit_code != 0
     assert "terminated" in (first.ended, second.ended)
+    assert watch.read_end()[0].reason in {"terminated", "failed"}  # a collective may fail before the SIGTERM comes
     assert all(failed_by_its_neighbour(rank) for rank in (first, second)), (first, second)
 
 
@@ -157,6 +243,7 @@ def test_ctrl_c_interrupts_every_rank(served: Served, tmp_path: Path) -> None:
         ended, first, second = watch.end()
     assert ended.exit_code != 0
     assert "interrupted" in (first.ended, second.ended)
+    assert watch.read_end()[0].reason in {"interrupted", "failed"}  # a collective may fail before the SIGINT comes
     assert all(rank.ended == "interrupted" or failed_by_its_neighbour(rank) for rank in (first, second)), (
         first,
         second,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +125,10 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
     assert f"hangs.py:{innermost.line} in sleep_for_ever" in hang.details["stack of rank 1"]
     ended = served.wait_for_run("sleeps", lambda run: have_ended(run) and not run.open_findings)
     assert [rank.ended for rank in ended.ranks] == ["terminated"] * 3
-    assert [(one.cause, one.ranks) for one in ended.findings if one.number == hang.number] == [("missing_rank", (1,))]
+    (told,) = [one for one in ended.findings if one.number == hang.number]
+    assert (told.cause, told.ranks) == ("missing_rank", (1,))
+    assert f"stood still at hangs.py:{innermost.line} (sleep_for_ever), and 2 ranks waited for it" in told.sentence
+    assert re.search(r"The run hung in step 11 for \d+ s, until it ended\.$", told.sentence), told.sentence
 
 
 def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:

@@ -30,6 +30,7 @@ export const showRuns = (runs, current) => {
         number(one.steps),
         number(one.samples_per_s, 1),
         number(one.open_findings),
+        one.end === null ? "goes on" : one.end_in_words,
       ],
       right: [1, 2, 3, 4],
       current: one.run === current,
@@ -39,13 +40,18 @@ export const showRuns = (runs, current) => {
 
 /** The figures of a run, from a LiveRun. */
 export const showFigures = (run) => {
-  const figures = [
-    ["ranks up", `${number(run.ranks_up)} of ${number(run.world_size)}`],
-    ["latest step", number(run.latest_step)],
+  say(at("run-end"), run.end_in_words);
+  at("run-end").hidden = run.end === null;
+  const speed = [
     ["steps a second", number(run.steps_per_s, 2)],
     ["samples a second and rank", number(run.samples_per_s, 1)],
     ["tokens a second and rank", number(run.tokens_per_s, 0)],
     ["the run takes", run.run_slowdown_ratio === null ? "-" : `${times(run.run_slowdown_ratio)} times as long`],
+  ];
+  const figures = [
+    ["ranks up", `${number(run.ranks_up)} of ${number(run.world_size)}`],
+    ["latest step", number(run.latest_step)],
+    ...(run.end === null ? speed : []),
     ["goodput", percent(run.goodput_ratio)],
     ["restarts", number(run.restart_count)],
     ...(run.abstained === null ? [] : [["no verdict on slow ranks", run.abstained]]),

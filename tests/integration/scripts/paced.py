@@ -49,6 +49,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--slow-rank", type=int, default=-1)
     parser.add_argument("--slow-from", type=int, default=0)
     parser.add_argument("--slow-s", type=float, default=0.1)
+    parser.add_argument("--after-s", type=float, default=0.0, help="how long each rank does something else at the end")
     parser.add_argument("--end", choices=(*ENDS, "none"), default="none", help="how rank --end-rank ends")
     parser.add_argument("--end-rank", type=int, default=1)
     parser.add_argument("--end-at", type=int, default=20)
@@ -95,6 +96,7 @@ def main() -> None:
             dist.all_reduce(stop)
             if step == options.steps or stop.item():
                 break
+    time.sleep(options.after_s)
     sys.stdout.write(f"rank {rank} has trained {step} steps\n")  # at once, or the ranks' lines would mix
     dist.destroy_process_group()
 

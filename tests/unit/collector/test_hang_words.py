@@ -30,27 +30,49 @@ THREAD = KernelThread(thread=7, name="python", state="S", wait_channel="futex_wa
 
 
 @pytest.mark.parametrize(
-    ("standing", "place"),
+    ("standing", "place", "past"),
     [
-        (still(), "stands still at train.py:74 (main)"),
-        (still(activity="synchronize"), "stands still in synchronize at train.py:74 (main)"),
-        (still(stall=stall_of(line=None)), "stands still"),
-        (RankStanding(is_stalled=True), "stands still"),
-        (moving(), "goes on with its work"),
+        (still(), "stands still at train.py:74 (main)", "stood still at train.py:74 (main)"),
+        (
+            still(activity="synchronize"),
+            "stands still in synchronize at train.py:74 (main)",
+            "stood still in synchronize at train.py:74 (main)",
+        ),
+        (still(stall=stall_of(line=None)), "stands still", "stood still"),
+        (RankStanding(is_stalled=True), "stands still", "stood still"),
+        (moving(), "goes on with its work", "went on with its work"),
         (
             RankStanding(is_stalled=False, stall=stall_of("checkpoint")),
             "goes on with its work at train.py:74 (main)",
+            "went on with its work at train.py:74 (main)",
         ),
-        (frozen(), "does not answer, its interpreter does not run (state S)"),
-        (frozen(state=""), "does not answer, its interpreter does not run"),
-        (silent(), "does not report, and whether its process lives is not known"),
-        (silent(is_stalled=True), "stands still and does not report any more"),
-        (dead(), "has ended: killed (SIGKILL)"),
-        (ended("finished"), "has ended: finished"),
+        (
+            frozen(),
+            "does not answer, its interpreter does not run (state S)",
+            "did not answer, its interpreter did not run (state S)",
+        ),
+        (
+            frozen(state=""),
+            "does not answer, its interpreter does not run",
+            "did not answer, its interpreter did not run",
+        ),
+        (
+            silent(),
+            "does not report, and whether its process lives is not known",
+            "did not report, and whether its process lived was not known",
+        ),
+        (
+            silent(is_stalled=True),
+            "stands still and does not report any more",
+            "stood still and did not report any more",
+        ),
+        (dead(), "has ended: killed (SIGKILL)", "had ended: killed (SIGKILL)"),
+        (ended("finished"), "has ended: finished", "had ended: finished"),
     ],
 )
-def test_where_a_rank_is(standing: RankStanding, place: str) -> None:
+def test_where_a_rank_is_and_was(standing: RankStanding, place: str, past: str) -> None:
     assert describe_place(standing) == place
+    assert describe_place(standing, is_over=True) == past
 
 
 def test_a_stack_is_written_innermost_line_first() -> None:

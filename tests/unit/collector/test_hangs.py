@@ -38,8 +38,18 @@ def find(view: JobView, *explained: Finding) -> Finding:
     found = Hangs().find(view, explained)
     assert not isinstance(found, Abstain), found
     (candidate,) = found
+    assert_past(candidate.finding)
     assert candidate.lost_ns is None
     return candidate.finding
+
+
+PRESENT = frozenset({"stand", "stands", "wait", "waits", "is", "do", "does", "has", "have", "keep", "hangs", "goes"})
+
+
+def assert_past(finding: Finding) -> None:
+    """Whoever finds a hang also knows how to tell of it when it is over."""
+    assert PRESENT.isdisjoint(finding.past.split()), finding.past
+    assert finding.past.endswith(". The run{when}."), finding.past
 
 
 def reason(view: JobView) -> str:
@@ -134,6 +144,10 @@ def test_the_rank_that_has_not_entered_is_named_with_its_line_and_what_the_other
     assert finding.sentence == (
         "Rank 1 (node-a) stands still at train.py:74 (main), and 2 ranks wait for it in all_reduce 8 of default_pg "
         "(4096 bytes) for 40.0 s, its last one there is 7. The job hangs in step 7."
+    )
+    assert finding.past == (
+        "Rank 1 (node-a) stood still at train.py:74 (main), and 2 ranks waited for it in all_reduce 8 of default_pg "
+        "(4096 bytes), its last one there was 7. The run{when}."
     )
     assert finding.since_step == 7
     assert finding.evidence == {

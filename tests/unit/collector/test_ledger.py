@@ -4,7 +4,14 @@ import pytest
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import Incident, Rules
-from rankscope.collector.incidents.ledger import Ledger, RunLook
+from rankscope.collector.incidents.ledger import (
+    RUN_FAILURE,
+    RUN_IS_GONE,
+    RUN_IS_OVER,
+    STARTED_AGAIN,
+    Ledger,
+    RunLook,
+)
 from rankscope.collector.state.effects import CloseFinding, OpenFinding, UpdateFinding
 from tests.unit.collector.findings import RUN, slow
 from tests.unit.collector.job_stories import Story
@@ -353,3 +360,64 @@ def test_new_numbers_are_a_change_and_no_news(ledger: Ledger) -> None:
     assert ([one.id for one in changes.changed], changes.news) == ([1], ())
     look(ledger, 2.0, slow(lost_rank_seconds=7.0))
     assert ledger.take_changes().changed == ()
+
+
+# -- how a run ended --------------------------------------------------------------------------------------------------
+
+
+def failure(rank: int = 1, cause: str = "crashed") -> Finding:
+    return Finding(kind=RUN_FAILURE, ranks=(rank,), cause=cause, sentence=f"The run {cause}.")
+
+
+def look_at_end(ledger: Ledger, now_s: float, ended_as: Finding | None) -> None:
+    """A tick at which the run is over in this way, or, with None, goes on."""
+    ledger.look([RunLook(RUN, (), is_over=ended_as is not None, can_tell=True, failure=ended_as)], now_s)
+
+
+def test_run_that_ended_badly_is_an_incident_as_long_as_it_is_shown(ledger: Ledger) -> None:
+    look_at_end(ledger, 10.0, failure())
+    look_at_end(ledger, 20.0, failure())
+    (incident,) = ledger.incidents
+    assert (incident.kind, incident.ranks, incident.cause, incident.is_open) == (RUN_FAILURE, (1,), "crashed", True)
+    ledger.look([], 30.0)
+    assert ledger.incidents[0].resolved_reason == RUN_IS_GONE
+
+
+def test_run_that_is_started_again_resolves_how_it_ended(ledger: Ledger) -> None:
+    look_at_end(ledger, 10.0, failure())
+    look_at_end(ledger, 20.0, None)
+    (incident,) = ledger.incidents
+    assert (incident.resolved_wall_s, incident.resolved_reason) == (20.0, STARTED_AGAIN)
+
+
+def test_run_that_fails_in_the_same_rank_again_has_its_incident_back(ledger: Ledger) -> None:
+    for now_s, ended_as in ((10.0, failure()), (20.0, None), (30.0, failure())):
+        look_at_end(ledger, now_s, ended_as)
+    assert [whats(incident) for incident in ledger.incidents] == [["opened", "resolved", "reopened"]]
+
+
+def test_what_becomes_known_of_an_end_goes_into_its_incident(ledger: Ledger) -> None:
+    look_at_end(ledger, 10.0, failure(cause="lost"))
+    look_at_end(ledger, 20.0, failure(cause="killed"))
+    (incident,) = ledger.incidents
+    assert (incident.cause, whats(incident)) == ("killed", ["opened", "updated"])
+
+
+def test_failure_does_not_rise_with_the_time_that_it_is_shown() -> None:
+    ledger = Ledger(Rules(escalate_s=5.0), 0.0)
+    look_at_end(ledger, 10.0, failure())
+    look_at_end(ledger, 100.0, failure())
+    assert ledger.incidents[0].severity == "warning"
+
+
+def test_failure_is_found_again_after_a_restart_of_the_collector(ledger: Ledger) -> None:
+    look_at_end(ledger, 10.0, failure())
+    after = restart(ledger, 20.0)
+    look_at_end(after, 21.0, failure())
+    assert [whats(incident) for incident in after.incidents] == [["opened", "continued"]]
+
+
+def test_incident_keeps_the_last_words_of_its_finding(ledger: Ledger) -> None:
+    ledger.open(RUN, slow(), 10.0)
+    ledger.close(RUN, slow(sentence="Rank 2 was slow."), RUN_IS_OVER, 70.0)
+    assert ledger.incidents[0].sentence == "Rank 2 was slow."

@@ -29,6 +29,24 @@ def test_sentence_says_who_how_much_since_when_why_and_at_what_cost() -> None:
     )
 
 
+def say_past(*slow: Slow, cost: Cost = NO_COST) -> str:
+    view = view_of(SERIES, nodes=dict.fromkeys(range(8), "node-a"))
+    return write_sentence(slow or (SLOW,), (slow or (SLOW,))[0], LATE_DATA, cost, view, is_over=True)
+
+
+def test_of_what_is_over_the_sentence_is_in_the_past_tense() -> None:
+    assert say_past(cost=Cost(75 / 35, 12.0, 40 / 75 * 4)) == (
+        "Rank 2 (node-a) was 2.14 times as slow as its 3 peers{when}: 75.0 ms of own work a step against 35.0 ms; "
+        "cause data_loading: it waited 40.0 ms a step longer for its data loader. The whole job took 2.14 times as "
+        "long as it would have; each hour cost 2.1 rank-hours."
+    )
+
+
+def test_past_of_a_rank_without_peers_says_beside_whom_it_was_slow() -> None:
+    slow = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, are_twins=False)
+    assert "as usual beside the other 3 ranks, of which too few did the same work,{when}" in say_past(slow)
+
+
 @pytest.mark.parametrize(("ratio", "is_said"), [(1.0099, False), (1.01, True)])
 def test_cost_below_one_per_cent_is_not_worth_saying(ratio: float, is_said: bool) -> None:
     text = say(cost=Cost(ratio, 1.0, 0.04))

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
+from rankscope.collector.state.run_end import FirstToFail, RunEnd
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board, press
 from rankscope.collector.top.drawing import draw
@@ -43,6 +44,16 @@ def test_every_line_fits_eighty_columns_and_the_screen_its_height() -> None:
     lines = lines_of(Board(), picture(ranks, (FINDING,) * 5))
     assert len(lines) == 24
     assert max(map(len, lines)) <= 80
+
+
+def test_run_that_is_over_says_how_it_ended_and_has_no_ranks_up() -> None:
+    first = FirstToFail(rank=1, node="gpu-a", reason="crashed", detail="SIGSEGV", line="a.py:24 (run)", last_step=7)
+    end = RunEnd(reason="crashed", ended_wall_s=59.0, ranks={"crashed": 1}, first=first)
+    lines = lines_of(Board(), picture((line(0, ended="crashed"),), end=end), width=120)
+    assert "llama  crashed at 1970-01-01 00:00:59 UTC" in lines[0]
+    assert " up" not in lines[0]
+    assert lines[1].startswith("first to fail: rank 1 (gpu-a), crashed (SIGSEGV) at a.py:24 (run)")
+    assert lines[2].startswith("verdict: The run crashed at 1970-01-01 00:00:59 UTC")
 
 
 @pytest.mark.parametrize("height", [10, 24, 60])
