@@ -8,6 +8,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from rankscope.collector.state.run_end import FirstToFail, RunEnd
 from rankscope.collector.state.snapshot import RunSnapshot
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
 from tests.integration.live_pages import BELOW, LivePage, heat_of, is_near
@@ -70,7 +71,7 @@ def test_page_opens_without_a_word_on_the_console_and_asks_for_nothing_from_else
 
 def test_first_run_is_shown_without_being_asked_for(page: LivePage) -> None:
     page.wait_for_text("#run-name", "story")
-    assert page.rows("#runs") == [["story", "4 of 4", "112", "-", "1"]]
+    assert page.rows("#runs") == [["story", "4 of 4", "112", "-", "1", "goes on"]]
     figures = dict(zip(*[iter(page.text("#figures").split("\n"))] * 2, strict=True))
     assert (figures["ranks up"], figures["latest step"]) == ("4 of 4", "111")
     assert figures["the run takes"] == "1.86 times as long"
@@ -158,6 +159,19 @@ def test_new_finding_is_announced_and_one_that_has_ended_is_kept(page: LivePage,
     page.wait_for_text("#past-count", "2")
     page.wait_for_text("#past-findings", "Finding number 2.")
     assert page.shown("#no-findings")
+
+
+def test_run_that_is_over_says_how_it_ended_and_shows_no_speed(page: LivePage, world: LiveWorld) -> None:
+    first = FirstToFail(rank=1, node="n0", reason="crashed", detail="SIGSEGV", line="a.py:24 (run)", last_step=7)
+    end = RunEnd(reason="crashed", ended_wall_s=59.0, ranks={"crashed": 1}, first=first)
+    page.wait_for_text("#figures", "steps a second")
+    assert not page.shown("#run-end")
+    world.show(RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(), end=end))
+    said = page.wait_for_text("#run-end", "The run crashed at 1970-01-01 00:00:59 UTC.")
+    assert "The first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run)" in said
+    assert page.shown("#run-end")
+    assert page.rows("#runs") == [["story", "0 of 1", "-", "-", "0", "crashed at 1970-01-01 00:00:59 UTC"]]
+    assert "steps a second" not in page.text("#figures")
 
 
 def test_evidence_that_is_open_stays_open_while_its_finding_changes(page: LivePage, world: LiveWorld) -> None:
