@@ -21,6 +21,8 @@ from rankscope.measure.key_files import read_private_text
 
 HTTP_TIMEOUT_S: Final = 10.0
 ERROR_BYTES_MAX: Final = 4096
+ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A run of 16,384 ranks of which everything is known has 35 MB of JSON; what is larger is another server's."""
 OUR_REALM: Final = 'realm="rankscope"'
 """A collector that asks for its token says so (`publish/http_access.py`); other servers ask for another one's."""
 
@@ -135,11 +137,15 @@ def ask(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
         request.add_unredirected_header("Authorization", f"Bearer {credentials.token}")
     try:
         with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S, context=credentials.tls) as answer:  # noqa: S310
-            return bytes(answer.read())
+            body = bytes(answer.read(ANSWER_BYTES_MAX + 1))
     except urllib.error.HTTPError as error:
         raise UnavailableError(_describe_refusal(url, error, credentials)) from error
     except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:
         raise UnavailableError(describe_failure(url, error)) from error
+    if len(body) > ANSWER_BYTES_MAX:
+        limit = f"its answer has more than {ANSWER_BYTES_MAX} bytes"
+        raise UnavailableError(f"what answers at {url} is no rankscope collector: {limit}. {WHERE}.")
+    return body
 
 
 def _describe_refusal(url: str, error: urllib.error.HTTPError, credentials: Credentials) -> str:

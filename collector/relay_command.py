@@ -19,10 +19,12 @@ def add_relay(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=relay)
     parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/relay.toml")
     for key, default, known in find_settings(RelayConfig):
-        text = f"{known.meaning} [{default}]".replace("%", "%%")  # argparse puts values in where a % stands alone
+        shown = f" [{default}]" if default != "" else ""
+        text = f"{known.meaning}{shown}".replace("%", "%%")  # argparse puts values in where a % stands alone
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}
         parser.add_argument(f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=text, **switch)
-    parser.add_argument("--announce", action="store_true", help="print the address as one line of JSON once it listens")
+    # For programs that start a relay: print the address as one line of JSON once it listens.
+    parser.add_argument("--announce", action="store_true", help=argparse.SUPPRESS)
 
 
 def relay(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rankscope.collector import inquiry
 from rankscope.collector.cli import main
 
 A_PAGE = b"<!doctype html><title>Sign in</title>"
@@ -73,6 +74,18 @@ def test_what_is_no_answer_is_said_to_be_none(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith(f"rankscope: no collector answers at {url}/api/v1/")
+
+
+def test_answer_that_does_not_end_is_left_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiry, "ANSWER_BYTES_MAX", 16)
+    with answering(AT_ANY_PAGE) as url:
+        assert main(["status", "--url", url]) == 1
+    assert capsys.readouterr().err == (
+        f"rankscope: what answers at {url}/api/v1/runs is no rankscope collector: its answer has more than 16 bytes. "
+        "--url (RANKSCOPE_URL) says where the collector is.\n"
+    )
 
 
 def test_a_refusal_that_ends_amid_its_words_is_said_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from tests.integration.serving import HTTP_TIMEOUT_S, wait_for
 from tests.integration.slurm import Cluster, running_slurm
 from tests.integration.torchrun import SCRIPTS
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for both jobs; each wait has a deadline of its own
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 
 
