@@ -1,8 +1,10 @@
 """Where a rank's collector is, and with which keys it is spoken to."""
 
+from collections.abc import Mapping
+
 import msgspec
 
-from rankscope.agent.config import AgentConfig
+from rankscope.agent.config import AgentConfig, LaunchConfig, describe_not_started, read_launch_config
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import ClientKeys, is_key, read_key_pair, read_public_key
 from rankscope.measure.shards import choose_collector, parse_collectors
@@ -49,3 +51,16 @@ def read_address(config: AgentConfig, run: str) -> CollectorAddress | None:
         return CollectorAddress(endpoint)
     collector = read_public_key(config.collector_key_file, "collector_key_file")
     return CollectorAddress(endpoint, ClientKeys(collector, read_key_pair(config.key_file, "key_file")))
+
+
+def check_launch_config(environment: Mapping[str, str], given: Mapping[str, str]) -> LaunchConfig:
+    """Return the settings as `read_launch_config` does, with the keys that they name looked at. Never raises."""
+    found = read_launch_config(environment, given)
+    if not found.is_usable or not found.config.enabled:
+        return found
+    try:
+        read_address(found.config, run="")
+    except SettingError as error:
+        notes = (*found.notes, describe_not_started(str(error)))
+        return found._replace(is_usable=False, mistakes=(*found.mistakes, str(error)), notes=notes)
+    return found

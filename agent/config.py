@@ -2,14 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final, NamedTuple
 
 from rankscope.measure.errors import SettingError
-from rankscope.measure.settings import Setting, Settings, Value, find_endpoint_problem, read, setting
+from rankscope.measure.settings import (
+    Mistake,
+    Setting,
+    Settings,
+    Value,
+    find_endpoint_problem,
+    read,
+    read_leniently,
+    setting,
+)
 from rankscope.measure.shards import parse_collectors
 
 _DAY_S = 86_400
 _MIB = 1024 * 1024
+
+NEEDED: Final = frozenset({"enabled", "collector", "key_file", "collector_key_file"})
+"""They say whether anything is to be measured and who may hear of it. A mistake in one of them is not mended with a
+default: the process is not measured."""
 
 
 def _find_collector_problem(text: str) -> str | None:
@@ -42,6 +55,13 @@ class AgentConfig(Settings):
     )
 
     enabled: bool = setting(True, Setting("Whether the process is measured at all."))
+    strict: bool = setting(
+        False,
+        Setting(
+            "Whether a mistake in these settings, or keys that cannot be used, end the process with exit status 2. "
+            "Otherwise the mistake is said once on each node, and training goes on."
+        ),
+    )
     collector: str = setting(
         "",
         Setting(
@@ -283,12 +303,55 @@ def read_config(environment: Mapping[str, str], overrides: Mapping[str, Value] |
     )
 
 
-def read_launch_config(environment: Mapping[str, str], given: Mapping[str, str]) -> AgentConfig:
-    """As `read_config`, with what the launch line gave on top of the environment; `config` in there names the file."""
+class LaunchConfig(NamedTuple):
+    """What a training process begins with. Unless `is_usable` it is not measured. `notes` say every mistake and what
+    was made of it, `mistakes` are the same without the latter.
+    """
+
+    config: AgentConfig
+    is_usable: bool
+    mistakes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_launch_config(environment: Mapping[str, str], given: Mapping[str, str]) -> LaunchConfig:
+    """Return what can be used of the settings, and what cannot; never raises. `given` is what the launch line gave on
+    top of the environment; `config` in there names the file.
+    """
     overrides = dict(given)
-    file_name = overrides.pop("config", None)
-    layered = environment if file_name is None else {**environment, AgentConfig.FILE_VARIABLE: file_name}
-    return read_config(layered, overrides)
+    file_name = overrides.pop("config", environment.get(AgentConfig.FILE_VARIABLE, ""))
+    file_text, unreadable = None, []
+    try:
+        file_text = _read_file(file_name) if file_name else None
+    except SettingError as error:
+        unreadable = [Mistake("", str(error))]
+    config, mistakes = read_leniently(
+        AgentConfig, file_text=file_text, file_name=file_name, environment=environment, overrides=overrides
+    )
+    found = (*unreadable, *mistakes)
+    return LaunchConfig(
+        config,
+        is_usable=not any(map(_is_grave, found)),
+        mistakes=tuple(mistake.text for mistake in found),
+        notes=tuple(_note(mistake, config) for mistake in found),
+    )
+
+
+def describe_not_started(problem: str) -> str:
+    """What is said of a mistake for which the process is not measured."""
+    return f"not started: {problem} Training goes on without it."
+
+
+def _is_grave(mistake: Mistake) -> bool:
+    return mistake.key in NEEDED or (not mistake.key and not mistake.is_unknown)  # or the whole file
+
+
+def _note(mistake: Mistake, config: AgentConfig) -> str:
+    if _is_grave(mistake):
+        return describe_not_started(mistake.text)
+    if mistake.is_unknown:
+        return f"{mistake.text} It is ignored."
+    return f"{mistake.text} {mistake.key} stays {getattr(config, mistake.key)!r} ({config.source(mistake.key)})."
 
 
 def _read_file(name: str) -> str:

@@ -18,17 +18,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rankscope.agent.guard import explain, say
-from rankscope.measure.errors import RankscopeError, SettingError
+from rankscope.measure.errors import RankscopeError
 
 if TYPE_CHECKING:
+    from rankscope.agent.config import LaunchConfig
     from rankscope.agent.session import Session
     from rankscope.measure.identity import RankIdentity
 
 USAGE = """usage: torchrun [...] -m rankscope.agent [--config FILE] [--collector tcp://HOST:PORT] [--run NAME]
-                                           SCRIPT.py | -m MODULE  [arguments of the script]
+                                           [--strict] SCRIPT.py | -m MODULE  [arguments of the script]
 
 Measures each rank of a torch.distributed job while it trains. Everything after the script belongs to the script.
-Without --collector (or RANKSCOPE_COLLECTOR) rank 0 starts a collector beside itself and says where its /metrics are."""
+Without --collector (or RANKSCOPE_COLLECTOR) rank 0 starts a collector beside itself and says where its /metrics are.
+A mistake in the settings or keys is said once, and training goes on; with --strict it ends with exit status 2."""
+
+OPTIONS = ("--config", "--collector", "--run")
+"""Each takes a value."""
 
 PID_VARIABLE = "RANKSCOPE_PID"
 """Set to the process that is measured, so that its children (data loader workers, tools) are not."""
@@ -39,6 +44,7 @@ AUTOLOAD_SINCE = (2, 5)
 session: "Session | None" = None
 _requested = False
 _given: dict[str, str] = {}
+_settled: "LaunchConfig | None" = None
 _other_ranks_said: set[tuple[str | None, ...]] = set()
 
 
@@ -47,16 +53,12 @@ def main(directory: str | None) -> None:
 
     `directory` is the working directory as `python -m` has searched it first; None where it was told not to.
     """
-    global _requested  # noqa: PLW0603 - one process has one launch
     before = set(sys.modules)
     from rankscope.agent.import_path import forget_shadowed, standard_library_first  # noqa: PLC0415
 
     script, is_module, arguments = _parse(sys.argv[1:])
     with standard_library_first():
-        _settle()
-        _requested = True
-        if not _autoload_will_come():
-            start()
+        _begin()
     if directory is not None:  # as Python searches for its script or module
         sys.path.insert(0, directory if is_module else os.path.dirname(os.path.realpath(script)))
     forget_shadowed(before)
@@ -79,16 +81,33 @@ def main(directory: str | None) -> None:
         raise
 
 
-def _settle() -> None:
-    """What is wrong with the configuration is the user's to mend, before hours of training."""
-    from rankscope.agent.collector_address import read_address  # noqa: PLC0415
-    from rankscope.agent.config import read_launch_config  # noqa: PLC0415
-
+def _begin() -> None:
+    """Start now, or see to it that `import torch` does. Nothing that fails here costs the script its run."""
+    global _requested  # noqa: PLW0603 - one process has one launch
     try:
-        read_address(read_launch_config(os.environ, _given), run="")
-    except SettingError as error:
-        say(str(error))
-        raise SystemExit(2) from None
+        if not _settle(os.environ).is_usable:
+            return
+        _requested = True
+        if not _autoload_will_come():
+            start()
+    except Exception as error:  # noqa: BLE001
+        say(f"not started ({explain('start', error)}); training goes on without it")
+
+
+def _settle(environment: Mapping[str, str]) -> "LaunchConfig":
+    """Read the settings, once, and say what is wrong with them. With `strict` that ends the process."""
+    global _settled  # noqa: PLW0603
+    if _settled is None:
+        from rankscope.agent.collector_address import check_launch_config  # noqa: PLC0415
+        from rankscope.agent.once_per_node import say_once_per_node  # noqa: PLC0415
+
+        _settled = check_launch_config(os.environ, _given)
+        is_strict = _settled.config.strict
+        for text in _settled.mistakes if is_strict else _settled.notes:
+            say_once_per_node(text, environment)
+        if is_strict and _settled.mistakes:
+            raise SystemExit(2)
+    return _settled
 
 
 def autoload() -> None:
@@ -143,20 +162,25 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     if _belongs_to_parent() and launcher is None:
         return False
     from rankscope.agent.import_path import standard_library_first  # noqa: PLC0415
+    from rankscope.agent.once_per_node import say_once_per_node  # noqa: PLC0415
 
+    environment = {**os.environ, **(launcher or {})}
+    os.environ[PID_VARIABLE] = str(os.getpid())
     try:
         with standard_library_first(), _without_collections():
+            settled = _settle(environment)
+            if not settled.is_usable:
+                return False
             from rankscope.agent.child_end import stop_with_process  # noqa: PLC0415
             from rankscope.agent.session import Session  # noqa: PLC0415
 
-        os.environ[PID_VARIABLE] = str(os.getpid())
-        session = Session.start(_given, {**os.environ, **(launcher or {})})
+        session = Session.start(settled.config, environment)
         if session is not None:
             stop_with_process(session)
     except RankscopeError as error:
-        say(f"not started: {error} Training goes on without it.")
+        say_once_per_node(f"not started: {error} Training goes on without it.", environment)
     except Exception as error:  # noqa: BLE001 - our bug must not become the user's
-        say(f"not started ({explain('start', error)}); training goes on without it")
+        say_once_per_node(f"not started ({explain('start', error)}); training goes on without it", environment)
     return session is not None and session.is_running
 
 
@@ -194,16 +218,30 @@ def _parse(arguments: Sequence[str]) -> tuple[str, bool, list[str]]:
             print(USAGE)
             raise SystemExit(0)
         name, has_value, value = word.partition("=")
-        if name in ("--config", "--collector", "--run") and (has_value or rest):
+        if name in OPTIONS and (has_value or rest):
             _given[name[2:]] = value if has_value else rest.pop(0)
+        elif word == "--strict":
+            _given["strict"] = "1"
         elif word == "-m" and rest:
             return rest.pop(0), True, rest
         elif word.startswith("-"):
+            say(_describe_wrong_option(name))
             break
         else:
             return word, False, rest
     print(USAGE, file=sys.stderr)
     raise SystemExit(2)
+
+
+def _describe_wrong_option(name: str) -> str:
+    import difflib  # noqa: PLC0415 - only a mistake needs it
+
+    known = (*OPTIONS, "--strict", "-m")
+    if name in known:
+        return f"{name} stands at the end of the line: its value, or the script, is missing."
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    return f"{name} is no option of rankscope.agent. {meant}Options of the script stand behind it."
 
 
 def _autoload_will_come() -> bool:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rankscope.agent.collector_address import CollectorAddress, read_address
-from rankscope.agent.config import AgentConfig, read_launch_config
+from rankscope.agent.config import AgentConfig
 from rankscope.agent.exit_gate import ExitGate
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
@@ -151,9 +151,8 @@ class Session:
         )
 
     @classmethod
-    def start(cls, given: Mapping[str, str], environment: Mapping[str, str]) -> "Session | None":
+    def start(cls, config: AgentConfig, environment: Mapping[str, str]) -> "Session | None":
         """Begin to measure this process; None when it is configured not to. Raises what keeps it from working."""
-        config = read_launch_config(environment, given)
         if not config.enabled:
             return None
         session = cls(config, environment)

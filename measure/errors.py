@@ -7,8 +7,8 @@
     |   `-- NotATraceError    the file is sound, and something else
     `-- UnavailableError  something of the outside world is not there (a port, a file, a library); says what to do
 
-Inside a training process none of these leaves the agent: `agent/guard.py` counts them. At launch, before training, a
-SettingError stops the program with its message.
+Inside a training process none of these leaves the agent: `agent/guard.py` counts them, and what is wrong with the
+settings is said at launch. The collector does not start with settings that cannot be used.
 """
 
 from enum import Enum

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rankscope.measure.errors import SettingError
@@ -109,8 +109,7 @@ class Settings:
         """Check every value by itself, then the rules between them."""
         for key, default, known in find_settings(type(self)):
             raw = getattr(self, key)
-            value = _convert(raw, type(default))
-            problem = f"it must be {_describe_kind(default, known)}." if value is None else _find_problem(value, known)
+            value, problem = _check(raw, default, known)
             if problem is not None:
                 raise SettingError(f"{key} is {_show(raw if value is None else value)} ({self.source(key)}); {problem}")
             object.__setattr__(self, key, value)
@@ -132,6 +131,16 @@ class Settings:
         )
 
 
+class Mistake(NamedTuple):
+    """What cannot be used of what was set. `key` is the setting that was given or, of a name that is none
+    (`is_unknown`), the one that it comes nearest to; empty where nothing is known. `text` is that of a SettingError.
+    """
+
+    key: str
+    text: str
+    is_unknown: bool = False
+
+
 def read(
     config_class: type[S],
     *,
@@ -147,15 +156,46 @@ def read(
     with the class's PREFIX are looked at), `overrides` maps keys to values, which may be texts as in the environment.
     Raises SettingError for a value that cannot be used and for a name that is no setting.
     """
-    layers: list[tuple[str, str, object]] = []
+    config, mistakes = read_leniently(
+        config_class,
+        file_text=file_text,
+        file_name=file_name,
+        environment=environment,
+        overrides=overrides,
+        overrides_from=overrides_from,
+    )
+    if mistakes:
+        raise SettingError(mistakes[0].text)
+    return config
+
+
+def read_leniently(
+    config_class: type[S],
+    *,
+    file_text: str | None = None,
+    file_name: str = "",
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Value] | None = None,
+    overrides_from: str = "from the command line",
+) -> tuple[S, tuple[Mistake, ...]]:
+    """Return the configuration as `read` does, made of what can be used, and every mistake in what cannot.
+
+    In place of a value that cannot be used stands that of the layer below, at last the default. Raises SettingError
+    only where two values contradict each other.
+    """
+    mistakes: list[Mistake] = []
+    layers: list[_Given] = []
     if file_text is not None:
-        source = f"from {file_name}"
-        layers += [(key, source, value) for key, value in _parse_file(file_text, file_name).items()]
-    for key, name, text in _find_variables(config_class, environment or {}):
-        layers.append((key, f"from {name}", _Text(text)))
+        try:
+            parsed = _parse_file(file_text, file_name)
+        except SettingError as error:
+            mistakes.append(Mistake("", str(error)))
+        else:
+            layers += [_Given(key, f"from {file_name}", value) for key, value in parsed.items()]
+    layers += _find_variables(config_class, environment or {}, mistakes)
     for key, value in (overrides or {}).items():
-        layers.append((key, overrides_from, _Text(value) if isinstance(value, str) else value))
-    return _combine(config_class, layers)
+        layers.append(_Given(key, overrides_from, _Text(value) if isinstance(value, str) else value))
+    return _combine(config_class, layers, mistakes), tuple(mistakes)
 
 
 def document(config_class: type[Settings]) -> str:
@@ -230,15 +270,34 @@ class _Text(str):
     __slots__ = ()
 
 
-def _combine(config_class: type[S], layers: Iterable[tuple[str, str, object]]) -> S:
-    keys = {key: key for key, _, _ in find_settings(config_class)}
-    values: dict[str, Any] = {}  # not yet of the right types: the configuration converts and checks what it is given
-    sources = dict.fromkeys(keys, FROM_DEFAULT)
-    for key, source, raw in layers:
-        if key not in keys:
-            raise SettingError(f"{_shorten(key)} is no setting ({source}). {_suggest(key, keys)}")
-        values[key] = raw
-        sources[key] = source
+class _Given(NamedTuple):
+    """A value as one of the layers gives it."""
+
+    key: str
+    source: str
+    raw: object
+
+
+def _combine(config_class: type[S], layers: list[_Given], mistakes: list[Mistake]) -> S:
+    known = {key: (default, setting) for key, default, setting in find_settings(config_class)}
+    names = {key: key for key in known}
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(known, FROM_DEFAULT)
+    wrong: dict[str, list[Mistake]] = {key: [] for key in known}
+    for given in layers:
+        if given.key not in known:
+            text = f"{_shorten(given.key)} is no setting ({given.source}). {_suggest(given.key, names)}"
+            mistakes.append(Mistake(_find_nearest(given.key, names), text, is_unknown=True))
+    for given in reversed(layers):
+        if given.key in known and given.key not in values:
+            value, problem = _check(given.raw, *known[given.key])
+            if problem is None:
+                values[given.key] = value
+                sources[given.key] = given.source
+            else:
+                shown = _show(given.raw if value is None else value)
+                wrong[given.key].append(Mistake(given.key, f"{given.key} is {shown} ({given.source}); {problem}"))
+    mistakes += [mistake for of_key in wrong.values() for mistake in of_key]
     return config_class(sources=sources, **values)
 
 
@@ -255,17 +314,21 @@ def _parse_file(text: str, name: str) -> Mapping[str, object]:
         raise SettingError(f"{name} is not a TOML file: {error}. {cure}") from error
 
 
-def _find_variables(config_class: type[Settings], environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """The key, name and text of each variable that is a setting. One that looks like ours and is none is an error."""
+def _find_variables(
+    config_class: type[Settings], environment: Mapping[str, str], mistakes: list[Mistake]
+) -> Iterator[_Given]:
+    """Each variable that is a setting. One that looks like ours and is none is a mistake."""
     prefix = config_class.PREFIX
     names = {key: f"{prefix}{key.upper()}" for key, _, _ in find_settings(config_class)}
     for name in sorted(environment):
         if not name.startswith(prefix) or _is_foreign(name, environment[name], config_class.FOREIGN_VARIABLES):
             continue
         key = name[len(prefix) :].lower()
-        if names.get(key) != name:
-            raise SettingError(f"{_shorten(name)} is set in the environment and is no setting. {_suggest(key, names)}")
-        yield key, name, environment[name]
+        if names.get(key) == name:
+            yield _Given(key, f"from {name}", _Text(environment[name]))
+        else:
+            text = f"{_shorten(name)} is set in the environment and is no setting. {_suggest(key, names)}"
+            mistakes.append(Mistake(_find_nearest(key, names), text, is_unknown=True))
 
 
 def _is_foreign(name: str, text: str, allowed: tuple[str, ...]) -> bool:
@@ -278,12 +341,24 @@ def _is_foreign(name: str, text: str, allowed: tuple[str, ...]) -> bool:
 
 def _suggest(wrong_key: str, names: Mapping[str, str]) -> str:
     """The cure for a wrong key. `names` maps the right ones to how they are written where the wrong one stands."""
+    near = _find_nearest(wrong_key, names)
+    if near:
+        return f"The nearest is {names[near]}: correct the name or remove it."
+    return f"Remove it; the settings are {', '.join(names.values())}."
+
+
+def _find_nearest(wrong_key: str, names: Mapping[str, str]) -> str:
     import difflib  # noqa: PLC0415 - only a mistake needs it
 
-    near = difflib.get_close_matches(wrong_key, names, n=1)
-    if near:
-        return f"The nearest is {names[near[0]]}: correct the name or remove it."
-    return f"Remove it; the settings are {', '.join(names.values())}."
+    return next(iter(difflib.get_close_matches(wrong_key, names, n=1)), "")
+
+
+def _check(raw: object, default: Value, known: Setting) -> tuple[Value | None, str | None]:
+    """The value in the type of the setting, None where it cannot be one, and what is wrong with it."""
+    value = _convert(raw, type(default))
+    if value is None:
+        return None, f"it must be {_describe_kind(default, known)}."
+    return value, _find_problem(value, known)
 
 
 def _convert(raw: object, kind: type[Value]) -> Value | None:

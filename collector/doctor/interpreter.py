@@ -136,5 +136,5 @@ def _fields_of(missing: Mapping[str, str], reason: str) -> list[str]:
 def _check_settings(found: Inspection) -> Check:
     if found.settings_problem:
         cure = "The sentence says which setting, where it is from and what it may be."
-        return problem("settings", found.settings_problem, "the agent does not start; training goes on without", cure)
+        return problem("settings", found.settings_problem, "training goes on without it, or without the agent", cure)
     return ok("settings", f"collector {found.collector}" if found.collector else "rank 0 starts a collector of its own")

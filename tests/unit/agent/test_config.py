@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.config import AgentConfig, read_config
+from rankscope.agent.config import NEEDED, AgentConfig, read_config, read_launch_config
 from rankscope.measure.errors import SettingError
 from rankscope.measure.identity import LABEL_LENGTH_MAX
 from rankscope.measure.records import PHASES, STEP_COLUMNS
@@ -86,3 +86,39 @@ def test_reading_the_settings_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []
+
+
+# -- at launch --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variable", ["RANKSCOPE_GPU", "RANKSCOPE_WARMUP_STEPS", "RANKSCOPE_SPILL_DIR", "RANKSCOPE_GPPU"]
+)
+def test_mistake_in_how_to_measure_leaves_the_process_measured(variable: str) -> None:
+    found = read_launch_config({variable: "many"}, {})
+    assert found.is_usable
+    assert found.config == AgentConfig()
+    assert (len(found.mistakes), len(found.notes)) == (1, 1)
+
+
+@pytest.mark.parametrize("variable", ["RANKSCOPE_ENABLED", "RANKSCOPE_COLLECTOR", "RANKSCOPE_COLECTOR"])
+def test_mistake_in_who_may_hear_of_it_leaves_the_process_alone(variable: str) -> None:
+    found = read_launch_config({variable: "maybe"}, {})
+    assert not found.is_usable
+    assert found.notes == (f"not started: {found.mistakes[0]} Training goes on without it.",)
+
+
+def test_settings_that_are_needed_are_settings() -> None:
+    assert {key for key, _, _ in find_settings(AgentConfig)} >= NEEDED
+
+
+def test_strictness_is_known_also_when_the_file_cannot_be_read(tmp_path: Path) -> None:
+    found = read_launch_config({"RANKSCOPE_STRICT": "1"}, {"config": str(tmp_path / "gone.toml")})
+    assert (found.is_usable, found.config.strict) == (False, True)
+
+
+def test_launch_line_wins_over_the_environment_and_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("warmup_steps = 9\n")
+    found = read_launch_config({"RANKSCOPE_RUN": "a", "RANKSCOPE_CONFIG": "gone"}, {"run": "b", "config": str(file)})
+    assert (found.config.run, found.config.warmup_steps, found.mistakes) == ("b", 9, ())

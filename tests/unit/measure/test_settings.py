@@ -8,6 +8,7 @@ import pytest
 
 from rankscope.measure.errors import SettingError
 from rankscope.measure.settings import (
+    Mistake,
     Ordered,
     Setting,
     Settings,
@@ -15,6 +16,7 @@ from rankscope.measure.settings import (
     document,
     find_address_problem,
     read,
+    read_leniently,
     setting,
 )
 
@@ -283,3 +285,42 @@ def test_an_address_to_listen_on_may_leave_host_and_port_open(address: str) -> N
         find_address_problem("a:x", listening=True)
         == "its port must be a number from 1 to 65535, or 0 for any free one"
     )
+
+
+# -- what can be used of settings with mistakes ------------------------------------------------------------------------
+
+
+def test_value_that_cannot_be_used_leaves_that_of_the_layer_below() -> None:
+    config, mistakes = read_leniently(
+        Garden, file_text="beds = 7", file_name="garden.toml", environment={"GARDEN_BEDS": "0"}
+    )
+    assert (config.beds, config.source("beds")) == (7, "from garden.toml")
+    text = "beds is 0 (from GARDEN_BEDS); the smallest allowed is 1. Give a value from 1 to 1_000."
+    assert mistakes == (Mistake("beds", text),)
+
+
+def test_value_of_another_kind_leaves_the_default() -> None:
+    config, (mistake,) = read_leniently(Garden, environment={"GARDEN_BEDS": "many", "GARDEN_OPEN": "no"})
+    assert (config.beds, config.source("beds"), config.open) == (4, "the default", False)
+    assert mistake.key == "beds"
+
+
+def test_wrong_value_below_a_good_one_is_no_mistake() -> None:
+    config, mistakes = read_leniently(
+        Garden, file_text="beds = 0", file_name="garden.toml", environment={"GARDEN_BEDS": "2"}
+    )
+    assert (config.beds, mistakes) == (2, ())
+
+
+def test_unknown_names_are_left_out_and_each_is_a_mistake_with_what_was_meant() -> None:
+    config, mistakes = read_leniently(
+        Garden, file_text="bedz = 9", file_name="g", environment={"GARDEN_WATTER": "well", "GARDEN_ZZZ": "1"}
+    )
+    assert config == Garden()
+    assert [(mistake.key, mistake.is_unknown) for mistake in mistakes] == [("water", True), ("", True), ("beds", True)]
+
+
+def test_file_that_is_not_toml_leaves_the_other_layers() -> None:
+    config, (mistake,) = read_leniently(Garden, file_text="beds", file_name="g.toml", overrides={"beds": 3})
+    assert (config.beds, mistake.key, mistake.is_unknown) == (3, "", False)
+    assert mistake.text.startswith("g.toml is not a TOML file: ")
