@@ -33,8 +33,8 @@ def start() -> bool:
     Where no launcher has set RANK, call it after init_process_group, which then says what this process is. Before, it
     is taken for a job of one process; what the group says later is told, but too late.
 
-    Whatever keeps it from working is said once on stderr, and training goes on as if the agent were not there. Only with
-    RANKSCOPE_STRICT=1 does a mistake in the settings end the process (SystemExit).
+    Whatever keeps it from working is said once on stderr, and training goes on as if the agent were not there. With
+    RANKSCOPE_STRICT=1 a mistake in the settings ends the process instead (SystemExit).
     """
     from rankscope.agent import launch  # noqa: PLC0415 - `python -m rankscope.agent` must stay cheap until torch is there
 

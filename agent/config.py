@@ -229,7 +229,8 @@ class AgentConfig(Settings):
     embedded_metrics_port: int = setting(
         0,
         Setting(
-            "Port of the metrics of a collector that rank 0 has started; 0 stands for any free one.",
+            "Port of the metrics of a collector that rank 0 has started; 0 stands for any free one, and one that is in "
+            "use is replaced by a free one.",
             smallest=0,
             largest=65_535,
         ),

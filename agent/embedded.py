@@ -33,8 +33,11 @@ LOOK_AGAIN_S = 0.2
 class EmbeddedCollector:
     """A collector that is a child of this process and ends with it."""
 
-    def __init__(self, child: "subprocess.Popen[str]", address: CollectorAddress, metrics_url: str) -> None:
+    def __init__(
+        self, child: "subprocess.Popen[str]", address: CollectorAddress, metrics_url: str, port_wanted: int = 0
+    ) -> None:
         self._child = child
+        self._port_wanted = port_wanted
         self.address = address
         """Where this machine reaches it; other machines with another host and the same port and keys."""
         self.metrics_url = metrics_url
@@ -69,11 +72,16 @@ class EmbeddedCollector:
             line = _read_line(child.stdout, START_S_MAX)
             address = CollectorAddress.from_text(line)
             here = f"tcp://127.0.0.1:{address.endpoint.rpartition(':')[2]}"
-            return cls(child, CollectorAddress(here, address.keys), json.loads(line)["metrics_url"])
+            return cls(child, CollectorAddress(here, address.keys), json.loads(line)["metrics_url"], metrics_port)
         except (ValueError, KeyError, OSError) as error:
             child.kill()
             child.wait()
             raise UnavailableError(f"the embedded collector did not start ({error})") from error
+
+    def describe_move(self) -> str:
+        """What there is to say where the metrics are not at the port that was wanted."""
+        has_moved = self._port_wanted and f":{self._port_wanted}/" not in self.metrics_url
+        return f" (a free port, since {self._port_wanted} is in use)" if has_moved else ""
 
     def wait(self, seconds: float) -> None:
         """Let it end by itself, which it does once every rank has said goodbye; after that time, end it."""

@@ -3,6 +3,7 @@
 While no collector has been found reports are made all the same and wait in the resend buffer, which is bounded.
 """
 
+import os
 import random
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
+from rankscope.agent.once_per_node import say_once_per_node
 from rankscope.agent.own_cost import OwnCost
 from rankscope.agent.probe.clocked_steps import ClockedSteps
 from rankscope.agent.probe.collectives import GroupProgress
@@ -26,6 +28,7 @@ from rankscope.agent.probe.stepless import SteplessNotice
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
 from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.report.collector_notices import CollectorNotices, Delivered
 from rankscope.agent.report.heap_relief import HeapRelief, find_malloc_trim
 from rankscope.agent.report.reduced_window import NOTHING, ReducedWindow
 from rankscope.agent.report.sender import Sender
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
 PART = "agent_thread"
 GROUPS = "groups"
 SPILL = "spill"
+DEMANDS = "collector_demands"
+"""Under this the losses count what a collector has asked for too often, and was not given."""
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5
@@ -148,6 +153,7 @@ class Reporter:
         self._stopping = threading.Event()
         self._goodbye: tuple[str, str, int | None] = ("finished", "", None)
         self._refusal_said = self._spill_said = False
+        self._notices: CollectorNotices | None = None
         self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
 
     def _begin_reduction(self) -> "WindowReduction":
@@ -202,8 +208,10 @@ class Reporter:
         self._watchdog.start()
         self._thread.start()
 
-    def connect(self, address: CollectorAddress) -> None:
-        """The collector has been found."""
+    def connect(self, address: CollectorAddress, *, is_standing: bool = False) -> None:
+        """The collector has been found. Of one that stands, and was not started for this run, rank 0 tells."""
+        if is_standing and self._identity.rank == 0:
+            self._notices = CollectorNotices(self._identity.run, address.endpoint, self._clock.monotonic_ns())
         chance = random.Random(self._identity.boot_id)  # noqa: S311 - as above
         delay_ns = draw_first_delay_ns(self._identity.world_size, chance)
         self._open_due_ns = self._clock.monotonic_ns() + delay_ns
@@ -232,6 +240,7 @@ class Reporter:
                     next_report_ns += interval_ns * (1 + (self._clock.monotonic_ns() - next_report_ns) // interval_ns)
                     self._report()
                 self._say_refusal()
+                self._say_whether_reached()
                 self._look_at_spill()
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
                 self._guard.record(PART, error)
@@ -247,6 +256,7 @@ class Reporter:
             self._push(self._builder.build_goodbye(*self._goodbye), step_count=0)
             self._open_when_found(at_once=True)
             was_heard = self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
+            self._say_how_it_ended()
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
         finally:
@@ -275,7 +285,35 @@ class Reporter:
         refusal = self._sender.refused
         if refusal is not None and not self._refusal_said:
             self._refusal_said = True
-            say(f"the collector refuses this rank ({refusal.reason}): {refusal.detail} Training goes on without it.")
+            who = f"rank {self._identity.rank} ({refusal.reason})"
+            text = f"the collector refuses {who}: {refusal.detail} Training goes on without it."
+            say_once_per_node(text, os.environ, topic=f"refused: {refusal.reason}")
+
+    def _say_whether_reached(self) -> None:
+        if self._notices is None:
+            return
+        text = self._notices.look(
+            self._clock.monotonic_ns(),
+            is_connected=self._sender.connected,
+            is_refused=self._sender.refused is not None,
+            metrics_url=self._sender.metrics_url,
+        )
+        if text is not None:
+            say(text)
+
+    def _say_how_it_ended(self) -> None:
+        """Of a collector that has not been heard of by now, too."""
+        self._say_refusal()
+        if self._notices is not None:
+            self._notices.look(
+                self._clock.monotonic_ns(),
+                is_connected=self._delivery.ever_welcomed,
+                is_refused=False,
+                metrics_url=self._sender.metrics_url,
+            )
+            unacknowledged = len(self._buffer) + self._buffer.reports_dropped
+            spill_dir = "" if self._spill is None or self._spill.failures else self._config.spill_dir
+            say(self._notices.sum_up(Delivered(self._buffer.last_sequence, unacknowledged, spill_dir)))
 
     def _look_at_spill(self) -> None:
         """Once: that it fails, to the person who trains; where it is, to who delivers what it may leave behind."""
@@ -426,12 +464,13 @@ class Reporter:
             skipped["timed_unplaced"] = self._timed.unplaced
         timers = self._probes.device_timers
         failures = 0 if self._spill is None else self._spill.failures
+        counted = {SPILL: failures, DEMANDS: self._sender.demands_ignored}
         return Losses(
             steps_overwritten=overwritten,
             steps_dropped_in_reports=self._buffer.steps_dropped,
             reports_dropped=self._buffer.reports_dropped,
             windows_skipped=skipped,
-            errors=self._guard.errors | ({SPILL: failures} if failures else {}),
+            errors=self._guard.errors | {part: count for part, count in counted.items() if count},
             device_timings_skipped=dict(timers.skipped) if timers is not None else {},
             steps_made=made,
             steps_buffered=buffered,

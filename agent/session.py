@@ -27,6 +27,7 @@ from rankscope.agent.exit_gate import ExitGate
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
 from rankscope.agent.last_works import wait_for_last_works
+from rankscope.agent.once_per_node import say_once_per_node
 from rankscope.agent.probe.batches import UNKNOWN, BatchSize, to_size
 from rankscope.agent.probe.clocked_steps import ClockedSteps
 from rankscope.agent.probe.collectives import GroupProgress
@@ -305,9 +306,10 @@ class Session:
 
     def _connect(self) -> None:
         try:
-            address = read_address(self._config, self.identity.run) or self._find_embedded()
+            standing = read_address(self._config, self.identity.run)
+            address = standing or self._find_embedded()
             if address is not None:
-                self._reporter.connect(address)
+                self._reporter.connect(address, is_standing=standing is not None)
         except RankscopeError as error:
             say(f"{error}; training goes on without it")
         except Exception as error:  # noqa: BLE001
@@ -327,7 +329,7 @@ class Session:
             metrics_port=self._config.embedded_metrics_port,
             summary=self._config.embedded_summary,
         )
-        say(f"watching run {self.identity.run!r}: {self._embedded.metrics_url}")
+        say(f"watching run {self.identity.run!r}: {self._embedded.metrics_url}{self._embedded.describe_move()}")
         here = self._embedded.address
         if rendezvous.is_possible and self.identity.world_size > 1:
             port = here.endpoint.rpartition(":")[2]
@@ -351,7 +353,8 @@ class Session:
         try:
             profiler = TorchProfiler.find(self._ranges)
         except RankscopeError as error:
-            say(f"no profiler windows, so no collectives and no compute ratio: {error}")
+            text = f"no profiler windows, so no collectives and no compute ratio: {error}"
+            say_once_per_node(text, self._environment)
             return None
         return KinetoWindows(
             profiler,

@@ -1,6 +1,7 @@
 """`rankscope serve | relay | top | status | incidents | report | keys | analyze | merge | doctor | demo`."""
 
 import argparse
+import dataclasses
 import difflib
 import json
 import logging
@@ -37,7 +38,7 @@ from rankscope.collector.top_command import add_top
 from rankscope.collector.trace_commands import add_analyze, add_merge
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
-from rankscope.measure.errors import RankscopeError, SettingError
+from rankscope.measure.errors import RankscopeError, SettingError, UnavailableError
 from rankscope.measure.settings import find_settings
 
 USAGE_ERROR = 2
@@ -216,7 +217,7 @@ def serve(options: argparse.Namespace) -> int:
     keep_one_heap()
     clock = SystemClock()
     fresh = RunKeys.make() if options.fresh_keys else None
-    service = Service(config, clock, None if fresh is None else CurveServer(fresh.collector, fresh.is_allowed))
+    service = _make_service(config, clock, fresh, may_move=options.embedded)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: service.stop())
     logging.getLogger(__name__).info("ranks connect to %s, metrics at %s", service.endpoint, service.metrics_url)
@@ -233,6 +234,21 @@ def serve(options: argparse.Namespace) -> int:
     if not options.no_summary:
         _print_summaries(service.snapshot)
     return 0
+
+
+def _make_service(config: CollectorConfig, clock: SystemClock, keys: RunKeys | None, *, may_move: bool) -> Service:
+    """Bind the ports. With `may_move` a free one stands in for an HTTP port that is in use."""
+
+    def make(config: CollectorConfig) -> Service:
+        return Service(config, clock, None if keys is None else CurveServer(keys.collector, keys.is_allowed))
+
+    host, _, port = config.http_listen.rpartition(":")
+    try:
+        return make(config)
+    except UnavailableError:
+        if not may_move or port == "0":
+            raise
+        return make(dataclasses.replace(config, http_listen=f"{host}:0"))
 
 
 def _announce(service: Service, keys: RunKeys | None) -> None:

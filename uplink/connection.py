@@ -91,7 +91,7 @@ class Connection:
         """When `redial_when_due` has something to do; None: nothing for now."""
         self.refusal: Refusal | None = None
         """Why there is no connection, once that is known; whoever is welcomed clears it."""
-        self._watches_for_room = False
+        self._watches_for = (False, True)
         self._dial()
 
     def redial_when_due(self) -> None:
@@ -134,11 +134,13 @@ class Connection:
         self._unanswered_since_ns = None
         return frame
 
-    def watch_for_room(self, *, wanted: bool) -> None:
-        """Whether the poller is to wait for the socket to take more, besides messages and failed handshakes."""
-        if wanted != self._watches_for_room:
-            self._watches_for_room = wanted
-            self._poller.register(self.socket, zmq.POLLIN | zmq.POLLOUT if wanted else zmq.POLLIN)
+    def watch_for_room(self, *, wanted: bool, reads: bool = True) -> None:
+        """Whether the poller is to wait for the socket to take more, besides failed handshakes and, unless `reads` is
+        False, messages: those wait in the socket, and when that is full with whoever sends them.
+        """
+        if (wanted, reads) != self._watches_for:
+            self._watches_for = wanted, reads
+            self._poller.register(self.socket, (zmq.POLLIN if reads else 0) | (zmq.POLLOUT if wanted else 0))
 
     def close(self) -> None:
         """Drop the connection, and whatever the socket holds."""
@@ -161,7 +163,7 @@ class Connection:
         self._unanswered_since_ns = None
         self._poller.register(self.handshakes.socket, zmq.POLLIN)
         self._poller.register(dealer, zmq.POLLIN)
-        self._watches_for_room = False
+        self._watches_for = (False, True)
         self.socket: zmq.Socket[bytes] = dealer
 
     def _hang_up(self) -> None:

@@ -14,17 +14,31 @@ from typing import Final
 import msgspec
 import zmq
 
+from rankscope.agent.report.rate_limit import RateLimit
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Ack, ClockPing, ClockPong, Hello, HelloWanted, Message, Refused, Welcome
+from rankscope.measure.text import to_line
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.connection import REDIAL_NS, SILENCE_NS, Connection
 from rankscope.uplink.delivery import Delivery, DeliveryState, Refusal, Send, SendFrame, SendHello
 
 RECEIVES_PER_ROUND_MAX: Final = 256
 """Messages taken in before what is due is sent again."""
+
+FRAMES_A_SECOND_MAX: Final = 2_000
+"""Frames taken in from a collector. An honest one sends a few; to take in so many costs about 2 % of a core, which is
+the training's. What is more waits, with the collector."""
+PINGS_A_SECOND_MAX: Final = 20
+"""Clock pings answered. An honest collector sends 10 at the most (clock_ping_s)."""
+TURNS_A_SECOND_MAX: Final = 5
+"""How often a collector may change its mind, by HelloWanted or by Refused: after it all that is in flight is sent
+again. A collector that has just been started says it once for each frame that it gets, and once is enough."""
+DETAIL_LENGTH_MAX: Final = 512
+REASON_LENGTH_MAX: Final = 64
+URL_LENGTH_MAX: Final = 256
 
 FIRST_CONNECT_NS: Final = NS_PER_S
 """So long after `open` an end still waits for the first connection. One that is there takes milliseconds."""
@@ -68,11 +82,20 @@ class Sender:
         """Where the collector publishes, as its Welcome said."""
         self.frames_ignored = 0
         """Messages from the collector that are not a frame, or not one that a collector sends."""
+        self._reading = RateLimit(FRAMES_A_SECOND_MAX)
+        self._pings = RateLimit(PINGS_A_SECOND_MAX)
+        self._hellos_wanted = RateLimit(TURNS_A_SECOND_MAX)
+        self._refusals = RateLimit(TURNS_A_SECOND_MAX)
 
     @property
     def connected(self) -> bool:
         """Whether the collector has taken this rank in."""
         return self._delivery.state is DeliveryState.WELCOMED
+
+    @property
+    def demands_ignored(self) -> int:
+        """Messages of a collector that asks for too much in a second: they were not followed."""
+        return self._pings.ignored + self._hellos_wanted.ignored + self._refusals.ignored
 
     @property
     def refused(self) -> Refusal | None:
@@ -174,8 +197,9 @@ class Sender:
 
     def _wait(self, until_ns: int) -> dict[object, int]:
         if self._connection is not None:
-            self._connection.watch_for_room(wanted=self._delivery.blocked)
-            due_ns = (until_ns, self._delivery.next_wake_ns, self._connection.redial_due_ns)
+            reads_again_ns = self._reading.find_next_ns(self._clock.monotonic_ns())
+            self._connection.watch_for_room(wanted=self._delivery.blocked, reads=reads_again_ns is None)
+            due_ns = (until_ns, self._delivery.next_wake_ns, self._connection.redial_due_ns, reads_again_ns)
             until_ns = min(at_ns for at_ns in due_ns if at_ns is not None)
         remaining_ns = max(0, until_ns - self._clock.monotonic_ns())
         # Upwards: rounded down, the last millisecond would be spent in a busy loop.
@@ -204,31 +228,38 @@ class Sender:
 
     def _receive(self, connection: Connection) -> None:
         for _ in range(RECEIVES_PER_ROUND_MAX):
+            now_ns = self._clock.monotonic_ns()
+            if self._reading.find_next_ns(now_ns) is not None:
+                return
             frame = connection.receive()
             if frame is None:
                 return
+            self._reading.allows(now_ns)
             try:
                 message = decode(frame)
             except DecodeError:
                 self.frames_ignored += 1
             else:
-                self._handle(message, self._clock.monotonic_ns())
+                self._handle(message, now_ns)
 
     def _handle(self, message: Message, now_ns: int) -> None:
         match message:
             case ClockPing(job_ns=job_ns):
-                # When the socket does not take it, the collector asks again.
-                self._try_send(encode(ClockPong(job_ns=job_ns, host_ns=now_ns)))
+                if self._pings.allows(now_ns):  # when the socket does not take it, the collector asks again
+                    self._try_send(encode(ClockPong(job_ns=job_ns, host_ns=self._clock.monotonic_ns())))
             case Ack(through=through):
                 self._carry_out(self._delivery.on_ack(through, now_ns))
             case Welcome(admitted_through=admitted_through, metrics_url=metrics_url, hello_number=number):
-                self.metrics_url = metrics_url or None
+                self.metrics_url = to_line(metrics_url, URL_LENGTH_MAX) or None
                 if self._connection is not None:
                     self._connection.refusal = None
                 self._carry_out(self._delivery.on_welcome(admitted_through, now_ns, number))
             case HelloWanted():
-                self._carry_out(self._delivery.on_hello_wanted(now_ns))
+                if self._hellos_wanted.allows(now_ns):
+                    self._carry_out(self._delivery.on_hello_wanted(now_ns))
             case Refused(reason=reason, detail=detail):
-                self._carry_out(self._delivery.on_refused(reason, detail))
+                if self._refusals.allows(now_ns):  # what a stranger says ends up on the training's stderr
+                    said = to_line(reason, REASON_LENGTH_MAX), to_line(detail, DETAIL_LENGTH_MAX)
+                    self._carry_out(self._delivery.on_refused(*said))
             case _:
                 self.frames_ignored += 1

@@ -120,6 +120,6 @@ def check_port(port: int) -> Check:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            costs = "rank 0's collector does not start there"
+            costs = "rank 0's collector takes a free port instead"
             return problem("metrics port", f"{port}: {error.strerror}", costs, "Set another embedded_metrics_port.")
     return ok("metrics port", f"{port} is free")

@@ -193,14 +193,25 @@ def test_a_collector_without_its_rank_0_lingers_for_the_others_and_then_ends(tmp
     assert can_listen(int(api.url.rpartition(":")[2]))
 
 
-def test_a_collector_that_cannot_start_does_not_disturb_training(tmp_path: Path) -> None:
+def test_a_port_that_is_in_use_is_replaced_by_a_free_one_and_rank_0_says_so(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        with embedded(tmp_path, "--steps", "10", environment={"RANKSCOPE_EMBEDDED_METRICS_PORT": port}) as job:
+        port = taken.getsockname()[1]
+        with embedded(tmp_path, "--steps", "10", environment={"RANKSCOPE_EMBEDDED_METRICS_PORT": str(port)}) as job:
             ended = job.job.wait(DEADLINE_S)
             stderr = job.read_stderr()
     assert (ended.exit_code, ended.left) == (0, ())
+    said = rf"^rankscope: watching run '.+': http://127\.0\.0\.1:(\d+)/metrics \(a free port, since {port} is in use\)$"
+    (free,) = re.findall(said, stderr, re.MULTILINE)
+    assert free != str(port)
+    assert re.search(r"^rankscope: run \S+: 2 ranks, 10 steps", stderr, re.MULTILINE)
+
+
+def test_a_collector_that_cannot_start_does_not_disturb_training(tmp_path: Path) -> None:
+    with embedded(tmp_path, "--steps", "10", environment={"RANKSCOPE_SERVE_TICK_S": "never"}) as job:
+        ended = job.job.wait(DEADLINE_S)
+        stderr = job.read_stderr()
+    assert (ended.exit_code, ended.left) == (0, ())
     assert sorted(ended.stdout.split("\n")) == ["", *(f"rank {rank} has trained 10 steps" for rank in (0, 1))]
     assert "rankscope: the embedded collector did not start" in stderr
-    assert port in stderr
+    assert "RANKSCOPE_SERVE_TICK_S" in stderr
     assert "training goes on without it" in stderr

@@ -1,5 +1,6 @@
 """Whatever breaks in or around the agent, training goes on and ends as it would have."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def test_nobody_who_listens_is_nothing_to_wait_for() -> None:
     assert (ended.exit_code, ended.left) == (0, ())
     assert "losses" in ended.stdout
     assert "Traceback" not in ended.stderr
+    assert re.findall(r"the collector (\S+) did not take rank 0 in; none of its \d+ reports was", ended.stderr) == [
+        gone
+    ]
 
 
 def test_collector_that_dies_in_the_middle_is_not_noticed_by_training() -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from rankscope.agent.report.sender import Sender
+from rankscope.agent.report.sender import FRAMES_A_SECOND_MAX, PINGS_A_SECOND_MAX, Sender
 from rankscope.measure import messages
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import SettingError
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.units import HostNs, s_to_ns
+from rankscope.measure.units import NS_PER_S, HostNs, s_to_ns
 from rankscope.uplink.delivery import Delivery, DeliverySettings, Refusal
 from rankscope.uplink.resend_buffer import ResendBuffer
 
@@ -381,6 +381,56 @@ def test_what_is_no_answer_of_a_collector_is_ignored_and_counted(rank: Rank) -> 
         rank.exchange_until(rank.is_done)
         assert collector.log == [1, 2]
         assert rank.sender.frames_ignored == 3 * len(collector.hellos)
+
+
+# -- a collector that asks for too much -------------------------------------------------------------------------------
+
+
+def flood(collector: Collector, rank: Rank, message: messages.Message, count: int) -> None:
+    """The collector sends so many of it before its Welcome, and all of them have come."""
+    collector.sends_first = [encode(message)] * count
+    rank.sender.open(collector.endpoint)
+    rank.exchange_until(lambda: rank.sender.connected)
+
+
+def test_clock_pings_beyond_so_many_a_second_are_ignored_and_counted(rank: Rank) -> None:
+    with living_collector() as collector:
+        began_ns = rank.clock.monotonic_ns()
+        flood(collector, rank, messages.ClockPing(job_ns=1), 500)
+        seconds = 1 + (rank.clock.monotonic_ns() - began_ns) // NS_PER_S
+        answered = 500 * len(collector.hellos) - rank.sender.demands_ignored
+        assert PINGS_A_SECOND_MAX <= answered <= PINGS_A_SECOND_MAX * (seconds + 1)
+
+
+def test_frames_beyond_so_many_a_second_wait_with_the_collector(rank: Rank) -> None:
+    count = 3 * FRAMES_A_SECOND_MAX
+    with living_collector() as collector:
+        collector.sends_first = [b"noise"] * count
+        rank.sender.open(collector.endpoint)
+        rank.exchange_until(lambda: rank.sender.frames_ignored > 0)
+        began_ns = rank.clock.monotonic_ns()
+        rank.exchange_until(lambda: rank.sender.frames_ignored >= count)
+        # 2,000 in the second in which it began, 2,000 in the next one: the rest comes a second later at the earliest.
+        assert rank.clock.monotonic_ns() - began_ns >= NS_PER_S
+
+
+def test_collector_that_forgets_a_rank_again_and_again_is_not_followed(rank: Rank) -> None:
+    with living_collector() as collector:
+        flood(collector, rank, messages.HelloWanted(), 100)
+        assert rank.sender.demands_ignored > 0
+        rank.push(2)
+        rank.exchange_until(rank.is_done)
+        assert collector.log == [1, 2]
+
+
+def test_what_a_collector_says_is_one_line_and_steers_no_terminal(rank: Rank) -> None:
+    with living_collector() as collector:
+        collector.sends_first = [encode(messages.Refused(reason="full\r", detail="\x1b[2Jgone\n" + "x" * 1000))]
+        rank.sender.open(collector.endpoint)
+        rank.exchange_until(lambda: rank.sender.refused is not None)
+    assert rank.sender.refused is not None
+    assert rank.sender.refused.reason == "full\\r"
+    assert rank.sender.refused.detail == "\\x1b[2Jgone\\n" + "x" * 496 + "..."  # 4 + 3 + 4 + 2 + 496 + 3 = 512
 
 
 @pytest.mark.parametrize("is_open", [False, True])

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -49,6 +50,9 @@ OFTEN = {
 """Windows and reports so often that a job of a second has several."""
 
 
+ALL_IS_WELL = re.compile(r"rankscope: run '[^']*'( reports to tcp://|: all \d+ reports of rank 0 were delivered; )")
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a job ended. `left` describes the processes of it that were still there; it should be empty."""
@@ -60,8 +64,11 @@ class Ended:
 
     @property
     def heard_of_agent(self) -> list[str]:
-        """The lines on stderr that the agent said, or that were said of its source (a warning, a traceback)."""
-        return [line for line in self.stderr.splitlines() if line.startswith("rankscope: ") or SOURCE in line]
+        """The lines on stderr that the agent said, or that were said of its source (a warning, a traceback), without
+        those that rank 0 says of a collector when all is well.
+        """
+        lines = [line for line in self.stderr.splitlines() if line.startswith("rankscope: ") or SOURCE in line]
+        return [line for line in lines if not ALL_IS_WELL.match(line)]
 
 
 class Job:

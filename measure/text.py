@@ -1,0 +1,18 @@
+"""Text of strangers, made fit to be shown to people."""
+
+CUT = "..."
+
+
+def to_line(text: str, length_max: int = 512) -> str:
+    r"""Return the text as one line of at most so many characters, in which nothing steers a terminal.
+
+    What cannot be printed (line ends, escape sequences, marks that turn the direction of writing) is spelled out.
+
+    >>> to_line("start\x1b[2J\nrankscope: all is well")
+    'start\\x1b[2J\\nrankscope: all is well'
+    >>> to_line("0123456789", 8)
+    '01234...'
+    """
+    head = text[: length_max + 1]  # spelled out it only grows longer: no more of it is looked at
+    line = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in head)
+    return line if len(line) <= length_max else line[: max(0, length_max - len(CUT))] + CUT

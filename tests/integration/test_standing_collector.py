@@ -1,0 +1,27 @@
+"""A job that reports to a collector that stands: rank 0 says so at the start, and at the end what has arrived."""
+
+import re
+from pathlib import Path
+
+from tests.integration.serving import serving, wait_for
+from tests.integration.torchrun import AGENT, OFTEN, started, torchrun
+
+LINES = re.compile(r"^rankscope: (.*)$", re.MULTILINE)
+
+
+def test_rank_0_names_the_collector_at_the_start_and_what_was_delivered_at_the_end(tmp_path: Path) -> None:
+    stop, stderr = tmp_path / "stop", tmp_path / "stderr"
+    stderr.touch()
+    command = torchrun(2, *AGENT, "paced.py", "--stop", str(stop))
+    with serving() as served:
+        page = f"http://127.0.0.1:{served.ports[1]}"
+        environment = {**OFTEN, "RANKSCOPE_COLLECTOR": served.endpoint, "RANKSCOPE_RUN": "my run"}
+        with started(command, environment, stderr_path=str(stderr)) as job:
+            (start,) = wait_for(lambda: LINES.findall(stderr.read_text()) or None, stderr.read_text)
+            stop.touch()
+            assert job.wait().exit_code == 0
+    place = ", on the machine of the collector"
+    assert start == f"run 'my run' reports to {served.endpoint}; its page is {page}{place}"
+    _, end = LINES.findall(stderr.read_text())
+    report = f"`rankscope report 'my run' --url {page}` says how the run went{place}"
+    assert re.sub(r"\d+ reports", "N reports", end) == f"run 'my run': all N reports of rank 0 were delivered; {report}"

@@ -1,0 +1,102 @@
+"""What the person who trains is told of a collector that stands: a line at the start, one when it is away, the end."""
+
+from rankscope.agent.report.collector_notices import ABSENCES_SAID_MAX, CollectorNotices, Delivered
+from rankscope.measure.units import NS_PER_S
+
+ENDPOINT = "tcp://head:18490"
+METRICS = "http://head:18491/metrics"
+AWAY = (
+    f"run 'bert': the collector {ENDPOINT} has not been reached for 60 s. Training goes on, the newest reports are "
+    "kept, and it is tried again. Is the address right, does `rankscope serve` run there, and does a firewall let this "
+    "machine through?"
+)
+
+
+def begin() -> CollectorNotices:
+    return CollectorNotices("bert", ENDPOINT, 0)
+
+
+def look(
+    notices: CollectorNotices, s: float, *, connected: bool = False, refused: bool = False, url: str = METRICS
+) -> str | None:
+    return notices.look(round(s * NS_PER_S), is_connected=connected, is_refused=refused, metrics_url=url)
+
+
+def test_run_that_is_taken_in_is_said_once_with_its_collector_and_page() -> None:
+    notices = begin()
+    said = [look(notices, s, connected=True) for s in (1, 2, 100)]
+    assert said == [f"run 'bert' reports to {ENDPOINT}; its page is http://head:18491", None, None]
+
+
+def test_page_on_loopback_is_on_the_machine_of_the_collector() -> None:
+    said = look(begin(), 1, connected=True, url="http://127.0.0.1:5/metrics")
+    assert said == f"run 'bert' reports to {ENDPOINT}; its page is http://127.0.0.1:5, on the machine of the collector"
+
+
+def test_collector_that_does_not_say_its_page_is_named_alone() -> None:
+    assert look(begin(), 1, connected=True, url="") == f"run 'bert' reports to {ENDPOINT}"
+
+
+def test_collector_that_is_never_reached_is_said_once_after_a_minute() -> None:
+    notices = begin()
+    assert [look(notices, s) for s in (1, 59.9, 60, 61, 1000)] == [None, None, AWAY, None, None]
+
+
+def test_collector_that_is_reached_late_is_said_with_how_late() -> None:
+    notices = begin()
+    look(notices, 60)
+    said = look(notices, 75, connected=True)
+    assert said == f"run 'bert' reports to {ENDPOINT}, reached after 75 s; its page is http://head:18491"
+
+
+def test_absence_during_training_counts_from_its_begin() -> None:
+    notices = begin()
+    look(notices, 50, connected=True)
+    assert [look(notices, s) for s in (100, 159, 160)] == [None, None, AWAY]
+    assert (
+        look(notices, 200, connected=True)
+        == f"run 'bert': the collector {ENDPOINT} is there again, reached after 100 s"
+    )
+
+
+def test_short_absence_is_no_news() -> None:
+    notices = begin()
+    look(notices, 1, connected=True)
+    assert [look(notices, 10), look(notices, 69), look(notices, 69.5, connected=True)] == [None, None, None]
+
+
+def test_absences_are_said_so_many_times_only() -> None:
+    notices, said = begin(), 0
+    for hour in range(ABSENCES_SAID_MAX + 3):
+        look(notices, 3600 * hour, connected=True)
+        look(notices, 3600 * hour + 1)
+        said += look(notices, 3600 * hour + 90) is not None
+    assert said == ABSENCES_SAID_MAX
+
+
+def test_rank_that_is_refused_is_not_said_to_be_without_a_collector() -> None:
+    assert look(begin(), 100, refused=True) is None
+
+
+def test_end_says_that_all_was_delivered_and_where_the_verdict_is() -> None:
+    notices = begin()
+    look(notices, 1, connected=True)
+    assert notices.sum_up(Delivered(40, 0)) == (
+        "run 'bert': all 40 reports of rank 0 were delivered; `rankscope report bert --url http://head:18491` says how "
+        "the run went"
+    )
+
+
+def test_end_says_what_was_not_acknowledged() -> None:
+    notices = begin()
+    look(notices, 1, connected=True, url="")
+    assert notices.sum_up(Delivered(40, 3, "/scratch")) == (
+        f"run 'bert': 3 of the 40 reports of rank 0 were not acknowledged by {ENDPOINT} (/scratch keeps what it has "
+        "room for); `rankscope report bert` says how the run went"
+    )
+
+
+def test_end_without_a_collector_says_that_nothing_was_delivered() -> None:
+    assert begin().sum_up(Delivered(40, 40)) == (
+        f"run 'bert': the collector {ENDPOINT} did not take rank 0 in; none of its 40 reports was delivered"
+    )
