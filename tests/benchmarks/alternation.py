@@ -69,7 +69,8 @@ class Job(NamedTuple):
 
 def train(size: Size, pairs: int, stretch_steps: int) -> list[Stretch]:
     """Train, and let the agent come and go."""
-    from rankscope.agent.session import Session  # noqa: PLC0415 - only a rank needs it
+    from rankscope.agent.config import read_config  # noqa: PLC0415 - only a rank needs it
+    from rankscope.agent.session import Session  # noqa: PLC0415
 
     torch.manual_seed(0)
     tokens = torch.randint(TOKENS, (4096 * size.batch, size.context + 1))
@@ -79,7 +80,7 @@ def train(size: Size, pairs: int, stretch_steps: int) -> list[Stretch]:
     stretches = []
     for number in range(2 * pairs):
         with_agent = number % 4 in {1, 2}
-        session = Session.start({}, os.environ) if with_agent else None
+        session = Session.start(read_config(os.environ), os.environ) if with_agent else None
         ends_ns: list[int] = []
         cpu_ns = 0
         for step in range(SETTLE_STEPS + stretch_steps + 1):
