@@ -27,6 +27,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, Some
 from rankscope.measure.identity import Count, Label, RankIdentity
 from rankscope.measure.records import (
     AgentCost,
@@ -46,9 +47,6 @@ Sequence = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 COVERED_RANGES_MAX = 4096
 """Ranges of steps in a report: a window of the profiler gives one. To take one in costs the collector
 20 us, and a frame has room for millions."""
-
-GROUPS_MAX = 4096
-"""Process groups in a report; a rank is in some twenty."""
 
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -107,16 +105,16 @@ class Report(Message, frozen=True):
     steps: Table = Table()
     collectives: Collectives = Collectives()
     covered_steps: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=COVERED_RANGES_MAX)] = ()
-    breakdowns: tuple[WindowBreakdown, ...] = ()
+    breakdowns: Annotated[tuple[WindowBreakdown, ...], Some] = ()
     host: HostSample | None = None
-    devices: tuple[DeviceSample, ...] = ()
+    devices: Annotated[tuple[DeviceSample, ...], Some] = ()
     totals: Totals = Totals()
     losses: Losses = Losses()
     groups: Annotated[tuple[GroupInfo, ...], msgspec.Meta(max_length=GROUPS_MAX)] | None = None
     overhead_ratio: float | None = None
     cost: AgentCost = AgentCost()
     allocator: AllocatorSample | None = None
-    progress: tuple[GroupStatus, ...] = ()
+    progress: Annotated[tuple[GroupStatus, ...], msgspec.Meta(max_length=GROUPS_MAX)] = ()
     stalled_since_host_ns: int | None = None
     stall: Stall | None = None
 
@@ -187,9 +185,9 @@ class RankEnded(Message, frozen=True):
     core_dumped: bool | None = None
     oom_kills: int | None = None
     last_step: int | None = None
-    pending: tuple[PendingCollective, ...] = ()
-    absent: Mapping[str, str] = {}
-    stacks: tuple[ThreadStack, ...] = ()
+    pending: Annotated[tuple[PendingCollective, ...], Some] = ()
+    absent: Reasons = {}
+    stacks: Annotated[tuple[ThreadStack, ...], Some] = ()
 
 
 class RankUnresponsive(Message, frozen=True):
@@ -206,12 +204,12 @@ class RankUnresponsive(Message, frozen=True):
     since_host_ns: int
     last_step: int | None = None
     state: Text = ""
-    threads: tuple[KernelThread, ...] = ()
+    threads: Annotated[tuple[KernelThread, ...], Some] = ()
     threads_left_out: Count = 0
-    progress: tuple[GroupStatus, ...] = ()
-    pending: tuple[PendingCollective, ...] = ()
-    waits: Mapping[str, int] = {}
-    absent: Mapping[str, str] = {}
+    progress: Annotated[tuple[GroupStatus, ...], msgspec.Meta(max_length=GROUPS_MAX)] = ()
+    pending: Annotated[tuple[PendingCollective, ...], Some] = ()
+    waits: Numbers = {}
+    absent: Reasons = {}
 
 
 RELAYED_MAX = 1024
@@ -248,8 +246,8 @@ class RelayCounts(msgspec.Struct, frozen=True, array_like=True):
     dropped, by reason. What is dropped is no loss: its rank holds it until the collector has it.
     """
 
-    refused: Mapping[str, Count] = {}
-    dropped: Mapping[str, Count] = {}
+    refused: Annotated[Mapping[Name, Count], msgspec.Meta(max_length=NAMES_MAX)] = {}
+    dropped: Annotated[Mapping[Name, Count], msgspec.Meta(max_length=NAMES_MAX)] = {}
 
 
 class Relayed(Message, frozen=True):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from rankscope.measure.bounds import Flags, GroupNames, Members, Name, Names, Numbers, Reasons
 from rankscope.measure.table import COLUMNS_MAX, Table
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
@@ -114,16 +115,16 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     """
 
     host_ns: int
-    uuid: str
-    model: str = ""
+    uuid: Name
+    model: Name = ""
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     power_watts: float | None = None
     temperature_celsius: float | None = None
     sm_clock_hertz: int | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    absent: Mapping[str, str] = {}
+    throttle_reasons: Names | None = None
+    absent: Reasons = {}
     memory_clock_hertz: int | None = None
     power_limit_watts: float | None = None
     nvlink_tx_bytes: int | None = None
@@ -170,16 +171,16 @@ class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     ooms: int | None = None
     device_allocs: int | None = None
     device_frees: int | None = None
-    absent: Mapping[str, str] = {}
+    absent: Reasons = {}
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A process group that the rank belongs to."""
 
-    label: str
-    description: str
-    ranks: tuple[int, ...]
-    backend: str
+    label: Name
+    description: Name
+    ranks: Members
+    backend: Name
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -193,7 +194,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
 
     steps: int = 0
     step_ns: int = 0
-    phases_ns: Mapping[str, int] = {}
+    phases_ns: Numbers = {}
     batches: int = 0
     window_ns: int = 0
     compute_ns: int = 0
@@ -205,7 +206,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     windows: int = 0
     device_steps: int = 0
     device_step_ns: int = 0
-    device_phases_ns: Mapping[str, int] = {}
+    device_phases_ns: Numbers = {}
     samples: int | None = None
     tokens: int | None = None
     samples_step_ns: int = 0
@@ -223,9 +224,9 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     steps_overwritten: int = 0
     steps_dropped_in_reports: int = 0
     reports_dropped: int = 0
-    windows_skipped: Mapping[str, int] = {}
-    errors: Mapping[str, int] = {}
-    device_timings_skipped: Mapping[str, int] = {}
+    windows_skipped: Numbers = {}
+    errors: Numbers = {}
+    device_timings_skipped: Numbers = {}
     steps_made: int | None = None
     steps_buffered: int | None = None
 
@@ -238,8 +239,8 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     or came back.
     """
 
-    part_ns: Mapping[str, int] = {}
-    dropped: Mapping[str, bool] = {}
+    part_ns: Numbers = {}
+    dropped: Flags = {}
     full_stretch_ratio: float | None = None
     light_stretch_ratio: float | None = None
     changes: int = 0
@@ -288,8 +289,8 @@ def _device_row(phases_ns: Mapping[str, int] | None, columns: Sequence[str]) -> 
 class Collectives(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Collective records as a table whose columns `group` and `op` index the two lists of names."""
 
-    groups: tuple[str, ...] = ()
-    ops: tuple[str, ...] = ()
+    groups: GroupNames = ()
+    ops: GroupNames = ()
     table: Table = Table()
 
 

@@ -4,10 +4,12 @@ Group, sequence and op are as in `records.CollectiveRecord`. Everything is bound
 out is counted.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final
 
 import msgspec
+
+from rankscope.measure.bounds import Name, Names, Reasons, Shapes, Some
 
 ACTIVITIES = (
     "collective", "process_group", "backward", "optimizer", "data", "compile", "checkpoint", "synchronize", "import",
@@ -27,9 +29,9 @@ EXCUSED_FACTOR: Final = 10
 class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One Python frame. The file is cut at its front, where it is the same for all."""
 
-    file: str
+    file: Name
     line: int
-    function: str
+    function: Name
 
 
 def find_script_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
@@ -51,8 +53,8 @@ def describe_frame(frame: StackFrame) -> str:
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """One thread's Python frames, innermost first; `frames_left_out` outer ones were more than there may be."""
 
-    name: str
-    frames: tuple[StackFrame, ...] = ()
+    name: Name
+    frames: Annotated[tuple[StackFrame, ...], Some] = ()
     frames_left_out: int = 0
 
 
@@ -61,7 +63,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     backend does not tell (gloo: started).
     """
 
-    group: str
+    group: Name
     enqueued: int | None = None
     started: int | None = None
     completed: int | None = None
@@ -72,14 +74,14 @@ class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     hold together; `timeout_ns` after which the backend gives up.
     """
 
-    group: str
-    op: str
+    group: Name
+    op: Name
     sequence: int
     age_ns: int
     bytes: int | None = None
-    sizes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()
-    state: str = ""
+    sizes: Shapes = ()
+    dtypes: Names = ()
+    state: Name = ""
     timeout_ns: int | None = None
 
 
@@ -105,13 +107,13 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     since_host_ns: int
     taken_host_ns: int
     limit_ns: int
-    activity: str = "other"
+    activity: Name = "other"
     last_step: int | None = None
-    stacks: tuple[ThreadStack, ...] = ()
+    stacks: Annotated[tuple[ThreadStack, ...], Some] = ()
     threads_left_out: int = 0
-    pending: tuple[PendingCollective, ...] = ()
+    pending: Annotated[tuple[PendingCollective, ...], Some] = ()
     pending_left_out: int = 0
-    absent: Mapping[str, str] = {}
+    absent: Reasons = {}
 
     @property
     def is_excused(self) -> bool:
@@ -125,8 +127,8 @@ class KernelThread(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     """
 
     thread: int
-    name: str
-    state: str
-    wait_channel: str | None = None
+    name: Name
+    state: Name
+    wait_channel: Name | None = None
     system_call: int | None = None
     cpu_ns: int | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from rankscope.measure.bounds import ColumnNames
 from rankscope.measure.errors import DecodeError, DecodeReason
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ COLUMNS_MAX = 64
 class Table(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Integers in columns: `names[i]` names the i-th column, `data` holds column after column, little-endian int64."""
 
-    names: tuple[str, ...] = ()
+    names: ColumnNames = ()
     row_count: int = 0
     data: bytes = b""
 

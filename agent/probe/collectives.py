@@ -3,7 +3,7 @@
 import sys
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,9 @@ from rankscope.measure.communication import HOST_BACKENDS, HOST_PREFIXES, find_o
 from rankscope.measure.identity import group_label
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.units import NS_PER_MS
+
+DESCRIPTION_LENGTH_MAX: Final = 128
+"""Characters of a process group's description that are kept."""
 
 
 class FlightEntry(NamedTuple):
@@ -224,7 +227,7 @@ class ProcessGroups:
 
     def _describe(self, group: Any, c10d: Any, world: Any) -> GroupInfo:
         ranks = tuple(sorted(int(rank) for rank in c10d.get_process_group_ranks(group)))
-        description = str(getattr(group, "group_desc", "")) or "group"
+        description = str(getattr(group, "group_desc", ""))[:DESCRIPTION_LENGTH_MAX] or "group"
         label = group_label(description, ranks, self._world_size)
         return GroupInfo(label=label, description=description, ranks=ranks, backend=str(world.pg_map[group][0]))
 

@@ -41,6 +41,10 @@ from rankscope.agent.probe.plain_run import PlainRun, tell_each
 from rankscope.measure.records import PHASES, StepRecord
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
+
+PHASE_LENGTH_MAX = 128
+"""Characters of a phase's name that are kept: it becomes a label of series. A report has room for four times as many.
+"""
 EVALUATION = "evaluation"
 """The phase of an evaluation that the user marks amid a step."""
 
@@ -303,6 +307,7 @@ class StepTimer:
         """The user's phase begins. Beyond `phases_max` names of their own, time is charged to `other`."""
         self._ensure_open(now_ns)
         self._charge(now_ns, OTHER)
+        name = name[:PHASE_LENGTH_MAX]
         if name not in self._names and len(self._names) >= len(PHASES) + self._phases_max:
             name = OTHER
         self._names.add(name)

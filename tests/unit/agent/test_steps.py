@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.agent.probe.steps import StepTimer
+from rankscope.agent.probe.steps import PHASE_LENGTH_MAX, StepTimer
 from rankscope.measure.records import StepRecord
 
 
@@ -297,6 +297,14 @@ def test_too_many_phase_names_end_in_other() -> None:
         loop.timer.phase_end(loop.now_ns)
     phases_ns = plain_step(loop).finish()[0].phases_ns
     assert (phases_ns["first"], "second" in phases_ns, phases_ns["other"]) == (40, False, 40 + 5 + 7)
+
+
+def test_phase_name_is_cut_to_what_a_label_may_have() -> None:
+    loop = Loop()
+    loop.timer.phase_begin(loop.now_ns, "x" * (PHASE_LENGTH_MAX + 1))
+    loop.wait(40)
+    loop.timer.phase_end(loop.now_ns)
+    assert plain_step(loop).finish()[0].phases_ns["x" * PHASE_LENGTH_MAX] == 40
 
 
 def test_user_may_say_where_steps_end() -> None:
