@@ -3,11 +3,17 @@
 The token comes as `Authorization: Bearer TOKEN` (RFC 6750), which Prometheus sends with `authorization`, or as the
 password of basic authentication (RFC 7617) with any user, which browsers ask for. Whoever has none, or a wrong one, is
 told so with 401; nobody gets 403, because with the token everything may be read.
+
+A server without a token that listens on loopback relies on that: only programs of this machine reach it. A browser on
+this machine is one, and a page from anywhere can have its own name resolve to 127.0.0.1 and then read what it finds
+there as its own (DNS rebinding). The browser says that name in the header Host; so there only names of loopback are
+answered. An IP address as Host is no name that could have been made to resolve to anything.
 """
 
 import base64
 import binascii
 import hmac
+import ipaddress
 import ssl
 from typing import Final, NamedTuple
 
@@ -41,6 +47,42 @@ class HttpAccess(NamedTuple):
 
 OPEN: Final = HttpAccess()
 """Whoever reaches the server may read."""
+
+
+def checks_host(access: HttpAccess, bound_to: str) -> bool:
+    """Return whether a server at this IP address answers to names of loopback only."""
+    return not access.token and ipaddress.ip_address(bound_to).is_loopback
+
+
+def find_host_problem(host_header: str, own_name: str) -> str | None:
+    """Return why a request to a loopback server with this header Host is not answered, or None.
+
+    `own_name` is the host in the server's address. A request without the header comes from no browser.
+
+    >>> find_host_problem("localhost:18491", "127.0.0.1")
+    >>> find_host_problem("evil.example", "127.0.0.1")[:52]
+    "this collector does not answer to 'evil.example': it"
+    """
+    named = _strip_port(host_header.strip()).lower()
+    if named in {"", "localhost", own_name.lower()} or _is_address(named):
+        return None
+    return (
+        f"this collector does not answer to {named[:80]!r}: it listens at {own_name} without a token, so it answers "
+        "only to localhost and to IP addresses. Use one of these in the URL, or set http_token_file."
+    )
+
+
+def _strip_port(authority: str) -> str:
+    """Return the host of HOST, HOST:PORT, [IPV6] or [IPV6]:PORT."""
+    return authority.partition("]")[0] + "]" if authority.startswith("[") else authority.partition(":")[0]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def read_http_access(*, token_file: str, certificate_file: str, key_file: str) -> HttpAccess:

@@ -10,14 +10,17 @@
     GET /api/v1/...              what api.py and live.py say
     GET /                        this list; for a browser the live page (page_files.py)
 
-Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), a time limit for each
-read and write, the standard library's limits for the request line and the headers, and `requests_max` at a time.
+Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), the bytes of a request's
+head, and by http_connections.py the connections, their time and the memory for answers. /healthz and /readyz, the files
+of the live page and refusals need no place among the answers: they come as long as a connection can be made.
 Who may read, and whether it is encrypted, is in http_access.py; only /healthz and /readyz are open to all,
 and the files of the live page, which hold nothing about any run.
 Errors are JSON: {"error": "what, and what to do"}.
 """
 
 import contextlib
+import http.client
+import io
 import logging
 import socket
 import sys
@@ -27,12 +30,20 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.api import Api
-from rankscope.collector.publish.http_access import CHALLENGE, OPEN, HttpAccess
-from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, EventStream, LiveFeed
+from rankscope.collector.publish.http_access import (
+    CHALLENGE,
+    OPEN,
+    OPEN_PATHS,
+    HttpAccess,
+    checks_host,
+    find_host_problem,
+)
+from rankscope.collector.publish.http_connections import BUSY, Connection, Connections, HttpLimits
+from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, RETRY_AFTER, EventStream, LiveFeed
 from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.publish.paced_snapshots import PacedSnapshots
 from rankscope.collector.publish.page_files import find_page_file
@@ -45,16 +56,16 @@ from rankscope.measure.settings import find_address_problem
 
 LOG = logging.getLogger("rankscope.collector")
 
-REQUEST_TIMEOUT_S: Final = 10.0
-REQUESTS_MAX: Final = 32
+HEADERS_BYTES_MAX: Final = 65_536
+"""Of all headers of a request together. The library alone allows a hundred of 64 KiB each."""
 CONNECTIONS_WAITING_MAX: Final = 64
 STREAM_BUFFER_BYTES: Final = 65_536
 """What the system holds back for a reader of events: one that is behind shall get the newest picture, no backlog."""
 STOP_POLL_S: Final = 0.1
 """How long `close` may have to wait for the accepting thread."""
 
-BUSY: Final = "busy"
 UNAUTHORISED: Final = "unauthorised"
+FOREIGN_HOST: Final = "foreign_host"
 TLS_FAILED: Final = "tls_failed"
 
 ALLOWED: Final = {"Allow": "GET, HEAD"}
@@ -75,8 +86,7 @@ class HttpServer:
         is_healthy: Callable[[], str | None],
         is_ready: Callable[[], str | None],
         access: HttpAccess = OPEN,
-        request_timeout_s: float = REQUEST_TIMEOUT_S,
-        requests_max: int = REQUESTS_MAX,
+        limits: HttpLimits | None = None,
         find_weakness: Callable[[], str | None] = lambda: None,
         read_exported: Callable[[], Snapshot] | None = None,
         read_report: Callable[[str], bytes] | None = None,
@@ -90,9 +100,7 @@ class HttpServer:
             raise SettingError(f"the collector's HTTP address is {address!r}; {problem}.")
         host, _, port = address.rpartition(":")
         try:
-            server = self._server = _Server(
-                host, int(port.replace("*", "0")), access, request_timeout_s, requests_max=requests_max
-            )
+            server = self._server = _Server(host, int(port.replace("*", "0")), access, limits or HttpLimits())
         except OSError as error:
             raise UnavailableError(
                 f"the collector's HTTP server cannot listen at {address}: {error.strerror}. Stop what listens there, "
@@ -100,11 +108,12 @@ class HttpServer:
             ) from error
         read_paced = PacedSnapshots(read_snapshot).read
         server.feed = LiveFeed(
-            read_snapshot, read_paced, streams_max=requests_max // 2, count=server.count_refused, contain=server.contain
-        )
+            read_snapshot, read_paced, streams_max=server.limits.answers_max // 2,
+            count=server.count_refused, contain=server.contain,
+        )  # fmt: skip
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
-            read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
+            read_paced=read_paced, read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
             take_turn=take_turn, orders=orders,
             answer_first=Api(read_paced, server.feed.read_shares, store).answer,
         )  # fmt: skip
@@ -119,16 +128,13 @@ class HttpServer:
         return self._server.url
 
     @property
-    def requests_turned_away(self) -> int:
-        """Requests answered with 503 because as many as there may be were being answered."""
-        return self._server.refused.get(BUSY, 0)
-
-    @property
     def refused(self) -> dict[str, int]:
-        """Requests that were not answered, by reason: too many at a time (`busy`), no or a wrong token
-        (`unauthorised`), no TLS connection came about (`tls_failed`), too many follow (`streams_busy`). And what those
-        who follow did not get: streams that were ended because nobody took an event (`slow_reader`), and pictures left
-        out because the one before was not out yet (`picture_skipped`).
+        """Requests that were not answered, by reason: too many at a time (`busy`, `answers_full`), no or a wrong token
+        (`unauthorised`), a name this collector does not have (`foreign_host`), no TLS connection came about
+        (`tls_failed`), too many follow (`streams_busy`). Connections that were closed: the request did not come in time
+        (`slow_request`) or gave way to a newer connection (`request_displaced`), the answer was not read
+        (`unread_answer`). And what those who follow did not get: streams that were ended because nobody read an event
+        (`slow_reader`), and pictures left out because the one before was not out yet (`picture_skipped`).
         """
         return dict(self._server.refused)
 
@@ -158,41 +164,48 @@ class _Server(ThreadingHTTPServer):
     routes: Routes
     feed: LiveFeed
 
-    def __init__(
-        self, host: str, port: int, access: HttpAccess, request_timeout_s: float, *, requests_max: int
-    ) -> None:
+    def __init__(self, host: str, port: int, access: HttpAccess, limits: HttpLimits) -> None:
         self.access = access
-        self.request_timeout_s = request_timeout_s
+        self.limits = limits
         self.refused: dict[str, int] = {}
         self.errors_contained = 0
-        self._requests_max = requests_max
+        self.connections = Connections(limits, self.count_refused)
         self._counting = threading.Lock()
-        self._slots = threading.BoundedSemaphore(requests_max)
-        self._host = host
+        self._thread_places = threading.BoundedSemaphore(limits.connections_max)
+        self.host = host
         self.address_family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-        super().__init__(("" if host == "*" else host.strip("[]"), port), _Handler)
+        super().__init__(
+            ("" if host == "*" else host.strip("[]"), port), BaseHTTPRequestHandler
+        )  # which finish_request replaces
+        self.checks_host = checks_host(access, str(self.server_address[0]))
 
     @property
     def url(self) -> str:
         """See HttpServer.url."""
-        host = socket.gethostname() if self._host in {"*", "0.0.0.0", "[::]"} else self._host  # noqa: S104 - compared
+        host = socket.gethostname() if self.host in {"*", "0.0.0.0", "[::]"} else self.host  # noqa: S104 - compared
         return f"http{'s' if self.access.tls else ''}://{host}:{self.server_address[1]}"
 
     def server_bind(self) -> None:
         """Bind, without the library's look-up of this machine's full name, which can take as long as DNS does."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = self._host, self.server_address[1]
+        self.server_name, self.server_port = self.host, self.server_address[1]
+
+    def service_actions(self) -> None:
+        """Close late connections: the accepting thread comes here after each connection, and every STOP_POLL_S."""
+        self.connections.close_late()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the connection to a thread, if there may be one more."""
-        if not self._slots.acquire(blocking=False):
+        if not self._thread_places.acquire(blocking=False):
             self.count_refused(BUSY)
             self._turn_away(request)
             return
+        self.connections.accept(request, str(client_address[0]))
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be started
-            self._slots.release()
+            self.connections.leave(request)
+            self._thread_places.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -200,21 +213,32 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._thread_places.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close the connection, which no limit may close any more."""
+        self.connections.leave(request)
+        super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Speak TLS first, where it is asked for: in the connection's own thread, with its time limit."""
+        """Speak TLS first, where it is asked for: in the connection's own thread, within the time for the request."""
+        connection = self.connections.find(request)
         if self.access.tls is None:
-            super().finish_request(request, client_address)
+            _Handler(connection, request, client_address, self)
             return
-        request.settimeout(self.request_timeout_s)
-        try:
-            secured = self.access.tls.wrap_socket(request, server_side=True)
-        except OSError:  # ssl.SSLError is one
-            self.count_refused(TLS_FAILED)
-            return
-        with secured:
-            super().finish_request(secured, client_address)
+        with contextlib.ExitStack() as ends:
+            try:
+                secured = ends.enter_context(
+                    self.access.tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+                )
+                ends.callback(self.connections.leave, request)  # before it is closed
+                self.connections.secure(connection, secured)
+                secured.do_handshake()
+            except OSError:  # ssl.SSLError is one
+                if not connection.is_closed:
+                    self.count_refused(TLS_FAILED)
+                return
+            _Handler(connection, secured, client_address, self)
 
     def count_refused(self, reason: str) -> None:
         """Count a request that is not answered."""
@@ -235,7 +259,7 @@ class _Server(ThreadingHTTPServer):
 
     def _turn_away(self, connection: socket.socket) -> None:
         response = refuse(
-            HTTPStatus.SERVICE_UNAVAILABLE, f"{self._requests_max} requests are being answered; try later"
+            HTTPStatus.SERVICE_UNAVAILABLE, f"{self.limits.connections_max} connections are open; try later"
         )
         fields = f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}"
         head = f"HTTP/1.0 503 Service Unavailable\r\n{fields}\r\n\r\n"
@@ -247,18 +271,41 @@ class _Server(ThreadingHTTPServer):
         self.shutdown_request(connection)
 
 
+class _HeadReader(io.BufferedReader):
+    """What a client sends, a line at a time; raises HTTPException when the headers are longer than allowed."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        super().__init__(raw)
+        self._headers_bytes: int | None = None
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """Return the next line; the first is the request's, which the library limits."""
+        line = super().readline(size)
+        self._headers_bytes = 0 if self._headers_bytes is None else self._headers_bytes + len(line)
+        if self._headers_bytes > HEADERS_BYTES_MAX:
+            text = f"the headers are longer than the {HEADERS_BYTES_MAX} bytes allowed for all of them together"
+            raise http.client.HTTPException(text)
+        return line
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     default_request_version = "HTTP/1.0"  # with the library's "HTTP/0.9" garbage would get an answer without a status
 
+    def __init__(self, limited: Connection, request: socket.socket, client_address: Any, server: _Server) -> None:
+        self._limited = limited
+        super().__init__(request, client_address, server)
+
     def setup(self) -> None:
-        """Give every read and write its time limit."""
+        """Read with a limit for the headers together."""
         super().setup()
-        self.connection.settimeout(self.server.request_timeout_s)
+        self.rfile = _HeadReader(cast("io.BufferedReader", self.rfile).detach())
 
     def do_GET(self) -> None:
         """Answer a GET, or a HEAD, which leaves the body out."""
-        answer = self._find_answer()
+        if self._limited.is_closed:  # the end of the connection looks like the end of the head
+            return
+        answer = self._find_open_answer() or self._find_answer()
         if isinstance(answer, EventStream):
             self._send_events(answer)
         else:
@@ -268,18 +315,14 @@ class _Handler(BaseHTTPRequestHandler):
         """See do_GET."""
         self.do_GET()
 
-    def send_error(
-        self,
-        code: int,
-        message: str | None = None,
-        explain: str | None = None,  # noqa: ARG002 - the library's signature
-    ) -> None:
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What the library finds wrong with a request, as JSON; a method that it finds no `do_` for is not allowed."""
         if code == HTTPStatus.NOT_IMPLEMENTED:
             error = f"{(self.command or '')[:80]} is not allowed; GET and HEAD are"
             self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ALLOWED))
         else:
-            self._send(refuse(HTTPStatus(code), (message or HTTPStatus(code).phrase)[:200]))
+            said = explain if code == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else message
+            self._send(refuse(HTTPStatus(code), (said or HTTPStatus(code).phrase)[:200]))
 
     def version_string(self) -> str:
         """The header Server, without the library's and the interpreter's version."""
@@ -288,25 +331,47 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
         """Say nothing: a scrape every few seconds is not news."""
 
-    def _find_answer(self) -> Response | EventStream:
-        headers = self.headers
-        path, _, query = self.path.partition("?")
-        page_file = find_page_file(path, headers.get("Accept", ""))
+    def _find_open_answer(self) -> Response | EventStream | None:
+        """Return what needs no place among the answers: refusals, page files and health."""
+        path = self.path.partition("?")[0]
+        host = self.headers.get("Host", "")
+        problem = find_host_problem(host, self.server.host) if self.server.checks_host else None
+        if problem is not None:
+            self.server.count_refused(FOREIGN_HOST)
+            return refuse(HTTPStatus.MISDIRECTED_REQUEST, problem)
+        page_file = find_page_file(path, self.headers.get("Accept", ""))
         if page_file is not None:
             return page_file
-        if not self.server.access.admits(path, headers.get("Authorization", "")):
+        if not self.server.access.admits(path, self.headers.get("Authorization", "")):
             self.server.count_refused(UNAUTHORISED)
             error = "this collector asks for its token: send `Authorization: Bearer TOKEN`"
             return refuse(HTTPStatus.UNAUTHORIZED, error, CHALLENGE)
+        return self._ask(path) if path in OPEN_PATHS else None
+
+    def _find_answer(self) -> Response | EventStream:
+        if not self.server.connections.begin_answer(self._limited):
+            error = f"{self.server.limits.answers_max} requests are being answered; try later"
+            return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
+        answer = self._ask(self.path.partition("?")[0])
+        if isinstance(answer, EventStream) or self._may_write(len(answer.body)):
+            return answer
+        error = "answers that clients do not read hold the memory there is for answers; try later"
+        return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
+
+    def _ask(self, path: str) -> Response | EventStream:
+        headers = self.headers
         try:
             if path == EVENTS_PATH:
-                return self.server.feed.open(query)
+                return self.server.feed.open(self.path.partition("?")[2])
             return self.server.routes.answer(
                 self.path, accept=headers.get("Accept", ""), accept_encoding=headers.get("Accept-Encoding", "")
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, it may cost this request only
             self.server.contain(self.path[:80], error)
             return refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a mistake of the collector; its log tells more")
+
+    def _may_write(self, size_bytes: int) -> bool:
+        return self.server.connections.begin_writing(self._limited, size_bytes)
 
     def _send(self, response: Response) -> None:
         length = {"Content-Length": str(len(response.body))}
@@ -319,9 +384,21 @@ class _Handler(BaseHTTPRequestHandler):
         with stream as events:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BUFFER_BYTES)
             self._send_head(HTTPStatus.OK, EVENT_STREAM, {})
-            if self.command != "HEAD":
-                for event in events:
-                    self.wfile.write(event)
+            if self.command == "HEAD":
+                return
+            for event in events:
+                if not self._may_write(len(event)):
+                    return
+                self._write_event(event)
+                self.server.connections.end_writing(self._limited)
+
+    def _write_event(self, event: bytes) -> None:
+        try:
+            self.wfile.write(event)
+        except OSError as error:
+            if self._limited.is_closed:
+                raise TimeoutError from error  # which the stream counts as a slow reader
+            raise
 
     def _send_head(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
         always = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -78,9 +79,10 @@ class Routes:
     """From a path to an answer. No socket; any thread.
 
     `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_weakness` what the
-    collector does without while it is ready. `read_exported` gives the snapshot for the pages of metrics, where that is
-    another one, `metric_pages` writes them, in turns with others (`take_turn`). `read_report` gives the report about a
-    run, as JSON, and raises UnavailableError where there is none.
+    collector does without while it is ready. `read_paced` gives the snapshot for the runs as JSON, where that is not
+    the latest (PacedSnapshots), `read_exported` that for the pages of metrics, where that is another one, and
+    `metric_pages` writes them, in turns with others (`take_turn`). `read_report` gives the report about a run, as JSON,
+    and raises UnavailableError where there is none.
     `answer_first` is asked before anything else, with the path and its query, and gives None for what is not its own.
     """
 
@@ -92,6 +94,7 @@ class Routes:
         is_healthy: Callable[[], str | None],
         is_ready: Callable[[], str | None],
         find_weakness: Callable[[], str | None] = lambda: None,
+        read_paced: Callable[[], Snapshot] | None = None,
         read_exported: Callable[[], Snapshot] | None = None,
         read_report: Callable[[str], bytes] | None = None,
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
@@ -100,9 +103,13 @@ class Routes:
         orders: PictureOrders | None = None,
     ) -> None:
         self._answer_first = answer_first
-        self._read_snapshot = read_snapshot
+        self._read_snapshot = read_paced or read_snapshot
         self._read_incidents = read_incidents
         self._read_report = read_report
+        self._encoding = threading.Lock()
+        self._encoded_from: Snapshot | None = None
+        self._encoded: dict[str, bytes] = {}
+        """Runs of that snapshot as JSON: whoever asks for a run gets the same bytes, made once."""
         self.metrics = PageCache(
             read_exported or read_snapshot, metric_pages or MetricPages(), take_turn=take_turn, orders=orders
         )
@@ -150,10 +157,19 @@ class Routes:
         return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"runs": runs}))
 
     def _show_run(self, name: str) -> Response:
-        for run in self._read_snapshot().runs:
+        snapshot = self._read_snapshot()
+        for run in snapshot.runs:
             if run.run == name:
-                return Response(HTTPStatus.OK, JSON, msgspec.json.encode(run))
+                return Response(HTTPStatus.OK, JSON, self._encode_run(snapshot, run))
         return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known here; {RUNS_PATH} lists those that are")
+
+    def _encode_run(self, snapshot: Snapshot, run: RunSnapshot) -> bytes:
+        with self._encoding:
+            if self._encoded_from is not snapshot:
+                self._encoded_from, self._encoded = snapshot, {}
+            if run.run not in self._encoded:
+                self._encoded[run.run] = msgspec.json.encode(run)
+            return self._encoded[run.run]
 
     def _show_report(self, name: str) -> Response:
         if self._read_report is None:

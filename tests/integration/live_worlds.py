@@ -16,6 +16,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.series import StepSeries, medians_of_last
 from rankscope.collector.detect.twins import find_twins
 from rankscope.collector.publish.http_access import OPEN, HttpAccess
+from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
@@ -54,12 +55,14 @@ class LiveWorld:
         return self.read()
 
     @contextmanager
-    def serve(self, access: HttpAccess = OPEN, *, store: Path | None = None, **bounds: float) -> Iterator[HttpServer]:
+    def serve(
+        self, access: HttpAccess = OPEN, *, store: Path | None = None, limits: HttpLimits | None = None
+    ) -> Iterator[HttpServer]:
         """A server of this world."""
         server = HttpServer(
             "127.0.0.1:0", self.read_snapshot, lambda: (), is_healthy=lambda: None, is_ready=lambda: None,
             access=access, store=store,
-            read_report=None if store is None else lambda run: report_as_json(store, run), **bounds,  # type: ignore[arg-type]
+            read_report=None if store is None else lambda run: report_as_json(store, run), limits=limits,
         )  # fmt: skip
         try:
             yield server

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.publish.http_access import HttpAccess
+from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.live import EVENTS_PATH, PICTURE_SKIPPED, SLOW_READER, STREAMS_BUSY, LivePicture
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
@@ -114,7 +115,7 @@ def test_stream_ends_after_as_many_events_as_were_asked_for(world: LiveWorld) ->
 
 
 def test_head_has_no_end_to_wait_for_and_takes_no_place(world: LiveWorld) -> None:
-    with world.serve(requests_max=2) as server:
+    with world.serve(limits=HttpLimits(answers_max=2)) as server:
         for _ in range(3):
             with following(server, method="HEAD") as reader:
                 assert (reader.answer.status, reader.answer.read()) == (200, b"")
@@ -144,7 +145,7 @@ def test_nobody_follows_without_the_token(world: LiveWorld) -> None:
 
 
 def test_only_half_of_the_places_are_for_those_who_follow(world: LiveWorld) -> None:
-    with world.serve(requests_max=4) as server, ExitStack() as stack:
+    with world.serve(limits=HttpLimits(answers_max=4)) as server, ExitStack() as stack:
         readers = [stack.enter_context(following(server)) for _ in range(2)]
         assert [reader.read_event()[1].run for reader in readers] == [None, None]
         with following(server) as refused:
@@ -156,7 +157,7 @@ def test_only_half_of_the_places_are_for_those_who_follow(world: LiveWorld) -> N
 
 
 def test_place_of_a_reader_who_leaves_is_free_for_another(world: LiveWorld) -> None:
-    with world.serve(requests_max=2) as server:
+    with world.serve(limits=HttpLimits(answers_max=2)) as server:
         with following(server) as reader:
             reader.read_event()
 
@@ -169,7 +170,7 @@ def test_place_of_a_reader_who_leaves_is_free_for_another(world: LiveWorld) -> N
 
 
 def test_reader_who_does_not_read_is_let_go_of_and_counted(world: LiveWorld) -> None:
-    with world.serve(request_timeout_s=SHORT_TIMEOUT_S) as server, idle_reader(server):
+    with world.serve(limits=HttpLimits(answer_s=SHORT_TIMEOUT_S)) as server, idle_reader(server):
         wait_for(lambda: server.streams or None, lambda: "nobody follows")
 
         def look() -> bool | None:
@@ -183,7 +184,10 @@ def test_reader_who_does_not_read_is_let_go_of_and_counted(world: LiveWorld) -> 
 
 def test_reader_who_is_behind_gets_the_newest_picture_and_the_gap_is_counted(world: LiveWorld) -> None:
     show_large_picture(world)
-    with world.serve(request_timeout_s=2 * DEADLINE_S) as server, idle_reader(server, "?run=last") as connection:
+    with (
+        world.serve(limits=HttpLimits(answer_s=2 * DEADLINE_S)) as server,
+        idle_reader(server, "?run=last") as connection,
+    ):
         wait_for(lambda: server.streams or None, lambda: "nobody follows")
         shown: list[float] = []
 

@@ -136,12 +136,12 @@ def test_without_file_descriptors_the_collector_goes_on_for_who_is_connected() -
 
 
 def test_slow_scrapers_hold_nobody_up() -> None:
-    """Some never end their request, some read one byte of the answer: each keeps one of the server's 32 threads."""
+    """Some never end their request, some read one byte of the answer."""
     with serving() as served, crew_of(RUN, RANKS, served.endpoint) as crew, ExitStack() as ends:
         wait_for_accounts(served, RUN, made_by(crew))
         fault = Fault(
             "16 scrapers that never end their request or read one byte of the answer",
-            "each holds one of 32 threads for 10 s; reports are acknowledged and pages served meanwhile",
+            "each is closed after 5 or 10 s; reports are acknowledged and pages served meanwhile",
         )
         for number in range(16):
             scraper = ends.enter_context(socket.socket())

@@ -3,9 +3,11 @@
 import contextlib
 import http.client
 import json
+import select
 import socket
 import ssl
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from rankscope.collector.cli import main
 from rankscope.collector.publish.http_access import OPEN, HttpAccess, read_http_access
+from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.page_files import read_page_files
 from rankscope.collector.state.snapshot import Snapshot
@@ -23,17 +26,20 @@ from tests.integration.serving import wait_for
 DEADLINE_S = 20.0
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
 
+SHORT_TIMEOUT_S = 1.0
+"""For tests in which it has to pass."""
+
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of this test only
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 EVERY_PATH = ["/", "/metrics", "/api/v1/runs", "/api/v1/runs/a", "/api/v1/incidents", "/nothing"]
 
 
 @contextlib.contextmanager
-def serve(access: HttpAccess, **bounds: float) -> Iterator[HttpServer]:
+def serve(access: HttpAccess, limits: HttpLimits | None = None) -> Iterator[HttpServer]:
     """A server that knows no run."""
     server = HttpServer(
         "127.0.0.1:0", lambda: Snapshot(wall_s=0.0, version="0"), lambda: (),
-        is_healthy=lambda: None, is_ready=lambda: None, access=access, **bounds,  # type: ignore[arg-type]
+        is_healthy=lambda: None, is_ready=lambda: None, access=access, limits=limits,
     )  # fmt: skip
     try:
         yield server
@@ -143,6 +149,50 @@ def test_who_never_ends_its_handshake_keeps_nobody_waiting(secrets: dict[str, st
             assert answer.status == 200
         for connection in silent:
             connection.close()
+
+
+def test_handshake_in_single_bytes_is_cut_off_in_time(secrets: dict[str, str]) -> None:
+    with serve(read_http_access(**secrets), HttpLimits(request_s=SHORT_TIMEOUT_S)) as server:
+        with socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), DEADLINE_S) as slow:
+            send_slowly(slow, b"\x16\x03\x01\x3f\xff" + bytes(16_384))
+        wait_for(lambda: server.refused == {"slow_request": 1} or None, lambda: str(server.refused))
+
+
+def send_slowly(connection: socket.socket, sent: bytes) -> None:
+    """A byte each 50 ms, until the server closes the connection; fails when that does not happen in time."""
+    end_s = time.monotonic() + DEADLINE_S
+    for position in range(len(sent)):
+        readable, _, _ = select.select([connection], [], [], 0.05)
+        if readable:
+            return
+        assert time.monotonic() < end_s, f"still open after {position} bytes"
+        connection.sendall(sent[position : position + 1])
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:18491", "localhost.evil.example", "127.0.0.1.evil.example"]
+)
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/v1/runs", "/api/v1/events", "/readyz", "/live/page.js"])
+def test_loopback_without_a_token_answers_no_foreign_name(host: str, path: str) -> None:
+    with serve(OPEN) as server:
+        status, _, body = ask(server, path, {"Host": host})
+        assert (status, server.refused) == (421, {"foreign_host": 1})
+        assert json.loads(body) == {
+            "error": f"this collector does not answer to {host.partition(':')[0]!r}: it listens at 127.0.0.1 without a "
+            "token, so it answers only to localhost and to IP addresses. Use one of these in the URL, or set "
+            "http_token_file."
+        }
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:18491", "127.0.0.1", "[::1]:18491", "10.0.0.5:80", ""])
+def test_loopback_without_a_token_answers_to_its_names_and_addresses(host: str) -> None:
+    with serve(OPEN) as server:
+        assert ask(server, "/metrics", {"Host": host})[0] == 200
+
+
+def test_with_a_token_any_name_is_answered() -> None:
+    with serve(HttpAccess(TOKEN)) as server:
+        assert ask(server, "/metrics", {**BEARER, "Host": "collector.example"})[0] == 200
 
 
 def test_the_commands_show_the_token_and_trust_the_certificate_they_are_given(

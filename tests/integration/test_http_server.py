@@ -3,12 +3,13 @@
 import gzip
 import http.client
 import json
+import select
 import socket
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -16,11 +17,13 @@ import msgspec
 import pytest
 
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import Totals
+from tests.integration.serving import wait_for
 
 DEADLINE_S = 20.0
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
@@ -54,17 +57,22 @@ class World:
         self.illness: str | None = None
         self.unready: str | None = None
         self.read: Callable[[], Snapshot] = lambda: self.snapshot
+        self.read_incidents: Callable[[], tuple[Incident, ...]] = lambda: self.incidents
 
     def read_snapshot(self) -> Snapshot:
         """What `read` gives at this moment."""
         return self.read()
 
+    def list_incidents(self) -> tuple[Incident, ...]:
+        """What `read_incidents` gives at this moment."""
+        return self.read_incidents()
+
     @contextmanager
-    def serve(self, address: str = "127.0.0.1:0", **bounds: float) -> Iterator[HttpServer]:
+    def serve(self, address: str = "127.0.0.1:0", limits: HttpLimits | None = None) -> Iterator[HttpServer]:
         """A server of this world."""
         server = HttpServer(
-            address, self.read_snapshot, lambda: self.incidents,
-            is_healthy=lambda: self.illness, is_ready=lambda: self.unready, **bounds,  # type: ignore[arg-type]
+            address, self.read_snapshot, self.list_incidents,
+            is_healthy=lambda: self.illness, is_ready=lambda: self.unready, limits=limits,
         )  # fmt: skip
         try:
             yield server
@@ -108,13 +116,6 @@ def ask(server: HttpServer, path: str, method: str = "GET", **headers: str) -> A
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
         return Answer(answer.status, dict(answer.getheaders()), answer.read())
-
-
-def ask_until_answered(server: HttpServer) -> None:
-    """Ask again while there is no place; fails when there is none in time."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while ask(server, "/healthz").status == 503:
-        assert time.monotonic() < deadline_s
 
 
 def connect(server: HttpServer) -> socket.socket:
@@ -265,7 +266,7 @@ def test_another_method_is_405_and_told_what_is_allowed(server: HttpServer, meth
 
 def test_a_client_that_never_asks_is_dropped_and_holds_up_nobody(world: World) -> None:
     with (
-        world.serve(request_timeout_s=SHORT_TIMEOUT_S) as server,
+        world.serve(limits=HttpLimits(request_s=SHORT_TIMEOUT_S)) as server,
         connect(server) as silent,
         connect(server) as halfway,
     ):
@@ -273,22 +274,74 @@ def test_a_client_that_never_asks_is_dropped_and_holds_up_nobody(world: World) -
         assert ask(server, "/metrics").status == 200
         assert read_all(silent) == b""
         assert read_all(halfway) == b""
+        assert server.refused == {"slow_request": 2}
 
 
-def test_a_client_that_stops_reading_is_dropped(world: World) -> None:
+def test_head_in_single_bytes_is_cut_off_in_time(world: World) -> None:
+    with world.serve(limits=HttpLimits(request_s=SHORT_TIMEOUT_S)) as server, connect(server) as slow:
+        send_slowly(slow, b"GET /metrics HTTP/1.0\r\n" + b"A: b\r\n" * 1000)
+        assert read_all(slow) == b""
+        assert server.refused == {"slow_request": 1}
+
+
+def test_clients_that_never_ask_give_way_to_one_that_does(world: World) -> None:
+    with ExitStack() as stack, world.serve(limits=HttpLimits(request_s=2 * DEADLINE_S, asking_max=4)) as server:
+        for _ in range(6):
+            stack.enter_context(connect(server))
+        assert [ask(server, path).status for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 200]
+        assert server.refused == {"request_displaced": 3}  # 6 and the first question are 3 more than 4
+
+
+def test_a_client_that_stops_reading_is_dropped_and_health_is_told_meanwhile(world: World) -> None:
+    limits = HttpLimits(answer_s=SHORT_TIMEOUT_S, unread_s=2 * DEADLINE_S, answers_max=1)
+    with unread_answer(world, limits) as server:
+        assert [ask(server, path).status for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 503]
+        wait_for(lambda: ask(server, "/metrics").status == 200 or None, lambda: str(server.refused))
+        assert server.refused["unread_answer"] == 1
+
+
+def test_an_unread_answer_gives_way_when_there_is_no_other_place(world: World) -> None:
+    limits = HttpLimits(answer_s=2 * DEADLINE_S, unread_s=0.0, answers_max=1)
+    with unread_answer(world, limits) as server:
+        assert ask(server, "/metrics").status == 200
+        assert server.refused == {"unread_answer": 1}
+
+
+def test_unread_answers_hold_no_more_memory_than_is_allowed(world: World) -> None:
+    limits = HttpLimits(answer_s=2 * DEADLINE_S, unread_s=2 * DEADLINE_S, answer_bytes_max=1)
+    with unread_answer(world, limits) as server:
+        answer = ask(server, "/api/v1/runs")
+        assert (answer.status, answer.headers["Retry-After"], server.refused) == (503, "5", {"answers_full": 1})
+        assert answer.error == "answers that clients do not read hold the memory there is for answers; try later"
+        assert ask(server, "/healthz").status == 200
+
+
+@contextmanager
+def unread_answer(world: World, limits: HttpLimits) -> Iterator[HttpServer]:
+    """A server one of whose answers, of some MB, is on its way to a client that does not read it."""
     world.snapshot = Snapshot(wall_s=0.0, version="0", runs=tuple(run_of("x" * 100 + str(n)) for n in range(5000)))
-    with world.serve(request_timeout_s=SHORT_TIMEOUT_S, requests_max=1) as server, connect(server) as stuck:
+    with world.serve(limits=limits) as server, connect(server) as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        assert stuck.recv(1)  # the answer is on its way; the rest is not read
-        assert ask(server, "/healthz").status == 503
-        ask_until_answered(server)
+        assert stuck.recv(1)
+        yield server
+
+
+def send_slowly(connection: socket.socket, sent: bytes) -> None:
+    """A byte each 50 ms, until the server closes the connection; fails when that does not happen in time."""
+    end_s = time.monotonic() + DEADLINE_S
+    for position in range(len(sent)):
+        readable, _, _ = select.select([connection], [], [], 0.05)
+        if readable:
+            return
+        assert time.monotonic() < end_s, f"still open after {position} bytes"
+        connection.sendall(sent[position : position + 1])
 
 
 def test_after_the_first_request_of_a_connection_nothing_is_read(server: HttpServer) -> None:
     with connect(server) as rough:
         rough.sendall(
-            b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(256)) + b"GET /metrics HTTP/1.1\r\n\r\n"
+            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(range(256)) + b"GET /metrics HTTP/1.1\r\n\r\n"
         )
         answer = read_all(rough)
     assert answer.startswith(b"HTTP/1.0 200 OK\r\n")
@@ -305,9 +358,10 @@ def test_after_the_first_request_of_a_connection_nothing_is_read(server: HttpSer
         (b"GET / HTTP/3.0\r\n\r\n", b"505"),
         (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"431"),
         (b"GET / HTTP/1.1\r\nA: " + b"b" * 70_000 + b"\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\n" + (b"A: " + b"b" * 8_000 + b"\r\n") * 9 + b"\r\n", b"431"),
         (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", b"414"),
     ],
-    ids=["bytes", "tls", "no path", "version", "many headers", "long header", "long request line"],
+    ids=["bytes", "tls", "no path", "version", "many headers", "long header", "long headers", "long request line"],
 )
 def test_what_is_no_request_is_refused_in_json(server: HttpServer, garbage: bytes, status: bytes) -> None:
     with connect(server) as rough:
@@ -319,17 +373,32 @@ def test_what_is_no_request_is_refused_in_json(server: HttpServer, garbage: byte
 
 
 def test_one_request_too_many_is_turned_away(world: World) -> None:
-    with world.serve(requests_max=2) as server, connect(server), connect(server):
-        # Connections are accepted in order, so both are being waited for when the third one comes.
-        answer = ask(server, "/metrics")
+    inside, released = threading.Semaphore(0), threading.Event()
+
+    def read_slowly() -> tuple[Incident, ...]:
+        inside.release()
+        assert released.wait(DEADLINE_S)
+        return ()
+
+    world.read_incidents = read_slowly
+    with world.serve(limits=HttpLimits(answers_max=2)) as server:
+        asking = [threading.Thread(target=ask, args=(server, "/api/v1/incidents")) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+            assert inside.acquire(timeout=DEADLINE_S)
+        answer = ask(server, "/api/v1/runs")
         assert (answer.status, answer.error) == (503, "2 requests are being answered; try later")
-        assert server.requests_turned_away == 1
+        assert server.refused == {"busy": 1}
+        assert ask(server, "/healthz").status == 200
+        released.set()
+        for thread in asking:
+            thread.join(DEADLINE_S)
 
 
-def test_a_place_is_free_again_when_its_client_goes(world: World) -> None:
-    with world.serve(requests_max=1) as server:
-        connect(server).close()
-        ask_until_answered(server)
+def test_a_place_is_free_again_when_its_answer_is_out(world: World) -> None:
+    with world.serve(limits=HttpLimits(answers_max=1)) as server:
+        assert ask(server, "/api/v1/runs").status == 200
+        wait_for(lambda: ask(server, "/api/v1/runs").status == 200 or None, lambda: str(server.refused))
 
 
 def test_a_mistake_of_ours_costs_one_request_and_is_counted(server: HttpServer, world: World) -> None:
@@ -346,15 +415,15 @@ def test_a_mistake_of_ours_costs_one_request_and_is_counted(server: HttpServer, 
 def test_requests_at_the_same_time_are_answered_at_the_same_time(world: World) -> None:
     both_are_in = threading.Barrier(2, timeout=DEADLINE_S)
 
-    def read_together() -> Snapshot:
+    def read_together() -> tuple[Incident, ...]:
         both_are_in.wait()
-        return world.snapshot
+        return ()
 
-    world.read = read_together
+    world.read_incidents = read_together
     with world.serve() as server:
-        first = threading.Thread(target=ask, args=(server, "/api/v1/runs"))
+        first = threading.Thread(target=ask, args=(server, "/api/v1/incidents"))
         first.start()
-        assert ask(server, "/api/v1/runs").status == 200
+        assert ask(server, "/api/v1/incidents").status == 200
         first.join(DEADLINE_S)
 
 
