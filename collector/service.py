@@ -18,7 +18,7 @@ from pathlib import Path
 from rankscope.collector.access import read_curve, read_http
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.history.recorder import Recorder
+from rankscope.collector.history.recorder import Recorder, Unwritten
 from rankscope.collector.history.store import KeptRun
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunLook
@@ -113,6 +113,7 @@ class Service:
         self._last_tick_ns = clock.monotonic_ns()
         self._snapshot = Snapshot(wall_s=self._wall_s(), version=__version__)
         self._journal = Journal(config, self._wall_s(), self._faults.count)
+        self._unwritten: Unwritten | None = None
         self._recorder = self._open_recorder()
         self._read_http_refused: Callable[[], Mapping[str, int]] = dict
         store = Path(config.store)
@@ -201,11 +202,24 @@ class Service:
             if self._faults.count("history_store") == 1:
                 LOG.error("%s Until then runs and their history are kept in memory.", error)  # noqa: TRY400 - said
             return None
+        if self._unwritten is not None:  # the runs in memory are the present ones
+            recorder.go_on_with(self._unwritten)
+            self._unwritten = None
+            recorder.start()
+            return recorder
         clocks = Clocks(self._clock.monotonic_ns(), self._wall_s())
         for kept in (kept for kept in recorder.load() if kept.run.run not in self._jobs):
             self._restore_run(kept, clocks)
         recorder.start()
         return recorder
+
+    def _leave_lost_store(self, wall_s: float) -> None:
+        """Begin anew with the store once its file is gone or damaged; the next recorder writes all that is known."""
+        lost = None if self._recorder is None else self._recorder.lost
+        if self._recorder is None or lost is None:
+            return
+        self._unwritten, self._recorder = self._recorder.abandon(), None
+        self._journal.begin_anew(lost, wall_s)
 
     def _restore_run(self, kept: KeptRun, clocks: Clocks) -> None:
         """A run that cannot be gone on with begins anew with its ranks: no file may keep a collector from starting."""
@@ -330,6 +344,7 @@ class Service:
         self._look_at_runs(now_ns, wall_s)
         self._last_tick_ns = now_ns
         self._look_at_incidents(wall_s)
+        self._leave_lost_store(wall_s)
         if self._recorder is None:  # perhaps the store can be opened only now
             self._recorder = self._open_recorder()
         if self._pictures.is_due(now_ns) or self._orders.is_open(now_ns):
@@ -449,7 +464,8 @@ class Service:
                 http_refused=self._read_http_refused(),
                 runs_evicted=self._runs_evicted,
                 contained_errors=self._faults.counts,
-                store_writable=self._find_weakness() is None if self._config.store else None,
+                store_writable=self._find_store_problem() is None if self._config.store else None,
+                stores_lost=dict(self._journal.stores_lost),
                 store_bytes=None if store is None else store.bytes_used,
                 history_dropped=None if store is None else store.lines_dropped,
             ),
@@ -463,7 +479,10 @@ class Service:
         return "stopping" if self._stopping.is_set() else None
 
     def _find_weakness(self) -> str | None:
-        """What the collector does without, though it takes reports."""
+        """What the collector does without, though it takes reports, or what its store has lost."""
+        return self._find_store_problem() or self._journal.store_note
+
+    def _find_store_problem(self) -> str | None:
         problem = self._journal.problem or (None if self._recorder is None else self._recorder.problem)
         return None if problem is None else f"nothing is written to the store, and all is kept in memory: {problem}"
 

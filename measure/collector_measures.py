@@ -59,8 +59,9 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_http_refused_total", "counter", "", ("reason",),
-        "HTTP requests turned away: busy, streams_busy, unauthorised, or tls_failed. And what those who follow live "
-        "did not get: slow_reader when a stream was ended, picture_skipped for each picture left out.",
+        "HTTP requests turned away: busy, answers_full, streams_busy, unauthorised, foreign_host, or tls_failed. "
+        "Connections closed: slow_request, request_displaced, unread_answer. And what those who follow live did not "
+        "get: slow_reader when a stream was ended, picture_skipped for each picture left out.",
         "count by reason", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
@@ -75,6 +76,11 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_store_writable", "gauge", "", (),
         "1 while the collector's store can be written to.", "0 or 1", _COLLECTOR, RATIO,
+    ),
+    Measure(
+        "rankscope_store_lost_total", "counter", "", ("reason",),
+        "How often the store's file was lost while the collector had it open: removed, replaced, truncated or damaged.",
+        "count by reason", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_store_used_bytes", "gauge", "bytes", (),

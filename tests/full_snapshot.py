@@ -191,7 +191,7 @@ def full_snapshot() -> Snapshot:
         frames_refused={"bad_magic": 2, "protocol_too_new": 1}, contained_errors={"job_state": 0},
         peers_refused={"key_not_allowed": 3}, answers_unsent={"full": 4}, relays=2, relay_batches=40,
         relay_dropped={"no_collector": 6}, relay_refused={"bad_magic": 7}, http_refused={"unauthorised": 5},
-        store_writable=True, store_bytes=61_440, history_dropped=0,
+        stores_lost={"removed": 1}, store_writable=True, store_bytes=61_440, history_dropped=0,
     )  # fmt: skip
     return Snapshot(wall_s=1_800_000_001.0, version="0.1.0", runs=(run,), counts=counts)
 

@@ -13,6 +13,7 @@ import contextlib
 import heapq
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -26,7 +27,8 @@ from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import Clocks, LifeDraft, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.state.step_history import StepAggregate
-from rankscope.collector.store.database import Database
+from rankscope.collector.store.database import DamagedStoreError, Database
+from rankscope.collector.store.file_watch import StoreLoss
 from rankscope.collector.turns import TakeTurn, Turns, in_pieces
 from rankscope.measure.errors import UnavailableError
 
@@ -44,6 +46,8 @@ collectives of its run were counted.
 """
 REFRESHED_MAX: Final = 512
 """So many of a run at a time, the oldest first: /metrics waits for what is written."""
+CHECK_S: Final = 60.0
+"""Between two checks of the file's content, which is read anew: 0.2 s at most (store/database.py)."""
 END_S_MAX: Final = 10.0
 """How long the last write may take when the collector ends."""
 STORE: Final = "history_store"
@@ -78,6 +82,14 @@ class _Changes(NamedTuple):
     steps: Sequence[StepAggregate]
 
 
+class Unwritten(NamedTuple):
+    """What a recorder leaves whose store was lost: what waited, intervals begun, and the last picture shown."""
+
+    batch: Batch
+    intervals: RankIntervals
+    shown: Snapshot | None
+
+
 class Recorder:
     """Told of everything once a tick by the collector's loop. `count` is called with what has gone wrong, each time.
     `take_turn`: with whom its thread takes turns.
@@ -92,6 +104,7 @@ class Recorder:
         take_turn: TakeTurn = contextlib.nullcontext,
     ) -> None:
         """Open the file once more, for the thread. Raises UnavailableError when that cannot be done."""
+        self._database = database
         self._store = HistoryStore(database)
         self._config = config
         self._count = count
@@ -105,6 +118,8 @@ class Recorder:
         self._waiting = Batch()
         self._has_waiting = self._is_ending = False
         self._problem: str | None = None
+        self._lost: StoreLoss | None = None
+        self._checked_s = time.monotonic()
         self._bytes_used = 0
         self._pruned_wall_s: float | None = None
         self._kept: Snapshot | None = None
@@ -131,6 +146,18 @@ class Recorder:
     def start(self) -> None:
         """Begin to write."""
         self._thread.start()
+
+    def go_on_with(self, unwritten: Unwritten) -> None:
+        """Write also what the recorder of a lost store could not. Before `start`."""
+        self._waiting.take_back(unwritten.batch)
+        self._waiting.dropped = unwritten.batch.dropped
+        self._intervals, self._shown = unwritten.intervals, unwritten.shown
+
+    def abandon(self) -> Unwritten:
+        """End, when the store is lost, and return what another recorder is to go on with."""
+        self._thread.join()
+        self._store.close()
+        return Unwritten(self._waiting, self._intervals, self._shown)
 
     def tick(self, jobs: Iterable[JobState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
         """Hand over what has changed. `snapshot` is of the same moment as the jobs."""
@@ -243,6 +270,11 @@ class Recorder:
         return self._problem
 
     @property
+    def lost(self) -> StoreLoss | None:
+        """Why this recorder will write nothing more and is to be replaced by one for another file; None otherwise."""
+        return self._lost
+
+    @property
     def counts(self) -> StoreCounts:
         """The store about itself."""
         return StoreCounts(self._bytes_used, self._waiting.dropped)
@@ -272,25 +304,44 @@ class Recorder:
                 self._waiting, self._has_waiting = Batch(), False
                 self._waiting.dropped = batch.dropped
             self._write(batch)
-            if is_ending:
+            if is_ending or self._lost is not None:
                 return
             if self._problem is None and batch.snapshot is not None:
                 self._prune(batch.snapshot.wall_s)
 
     def _write(self, batch: Batch) -> None:
         try:
-            self._store.write(batch, self._turns)
-            self._bytes_used = self._store.bytes_used
+            lost = self._find_loss()
+            if lost is None:
+                self._store.write(batch, self._turns)
+                self._bytes_used = self._store.bytes_used
+        except DamagedStoreError as error:
+            lost = self._database.explain_damage(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it may not end the thread
             self._fail(str(error))
-            with self._changed:
-                self._waiting.take_back(batch)
-                self._has_waiting = True
+            self._take_back(batch)
+            return
+        if lost is not None:
+            self._fail(lost.text)
+            self._take_back(batch)
+            self._lost = lost
             return
         if self._problem is not None:
             LOG.warning("runs and their history are written to the store again")
         with self._changed:
             self._problem, self._kept = None, batch.snapshot or self._kept
+
+    def _find_loss(self) -> StoreLoss | None:
+        lost = self._database.find_loss()
+        if lost is None and time.monotonic() - self._checked_s >= CHECK_S:
+            lost = self._database.check_content()
+            self._checked_s = time.monotonic()
+        return lost
+
+    def _take_back(self, batch: Batch) -> None:
+        with self._changed:
+            self._waiting.take_back(batch)
+            self._has_waiting = True
 
     def _fail(self, problem: str) -> None:
         if self._problem is None:

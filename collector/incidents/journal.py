@@ -4,6 +4,7 @@ What cannot be written now stays to be written: it is tried again every RETRY_S,
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from rankscope.collector.incidents.incident import ESCALATED, REOPENED, Incident
 from rankscope.collector.incidents.ledger import Ledger, RunLook
 from rankscope.collector.incidents.store import IncidentStore, Stored
 from rankscope.collector.store.database import Database
+from rankscope.collector.store.file_watch import StoreLoss
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
@@ -40,6 +42,11 @@ class Journal:
         self._failed_wall_s: float | None = None
         self._problem: str | None = None
         self._refused_counted = 0
+        self._lost: StoreLoss | None = None
+        self.store_note: str | None = None
+        """What became of the store since this collector was started, for whoever asks how it is."""
+        self.stores_lost: dict[str, int] = {}
+        """How often the store was lost while it was open, by reason."""
         self._path = Path(config.store) if config.store else None
         stored = (self._path and self._open_store(self._path, now_wall_s)) or Stored((), 0, 0)
         self._written = {incident.id for incident in stored.incidents}
@@ -79,6 +86,15 @@ class Journal:
             self._open_again(self._path, now_wall_s)
         self._ledger.look(runs, now_wall_s)
         self._keep(now_wall_s)
+
+    def begin_anew(self, lost: StoreLoss, now_wall_s: float) -> None:
+        """Close a store that was lost, and write all incidents to what is opened at its path, now or later."""
+        if self._store is None or self._path is None:
+            return
+        self.stores_lost[lost.reason] = self.stores_lost.get(lost.reason, 0) + 1
+        self._store.close()
+        self._store, self._lost, self._failed_wall_s = None, lost, None
+        self._open_again(self._path, now_wall_s)
 
     def shut(self, now_wall_s: float) -> None:
         """Write what is left, and let the file go. Open incidents stay open: the next collector goes on with them."""
@@ -125,16 +141,35 @@ class Journal:
     def _open_again(self, path: Path, now_wall_s: float) -> None:
         """The file could not be used when the collector started: perhaps it can now."""
         stored = self._open_store(path, now_wall_s)
-        if stored is not None:
+        if stored is not None and self._lost is not None:
+            self._rewrite(stored, self._lost, now_wall_s)
+        elif stored is not None:
             LOG.warning("the store %s can be used now; incidents are written to it", path)
             self._failed_wall_s = self._problem = None
             self._written = {incident.id for incident in stored.incidents}
             self._ledger.adopt(stored.incidents, stored.last_id)
 
+    def _rewrite(self, stored: Stored, lost: StoreLoss, now_wall_s: float) -> None:
+        """Have everything written that is in memory, which is the present; the file may have less, or what was."""
+        database = None if self._store is None else self._store.database
+        if database is not None and database.went_on:
+            what = "the file was opened again"
+        elif database is not None and database.set_aside is not None:
+            what = f"that file was renamed to {database.set_aside}, and a new one was begun"
+        else:
+            what = "a new file was begun"
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_wall_s))
+        self.store_note = f"{lost.text} At {at} {what}; all incidents and runs in memory are written to {self._path}."
+        LOG.warning("%s", self.store_note)
+        self._lost = self._failed_wall_s = self._problem = None
+        self._written = {incident.id for incident in stored.incidents}
+        self._to_write = {incident.id: incident for incident in self._ledger.incidents}
+        self._to_forget = self._written - self._to_write.keys()
+
     def _open_store(self, path: Path, now_wall_s: float) -> Stored | None:
         """What the file holds, once it is open; None, counted and said once, when it cannot be used."""
         try:
-            self._store = IncidentStore(path)
+            self._store = IncidentStore(path, lost=self._lost, now_wall_s=now_wall_s)
             stored = self._store.load()
         except UnavailableError as error:
             self._count(STORE)

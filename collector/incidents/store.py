@@ -13,6 +13,7 @@ import msgspec
 
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.store.database import Database, explaining, has_table, reading, transaction
+from rankscope.collector.store.file_watch import StoreLoss
 from rankscope.collector.store.migrations import MIGRATIONS, Migration
 
 _WRITE: Final = """INSERT INTO incidents (id, run, state, severity, opened_wall_s, resolved_wall_s, body)
@@ -34,9 +35,16 @@ class IncidentStore:
     cure, when the file is not usable; what was committed before stays.
     """
 
-    def __init__(self, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-        """Open the file, make it if it is not there, and bring it to the latest version."""
-        self.database = Database(path, migrations)
+    def __init__(
+        self,
+        path: Path,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        *,
+        lost: StoreLoss | None = None,
+        now_wall_s: float = 0.0,
+    ) -> None:
+        """Open the file, make it if it is not there, and bring it to the latest version. `lost`: see Database."""
+        self.database = Database(path, migrations, lost=lost, now_wall_s=now_wall_s)
         self._path = path
         self._connection = self.database.connection
 

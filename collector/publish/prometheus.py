@@ -121,6 +121,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_runs_evicted_total": _of_collector(lambda snapshot: snapshot.counts.runs_evicted),
     "rankscope_collector_errors_total": _of_collector_and(lambda snapshot: snapshot.counts.contained_errors),
     "rankscope_store_writable": _of_collector(lambda snapshot: snapshot.counts.store_writable),
+    "rankscope_store_lost_total": _of_collector_and(lambda snapshot: snapshot.counts.stores_lost),
     "rankscope_store_used_bytes": _of_collector(lambda snapshot: snapshot.counts.store_bytes),
     "rankscope_history_dropped_total": _of_collector(lambda snapshot: snapshot.counts.history_dropped),
 }

@@ -171,6 +171,8 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     http_refused: Mapping[str, int] = {}
     runs_evicted: int = 0
     contained_errors: Mapping[str, int] = {}
+    stores_lost: Mapping[str, int] = {}
+    """How often the store's file was removed, replaced, truncated or damaged while it was open, by reason."""
     store_writable: bool | None = None
     store_bytes: int | None = None
     history_dropped: int | None = None

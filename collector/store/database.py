@@ -10,11 +10,13 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from rankscope.collector.store.file_watch import FileWatch, StoreLoss, find_inode
 from rankscope.collector.store.migrations import MIGRATIONS, Migration
 from rankscope.measure.errors import UnavailableError
 
@@ -33,21 +35,62 @@ SMALL_TABLES: Final = ("incidents", "runs", "lives", "collectives")
 """Those without which a collector could not go on where it stood."""
 
 
+class DamagedStoreError(UnavailableError):
+    """SQLite finds the file damaged, or no database."""
+
+
 class Database:
     """The file, for the one collector that writes it. Raises UnavailableError, with the cure, when it is not usable."""
 
-    def __init__(self, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-        """Open the file, make it if it is not there, and bring it to the latest version."""
+    def __init__(
+        self,
+        path: Path,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        *,
+        lost: StoreLoss | None = None,
+        now_wall_s: float = 0.0,
+    ) -> None:
+        """Open the file, make it if it is not there, and bring it to the latest version.
+
+        `lost` is why this collector, which had the file open, opens it again: what is there now is used only if it is
+        the same file and sound. Else it is renamed, and a new one begun.
+        """
         self.path = path
+        self.went_on = False
+        """Whether the file that was lost was opened again."""
+        self.set_aside: Path | None = None
+        """Where the file is now that was at this path instead."""
         with contextlib.ExitStack() as undo, explaining(path):
             self._lock = undo.enter_context(contextlib.closing(_Lock(path)))
+            self.went_on = lost is not None and _is_sound(path, lost)
+            if lost is not None and not self.went_on:
+                self.set_aside = _set_aside(path, lost.reason, now_wall_s)
             self.connection = undo.enter_context(contextlib.closing(_connect(path, "rwc")))
             _check(self.connection, path, len(migrations))
             self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = NORMAL")
             self.connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
             _migrate(self.connection, migrations)
+            self._watch = undo.enter_context(contextlib.closing(FileWatch(path)))
             undo.pop_all()
+
+    def find_loss(self) -> StoreLoss | None:
+        """Return why what is written now would be lost; None when the files are those that were opened."""
+        with explaining(self.path):
+            return self._watch.find_loss()
+
+    def check_content(self) -> StoreLoss | None:
+        """Return what SQLite finds damaged, reading the file anew; None when it is sound."""
+        try:
+            with explaining(self.path), contextlib.closing(_connect(self.path, "ro")) as connection:
+                _check(connection, self.path, len(MIGRATIONS))
+        except DamagedStoreError as error:
+            return self._watch.lose_content(str(error.__cause__))
+        return None
+
+    def explain_damage(self, error: DamagedStoreError) -> StoreLoss:
+        """Return what a write that failed like this means."""
+        return self._watch.lose_content(str(error.__cause__))
 
     def connect_again(self) -> sqlite3.Connection:
         """One more connection to write with, for another thread. Whoever asks for it closes it before the database."""
@@ -61,6 +104,7 @@ class Database:
         """Let the file go. Twice does no harm."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.close()
+        self._watch.close()
         self._lock.close()
 
 
@@ -104,7 +148,7 @@ def explaining(path: Path) -> Iterator[None]:
             "there and may be written to."
         ) from error
     except sqlite3.DatabaseError as error:
-        raise UnavailableError(
+        raise DamagedStoreError(
             f"the store {path} is damaged or no database: {error}. Move it away, or name another file as `store`."
         ) from error
     except OSError as error:
@@ -180,6 +224,34 @@ def _check(connection: sqlite3.Connection, path: Path, version_max: int) -> None
             f"{path} has version {version} and this rankscope knows versions up to {version_max}; upgrade rankscope, "
             "or name another file as `store`."
         )
+
+
+def _is_sound(path: Path, lost: StoreLoss) -> bool:
+    """Return whether the file that was lost is there and can be gone on with: only its log or its lock was removed."""
+    if find_inode(path) != lost.inode:
+        return False
+    try:
+        with contextlib.closing(_connect(path, "rw")) as connection:
+            _check(connection, path, len(MIGRATIONS))
+    except sqlite3.OperationalError:  # busy or no room: not known to be damaged
+        raise
+    except (sqlite3.DatabaseError, UnavailableError):
+        return False
+    return True
+
+
+def _set_aside(path: Path, reason: str, now_wall_s: float) -> Path | None:
+    """Rename the file and its log, and return its new path; None when it is gone.
+
+    The log goes with it in any case: SQLite would play it into the new file.
+    """
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_wall_s))
+    names = (f"{path}.{reason}-{moment}{ending}" for ending in ("", *(f"-{number}" for number in range(1, 100))))
+    target = next(name for name in names if not any(os.path.lexists(f"{name}{end}") for end in ("", "-wal", "-shm")))
+    found = [ending for ending in ("", "-wal", "-shm") if os.path.lexists(f"{path}{ending}")]
+    for ending in found:
+        os.rename(f"{path}{ending}", f"{target}{ending}")  # noqa: PTH104 - a name with an ending is no Path
+    return Path(target) if "" in found else None
 
 
 def _find_small_tables(connection: sqlite3.Connection) -> list[str]:

@@ -1,7 +1,7 @@
 """A collector whose store cannot be used when it starts, in this process and with a clock that the test drives."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from rankscope.collector.store.database import Database
 from rankscope.measure.codec import decode
 from rankscope.measure.messages import Hello
 from tests.driven_clock import DrivenClock
+from tests.integration.serving import wait_for
 from tests.unit.collector.job_stories import Story
 from tests.unit.collector.kept_runs import life_of, run_of
 
@@ -102,3 +103,42 @@ def test_a_file_whose_folder_never_comes_costs_nothing_else(tmp_path: Path, capl
             service._tick()
         assert service._faults.counts == {"incident_store": 5}
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+
+
+def test_store_whose_folder_was_removed_gets_the_runs_when_it_is_back(tmp_path: Path) -> None:
+    path, clock, story = tmp_path / "folder" / "store.db", DrivenClock(), Story(2)
+    path.parent.mkdir()
+
+    def tick_until(service: Service, is_so: Callable[[], bool]) -> None:
+        def look() -> bool | None:
+            clock.now_s += 0.1
+            service._tick()
+            return is_so() or None
+
+        wait_for(look, lambda: f"{service._find_weakness()}", 30)
+
+    with collecting(path, clock) as service:
+        story.job = Direct(service)  # type: ignore[assignment]  # it takes what a story gives
+        story.join().train(10)
+        tick_until(service, lambda: service.snapshot.counts.store_bytes not in (None, 0))
+        path.parent.rename(tmp_path / "away")
+        tick_until(service, lambda: service.snapshot.counts.store_writable is False)
+        story.train(10)
+        tick_until(service, lambda: service._journal.database is None)
+        path.parent.mkdir()
+        clock.now_s += RETRY_S
+        tick_until(service, lambda: service.snapshot.counts.store_writable is True)
+        assert service.snapshot.counts.stores_lost == {"removed": 1}
+        weakness = service._find_weakness()
+        assert weakness is not None
+        assert weakness.startswith(f"{path} was removed while the collector had it open as its store. At ")
+        story.train(10)
+        service._tick()
+    with collecting(path, clock) as again:
+        again._tick()
+        (run,) = again.snapshot.runs
+        assert [rank.totals.steps for rank in run.ranks] == [30, 30]
+    with opening_run(path, "story") as history:
+        steps = [step.step for step in history.read_steps()]
+        assert steps == list(range(steps[0], 30))
+        assert steps[0] <= 10  # those before are in the folder that was moved away

@@ -233,3 +233,43 @@ def test_incidents_begun_meanwhile_come_after_those_of_the_store(path: Path) -> 
         (7, True), (8, False), (9, False), (10, False),
     ]  # fmt: skip
     collector.journal.shut(100.0)
+
+
+def test_lost_store_gets_all_incidents_again_and_what_was_there_is_said(path: Path) -> None:
+    collector = Collector(path)
+    collector.tick(1.0, slow(2, number=1))
+    collector.tick(2.0, slow(2, number=1), slow(3, number=2))
+    assert collector.journal.database is not None
+    path.unlink()
+    lost = collector.journal.database.find_loss()
+    assert lost is not None
+    collector.journal.begin_anew(lost, 3.0)
+    collector.tick(3.0, slow(2, number=1), slow(3, number=2))
+    assert [incident.id for incident in read_store(path).incidents] == [1, 2]
+    assert collector.journal.stores_lost == {"removed": 1}
+    assert collector.journal.store_note == (
+        f"{path} was removed while the collector had it open as its store. At 1970-01-01 00:00:03 UTC a new file was "
+        f"begun; all incidents and runs in memory are written to {path}."
+    )
+    collector.journal.shut(4.0)
+
+
+def test_lost_store_that_cannot_be_begun_anew_is_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "incidents.db"
+    path.parent.mkdir()
+    collector = Collector(path)
+    collector.tick(1.0, slow())
+    assert collector.journal.database is not None
+    path.parent.rename(tmp_path / "away")
+    lost = collector.journal.database.find_loss()
+    assert lost is not None
+    collector.journal.begin_anew(lost, 2.0)
+    collector.tick(3.0, slow())
+    assert collector.journal.problem is not None
+    path.parent.mkdir()
+    collector.tick(2.0 + RETRY_S, slow())
+    assert collector.journal.problem is None
+    assert collector.journal.stores_lost == {"removed": 1}
+    assert [incident.id for incident in read_store(path).incidents] == [1]
+    assert [incident.id for incident in read_store(tmp_path / "away" / path.name).incidents] == [1]
+    collector.journal.shut(100.0)

@@ -1,0 +1,139 @@
+"""The store's files are removed, truncated, overwritten or replaced while a collector has them open.
+
+Each time the collector says so, goes on with a file that has all it knows, and after a kill no counter of the live run
+is behind. Nothing that was on the disk is deleted.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.store.database import Database
+from tests.integration.faults import wait_for_accounts
+from tests.integration.light_ranks import Crew, crew_of, made_by, wait_for_acknowledgements
+from tests.integration.serving import Served, find_fixed_port, serving, wait_for, wait_for_readiness
+
+RANKS = 2
+RUN = "lost-store"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Where the store is."""
+    return tmp_path / "runs" / "store.db"
+
+
+@contextlib.contextmanager
+def writing(store: Path) -> Iterator[tuple[Served, Crew]]:
+    """A collector whose store has a live run."""
+    store.parent.mkdir(exist_ok=True)
+    address = f"tcp://127.0.0.1:{find_fixed_port()}"
+    with serving("--store", str(store), listen=address) as served, crew_of(RUN, RANKS, address) as crew:
+        wait_for_accounts(served, RUN, made_by(crew))
+        wait_for(lambda: read_stored(store) or None, lambda: "nothing is in the store")
+        yield served, crew
+
+
+def read_stored(store: Path) -> list[str]:
+    """The runs in the store."""
+    with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
+        return [run for (run,) in connection.execute("SELECT run FROM runs")]
+
+
+def remove(store: Path) -> None:
+    store.unlink()
+
+
+def remove_all(store: Path) -> None:
+    for path in store.parent.iterdir():
+        path.unlink()
+
+
+def remove_log(store: Path) -> None:
+    Path(f"{store}-wal").unlink()
+
+
+def remove_lock(store: Path) -> None:
+    Path(f"{store}-lock").unlink()
+
+
+def truncate(store: Path) -> None:
+    with store.open("r+b") as file:
+        file.truncate(8192)
+
+
+def empty(store: Path) -> None:
+    store.write_bytes(b"")
+
+
+def overwrite(store: Path) -> None:
+    size = store.stat().st_size
+    with store.open("r+b") as file:
+        file.write(b"no database " * (size // 12 + 1))
+
+
+def replace(store: Path) -> None:
+    """With the store of another collector."""
+    with contextlib.closing(Database(store.parent / "other.db")):
+        pass
+    (store.parent / "other.db").rename(store)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason", "said"),
+    [
+        (remove, "removed", "{store} was removed while the collector had it open as its store."),
+        (remove_all, "removed", "{store} was removed while the collector had it open as its store."),
+        (remove_log, "removed", "{store}-wal was removed while the collector had it open as its store."),
+        (remove_lock, "removed", "{store}-lock was removed while the collector had it open as its store."),
+        (truncate, "truncated", "{store} was truncated, from "),
+        (empty, "truncated", "{store} was truncated, from "),
+        (overwrite, "damaged", "{store} was overwritten or is damaged (its first bytes are not those of an SQLite "),
+        (replace, "replaced", "{store} was replaced by another file while the collector had it open as its store."),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_lost_store_is_said_and_begun_anew_and_no_counter_goes_back(
+    store: Path, harm: Callable[[Path], None], reason: str, said: str
+) -> None:
+    with writing(store) as (served, crew):
+        harm(store)
+        wait_for_readiness(served, f"ok, but {said.format(store=store)}")
+        wait_for(lambda: is_counted(served, reason), served.read_metrics)
+        wait_for(lambda: read_stored(store) or None, lambda: "nothing is in the new store")
+        wait_for_acknowledgements(crew, 10)
+        shown = wait_for_accounts(served, RUN, made_by(crew))  # the page has what the store has
+        assert said.format(store=store) in served.read_stderr()
+        address = served.endpoint
+        served.kill()
+        with serving("--store", str(store)) as again:  # at another port: all it knows is from the store
+            wait_for_readiness(again, "ok\n")
+            kept = again.wait_for_run(RUN, lambda run: len(run.ranks) == RANKS)
+            published = {rank.identity.rank: rank.steps.published for rank in kept.ranks}
+            before = {rank: account.published for rank, account in shown.items()}
+            assert {rank: (before[rank], count) for rank, count in published.items() if count < before[rank]} == {}
+        with serving("--store", str(store), listen=address):
+            assert crew.stop()
+
+
+def is_counted(served: Served, reason: str) -> bool | None:
+    """Whether the page of metrics counts one loss, and says that the store is written to."""
+    page = served.read_metrics()
+    counted = f'rankscope_store_lost_total{{reason="{reason}"}} 1.0\n' in page
+    return True if counted and "rankscope_store_writable 1.0\n" in page else None
+
+
+@pytest.mark.parametrize(("harm", "reason"), [(truncate, "truncated"), (overwrite, "damaged"), (replace, "replaced")])
+def test_what_was_on_the_disk_is_renamed_and_not_deleted(
+    store: Path, harm: Callable[[Path], None], reason: str
+) -> None:
+    with writing(store) as (served, _):
+        harm(store)
+        content = store.read_bytes()
+        said = wait_for_readiness(served, "that file was renamed to ")
+        (aside,) = store.parent.glob(f"store.db.{reason}-*Z")
+        assert f"renamed to {aside}, and a new one was begun; all incidents and runs in memory are written to" in said
+        assert aside.read_bytes()[:8192] == content[:8192]
