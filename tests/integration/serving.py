@@ -64,6 +64,16 @@ class Api:
         """The page at /metrics."""
         return read_url(f"{self.url}/metrics").decode()
 
+    def wait_for_metrics(self, *lines: str) -> str:
+        """The first page of metrics with all these texts in it: it may show an earlier moment than the API."""
+        seen = [""]
+
+        def look() -> str | None:
+            seen[0] = self.read_metrics()
+            return seen[0] if all(line in seen[0] for line in lines) else None
+
+        return wait_for(look, lambda: f"not on the page: {[line for line in lines if line not in seen[0]]}\n{seen[0]}")
+
     def wait_for_run(
         self, name: str, predicate: Callable[[RunSnapshot], bool], deadline_s: float = DEADLINE_S
     ) -> RunSnapshot:
@@ -75,6 +85,14 @@ class Api:
             return run if run is not None and predicate(run) else None
 
         return wait_for(look, lambda: f"run {name!r} is not as awaited: {seen[0]}", deadline_s)
+
+    def wait_for_rank(self, name: str, number: int, predicate: Callable[[RankSnapshot], bool]) -> RankSnapshot:
+        """The first picture of a rank of the run for which `predicate` holds; the run may lack the rank until then."""
+
+        def is_so(run: RunSnapshot) -> bool:
+            return any(rank.identity.rank == number and predicate(rank) for rank in run.ranks)
+
+        return find_rank(self.wait_for_run(name, is_so), number)
 
     def wait_for_steps(self, name: str, steps: int) -> RunSnapshot:
         """The first picture of the run in which every rank has reported that many steps."""
@@ -190,10 +208,13 @@ def wait_for(look: Callable[[], T | None], describe: Callable[[], str], deadline
 
 def wait_for_readiness(api: Api, said: str) -> str:
     """What /readyz says, once this is in it."""
-    return wait_for(
-        lambda: text if said in (text := read_url(f"{api.url}/readyz").decode()) else None,
-        lambda: f"no {said!r} at /readyz",
-    )
+    seen = [""]
+
+    def look() -> str | None:
+        seen[0] = read_url(f"{api.url}/readyz").decode()
+        return seen[0] if said in seen[0] else None
+
+    return wait_for(look, lambda: f"no {said!r} at /readyz, but {seen[0]!r}")
 
 
 def end_child(child: "subprocess.Popen[bytes]") -> None:

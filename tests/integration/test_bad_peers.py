@@ -12,7 +12,7 @@ import lzma
 import socket
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,7 @@ from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_k
 from rankscope.measure.messages import Goodbye, HelloWanted, Refused, Report
 from rankscope.measure.table import Table
 from tests.integration.fault_figures import InputFigure, name_command, note, read_resident_bytes
-from tests.integration.serving import Served, find_rank, serving, wait_for
+from tests.integration.serving import Served, serving, wait_for
 from tests.integration.wire_peer import DeafPeer, Peer, connected, hello_of, identity_of, read_counts
 
 FRAMES = "rankscope_frames_refused_total"
@@ -120,11 +120,14 @@ def staying_small(served: Served, good: Peer, bad_input: BadInput) -> Iterator[N
 def counted(served: Served, metric: str, reason: str, at_least: int) -> int:
     """The count, once it has come to that."""
 
+    seen: list[Mapping[str, int]] = [{}]
+
     def look() -> int | None:
-        count = read_counts(served, metric).get(reason, 0)
+        seen[0] = read_counts(served, metric)
+        count = seen[0].get(reason, 0)
         return count if count >= at_least else None
 
-    return wait_for(look, lambda: f"{metric} {reason}: {read_counts(served, metric)}", 30)
+    return wait_for(look, lambda: f"{metric} {reason} is not {at_least}: {seen[0]}")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_replayed_and_forged_numbers_are_not_taken_in(served: Served, good: Peer
             good.send(Report(sequence=sequence, host_ns=0))
         good.await_answer(HelloWanted)  # for the first of the two jumps; the second one is not asked about again
         good.report(2)
-    rank = find_rank(served.wait_for_run("good", lambda run: run.ranks[0].last_sequence == good.sequence), 0)
+    rank = served.wait_for_rank("good", 0, lambda rank: rank.last_sequence == good.sequence)
     assert rank.reports_admitted == good.sequence
     assert rank.report_gaps == 0
 
@@ -235,7 +238,7 @@ def test_who_claims_another_s_life_is_refused_and_the_rank_goes_on(served: Serve
         bad.await_answer(HelloWanted)
         good.report(2)
     assert counted(served, PEERS, "identity_taken", before + 2) == before + 2
-    rank = find_rank(served.wait_for_run("good", lambda run: run.ranks[0].last_sequence == good.sequence), 0)
+    rank = served.wait_for_rank("good", 0, lambda rank: rank.last_sequence == good.sequence)
     assert rank.up
 
 
@@ -294,7 +297,6 @@ def test_a_connection_that_says_nothing_is_closed_and_counted() -> None:
         wait_for(
             lambda: receiver.poll(10, 1) or receiver.connections_refused or None,
             lambda: str(receiver.connections_refused),
-            30,
         )
         with contextlib.suppress(ConnectionError):
             while silent.recv(1024):  # until it is cut off
@@ -337,7 +339,7 @@ def test_another_team_s_key_gets_into_no_run_of_ours_nor_in_a_rank_s_place(tmp_p
                 thief.send(hello_of(ours.identity))
                 assert thief.await_answer(Refused).reason == "identity_taken"
             ours.rejoin().report(2)
-        rank = find_rank(served.wait_for_run("good", lambda run: run.ranks[0].last_sequence == 4), 0)
+        rank = served.wait_for_rank("good", 0, lambda rank: rank.last_sequence == 4)
         assert (rank.reports_admitted, rank.report_gaps) == (4, 0)
         assert set(read_counts(served, PEERS)) == {"run_taken", "identity_taken"}
 
@@ -351,7 +353,6 @@ def test_a_key_pair_nobody_knows_is_refused_by_zap(tmp_path: Path) -> None:
         wait_for(
             lambda: receiver.poll(10, 1) or receiver.connections_refused or None,
             lambda: str(receiver.connections_refused),
-            30,
         )
     assert receiver.connections_refused == {"key_not_allowed": 1}
     assert receiver.frames_received == 0

@@ -176,9 +176,8 @@ def test_a_crash_is_told_with_its_signal_and_the_python_stack(
     assert told.first.line == describe_frame(frame)
     assert "No rank was slower" not in verdict(run)
     assert find_failures(incidents) == [("open", "crashed", [1])]
-    page = served.read_metrics()
     line = f'rankscope_rank_end_info{{exit_code="",reason="crashed",signal="{signal_name}",rank="1",run="{end}"}} 1.0'
-    assert line in page
+    served.wait_for_metrics(f"{line}\n")
 
 
 def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, tmp_path: Path) -> None:

@@ -70,10 +70,15 @@ def is_held(run: RunSnapshot) -> bool:
     return found is not None and [status.enqueued for status in found.progress] == [HANGS_AT]
 
 
-def find_hang(run: RunSnapshot) -> Finding | None:
-    """The open finding about a hang at that step: on a busy machine there may have been another before."""
+def find_hang(run: RunSnapshot, cause: str, *said: str) -> Finding | None:
+    """The open finding about a hang at that step, of that cause and with all that in its sentence.
+
+    On a busy machine there may have been another before, and this one begins with what is known then: in its first
+    second one of two ranks waits.
+    """
     hangs = [one for one in run.open_findings if one.kind == HANG and one.since_step == HANGS_AT + 1]
-    return hangs[0] if hangs and hangs[0].ranks else None
+    found = [one for one in hangs if one.cause == cause and all(text in one.sentence for text in said)]
+    return found[0] if found and found[0].ranks else None
 
 
 def described(pending: tuple[PendingCollective, ...]) -> list[tuple[str, str, int, int | None]]:
@@ -102,9 +107,16 @@ def waits_for_the_collective(rank: RankSnapshot) -> bool:
 def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_what_they_wait_for(
     served: Served,
 ) -> None:
+    sleeps_at = line_of("hangs.py", "    time.sleep(FOR_EVER_S)")
+    said = (
+        f"stands still at hangs.py:{sleeps_at} (sleep_for_ever), and 2 ranks wait for it in all_reduce 11 of ",
+        "default_pg (3108 bytes)",
+    )
     with hanging(served, "sleeps", "sleep", ranks=3):
-        run = served.wait_for_run("sleeps", lambda run: are_stalled(run) and find_hang(run) is not None)
-        assert 'rankscope_rank_stalled{rank="1",run="sleeps"} 1.0' in served.read_metrics()
+        run = served.wait_for_run(
+            "sleeps", lambda run: are_stalled(run) and find_hang(run, "missing_rank", *said) is not None
+        )
+        served.wait_for_metrics('rankscope_rank_stalled{rank="1",run="sleeps"} 1.0\n')
     first, sleeper, third = run.ranks
     assert waits_for_the_collective(first), first
     assert waits_for_the_collective(third), third
@@ -112,15 +124,10 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
     assert (sleeper.progress[0].enqueued, sleeper.stall.pending) == (HANGS_AT, ())
     innermost = sleeper.stall.stacks[0].frames[0]
     assert (os.path.basename(innermost.file), innermost.function) == ("hangs.py", "sleep_for_ever")  # noqa: PTH119
-    assert innermost.line == line_of("hangs.py", "    time.sleep(FOR_EVER_S)")
-    hang = find_hang(run)
+    assert innermost.line == sleeps_at
+    hang = find_hang(run, "missing_rank", *said)
     assert hang is not None
-    assert (hang.cause, hang.ranks, hang.group, hang.severity) == ("missing_rank", (1,), "default_pg", "critical")
-    assert (
-        f"stands still at hangs.py:{innermost.line} (sleep_for_ever), and 2 ranks wait for it in all_reduce 11 of "
-        in (hang.sentence)
-    )
-    assert "default_pg (3108 bytes)" in hang.sentence
+    assert (hang.ranks, hang.group, hang.severity) == ((1,), "default_pg", "critical")
     assert (hang.evidence["missing_sequence"], hang.evidence["group_max_sequence"]) == (HANGS_AT, HANGS_AT + 1)
     assert f"hangs.py:{innermost.line} in sleep_for_ever" in hang.details["stack of rank 1"]
     ended = served.wait_for_run("sleeps", lambda run: have_ended(run) and not run.open_findings)
@@ -132,13 +139,14 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
 
 
 def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:
+    said = ("Rank 1", "does not answer, its interpreter does not run (state S)")
     with hanging(served, "holds", "hold", ranks=2):
-        run = served.wait_for_run("holds", lambda run: is_held(run) and find_hang(run) is not None)
-    hang = find_hang(run)
+        run = served.wait_for_run(
+            "holds", lambda run: is_held(run) and find_hang(run, "missing_rank", *said) is not None
+        )
+    hang = find_hang(run, "missing_rank", *said)
     assert hang is not None
-    assert (hang.cause, hang.ranks, hang.group) == ("missing_rank", (1,), "default_pg")
-    assert "Rank 1" in hang.sentence
-    assert "does not answer, its interpreter does not run (state S)" in hang.sentence
+    assert (hang.ranks, hang.group) == ((1,), "default_pg")
     waiting, holder = run.ranks
     assert waits_for_the_collective(waiting), waiting
     found = holder.unresponsive
@@ -155,14 +163,14 @@ def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served
 
 
 def test_a_rank_that_was_killed_is_named_while_another_goes_on_waiting(served: Served) -> None:
+    said = "has ended: killed (SIGKILL, not by the OOM killer"
     with hanging(served, "killed", "kill", 2, "--outlive") as job:
-        run = served.wait_for_run("killed", lambda run: find_hang(run) is not None)
+        run = served.wait_for_run("killed", lambda run: find_hang(run, "dead_rank", said) is not None)
         # It is deaf to what the launcher sends it.
         os.kill(find_rank(run, 0).identity.pid, signal.SIGKILL)
         job.launcher.wait()
-    hang = find_hang(run)
+    hang = find_hang(run, "dead_rank", said)
     assert hang is not None
-    assert (hang.cause, hang.ranks, hang.severity) == ("dead_rank", (1,), "critical")
-    assert "has ended: killed (SIGKILL, not by the OOM killer" in hang.sentence
+    assert (hang.ranks, hang.severity) == ((1,), "critical")
     ended = served.wait_for_run("killed", lambda run: have_ended(run) and not run.open_findings)
     assert [(one.cause, one.ranks) for one in ended.findings if one.number == hang.number] == [("dead_rank", (1,))]

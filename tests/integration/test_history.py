@@ -20,7 +20,7 @@ from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.store.database import Database
 from rankscope.measure.errors import UnavailableError
 from tests.integration.killed_writer import kill_writer
-from tests.integration.serving import Api, Served, find_fixed_port, serving, wait_for, wait_for_readiness
+from tests.integration.serving import Api, Served, find_fixed_port, have_ended, serving, wait_for, wait_for_readiness
 from tests.integration.small_disk import fill, mounted
 from tests.integration.torchrun import Ended, python, run, started, torchrun
 from tests.integration.wire_ranks import telling
@@ -115,7 +115,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
                     continue
                 for rank in range(RANKS):
                     story.say_goodbye(rank)
-                served.wait_for_run("story", lambda known: all(rank.ended for rank in known.ranks))
+                served.wait_for_run("story", have_ended)
                 seen.text_by_url = wait_for_report(served, "finished")
                 served.end(signal.SIGTERM)
                 seen.stderr = served.read_stderr()
@@ -219,7 +219,7 @@ def test_no_counter_of_a_real_training_goes_backwards_over_a_kill(tmp_path: Path
         known = second.wait_for_steps(TRAINING_RUN, steps)
         stop.touch()
         assert job.wait().exit_code == 0
-        ended = second.wait_for_run(TRAINING_RUN, lambda run: all(rank.ended == "finished" for rank in run.ranks))
+        ended = second.wait_for_run(TRAINING_RUN, lambda run: [rank.ended for rank in run.ranks] == ["finished"] * 2)
     assert {key: (value, after.get(key)) for key, value in before.items() if after.get(key, -1.0) < value} == {}
     assert [(rank.report_gaps, rank.first_sequence) for rank in known.ranks] == [(0, 1)] * 2
     assert [rank.reports_admitted for rank in ended.ranks] == [rank.last_sequence for rank in ended.ranks]
@@ -268,20 +268,18 @@ def test_a_full_disk_is_said_and_caught_up_with_when_there_is_room_again(small_d
         story.train(30)
         said = wait_for_readiness(served, "ok, but nothing is written to the store, and all is kept in memory: ")
         assert f"the store {path} cannot be used: " in said
-        wait_for(
-            lambda: "rankscope_store_writable 0.0" in served.read_metrics() or None, lambda: "the metric says nothing"
-        )
+        served.wait_for_metrics("rankscope_store_writable 0.0\n")
         for _ in range(5):
             story.train(10)
         assert served.wait_for_steps("story", 100).ranks[0].totals.steps == 100
         filler.unlink()
         wait_for_readiness(served, "ok\n")
         wait_for(lambda: read_store(path) == 100 or None, lambda: "not all steps are in the store")
-        wait_for(
-            lambda: "rankscope_store_writable 1.0" in served.read_metrics() or None, lambda: "the metric says nothing"
+        served.wait_for_metrics(
+            "rankscope_store_writable 1.0\n",
+            'rankscope_collector_errors_total{part="history_store"}',
+            "rankscope_history_dropped_total 0.0\n",
         )
-        assert 'rankscope_collector_errors_total{part="history_store"}' in served.read_metrics()
-        assert "rankscope_history_dropped_total 0.0" in served.read_metrics()
         assert "Traceback" not in served.read_stderr()
 
 

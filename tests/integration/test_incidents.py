@@ -191,7 +191,7 @@ def test_a_damaged_store_is_said_and_counted_and_the_collector_works(damaged: tu
         story.train(40).train(60, forward={SLOW_RANK: 30.0})
         assert wait_for_incident(served, "opened")["ranks"] == [SLOW_RANK]
     assert f"the store {path} is damaged or no database: " in served.read_stderr()
-    assert 'rankscope_collector_errors_total{part="incident_store"} 1.0' in served.read_metrics()
+    served.wait_for_metrics('rankscope_collector_errors_total{part="incident_store"} 1.0\n')
     assert path.read_text() == "not a database " * 1_000
 
 

@@ -48,8 +48,7 @@ def test_a_job_with_keys_reports_and_its_sidecar_tells_how_it_ended(served: Serv
     command = python(*AGENT, "paced.py", "--steps", "20", "--end", "exit", "--end-rank", "0")
     ended = run(command, settings_of(served, keys, "keyed"))
     assert ended.exit_code == 7
-    seen = served.wait_for_run("keyed", lambda picture: find_rank(picture, 0).ended == "failed")
-    end = find_rank(seen, 0).end
+    end = served.wait_for_rank("keyed", 0, lambda rank: rank.ended == "failed").end
     assert end is not None  # os._exit: only the sidecar can know
     assert end.exit_code == 7
 

@@ -79,14 +79,14 @@ def test_a_notice_is_acknowledged_by_its_own_number_and_shown(served: Served) ->
     with connected(served, "boot-told") as rank, connected(served, "sidecar-1") as sidecar:
         assert isinstance(rank.ask(hello_of("told")), Welcome)
         assert sidecar.ask(frozen) == Ack(through=7)
-        (stalled,) = served.wait_for_run("told", lambda run: run.ranks[0].stalled is True).ranks
+        stalled = served.wait_for_rank("told", 0, lambda rank: rank.stalled is True)
         assert stalled.unresponsive == frozen
         # In any order, and more than once.
         assert [sidecar.ask(ended(number, "told")) for number in (9, 8, 9)] == [Ack(through=n) for n in (9, 8, 9)]
-        (gone,) = served.wait_for_run("told", lambda run: run.ranks[0].ended is not None).ranks
+        gone = served.wait_for_rank("told", 0, lambda rank: rank.ended is not None)
     assert (gone.ended, gone.exit_code, gone.stalled) == ("out_of_memory", None, None)
     assert gone.end == ended(9, "told")
-    assert 'reason="out_of_memory",signal="SIGKILL",rank="0",run="told"} 1.0' in served.read_metrics()
+    served.wait_for_metrics('reason="out_of_memory",signal="SIGKILL",rank="0",run="told"} 1.0\n')
 
 
 def test_a_notice_about_a_life_that_nobody_knows_is_not_acknowledged_until_it_has_said_hello(served: Served) -> None:
@@ -97,7 +97,7 @@ def test_a_notice_about_a_life_that_nobody_knows_is_not_acknowledged_until_it_ha
         assert served.read_run("late") is None
         rank.ask(hello_of("late"))
         assert sidecar.ask(ended(2, "late")) == Ack(through=2)
-        assert served.wait_for_run("late", lambda run: run.ranks[0].ended is not None).ranks[0].ended == "out_of_memory"
+        assert served.wait_for_rank("late", 0, lambda rank: rank.ended is not None).ended == "out_of_memory"
 
 
 def test_a_sidecar_is_no_rank_and_its_reports_are_nobody_s(served: Served) -> None:
@@ -105,6 +105,5 @@ def test_a_sidecar_is_no_rank_and_its_reports_are_nobody_s(served: Served) -> No
         assert isinstance(rank.ask(hello_of("real")), Welcome)
         assert sidecar.ask(ended(1, "real")) == Ack(through=1)
         assert isinstance(sidecar.ask(Report(sequence=1, host_ns=0)), HelloWanted)
-    run = served.wait_for_run("real", lambda run: run.ranks[0].ended is not None)
-    assert [rank.identity.boot_id for rank in run.ranks] == ["boot-real"]
-    assert run.ranks[0].reports_admitted == 0
+    real = served.wait_for_rank("real", 0, lambda rank: rank.ended is not None)
+    assert (real.identity.boot_id, real.reports_admitted) == ("boot-real", 0)

@@ -14,7 +14,7 @@ from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, sized, wait_for_accounts
 from tests.integration.light_ranks import Crew, crew_of, made_by, wait_for_acknowledgements, wait_for_reports
 from tests.integration.relaying import relaying
-from tests.integration.serving import Served, find_fixed_port, find_rank, have_ended, knows_clocks, serving, wait_for
+from tests.integration.serving import Served, find_fixed_port, have_ended, knows_clocks, serving, wait_for
 from tests.integration.torchrun import AGENT, OFTEN, run, torchrun
 from tests.integration.wire_peer import read_counts
 
@@ -47,16 +47,16 @@ def test_ranks_behind_a_relay_are_seen_as_if_they_had_come_alone_in_far_fewer_ba
     with serving() as served, relaying(served.endpoint) as relay, crew_of(RUN, RANKS, relay.endpoint) as crew:
         # 40 reports a second of each of 4 ranks, in 10 batches a second: 16 in each.
         wait_for_acknowledgements(crew, 60)
-        seen = served.wait_for_run(RUN, knows_clocks)
+        seen = served.wait_for_run(RUN, lambda run: knows_clocks(run) and all(rank.up for rank in run.ranks))
         assert [(rank.identity.rank, rank.up) for rank in seen.ranks] == [(rank, True) for rank in range(RANKS)]
-        assert read_number(served, "rankscope_relays") == 1
+        served.wait_for_metrics("rankscope_relays 1.0\n")
         batches, frames = (
             read_number(served, f"rankscope_{name}_total") for name in ("relay_batches", "frames_received")
         )
         assert frames >= 60 * RANKS
         assert batches < frames / 4
         end_without_loss(served, crew)
-        assert all(rank.ended == "finished" for rank in served.wait_for_run(RUN, have_ended).ranks)
+        served.wait_for_run(RUN, lambda run: [rank.ended for rank in run.ranks] == ["finished"] * RANKS)
 
 
 def test_the_clock_of_a_rank_is_known_to_within_the_error_that_is_told_though_its_answers_wait() -> None:
@@ -155,8 +155,8 @@ def test_a_training_reports_through_a_unix_socket_and_its_sidecar_tells_how_it_e
         ended = run(torchrun(2, *AGENT, *script), settings)
         assert ended.exit_code != 0
         assert ended.left == ()
-        seen = served.wait_for_run(RUN, lambda picture: find_rank(picture, 1).ended == "failed" and have_ended(picture))
-        end = find_rank(seen, 1).end
+        end = served.wait_for_rank(RUN, 1, lambda rank: rank.ended == "failed").end
+        served.wait_for_run(RUN, have_ended)
         assert end is not None  # os._exit: only the sidecar can know
         assert end.exit_code == 7
         check_identity(served, RUN)

@@ -80,7 +80,7 @@ def wait_for_sidecars(folder: str, count: int) -> list[psutil.Process]:
         found = find_sidecars(folder)
         return found or [] if len(found) == count else None
 
-    return wait_for(look, lambda: f"not {count} sidecars: {find_sidecars(folder)}", 60)
+    return wait_for(look, lambda: f"not {count} sidecars: {find_sidecars(folder)}")
 
 
 def kill(sidecar: psutil.Process) -> None:
@@ -124,7 +124,7 @@ def test_it_goes_on_when_the_rank_that_started_it_is_killed_and_ends_with_the_la
     first, second = start(0), start(1)
     (sidecar,) = wait_for_sidecars(first.folder, 1)
     first.end(signal.SIGKILL)
-    wait_for(lambda: not (Path(first.folder) / "boot-of-0.json").exists() or None, lambda: "rank 0 is still there", 60)
+    wait_for(lambda: not (Path(first.folder) / "boot-of-0.json").exists() or None, lambda: "rank 0 is still there")
     assert sidecar.is_running()
     second.say("goodbye 0")
     second.end()
