@@ -252,6 +252,9 @@ class Service:
             self._faults.note("history", "runs could not be handed to the store; the collector goes on")
 
     def _shut_stores(self) -> None:
+        self._leave_lost_store(self._wall_s())
+        if self._recorder is None and self._unwritten is not None:
+            self._recorder = self._open_recorder()
         if self._recorder is not None:
             for job in self._jobs.values():
                 self._contain_settling(job)
