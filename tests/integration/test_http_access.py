@@ -23,7 +23,7 @@ from rankscope.collector.publish.page_files import read_page_files
 from rankscope.collector.state.snapshot import Snapshot
 from tests.integration.serving import wait_for
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
 
 SHORT_TIMEOUT_S = 1.0

@@ -21,7 +21,7 @@ from rankscope.uplink.delivery import Delivery, DeliverySettings, Refusal
 from rankscope.uplink.resend_buffer import ResendBuffer
 
 BOOT_ID = "boot-00000001"
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 """How long a test waits for what must happen. Much more than it takes, since the machine may be busy."""
 
 
