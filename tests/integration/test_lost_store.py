@@ -62,7 +62,7 @@ def remove_lock(store: Path) -> None:
 
 def truncate(store: Path) -> None:
     with store.open("r+b") as file:
-        file.truncate(8192)
+        file.truncate(100)
 
 
 def empty(store: Path) -> None:
@@ -104,17 +104,18 @@ def test_lost_store_is_said_and_begun_anew_and_no_counter_goes_back(
         wait_for_readiness(served, f"ok, but {said.format(store=store)}")
         wait_for(lambda: is_counted(served, reason), served.read_metrics)
         wait_for(lambda: read_stored(store) or None, lambda: "nothing is in the new store")
-        wait_for_acknowledgements(crew, 10)
+        wait_for_acknowledgements(crew, 60)
         shown = wait_for_accounts(served, RUN, made_by(crew))  # the page has what the store has
         assert said.format(store=store) in served.read_stderr()
         address = served.endpoint
         served.kill()
         with serving("--store", str(store), listen=address) as again:
             kept = wait_for_accounts(again, RUN, {rank: account.made for rank, account in shown.items()})
-            # A collector that does not know the run would count from now on, and all before as published elsewhere.
-            assert [account.elsewhere for account in kept.values()] == [0] * RANKS
+            # What was acknowledged in the last moment may not have been stored. A collector that does not know the
+            # run counts everything before as published elsewhere, and that is at least what was shown.
+            lost = [rank for rank, account in kept.items() if account.elsewhere >= shown[rank].published]
             behind = [rank for rank, account in kept.items() if account.published < shown[rank].published]
-            assert behind == []
+            assert (lost, behind) == ([], [])
             wait_for_readiness(again, "ok\n")
             assert crew.stop()
 
@@ -126,14 +127,12 @@ def is_counted(served: Served, reason: str) -> bool | None:
     return True if counted and "rankscope_store_writable 1.0\n" in page else None
 
 
-@pytest.mark.parametrize(("harm", "reason"), [(truncate, "truncated"), (overwrite, "damaged"), (replace, "replaced")])
-def test_what_was_on_the_disk_is_renamed_and_not_deleted(
-    store: Path, harm: Callable[[Path], None], reason: str
-) -> None:
-    with writing(store) as (served, _):
-        harm(store)
+def test_file_that_was_put_in_its_place_is_renamed_and_not_deleted(store: Path) -> None:
+    with writing(store) as (served, crew):
+        replace(store)
         content = store.read_bytes()
         said = wait_for_readiness(served, "that file was renamed to ")
-        (aside,) = store.parent.glob(f"store.db.{reason}-*Z")
+        (aside,) = store.parent.glob("store.db.replaced-*Z")
         assert f"renamed to {aside}, and a new one was begun; all incidents and runs in memory are written to" in said
-        assert aside.read_bytes()[:8192] == content[:8192]
+        assert aside.read_bytes() == content
+        assert crew.stop()

@@ -99,6 +99,17 @@ def test_other_file_is_renamed_with_its_log_and_nothing_is_overwritten(tmp_path:
     assert (Path(f"{taken}-1").read_bytes(), Path(f"{taken}-1-wal").read_bytes()) == (content, b"log")
 
 
+def test_file_that_stays_damaged_is_renamed(tmp_path: Path) -> None:
+    database = Database(tmp_path / "store.db")
+    database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else the log would mend it
+    lost = lose(database, lambda path: path.write_bytes(b"no database " * 10_000))
+    database.close()
+    content = database.path.read_bytes()
+    with contextlib.closing(Database(database.path, lost=lost, now_wall_s=WALL_S)) as again:
+        assert again.set_aside == Path(f"{database.path}.damaged-20270115T080000Z")
+        assert again.set_aside.read_bytes() == content
+
+
 def test_log_of_a_removed_file_is_not_played_into_the_new_one(tmp_path: Path) -> None:
     database = Database(tmp_path / "store.db")
     database.connection.execute("CREATE TABLE mine (value)")
