@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.cli import main
-from tests.integration.serving import START_S_MAX, Served, find_rank, serving, wait_for
+from tests.integration.serving import START_S_MAX, Served, serving, wait_for
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, started, torchrun
 
 EVERYWHERE = "tcp://0.0.0.0:0"
