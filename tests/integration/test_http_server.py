@@ -211,6 +211,8 @@ def test_the_runs_are_listed(server: HttpServer) -> None:
                 "samples_per_s": None,
                 "tokens_per_s": None,
                 "steps_per_s": None,
+                "end": None,
+                "end_in_words": "",
             }
         ]
     }
