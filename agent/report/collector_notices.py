@@ -63,9 +63,9 @@ class CollectorNotices:
                 f"{delivered.reports} reports was delivered{_describe_spill(delivered)}"
             )
         url = f" --url {self._page}" if self._page else ""
-        where = (
-            f"`rankscope report {shlex.quote(to_line(self._run))}{url}` says how the run went{self._describe_place()}"
-        )
+        run = shlex.quote(to_line(self._run))
+        # Not `report`, which needs a collector with a store.
+        where = f"`rankscope status --run {run}{url}` shows how the run went{self._describe_place()}"
         if not delivered.unacknowledged:
             return f"run {self._run!r}: all {delivered.reports} reports of rank 0 were delivered; {where}"
         return (

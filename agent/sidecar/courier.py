@@ -5,7 +5,7 @@ that comes twice for one: so a notice is simply sent again after a while. Most s
 loaded with the first.
 """
 
-import secrets
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -117,7 +117,7 @@ def _open_dealer(endpoint: str, keys: ClientKeys | None) -> Any:
     }  # fmt: skip
     for option, value in options.items():
         dealer.setsockopt(option, value)
-    dealer.setsockopt(zmq.IDENTITY, b"sidecar-" + secrets.token_hex(8).encode())
+    dealer.setsockopt(zmq.IDENTITY, b"sidecar-" + os.urandom(8).hex().encode())
     set_keys(dealer, keys)
     dealer.connect(endpoint)
     return dealer

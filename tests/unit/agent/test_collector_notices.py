@@ -82,8 +82,8 @@ def test_end_says_that_all_was_delivered_and_where_the_verdict_is() -> None:
     notices = begin()
     look(notices, 1, connected=True)
     assert notices.sum_up(Delivered(40, 0)) == (
-        "run 'bert': all 40 reports of rank 0 were delivered; `rankscope report bert --url http://head:18491` says how "
-        "the run went"
+        "run 'bert': all 40 reports of rank 0 were delivered; `rankscope status --run bert --url http://head:18491` "
+        "shows how the run went"
     )
 
 
@@ -92,7 +92,7 @@ def test_end_says_what_was_not_acknowledged() -> None:
     look(notices, 1, connected=True, url="")
     assert notices.sum_up(Delivered(40, 3, "/scratch")) == (
         f"run 'bert': 3 of the 40 reports of rank 0 were not acknowledged by {ENDPOINT} (/scratch keeps what it has "
-        "room for); `rankscope report bert` says how the run went"
+        "room for); `rankscope status --run bert` shows how the run went"
     )
 
 

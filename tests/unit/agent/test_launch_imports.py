@@ -39,3 +39,17 @@ def test_torch_imports_next_to_nothing_where_the_agent_is_not_asked_for() -> Non
         "rankscope.agent", "rankscope.agent.guard", "rankscope.agent.launch", "rankscope.measure",
         "rankscope.measure.errors",
     ]  # fmt: skip
+
+
+def test_nothing_of_the_standard_library_is_imported_by_the_agent_after_its_start() -> None:
+    """By then the script's folder is searched first, and may have a module of the same name."""
+    script = (
+        "import importlib, pkgutil, sys, torch, rankscope.agent, rankscope.measure, rankscope.uplink;"
+        "import rankscope.agent.child_end, rankscope.agent.session; before = set(sys.modules);"
+        "packages = (rankscope.agent, rankscope.measure, rankscope.uplink);"
+        "names = [m.name for p in packages for m in pkgutil.walk_packages(p.__path__, p.__name__ + '.')];"
+        "[importlib.import_module(name) for name in names if '__main__' not in name and 'integrations' not in name];"
+        "print('then', *sorted(m for m in set(sys.modules) - before if m.partition('.')[0] in sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["then"]
