@@ -5,10 +5,12 @@ then how many there were meanwhile. A kind is the place, the type of the excepti
 two different faults in two runs are two tracebacks.
 """
 
+import contextlib
 import logging
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, NamedTuple
 
@@ -52,6 +54,14 @@ class FaultLog:
         with self._lock:
             self._counts[place] = self._counts.get(place, 0) + 1
             return self._counts[place]
+
+    @contextlib.contextmanager
+    def contain(self, place: str, sentence: str) -> Iterator[None]:
+        """Note whatever is raised inside, and go on."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - it is noted
+            self.note(place, sentence)
 
     def note(self, place: str, sentence: str, *, run: str = "") -> None:
         """Count the exception that is being handled, and log it with its traceback unless one of its kind was logged

@@ -179,7 +179,7 @@ class Service:
                 if is_due:
                     self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
-                    with self._turns:
+                    with self._turns, self._faults.contain("tick", "a tick went wrong; the next one tries again"):
                         self._tick()
                     on_tick(self._snapshot)
         finally:
@@ -272,6 +272,16 @@ class Service:
         there, nothing of it is acknowledged, and it is asked for its Hello. An event of a life that is known and that
         cannot be handled is lost, counted, and acknowledged: it would come again for ever and fail each time.
         """
+        try:
+            self._take_events(batch)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("batch", "a batch could not be taken in; its ranks are asked for what they hold")
+            boot_ids = {find_boot_id(event) for _, event in batch.events}
+            batch.untaken |= boot_ids
+            batch.unknown |= boot_ids
+        self._exchange.answer(batch)
+
+    def _take_events(self, batch: Batch) -> None:
         touched: dict[str, JobState] = {}
         for run, event in batch.events:
             boot_id = find_boot_id(event)
@@ -284,7 +294,6 @@ class Service:
                 touched[run] = job
         for job in touched.values():
             self._contain_settling(job, STEPS_IN_BATCH_MAX)
-        self._exchange.answer(batch)
 
     def _take_event(self, run: str, boot_id: str, event: JobEvent) -> JobState | None:
         """Return the run that has taken an event in; None where none knows its life."""
@@ -345,13 +354,13 @@ class Service:
     def _tick(self) -> None:
         now_ns, wall_s = self._clock.monotonic_ns(), self._wall_s()
         self._look_at_runs(now_ns, wall_s)
-        self._last_tick_ns = now_ns
         self._look_at_incidents(wall_s)
         self._leave_lost_store(wall_s)
         if self._recorder is None:  # perhaps the store can be opened only now
             self._recorder = self._open_recorder()
         if self._pictures.is_due(now_ns) or self._orders.is_open(now_ns):
             self._publish(now_ns)
+        self._last_tick_ns = now_ns  # only now: a collector whose ticks go wrong is not healthy
 
     def _look_at_runs(self, now_ns: int, wall_s: float) -> None:
         looks, began_ns = self._decide_on_look(now_ns), time.thread_time_ns()
@@ -424,7 +433,7 @@ class Service:
     def _carry_out_order(self, *, is_behind: bool) -> None:
         """Make the picture that was ordered, if any was; not at once while the state `is_behind` what has come."""
         if self._orders.is_open(self._clock.monotonic_ns(), is_behind=is_behind):
-            with self._turns:
+            with self._turns, self._faults.contain("snapshot", "a snapshot could not be made"):
                 self._publish(self._clock.monotonic_ns())
 
     def _publish(self, now_ns: int) -> None:

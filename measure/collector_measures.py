@@ -32,7 +32,7 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_peers_refused_total", "counter", "", ("reason",),
-        "Connections and Hellos refused, and messages in the name of somebody else's rank.",
+        "Connections refused or cut off, Hellos refused, and messages in the name of somebody else's rank.",
         "count by reason", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(

@@ -13,6 +13,7 @@ from typing import Final
 
 import zmq
 
+from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.ingest.relays import ANSWER_UNSENT, NO_HELLO, UNEXPECTED
@@ -71,6 +72,7 @@ class Relay:
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, int] = {}
         self._refusals = RefusalLog(clock)
+        self._faults = FaultLog(clock)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         name = config.name or socket.gethostname()[:128]
         self._hello = RelayHello(name=name, boot_id=secrets.token_hex(8), version=__version__)
@@ -122,7 +124,8 @@ class Relay:
         # Upwards: rounded down, the last millisecond would be spent in a busy loop.
         ready = dict(self._poller.poll(-(-remaining_ns // NS_PER_MS)))
         for received in self._receiver.take(ready, RECEIVES_PER_TURN_MAX):
-            self._pass_on(received)
+            with self._faults.contain("relay", f"a {type(received.message).__name__} could not be passed on"):
+                self._pass_on(received)
         for refusal in self._receiver.take_refusals():
             self._refusals.note(refusal)
         for link in self._links.values():

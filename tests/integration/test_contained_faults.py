@@ -8,6 +8,7 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.service import Service
+from rankscope.collector.state.draft import RunDraft
 from rankscope.collector.state.effects import JobEffect
 from rankscope.collector.state.events import JobEvent, RankJoined, ReportAdmitted
 from rankscope.collector.state.job import JobState
@@ -99,6 +100,27 @@ def test_a_fault_of_one_run_leaves_the_others_alone() -> None:
             bad.await_answer(HelloWanted)
         good.report(2)
         assert service._faults.counts == {"job_state": 3}
+
+
+def test_a_snapshot_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    draft = JobState.draft
+    failures: list[str] = []
+
+    def fail_first(job: JobState, now_job_ns: int) -> RunDraft:
+        if not failures:
+            failures.append(job.run)
+            raise ZeroDivisionError
+        return draft(job, now_job_ns)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobState, "draft", fail_first)
+        with failing(lambda _event: False) as service, connected(service.endpoint, "boot-one") as peer:
+            peer.join().report(3)
+            wait_for(lambda: service.snapshot.runs or None, lambda: "no run came", 30)
+            peer.report(3)
+            assert sum(service._faults.counts.values()) == 1
+    assert failures == ["good"]
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_verbose_logs_joins_ends_and_snapshots() -> None:
