@@ -161,6 +161,16 @@ class CollectorConfig(Settings):
             largest=30 * 86_400,
         ),
     )
+    restart_within_s: float = setting(
+        900.0,
+        Setting(
+            "A start so long after the end of a run of the same name that failed or was killed is a restart of that "
+            "run; a later one is a new run. After a run that finished or was interrupted each start is a new run.",
+            unit="seconds",
+            smallest=0,
+            largest=30 * 86_400,
+        ),
+    )
     steps_kept: int = setting(
         256,
         Setting("Steps of each rank that are kept for comparison.", unit="steps", smallest=32, largest=4096),

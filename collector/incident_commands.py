@@ -62,8 +62,4 @@ def to_plain(incidents: Sequence[Incident]) -> list[object]:
 
 
 def _keep(incidents: Sequence[Incident], *, run: str | None, only_open: bool) -> Sequence[Incident]:
-    return [
-        incident
-        for incident in incidents
-        if (run is None or incident.run == run) and (incident.is_open or not only_open)
-    ]
+    return [incident for incident in incidents if incident.is_of_run(run) and (incident.is_open or not only_open)]

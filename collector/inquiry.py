@@ -108,6 +108,7 @@ def _read_trust(config: ClientConfig) -> ssl.SSLContext | None:
 
 class _Known(msgspec.Struct, frozen=True):
     run: str
+    run_id: str = ""
 
 
 class _Runs(msgspec.Struct, frozen=True):
@@ -115,8 +116,10 @@ class _Runs(msgspec.Struct, frozen=True):
 
 
 def ask_for_runs(url: str, credentials: Credentials = ANONYMOUS) -> tuple[str, ...]:
-    """Return the names of the runs that the collector at `url` knows. Raises UnavailableError where there is none."""
-    return tuple(known.run for known in ask_for(f"{url}/api/v1/runs", _Runs, credentials).runs)
+    """Return the ids of the runs that the collector at `url` knows, ordered by name. Raises UnavailableError where
+    there is none.
+    """
+    return tuple(known.run_id or known.run for known in ask_for(f"{url}/api/v1/runs", _Runs, credentials).runs)
 
 
 def ask_for(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rankscope.collector.access import read_curve, read_http
@@ -33,12 +33,14 @@ from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.reports.run_report import report_as_json
+from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.events import (
     CollectorAway,
     EndSeen,
     GoodbyeAdmitted,
     JobEvent,
+    PeerEvent,
     ProcessGone,
     RankJoined,
     ReportAdmitted,
@@ -49,12 +51,14 @@ from rankscope.collector.state.job import JobState
 from rankscope.collector.state.look_times import LookTimes
 from rankscope.collector.state.pace import Pace
 from rankscope.collector.state.run_end_words import find_failure
+from rankscope.collector.state.runs import Runs
 from rankscope.collector.state.saved import Clocks, SavedLife
 from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
 from rankscope.collector.turns import Turns
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError
+from rankscope.measure.identity import RankIdentity
 from rankscope.measure.machine import read_machine_id
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s, s_to_ns
 
@@ -104,7 +108,8 @@ class Service:
         self._looks = LookTimes(LOOKS_SHARE, s_to_ns(config.tick_s))
         self._pictures = Pace(PICTURES_SHARE, s_to_ns(config.tick_s))
         self._orders = PictureOrders(clock, self._exchange.interrupt)
-        self._jobs: dict[str, JobState] = {}
+        self._runs = Runs(config)
+        self._over: frozenset[str] = frozenset()
         self._untaken: OrderedDict[str, None] = OrderedDict()
         """Lives whose Hello could not be taken in, until it can be."""
         self._runs_evicted = 0
@@ -208,7 +213,9 @@ class Service:
             recorder.start()
             return recorder
         clocks = Clocks(self._clock.monotonic_ns(), self._wall_s())
-        for kept in (kept for kept in recorder.load() if kept.run.run not in self._jobs):
+        # Where the store could not be opened at first, runs that go on have been begun anew meanwhile.
+        begun_anew = self._runs.names
+        for kept in (kept for kept in recorder.load() if read_run_name(kept.run.run) not in begun_anew):
             self._restore_run(kept, clocks)
         recorder.start()
         return recorder
@@ -225,11 +232,13 @@ class Service:
         """A run that cannot be gone on with begins anew with its ranks: no file may keep a collector from starting."""
         try:
             lives = [life for life in kept.lives if self._restore_life(life)]
-            self._put_job(
-                JobState.restore(self._config, kept.run, kept.story, lives, clocks, collectives=kept.collectives)
-            )
+            job = JobState.restore(self._config, kept.run, kept.story, lives, clocks, collectives=kept.collectives)
+            job.rest = self._turns.rest
+            self._runs.put(job)
+            if lives:
+                self._reception.begin_run(lives[0].hello.identity)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._reception.forget(kept.run.run)
+            self._forget_lives(read_run_name(kept.run.run), [life.hello.identity.boot_id for life in kept.lives])
             self._faults.note("history_run", "could not be gone on with", run=kept.run.run)
 
     def _restore_life(self, life: SavedLife) -> bool:
@@ -247,7 +256,7 @@ class Service:
         if self._recorder is None:
             return
         try:
-            self._recorder.tick(self._jobs.values(), self._snapshot, clocks, is_last=is_last)
+            self._recorder.tick(self._runs, self._snapshot, clocks, is_last=is_last)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("history", "runs could not be handed to the store; the collector goes on")
 
@@ -256,7 +265,7 @@ class Service:
         if self._recorder is None and self._unwritten is not None:
             self._recorder = self._open_recorder()
         if self._recorder is not None:
-            for job in self._jobs.values():
+            for job in self._runs:
                 self._contain_settling(job)
             self._snapshot = self._take_snapshot()
             self._record(Clocks(self._clock.monotonic_ns(), self._wall_s()), is_last=True)
@@ -283,24 +292,24 @@ class Service:
 
     def _take_events(self, batch: Batch) -> None:
         touched: dict[str, JobState] = {}
-        for run, event in batch.events:
+        for name, event in batch.events:
             boot_id = find_boot_id(event)
-            job = self._take_event(run, boot_id, event)
+            job = self._take_event(name, boot_id, event)
             if job is None:
                 batch.untaken.add(boot_id)
                 if isinstance(event, RankJoined) or boot_id not in self._untaken:
                     batch.unknown.add(boot_id)
             else:
-                touched[run] = job
+                touched[job.run] = job
         for job in touched.values():
             self._contain_settling(job, STEPS_IN_BATCH_MAX)
 
-    def _take_event(self, run: str, boot_id: str, event: JobEvent) -> JobState | None:
+    def _take_event(self, name: str, boot_id: str, event: PeerEvent) -> JobState | None:
         """Return the run that has taken an event in; None where none knows its life."""
-        job = self._jobs.get(run)
+        job = self._runs.find(name, event)
         if isinstance(event, RankJoined):
             self._untaken.pop(boot_id, None)
-            job = job or self._begin_run(run)
+            job = job or self._begin_run(event.hello.identity)
             if job is None or not self._contain(job, event):
                 self._untaken[boot_id] = None
                 if len(self._untaken) > self._config.ranks_max:
@@ -308,19 +317,18 @@ class Service:
                 return None
         elif job is not None and boot_id not in self._untaken:
             self._contain(job, event)
-        _log_event(run, event)
+        _log_event(name if job is None else job.run, event)
         return None if boot_id in self._untaken else job
 
-    def _begin_run(self, run: str) -> JobState | None:
+    def _begin_run(self, identity: RankIdentity) -> JobState | None:
+        """Begin a run, the latest of its name."""
         try:
-            return self._put_job(JobState(run, self._config))
+            job = self._runs.begin(identity.run, self._wall_s())
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("job_state", "could not be begun", run=run)
+            self._faults.note("job_state", "could not be begun", run=identity.run)
             return None
-
-    def _put_job(self, job: JobState) -> JobState:
         job.rest = self._turns.rest
-        self._jobs[job.run] = job
+        self._reception.begin_run(identity)
         return job
 
     def _contain(self, job: JobState, event: JobEvent) -> bool:
@@ -348,7 +356,7 @@ class Service:
     def _pass_over(self, away_ns: int) -> None:
         """A tick that comes far too late: the collector was stopped, or its clock has jumped."""
         if away_ns >= AWAY_NS_MIN:
-            for job in self._jobs.values():
+            for job in self._runs:
                 self._contain(job, CollectorAway(away_ns, self._clock.monotonic_ns()))
 
     def _tick(self) -> None:
@@ -363,12 +371,18 @@ class Service:
         self._last_tick_ns = now_ns  # only now: a collector whose ticks go wrong is not healthy
 
     def _look_at_runs(self, now_ns: int, wall_s: float) -> None:
+        for former in self._runs.find_surplus():
+            self._forget(former)
         looks, began_ns = self._decide_on_look(now_ns), time.thread_time_ns()
-        for job in list(self._jobs.values()):
+        for job in list(self._runs):
             self._look_for_gone_processes(job)
             self._contain(job, Tick(now_ns, wall_s, looks=looks))
             if not job.has_live_ranks and now_ns - job.last_change_job_ns > s_to_ns(self._config.run_kept_s):
                 self._forget(job)
+        over = self._runs.over_names
+        for name in over - self._over:
+            self._reception.end_run(name)
+        self._over = over
         if looks:
             self._looks.take(now_ns, self._clock.monotonic_ns(), time.thread_time_ns() - began_ns)
 
@@ -385,23 +399,30 @@ class Service:
                 self._contain(job, ProcessGone(identity.boot_id, self._clock.monotonic_ns()))
 
     def _forget(self, job: JobState) -> None:
-        del self._jobs[job.run]
-        self._reception.forget(job.run)
+        self._runs.remove(job)
+        self._forget_lives(job.name, job.boot_ids)
         if self._recorder is not None:
             self._recorder.forget(job.run)
         self._runs_evicted += 1
         LOG.debug("run %r is forgotten: nothing has come of it for %.0f s", job.run, self._config.run_kept_s)
 
+    def _forget_lives(self, name: str, boot_ids: Iterable[str]) -> None:
+        """Take nothing in any more from the lives of a run that has been let go of."""
+        if name in self._runs.names:
+            self._reception.forget_lives(boot_ids)
+        else:
+            self._reception.forget(name)
+
     def _look_at_incidents(self, wall_s: float) -> None:
         looks = [
             RunLook(
-                run,
+                job.run,
                 job.open_findings,
                 is_over=job.is_over,
                 can_tell=job.abstained is None,
                 failure=find_failure(job.end),
             )
-            for run, job in sorted(self._jobs.items())
+            for job in self._runs
         ]
         try:
             self._journal.tick(looks, wall_s)
@@ -447,7 +468,7 @@ class Service:
         took_ns = time.thread_time_ns() - began_ns
         self._pictures.take(now_ns, took_ns)
         self._orders.take(now_ns, took_ns)
-        LOG.debug("a snapshot of %d runs took %.1f ms of CPU", len(self._jobs), took_ns / NS_PER_MS)
+        LOG.debug("a snapshot of %d runs took %.1f ms of CPU", len(self._runs.names), took_ns / NS_PER_MS)
 
     def _take_snapshot(self) -> Snapshot:
         now_ns = self._clock.monotonic_ns()
@@ -456,8 +477,8 @@ class Service:
         return Snapshot(
             wall_s=ns_to_s(self._clock.wall_ns()),
             version=__version__,
-            runs=[job.draft(now_ns) for _, job in sorted(self._jobs.items())],
-            steps={name: job.step_picture for name, job in self._jobs.items() if job.step_picture is not None},
+            runs=[job.draft(now_ns) for job in self._runs],
+            steps={job.run: job.step_picture for job in self._runs if job.step_picture is not None},
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,
                 connections=self._receiver.connections,

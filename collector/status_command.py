@@ -6,9 +6,12 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
+
+import msgspec
 
 from rankscope.collector.incident_commands import ask_for_incidents, to_plain
 from rankscope.collector.inquiry import Collector, add_url, ask_for, ask_for_runs, find_collector
@@ -18,6 +21,7 @@ from rankscope.collector.reports.rank_table import render_times
 from rankscope.collector.reports.status_text import render_all_ranks, render_one_rank, render_status
 from rankscope.collector.reports.terminal_colors import Colors, choose_colors
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.run_ids import choose_run_id, name_run, read_run_name
 from rankscope.collector.state.run_status import RunStatus
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -31,7 +35,7 @@ def add_status(parser: argparse.ArgumentParser) -> None:
     """Add the options of `status`."""
     parser.set_defaults(command=show_status)
     add_url(parser)
-    parser.add_argument("--run", default=None, metavar="NAME", help="only this run")
+    parser.add_argument("--run", default=None, metavar="RUN", help="only this run: its id, or a name for its latest")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--rank", type=int, default=None, metavar="N", help="say what is known of this rank")
     form.add_argument("--all", action="store_true", help=f"list every rank, not only the {WORST} worst of each run")
@@ -41,19 +45,19 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 def show_status(options: argparse.Namespace) -> int:
     """Print every run that a collector knows, or the one that was asked for, and the incidents that are open."""
     collector = find_collector(options)
-    names = _choose_runs(ask_for_runs(*collector), options.run)
+    ids = _choose_runs(ask_for_runs(*collector), options.run)
     if options.rank is not None:
-        return _show_rank(collector, names, options.rank)
-    incidents = [one for one in ask_for_incidents(*collector, only_open=True) if one.run in names]
+        return _show_rank(collector, ids, options.rank)
+    incidents = [one for one in ask_for_incidents(*collector, only_open=True) if one.run_id in ids]
     if options.json:
-        by_run = {name: to_plain([one for one in incidents if one.run == name]) for name in names}
-        told = {name: _ask(collector, name, "", dict[str, Any]) for name in names}
-        print(json.dumps([{**run, "open_incidents": by_run[name]} for name, run in told.items()], indent=2))
+        by_run = {run_id: to_plain([one for one in incidents if one.run_id == run_id]) for run_id in ids}
+        told = {run_id: _ask(collector, run_id, "", dict[str, Any]) for run_id in ids}
+        print(json.dumps([{**run, "open_incidents": by_run[run_id]} for run_id, run in told.items()], indent=2))
         return 0
     colors = choose_colors(sys.stdout, os.environ)
-    for text in _render_runs(collector, names, colors, with_all=options.all, is_chosen=options.run is not None):
+    for text in _render_runs(collector, ids, colors, with_all=options.all, is_chosen=options.run is not None):
         print(text, end="\n\n")
-    if not names:
+    if not ids:
         print("no run has reported to this collector")
     if incidents:
         print(f"open incidents:\n{render_incidents(incidents, time.time(), with_sentences=False)}")
@@ -63,37 +67,46 @@ def show_status(options: argparse.Namespace) -> int:
 def _choose_runs(known: Sequence[str], wanted: str | None) -> Sequence[str]:
     if wanted is None:
         return known
-    if wanted in known:
-        return [wanted]
-    near = difflib.get_close_matches(wanted, known, n=1)
+    run_id = choose_run_id(wanted, known)
+    if run_id is not None:
+        return [run_id]
+    near = difflib.get_close_matches(wanted, {*map(read_run_name, known), *known}, n=1)
     cure = f"Did you mean {printable(near[0])!r}?" if near else "`rankscope status` lists those it knows."
     raise UnavailableError(f"--run is {wanted!r}, a run that this collector does not know. {cure}")
 
 
 def _render_runs(
-    collector: Collector, names: Sequence[str], colors: Colors, *, with_all: bool, is_chosen: bool
+    collector: Collector, ids: Sequence[str], colors: Colors, *, with_all: bool, is_chosen: bool
 ) -> list[str]:
     """Return what is to be said of each run: those with something open first, those that are over last."""
-    told = [_ask(collector, name, f"/status?worst={WORST}", RunStatus) for name in names]
+    told = [_ask(collector, run_id, f"/status?worst={WORST}", RunStatus) for run_id in ids]
+    named = Counter(one.run.run for one in told)
+    told = [_name_by_id(one) if named[one.run.run] > 1 else one for one in told]
     told.sort(key=lambda one: (one.run.end is not None, not one.run.open_findings))
     texts = []
     for one in told:
         if with_all:
-            run = _ask(collector, one.run.run, "", RunSnapshot)
+            run = _ask(collector, one.run.run_id, "", RunSnapshot)
             texts.append(render_all_ranks(one, run, colors))
         else:
             texts.append(render_status(one, colors, with_ranks=is_chosen or one.run.end is None))
     return texts
 
 
-def _show_rank(collector: Collector, names: Sequence[str], number: int) -> int:
+def _name_by_id(status: RunStatus) -> RunStatus:
+    """Return the status of a run that is to be told from others of its name."""
+    named = msgspec.structs.replace(status.run, run=name_run(status.run.run, status.run.run_id))
+    return msgspec.structs.replace(status, run=named)
+
+
+def _show_rank(collector: Collector, ids: Sequence[str], number: int) -> int:
     if number < 0:
         raise SettingError(f"--rank is {number}; ranks are whole numbers from 0.")
-    if len(names) != 1:
-        known = ", ".join(map(printable, names)) or "none"
+    if len(ids) != 1:
+        known = ", ".join(map(printable, ids)) or "none"
         raise SettingError(f"--rank is {number}, of a run that --run must name; this collector knows: {known}.")
-    run = _ask(collector, names[0], "?ranks=none", RunSnapshot)
-    found = _ask(collector, names[0], f"/ranks/{number}", RankAnswer)
+    run = _ask(collector, ids[0], "?ranks=none", RunSnapshot)
+    found = _ask(collector, ids[0], f"/ranks/{number}", RankAnswer)
     peers = None
     if found.twins is not None:
         twins = found.twins

@@ -29,8 +29,9 @@ def _window_ratio(part: str, what: str, formula: str) -> Measure:
 
 RANKS: Final[tuple[Measure, ...]] = (
     Measure(
-        "rankscope_run_info", "info", "", ("run", "world_size", "restart_count"),
-        "A training run the collector knows.", "always 1", "collector: RunSnapshot", ONE,
+        "rankscope_run_info", "info", "", ("run", "world_size", "restart_count", "run_id"),
+        "A training run the collector knows, of several of one name the latest.",
+        "always 1", "collector: RunSnapshot", ONE,
     ),
     Measure(
         "rankscope_rank_info", "info", "", RANK_INFO,

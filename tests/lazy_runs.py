@@ -10,7 +10,7 @@ class LazyRun:
     """Its picture is what `make` gives, `made` how often it was made."""
 
     def __init__(self, make: Callable[[], RunSnapshot], *, run: str = "lazy", size: int = 1) -> None:
-        self.run, self.size, self.made = run, size, 0
+        self.run, self.run_id, self.size, self.made = run, run, size, 0
         self._make = make
 
     def read_totals(self) -> dict[str, Totals]:

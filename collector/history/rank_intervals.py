@@ -59,14 +59,14 @@ class RankIntervals:
 
     def look(self, run: RunSnapshot, attempt: int, wall_s: float, *, is_last: bool = False) -> RankInterval | None:
         """The interval that ends now; None when none does, or nobody made a step in it. `is_last`: end it early."""
-        begun = self._begun.get(run.run)
+        begun = self._begun.get(run.run_id)
         if begun is None or begun[0] != attempt or wall_s < begun[1]:
-            self._begun[run.run] = (attempt, wall_s, _mark(run))
+            self._begun[run.run_id] = (attempt, wall_s, _mark(run))
             return None
         if not is_last and wall_s - begun[1] < self._interval_s:
             return None
         _, begin_wall_s, marks = begun
-        self._begun[run.run] = (attempt, wall_s, _mark(run))
+        self._begun[run.run_id] = (attempt, wall_s, _mark(run))
         found = RankInterval(attempt, begin_wall_s, wall_s, _build_columns(run, marks))
         return found if found.columns["steps"].any() else None
 

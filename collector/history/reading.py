@@ -10,6 +10,7 @@ import msgspec
 
 from rankscope.collector.history.rank_intervals import Column, RankInterval, unpack
 from rankscope.collector.history.store import KeptRun, load_run
+from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.state.step_history import StepAggregate
 from rankscope.collector.store.database import has_table, reading
 from rankscope.measure.errors import UnavailableError
@@ -81,11 +82,18 @@ class RunHistory:
 
 @contextmanager
 def opening_run(path: Path, run: str) -> Iterator[RunHistory]:
-    """The history of a run in this file. Raises UnavailableError when there is none, or the file cannot be used."""
+    """The history of the run of this id, or of the latest of this name, in this file. Raises UnavailableError when
+    there is none, or the file cannot be used.
+    """
     with reading(path) as connection:
         if not has_table(connection, "runs"):
             raise UnavailableError(f"{path} holds no history yet; a collector of this release writes one into it.")
-        row = connection.execute("SELECT id, body, story FROM runs WHERE run = ?", (run,)).fetchone()
+        # Ids of a name follow it in order: NAME@TIME. Of what else begins with it none is chosen.
+        like = connection.execute(
+            "SELECT run FROM runs WHERE run = ? OR (run > ? AND run < ?)", (run, f"{run}@", f"{run}A")
+        )
+        run_id = choose_run_id(run, (one for (one,) in like))
+        row = connection.execute("SELECT id, body, story FROM runs WHERE run = ?", (run_id,)).fetchone()
         if row is None:
             raise UnavailableError(f"no run {run!r} is in {path}; {_name_runs(connection)}.")
         unreadable: list[str] = []

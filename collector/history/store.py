@@ -5,6 +5,7 @@ history is bounded by age and by the size of the file; what falls out goes oldes
 """
 
 import itertools
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -173,14 +174,15 @@ class HistoryStore:
                 self._run_ids[run] = int(row[0])
 
     def prune(self, oldest_wall_s: float, bytes_max: int) -> bool:
-        """Let go of some of what is older than that, or, when the file is too large, of what is oldest; whether there
-        may be more to let go of.
+        """Let go of some of what is older than that, or, when the file is too large, of runs without history and of the
+        oldest history; whether there may be more to let go of.
         """
         with explaining(self._path), transaction(self._connection):
             gone = self._delete_until(oldest_wall_s)
             gone += self._delete_runs(oldest_wall_s)
             if not gone and self.bytes_used > bytes_max:
-                gone = self._delete_oldest(self.bytes_used - bytes_max)
+                # Lives take more than steps where a name comes again every few seconds.
+                gone = self._delete_runs(math.inf) or self._delete_oldest(self.bytes_used - bytes_max)
         return gone > 0
 
     @property
@@ -214,7 +216,7 @@ class HistoryStore:
         row = self._connection.execute(
             "SELECT id, run FROM runs WHERE NOT is_known AND changed_wall_s < ? "
             "AND NOT EXISTS (SELECT 1 FROM steps WHERE run_id = runs.id) "
-            "AND NOT EXISTS (SELECT 1 FROM rank_intervals WHERE run_id = runs.id) LIMIT 1",
+            "AND NOT EXISTS (SELECT 1 FROM rank_intervals WHERE run_id = runs.id) ORDER BY changed_wall_s LIMIT 1",
             (wall_s,),
         ).fetchone()
         if row is None:

@@ -16,6 +16,7 @@ import msgspec
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import SEVERITIES, Finding
+from rankscope.collector.run_ids import read_run_name
 
 OPEN: Final = "open"
 RESOLVED: Final = "resolved"
@@ -75,12 +76,14 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     `severity` never falls; `severity_found` is the most that its findings have said. `lost_rank_seconds` is the cost of
     all its findings together, None where none has a cost, and once it is merged: the incident it is `merged_into`
-    carries it on. `findings` are their numbers, which count anew in each collector's life. `opened_wall_s` is the first
+    carries it on. `run` is the name of its run, `run_id` that run's own (the name where a store of an early version has
+    no other). `findings` are their numbers, which count anew in each collector's life. `opened_wall_s` is the first
     time it was opened, `reopened_wall_s` the last time, if it was resolved in between.
     """
 
     id: int
     run: str
+    run_id: str = ""
     state: str = OPEN
     severity: str
     severity_found: str
@@ -108,6 +111,14 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[int, ...] = ()
     changes: tuple[Change, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not self.run_id:
+            msgspec.structs.force_setattr(self, "run_id", self.run)
+
+    def is_of_run(self, asked: str | None) -> bool:
+        """Return whether it belongs to the run with this id, or to any run of this name; None: of any name."""
+        return asked is None or asked in {self.run, self.run_id}
+
     @property
     def is_open(self) -> bool:
         """Whether it still goes on."""
@@ -124,12 +135,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, (now_wall_s if self.resolved_wall_s is None else self.resolved_wall_s) - begin)
 
 
-def begin(number: int, run: str, finding: Finding, now_wall_s: float) -> Incident:
-    """A new incident, which gets this number as its id."""
+def begin(number: int, run_id: str, finding: Finding, now_wall_s: float) -> Incident:
+    """A new incident of that run, which gets this number as its id."""
     severity = _severity_of(finding)
     return Incident(
         id=number,
-        run=run,
+        run=read_run_name(run_id),
+        run_id=run_id,
         severity=severity,
         severity_found=severity,
         **_tell(finding),

@@ -46,8 +46,9 @@ NOT_FOUND_AGAIN: Final = "collector restarted, and it was not found again"
 
 
 class RunLook(NamedTuple):
-    """A run as it is now. `is_over`: all its ranks have ended. `can_tell`: detection gives verdicts and does not
-    abstain. `failure`: how it ended, in the form of a finding, None unless it ended badly.
+    """A run as it is now; `run` is its id, here and in all of the ledger. `is_over`: all its ranks have ended.
+    `can_tell`: detection gives verdicts and does not abstain. `failure`: how it ended, in the form of a finding, None
+    unless it ended badly.
     """
 
     run: str
@@ -192,7 +193,7 @@ class Ledger:
 
     def look(self, runs: Sequence[RunLook], now_wall_s: float) -> None:
         """Bring every incident up to date with the runs as they are now. `runs` are all that are known."""
-        by_name = {look.run: look for look in runs}
+        by_id = {look.run: look for look in runs}
         telling = {look.run for look in runs if look.can_tell}
         self._telling_since_wall_s = {run: self._telling_since_wall_s.get(run, now_wall_s) for run in telling}
         self._refused &= {(look.run, finding.number) for look in runs for finding in _holding(look)}
@@ -202,7 +203,7 @@ class Ledger:
             if look.failure is not None:
                 self.update(look.run, look.failure, now_wall_s)
         for incident in [incident for incident in self._incidents.values() if incident.is_open]:
-            reason = self._find_end(incident, by_name.get(incident.run), now_wall_s)
+            reason = self._find_end(incident, by_id.get(incident.run_id), now_wall_s)
             if reason is not None:
                 self._resolve(incident.id, reason, now_wall_s)
             elif incident.kind != RUN_FAILURE:  # what has failed costs no more the longer it is shown
@@ -227,7 +228,7 @@ class Ledger:
         """The same of one that has not been found again since the collector started."""
         if look is not None and look.is_over:
             return RESTARTED
-        since_wall_s = self._started_wall_s if look is None else self._telling_since_wall_s.get(incident.run)
+        since_wall_s = self._started_wall_s if look is None else self._telling_since_wall_s.get(incident.run_id)
         if since_wall_s is None or now_wall_s - since_wall_s < self._rules.restart_grace_s:
             return None
         return RESTARTED if look is None else NOT_FOUND_AGAIN
@@ -236,7 +237,7 @@ class Ledger:
 
     def _find_open(self, run: str, finding: Finding) -> Incident | None:
         """The open incident about the same."""
-        same = (one for one in self._incidents.values() if one.is_open and one.run == run and one.is_about(finding))
+        same = (one for one in self._incidents.values() if one.is_open and one.run_id == run and one.is_about(finding))
         return next(same, None)
 
     def _find_resolved(self, run: str, finding: Finding, now_wall_s: float) -> Incident | None:
@@ -246,7 +247,7 @@ class Ledger:
         resolved = [
             (one.resolved_wall_s, one.id)
             for one in self._incidents.values()
-            if one.resolved_wall_s is not None and one.run == run and one.is_about(finding)
+            if one.resolved_wall_s is not None and one.run_id == run and one.is_about(finding)
         ]
         for resolved_wall_s, number in sorted(resolved, reverse=True):
             if now_wall_s - resolved_wall_s > self._rules.reopen_s:
@@ -279,7 +280,7 @@ class Ledger:
         self._attach(incident, finding)
 
     def _attach(self, incident: Incident, finding: Finding) -> None:
-        self._owners[incident.run, finding.number] = incident.id
+        self._owners[incident.run_id, finding.number] = incident.id
         self._held[incident.id].lost_rank_s[finding.number] = finding.lost_rank_seconds
 
     def _follow(self, number: int, finding: Finding, now_wall_s: float) -> None:
@@ -294,7 +295,7 @@ class Ledger:
         if held is not None:
             lost_rank_s = held.total_rank_s
             for finding in held.lost_rank_s:
-                del self._owners[incident.run, finding]
+                del self._owners[incident.run_id, finding]
         self._put(resolve(incident, reason, now_wall_s, lost_rank_seconds=lost_rank_s))
 
     def _merge(self, number: int, into: int, finding: Finding, now_wall_s: float) -> None:

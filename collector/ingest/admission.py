@@ -18,8 +18,8 @@ For each life of a rank, at any time: `admitted + missing = last_sequence - firs
 
 A life belongs to who said its first Hello: to the client key of that connection where the wire is encrypted (CURVE),
 else to its routing id. What somebody else says in its name is refused and counted. A run belongs to the key that began
-it. Room for all ranks of a run is set aside when its first rank comes: the state of a run is as large as its world,
-and a Hello of a hundred bytes may say any.
+it, until it is over: the next run of its name may have another. Room for all ranks of a run is set aside when its first
+rank comes: the state of a run is as large as its world, and a Hello of a hundred bytes may say any.
 """
 
 from typing import Final
@@ -204,8 +204,18 @@ class Admission:
         newest = self._runs.get(run)
         return None if newest is None else newest.world_size
 
+    def begin_run(self, identity: RankIdentity) -> None:
+        """A new run of this name has begun: its restarts are counted from those of this life on. Lives of the runs
+        before it stay known.
+        """
+        self._runs[identity.run] = identity
+
+    def end_run(self, name: str) -> None:
+        """Every rank of the latest run of this name has ended: whoever begins the next one may have another key."""
+        self._run_keys.pop(name, None)
+
     def forget(self, run: str) -> None:
-        """Let go of a run and of every life in it. What still comes from them is from unknown peers."""
+        """Let go of the runs of this name and of every life in it. What still comes from them is from unknown peers."""
         self._runs.pop(run, None)
         self._run_keys.pop(run, None)
         for life in [life for life in self._lives.values() if life.identity.run == run]:
@@ -245,7 +255,9 @@ class Admission:
         newest = self._runs.get(identity.run)
         if newest is None and len(self._runs) >= self._runs_max:
             return _refuse_full("runs", len(self._runs), self._runs_max)
-        if newest is None or identity.restart_count >= newest.restart_count:
+        # One of fewer restarts may begin a new run of this name, and then needs all the room of its world.
+        is_newest = newest is None or identity.restart_count >= newest.restart_count
+        if newest is None or is_newest or identity.world_size > newest.world_size:
             others = sum(one.world_size for run, one in self._runs.items() if run != identity.run)
             if others + identity.world_size > self._ranks_max:
                 return _refuse_world(identity, others, self._ranks_max)

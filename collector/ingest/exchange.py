@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rankscope.collector.state.events import JobEvent
+from rankscope.collector.state.events import PeerEvent
 
 EVENTS_WAITING_MAX: Final = 32_768
 """Two seconds of 16,384 ranks, about 60 MB. Beyond that the receiving thread reads no more until the state has caught
@@ -18,7 +18,7 @@ TURN_WAIT_S: Final = 0.05
 """Longest wait for the other thread's turn to end: then both compute, which is slow, but nobody waits for longer."""
 
 
-RunEvent = tuple[str, JobEvent]
+RunEvent = tuple[str, PeerEvent]
 """The name of a run, and what happens to it."""
 
 

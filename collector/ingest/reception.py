@@ -36,7 +36,7 @@ from rankscope.collector.state.events import (
     DuplicateSeen,
     EndSeen,
     GoodbyeAdmitted,
-    JobEvent,
+    PeerEvent,
     RankJoined,
     ReportAdmitted,
     UnresponsiveSeen,
@@ -116,10 +116,26 @@ class Reception:
         with self._admitting:
             return self._admission.restore(identity, counts)
 
+    def begin_run(self, identity: RankIdentity) -> None:
+        """A new run of its name has begun with this life. From any thread."""
+        with self._admitting:
+            self._admission.begin_run(identity)
+
+    def end_run(self, name: str) -> None:
+        """Every rank of the latest run of this name has ended. From any thread."""
+        with self._admitting:
+            self._admission.end_run(name)
+
     def forget(self, run: str) -> None:
-        """The state has let go of a run. From any thread."""
+        """The state has let go of every run of this name. From any thread."""
         with self._admitting:
             self._admission.forget(run)
+
+    def forget_lives(self, boot_ids: Iterable[str]) -> None:
+        """The state has let go of a run, and another one of its name is left. From any thread."""
+        with self._admitting:
+            for boot_id in boot_ids:
+                self._admission.forget_peer(boot_id)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -259,7 +275,7 @@ class Reception:
             case _:
                 self._faults.count("unexpected_message")
 
-    def _hand_on(self, run: str, event: JobEvent) -> None:
+    def _hand_on(self, run: str, event: PeerEvent) -> None:
         self._batch.events.append((run, event))
 
     def _admit_hello(self, received: Received, hello: Hello) -> None:

@@ -9,7 +9,8 @@
     GET /api/v1/runs/RUN/heatmap             ranks x time (heat_map.py); ?source=steps|intervals
     GET /api/v1/openapi.json                 all of it, described for programs
 
-RUN is percent-encoded. The rest of the API is in routes.py and live.py; docs/api.md has it together.
+RUN is percent-encoded: the id of a run, or a name, for the latest run of that name. The rest of the API is in routes.py
+and live.py; docs/api.md has it together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from rankscope.collector.publish import heat_map
 from rankscope.collector.publish.rank_answers import ORDERS, list_ranks, show_rank
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
 from rankscope.collector.publish.shares import ShareStretch
+from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.state.run_status import build_status
 from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.state.step_picture import StepPicture
@@ -54,16 +56,19 @@ class FindingList(msgspec.Struct, frozen=True, kw_only=True):
     """The findings of a run: those of this moment, and those that have ended, the latest first."""
 
     run: str
+    run_id: str
     open: tuple[Finding, ...]
     past: tuple[Finding, ...]
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """The past of a run. `shares` is what its time went into since this collector process knows it, `steps` how long
-    its steps were, from the store: None without a store, where it does not have the run, or when none are asked for.
+    """The past of a run. `run` is its name, `run_id` its own. `shares` is what its time went into since this collector
+    process knows it, `steps` how long its steps were, from the store: None without a store, where it does not have the
+    run, or when none are asked for.
     """
 
     run: str
+    run_id: str
     shares: tuple[ShareStretch, ...]
     steps: tuple[CurvePoint, ...] | None = None
 
@@ -184,7 +189,7 @@ class Api:
         number = _to_number(text)
         if number is None:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{text[:80]!r} is no rank; ranks are whole numbers from 0")
-        found = show_rank(run, number, self._read_snapshot().steps.get(name))
+        found = show_rank(run, number, self._read_snapshot().steps.get(run.run_id))
         if found is None:
             error = f"run {name[:80]!r} has no rank {number} yet; its world has {run.world_size}"
             raise _RefusedError(HTTPStatus.NOT_FOUND, error)
@@ -195,28 +200,32 @@ class Api:
         run = self._find(name)
         is_open = {finding.number for finding in run.open_findings}
         past = tuple(finding for finding in reversed(run.findings) if finding.number not in is_open)
-        return _as_json(FindingList(run=name, open=run.open_findings, past=past))
+        return _as_json(FindingList(run=run.run, run_id=run.run_id, open=run.open_findings, past=past))
 
     def _show_history(self, name: str, text: str) -> Response:
         points = _Query.parse(text, "points").number("points", POINTS_DEFAULT, least=0, most=POINTS_MAX)
-        shares = self._read_shares(name)
+        known = self._look_for(name)
+        run_id = name if known is None else known.run_id
+        shares = self._read_shares(run_id)
         steps: tuple[CurvePoint, ...] | None = None
         if self._store is not None and points:
             try:
-                with opening_run(self._store, name) as history:
+                with opening_run(self._store, run_id) as history:
                     steps = tuple(history.read_curve(points))
+                    run_id = history.kept.run.run
             except UnavailableError as error:
-                if self._look_for(name) is None:
+                if known is None:
                     raise _RefusedError(HTTPStatus.NOT_FOUND, str(error)) from error
         else:
             self._find(name)
-        return _as_json(RunHistory(run=name, shares=shares, steps=steps))
+        return _as_json(RunHistory(run=read_run_name(run_id), run_id=run_id, shares=shares, steps=steps))
 
     def _show_heat_map(self, name: str, text: str) -> Response:
         source = _Query.parse(text, "source").choose("source", (heat_map.OF_STEPS, heat_map.OF_INTERVALS))
         if source == heat_map.OF_INTERVALS:
             return Response(HTTPStatus.OK, BYTES, self._draw_intervals(name))
-        run, picture = self._find(name), self._read_snapshot().steps.get(name)
+        run = self._find(name)
+        picture = self._read_snapshot().steps.get(run.run_id)
         if picture is None:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"no step of run {name[:80]!r} has been looked at yet")
         return Response(HTTPStatus.OK, BYTES, self._draw_steps(run, picture))
@@ -240,7 +249,7 @@ class Api:
             raise _RefusedError(HTTPStatus.NOT_FOUND, str(error)) from error
 
     def _look_for(self, name: str) -> RunSnapshot | None:
-        return next((run for run in self._read_snapshot().runs if run.run == name), None)
+        return self._read_snapshot().find_run(name)
 
     def _find(self, name: str) -> RunSnapshot:
         run = self._look_for(name)

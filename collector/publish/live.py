@@ -47,12 +47,13 @@ PICTURE_SKIPPED: Final = "picture_skipped"
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run at this moment. `latest_step` is the last that detection has looked at, `findings_past` how many
-    findings have ended. Of a run that is over `end_in_words` says how it ended and who was the first to fail. The
-    others as in RunSnapshot and RunSummary; None: not known.
+    """One run at this moment. `run` is its name, `run_id` its own. `latest_step` is the last that detection has looked
+    at, `findings_past` how many findings have ended. Of a run that is over `end_in_words` says how it ended and who was
+    the first to fail. The others as in RunSnapshot and RunSummary; None: not known.
     """
 
     run: str
+    run_id: str
     world_size: int
     restart_count: int
     ranks_known: int
@@ -230,10 +231,11 @@ class EventStream:
 def build_picture(snapshot: Snapshot, run: str | None) -> LivePicture:
     """All runs, and one of them in full; None for one that is not known."""
     summaries = tuple(summarise_run(one) for one in snapshot.runs)
+    asked = None if run is None else snapshot.find_run(run)
     found = (
-        _build_run(one, summary, snapshot.steps.get(one.run))
+        _build_run(one, summary, snapshot.steps.get(one.run_id))
         for one, summary in zip(snapshot.runs, summaries, strict=True)
-        if one.run == run
+        if one is asked
     )
     return LivePicture(wall_s=snapshot.wall_s, version=snapshot.version, runs=summaries, run=next(found, None))
 
@@ -241,6 +243,7 @@ def build_picture(snapshot: Snapshot, run: str | None) -> LivePicture:
 def _build_run(run: RunSnapshot, summary: RunSummary, picture: StepPicture | None) -> LiveRun:
     return LiveRun(
         run=run.run,
+        run_id=run.run_id,
         world_size=run.world_size,
         restart_count=run.restart_count,
         ranks_known=len(run.ranks),

@@ -201,9 +201,10 @@ class MetricPages:
         self, snapshot: Snapshot, page: Page, text_format: TextFormat, rest: Callable[[], None] = go_on
     ) -> Iterator[bytes]:
         """The page, a family at a time, in the order of the catalogue. `rest` is called between any two blocks of work
-        of up to some 0.5 ms, for a thread that others must not wait for.
+        of up to some 0.5 ms, for a thread that others must not wait for. Of several runs of one name it has the latest.
         """
-        self._texts.begin(snapshot.sizes)
+        snapshot = snapshot.keep_latest()
+        self._texts.begin(snapshot.names)
         is_summary = page.path == METRICS_PATH
         # By the ranks the runs are to have, so that nothing moves while they join.
         is_small = sum(snapshot.sizes.values()) <= self._metrics_ranks_max

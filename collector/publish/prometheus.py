@@ -58,7 +58,7 @@ def _of_collector_and(read: Callable[[Snapshot], Mapping[str, int]]) -> Reader:
 
 def _run_info(snapshot: Snapshot) -> Iterator[Value]:
     for run in snapshot.runs:
-        yield (run.run, str(run.world_size), str(run.restart_count)), 1
+        yield (run.run, str(run.world_size), str(run.restart_count), run.run_id), 1
 
 
 def _run_slowdown(snapshot: Snapshot) -> Iterator[Value]:

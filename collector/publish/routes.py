@@ -57,13 +57,15 @@ class Response(NamedTuple):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in the list of runs. `steps` is that of the rank that has most in its present life, None before any
-    report; `open_findings` is how many there are. `samples_per_s` and `tokens_per_s` are those of one rank, the median
-    over the ranks (`detect/throughput.py`), and so is `steps_per_s`; None where no rank knows, and of a run that has
-    ended. `end` is how it ended, None while it goes on, and `end_in_words` says so in a few words.
+    """A run in the list of runs. `run` is its name, which several may have, `run_id` its own. `steps` is that of the
+    rank that has most in its present life, None before any report; `open_findings` is how many there are.
+    `samples_per_s` and `tokens_per_s` are those of one rank, the median over the ranks (`detect/throughput.py`), and so
+    is `steps_per_s`; None where no rank knows, and of a run that has ended. `end` is how it ended, None while it goes
+    on, and `end_in_words` says so in a few words.
     """
 
     run: str
+    run_id: str
     world_size: int
     ranks_up: int
     steps: int | None
@@ -158,18 +160,18 @@ class Routes:
 
     def _show_run(self, name: str) -> Response:
         snapshot = self._read_snapshot()
-        for run in snapshot.runs:
-            if run.run == name:
-                return Response(HTTPStatus.OK, JSON, self._encode_run(snapshot, run))
+        run = snapshot.find_run(name)
+        if run is not None:
+            return Response(HTTPStatus.OK, JSON, self._encode_run(snapshot, run))
         return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known here; {RUNS_PATH} lists those that are")
 
     def _encode_run(self, snapshot: Snapshot, run: RunSnapshot) -> bytes:
         with self._encoding:
             if self._encoded_from is not snapshot:
                 self._encoded_from, self._encoded = snapshot, {}
-            if run.run not in self._encoded:
-                self._encoded[run.run] = msgspec.json.encode(run)
-            return self._encoded[run.run]
+            if run.run_id not in self._encoded:
+                self._encoded[run.run_id] = msgspec.json.encode(run)
+            return self._encoded[run.run_id]
 
     def _show_report(self, name: str) -> Response:
         if self._read_report is None:
@@ -194,7 +196,7 @@ class Routes:
         found = [
             incident
             for incident in reversed(self._read_incidents())
-            if asked.get("run", incident.run) == incident.run and asked.get("state", incident.state) == incident.state
+            if incident.is_of_run(asked.get("run")) and asked.get("state", incident.state) == incident.state
         ]
         return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"incidents": found}))
 
@@ -219,6 +221,7 @@ def summarise_run(run: RunSnapshot) -> RunSummary:
     tokens_per_s = found.tokens_per_s if found is not None else None
     return RunSummary(
         run=run.run,
+        run_id=run.run_id,
         world_size=run.world_size,
         ranks_up=sum(rank.up for rank in run.ranks),
         steps=max((rank.totals.steps for rank in run.ranks if rank.reports_admitted), default=None),

@@ -13,6 +13,7 @@ from rankscope.collector.history.rank_intervals import RankInterval
 from rankscope.collector.history.reading import CurvePoint, RunHistory, opening_run
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
+from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.state.run_end import RunEnd
 from rankscope.collector.state.saved import SavedLife
 from rankscope.collector.state.snapshot import LostSeconds
@@ -42,13 +43,14 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `ends` are its ranks by how they ended, `still up` for those that have not, drawn together (`0-6`).
-    `reports_lost` are numbered reports that never came, `steps_late` steps that came too late to be compared.
-    `curve` is the step time over the run, `worst_ranks` those that cost most, then the slowest. `end` is how the run
-    ended, None while it goes on or where a collector of an earlier version has kept it.
+    """One run. `run` is its name, `run_id` its own. `ends` are its ranks by how they ended, `still up` for those that
+    have not, drawn together (`0-6`). `reports_lost` are numbered reports that never came, `steps_late` steps that came
+    too late to be compared. `curve` is the step time over the run, `worst_ranks` those that cost most, then the
+    slowest. `end` is how the run ended, None while it goes on or where a collector of an earlier version has kept it.
     """
 
     run: str
+    run_id: str = ""
     world_size: int
     restart_count: int
     attempts: int
@@ -72,9 +74,11 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_report(path: Path, run: str) -> RunReport:
-    """The report about a run that this store has. Raises UnavailableError when there is none."""
+    """The report about the run of this id, or the latest of this name, that this store has. Raises UnavailableError
+    when there is none.
+    """
     with opening_run(path, run) as history:
-        incidents = [one for one in read_store(path).incidents if one.run == run]
+        incidents = [one for one in read_store(path).incidents if one.run_id == history.kept.run.run]
         return build_report(history, incidents)
 
 
@@ -92,7 +96,8 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
     for life in lives:
         ends.setdefault(_end_of(life) or "still up", []).append(life.hello.identity.rank)
     return RunReport(
-        run=run.run,
+        run=read_run_name(run.run),
+        run_id=run.run,
         world_size=run.world_size,
         restart_count=run.restart_count,
         attempts=run.attempt + 1,

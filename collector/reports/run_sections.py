@@ -65,6 +65,7 @@ def _facts(report: RunReport) -> Section:
     section = Section("facts", "The run", "What is known of it at its last report.", columns_of("<what, <value"), "")
     ratio = report.goodput.goodput_ratio
     rows = {
+        "id": report.run_id or report.run,
         "ranks": str(report.world_size),
         "attempts": f"{report.attempts}, {report.restart_count} of them restarts that torchrun counted",
         "steps": f"{report.steps} in the last attempt, {report.steps_kept} in the history",

@@ -122,6 +122,11 @@ class RunDraft:
         return self.head.run
 
     @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.head.run_id
+
+    @property
     def size(self) -> int:
         """How many ranks it is to have, or more if it has more."""
         return max(self.head.world_size, len(self.ranks))

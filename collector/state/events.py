@@ -86,22 +86,15 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
     looks: bool = True
 
 
-JobEvent = (
-    RankJoined
-    | ReportAdmitted
-    | DuplicateSeen
-    | GoodbyeAdmitted
-    | ClockSampled
-    | ProcessGone
-    | EndSeen
-    | UnresponsiveSeen
-    | CollectorAway
-    | Tick
-)
+LifeEvent = ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | EndSeen | UnresponsiveSeen
+"""What happens to a life that is known, named by its `boot_id`."""
+
+PeerEvent = RankJoined | LifeEvent
+"""What comes from the ranks and their sidecars."""
+
+JobEvent = PeerEvent | CollectorAway | Tick
 
 
-def find_boot_id(event: JobEvent) -> str:
-    """Return the life that an event is about, empty for one that is about the whole run."""
-    if isinstance(event, RankJoined):
-        return event.hello.identity.boot_id
-    return "" if isinstance(event, (CollectorAway, Tick)) else event.boot_id
+def find_boot_id(event: PeerEvent) -> str:
+    """Return the life that an event is about."""
+    return event.hello.identity.boot_id if isinstance(event, RankJoined) else event.boot_id

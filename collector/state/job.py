@@ -1,10 +1,12 @@
 """One run: the only writer of its state. `handle(event)` returns what the world should do; nothing here does it.
 
 A run goes through *attempts*: an elastic restart begins a new one, in which steps count from 0 again. The lives of the
-attempts before are kept as a count only.
+attempts before are kept as a count only. A start that is no restart of this run begins another run of the same name
+(`belongs_here`, runs.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from rankscope.collector.detect.finding import STRAGGLER, Finding
 from rankscope.collector.detect.slow_ranks import read_usual
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.view import JobView
+from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.state.attempt import Attempt
 from rankscope.collector.state.collective_counts import CollectiveCounts, CountsDraft, SavedCounts
 from rankscope.collector.state.comparison import NOT_COMPARED, Comparison
@@ -56,6 +59,9 @@ RUN_IS_OVER = "the run is over"
 SKIP_STEPS = 3
 """The first steps compile, allocate and fill caches; they are nobody's slowness."""
 
+ENDED_ON_PURPOSE: Final = frozenset({"finished", "stopped", "interrupted"})
+"""A run all of whose ranks ended so is complete, or its user stopped it: whatever starts next is no restart of it."""
+
 PINGS_PER_S_MAX = 256
 """A ping and its answer cost 50 us, so this is 1 % of a core. Beyond 1,280 ranks at the default of `clock_ping_s` each
 is asked less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms, and a verdict tells tenths of seconds.
@@ -63,10 +69,13 @@ is asked less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms
 
 
 class JobState:
-    """The truth about one run."""
+    """The truth about one run. `run` is its id (run_ids.py), `name` what its launcher calls it."""
 
     def __init__(self, run: str, config: CollectorConfig) -> None:
         self.run = run
+        self.name = read_run_name(run)
+        self.is_superseded = False
+        """Whether a later run of this name has begun. Written by Runs only."""
         self._config = config
         self.rest: Callable[[], None] = go_on
         """Called between the parts of what is done for all ranks, by whoever others wait for."""
@@ -81,6 +90,9 @@ class JobState:
         self._lost_rank_s = 0.0
         self._ending = RunEnding()
         self.last_change_job_ns = 0
+        self._heard_job_ns = 0
+        """When something last came from any of its ranks, also from those of a collector before this one."""
+        self.last_report_wall_s: float | None = None
         self.step_picture: StepPicture | None = None
         """The steps that the last look was at; None before any."""
 
@@ -110,11 +122,53 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        """Whether every rank of the run has joined and ended."""
+        """Whether every rank of the run has joined and ended; once a later run of its name has begun, whether no rank
+        reports: those that are silent or never came are not waited for any more.
+        """
         attempt = self._attempt
-        if attempt is None or len(attempt.ranks) < attempt.world_size:
+        if attempt is None:
+            return False
+        if self.is_superseded:
+            return not self.has_live_ranks
+        if len(attempt.ranks) < attempt.world_size:
             return False
         return not any(rank.is_live or rank.ended == "silent" for rank in attempt.ranks.values())
+
+    def knows(self, boot_id: str) -> bool:
+        """Return whether this life is one of the present attempt or of the one before."""
+        return boot_id in self._rank_of_boot or boot_id in self._former_boots
+
+    @property
+    def boot_ids(self) -> frozenset[str]:
+        """The lives that `knows` is true of."""
+        return self._former_boots.union(self._rank_of_boot)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the present attempt has; 0 before any."""
+        return 0 if self._attempt is None else self._attempt.world_size
+
+    def belongs_here(self, hello: Hello, now_job_ns: int) -> bool:
+        """Return whether a life that is not known yet is one of this run, or begins another run of the same name.
+
+        It is one of this run while any rank reports, or where its process has only started its agent again. After a run
+        that ended on purpose it begins another one. Otherwise it is the next try of this run where the launcher counts
+        a restart, or where this run was heard of `restart_within_s` ago at most.
+        """
+        attempt = self._attempt
+        if attempt is None or any(rank.is_live and not rank.is_awaited for rank in attempt.ranks.values()):
+            return True
+        identity, present = hello.identity, attempt.ranks.get(hello.identity.rank)
+        if present is not None and present.goes_on_as(identity):
+            return True
+        if self._has_ended_on_purpose(attempt):
+            return False
+        if identity.restart_count > attempt.restart_count:
+            return True
+        return now_job_ns - self._heard_job_ns <= s_to_ns(self._config.restart_within_s)
+
+    def _has_ended_on_purpose(self, attempt: Attempt) -> bool:
+        return self.is_over and all(rank.ended in ENDED_ON_PURPOSE for rank in attempt.ranks.values())
 
     @property
     def has_live_ranks(self) -> bool:
@@ -136,8 +190,9 @@ class JobState:
         if not self._is_new(event.hello, present):
             return []
         effects: list[JobEffect] = []
-        # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted.
-        if attempt is None or identity.restart_count > attempt.restart_count or present is not None:
+        # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted. A
+        # launcher that was itself started anew counts from 0 again.
+        if attempt is None or identity.restart_count != attempt.restart_count or present is not None:
             effects = self._verdicts.begin_attempt()
             if attempt is not None:
                 self._goodput.restart(event.now_job_ns)
@@ -148,8 +203,11 @@ class JobState:
             self._goodput.begin(event.now_job_ns)
             if self._begun_job_ns is None:
                 self._begun_job_ns = event.now_job_ns
-            self.last_change_job_ns = event.now_job_ns
+            self._hear(event.now_job_ns)
         return effects
+
+    def _hear(self, now_job_ns: int) -> None:
+        self.last_change_job_ns = self._heard_job_ns = now_job_ns
 
     def _is_new(self, hello: Hello, present: RankState | None) -> bool:
         """Whether a life is to be taken in. One that has ended and whose reports come afterwards only where it is in
@@ -160,7 +218,8 @@ class JobState:
             return False
         if attempt is not None:
             is_other_attempt = identity.restart_count != attempt.restart_count
-            if identity.restart_count < attempt.restart_count or (hello.left_behind and is_other_attempt):
+            is_older = identity.restart_count < attempt.restart_count and self.has_live_ranks
+            if is_older or (hello.left_behind and is_other_attempt):
                 return False
         return present is None or (not hello.left_behind and present.identity.boot_id != identity.boot_id)
 
@@ -182,14 +241,14 @@ class JobState:
             case GoodbyeAdmitted():
                 rank.count_admitted(event.goodbye.sequence)
                 rank.vitals.take_goodbye(event.goodbye, event.now_job_ns)
-                self.last_change_job_ns = event.now_job_ns
+                self._hear(event.now_job_ns)
             case ClockSampled():
                 rank.clock.add(event.sent_job_ns, event.host_ns, event.received_job_ns)
             case ProcessGone() if rank.is_live or rank.ended == "silent":
                 rank.vitals.lose_process(event.now_job_ns)
             case EndSeen():
                 rank.vitals.take_end(event.seen, rank.clock, event.now_job_ns)
-                self.last_change_job_ns = event.now_job_ns
+                self._hear(event.now_job_ns)
             case UnresponsiveSeen():
                 # Its process lives, so it is not silent.
                 rank.last_seen_job_ns = event.now_job_ns
@@ -202,7 +261,8 @@ class JobState:
         if attempt is None:
             return
         report = event.report
-        self.last_change_job_ns = event.now_job_ns
+        self._hear(event.now_job_ns)
+        self.last_report_wall_s = event.now_wall_s
         rank.take(report, event.now_job_ns, event.now_wall_s)
         for group in report.groups or ():
             self._learn_group(attempt, group)
@@ -333,7 +393,10 @@ class JobState:
         job._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
         job._goodput.resume(run.goodput, clocks.to_job_ns(run.settled_wall_s), is_over=run.is_over)
         job._begun_job_ns = clocks.to_job_ns(run.begun_wall_s)
-        job.last_change_job_ns = clocks.to_job_ns(run.changed_wall_s) if run.is_over else clocks.job_ns
+        job._heard_job_ns = clocks.to_job_ns(run.changed_wall_s)
+        job.last_change_job_ns = job._heard_job_ns if run.is_over else clocks.job_ns
+        reported_wall_s = (life.last_report_wall_s for life in lives)
+        job.last_report_wall_s = max((one for one in reported_wall_s if one is not None), default=None)
         return job
 
     def save(self, clocks: Clocks) -> SavedRun | None:
@@ -408,11 +471,12 @@ class JobState:
         self.settle(steps_max=0)
         attempt = self._attempt
         if attempt is None:
-            nobody = RunSnapshot(run=self.run, world_size=0, restart_count=0, ranks=())
+            nobody = RunSnapshot(run=self.name, run_id=self.run, world_size=0, restart_count=0, ranks=())
             return RunDraft(nobody, (), NOT_COMPARED, CollectiveCounts().picture({}), now_job_ns)
         open_findings, end = self.open_findings, self._ending.end
         head = RunSnapshot(
-            run=self.run,
+            run=self.name,
+            run_id=self.run,
             world_size=attempt.world_size,
             restart_count=attempt.restart_count,
             ranks=(),

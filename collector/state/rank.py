@@ -104,6 +104,14 @@ class RankState:
         """Whether it has not ended."""
         return self.ended is None
 
+    def goes_on_as(self, identity: RankIdentity) -> bool:
+        """Return whether that life is the same process, whose agent was stopped and started again. A process of another
+        container may have the same numbers: so this one must have stopped its agent, and nobody have seen it end.
+        """
+        mine = self.identity
+        is_same = bool(identity.machine_id) and (mine.machine_id, mine.pid) == (identity.machine_id, identity.pid)
+        return is_same and self.ended == "stopped" and self.vitals.seen is None
+
     def pass_over(self, away_ns: int, now_job_ns: int) -> None:
         """The collector has not looked for so long. What was sent meanwhile still waits to be read: no silence."""
         if self.is_live:

@@ -7,6 +7,7 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
+from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.run_end import RunEnd
 from rankscope.collector.state.step_picture import StepPicture
@@ -110,13 +111,15 @@ class LostSeconds(msgspec.Struct, frozen=True, gc=False):
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One run. `open_findings` are those of this moment, `findings` every one of the run's life, open ones included;
     `abstained` says why detection gives no verdict, None when it looks. `end` is how the run ended, None while it goes
-    on.
+    on. `run` is its name, which runs after one another may share, `run_id` its own (run_ids.py), the name where none is
+    given.
     """
 
     run: str
     world_size: int
     restart_count: int
     ranks: tuple[RankSnapshot, ...]
+    run_id: str = ""
     open_findings: tuple[Finding, ...] = ()
     findings: tuple[Finding, ...] = ()
     lost: tuple[LostSeconds, ...] = ()
@@ -124,6 +127,10 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     run_slowdown_ratio: float | None = None
     goodput: GoodputSnapshot = GoodputSnapshot()
     end: RunEnd | None = None
+
+    def __post_init__(self) -> None:
+        if not self.run_id:
+            msgspec.structs.force_setattr(self, "run_id", self.run)
 
     @property
     def is_awaited(self) -> bool:
@@ -190,6 +197,11 @@ class Draft(Protocol):
         ...
 
     @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        ...
+
+    @property
     def size(self) -> int:
         """As that of the picture."""
         ...
@@ -213,7 +225,7 @@ class Draft(Protocol):
 
 class Snapshot:
     """Everything the collector knows at one moment. Never changed; any thread may read it. `steps`: the last steps of
-    each run that has been looked at.
+    each run that has been looked at, by its id.
 
     The pictures of runs that are given as drafts are made when `runs` is asked for, by the thread that asks.
     """
@@ -233,15 +245,36 @@ class Snapshot:
         self.steps: Mapping[str, StepPicture] = steps or {}
         self._drafts: tuple[RunSnapshot | Draft, ...] = tuple(runs)
         self._runs: tuple[RunSnapshot, ...] | None = None
+        self._latest: Snapshot | None = None
 
     @property
     def runs(self) -> tuple[RunSnapshot, ...]:
-        """Every run, in the order of their names. Two threads that ask first at the same time both make them."""
+        """Every run, in the order of their names, those of one name oldest first. Two threads that ask first at the
+        same time both make them.
+        """
         runs = self._runs
         if runs is None:
             runs = tuple(one if isinstance(one, RunSnapshot) else one.build() for one in self._drafts)
             self._runs = runs
         return runs
+
+    def find_run(self, asked: str) -> RunSnapshot | None:
+        """Return the run with this id, or the latest one of this name; None when there is none."""
+        run_id = choose_run_id(asked, (one.run_id for one in self._drafts))
+        return next((run for run in self.runs if run.run_id == run_id), None)
+
+    def keep_latest(self) -> "Snapshot":
+        """Return the same moment with the latest run of each name only, always the same object: a time series is named
+        after its run, and must not have two values.
+        """
+        if len({one.run for one in self._drafts}) == len(self._drafts):
+            return self
+        if self._latest is None:
+            latest = {one.run: one for one in self._drafts}.values()
+            self._latest = Snapshot(
+                wall_s=self.wall_s, version=self.version, runs=latest, counts=self.counts, steps=self.steps
+            )
+        return self._latest
 
     def outline(self) -> "Snapshot":
         """The same moment for who tells of runs and nodes. Its ranks have only `OUTLINED`; all else may be missing. No
@@ -256,25 +289,30 @@ class Snapshot:
         )
 
     @property
+    def names(self) -> list[str]:
+        """The name of each run."""
+        return [one.run for one in self._drafts]
+
+    @property
     def sizes(self) -> dict[str, int]:
-        """How many ranks each run has or is to have, by its name. No picture is made for it, nor for `read_totals`."""
-        return {one.run: one.size for one in self._drafts}
+        """How many ranks each run has or is to have, by its id. No picture is made for it, nor for `read_totals`."""
+        return {one.run_id: one.size for one in self._drafts}
 
-    def outline_run(self, run: str) -> RunSnapshot:
+    def outline_run(self, run_id: str) -> RunSnapshot:
         """One run as `outline` has it. Raises KeyError for a run that is not here."""
-        return self._find(run).outline()
+        return self._find(run_id).outline()
 
-    def read_totals(self, run: str) -> dict[str, Totals]:
+    def read_totals(self, run_id: str) -> dict[str, Totals]:
         """What each life of a run that has reported has counted, by its boot id. Raises KeyError for a run that is not
         here.
         """
-        return self._find(run).read_totals()
+        return self._find(run_id).read_totals()
 
-    def _find(self, run: str) -> RunSnapshot | Draft:
+    def _find(self, run_id: str) -> RunSnapshot | Draft:
         for one in self._drafts:
-            if one.run == run:
+            if one.run_id == run_id:
                 return one
-        raise KeyError(run)
+        raise KeyError(run_id)
 
     def blocks(
         self, choose: Callable[[str], Callable[[int], bool]], ranks_max: int
@@ -294,3 +332,5 @@ class Snapshot:
         anew, and they are the same.
         """
         self._runs = None
+        if self._latest is not None:
+            self._latest.let_go()

@@ -106,7 +106,7 @@ def _turn(board: Board, latest: Picture, by: int) -> Board:
     names = latest.runs
     if not names:
         return board
-    now = names.index(latest.run.run) if latest.run is not None and latest.run.run in names else 0
+    now = names.index(latest.run.run_id) if latest.run is not None and latest.run.run_id in names else 0
     return board._replace(run=names[(now + by) % len(names)], frozen=None, top=0)
 
 

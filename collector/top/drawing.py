@@ -99,7 +99,7 @@ def _draw_title(board: Board, latest: Picture, picture: Picture) -> Text:
     if run.run_slowdown_ratio is not None:
         title.append(f"  slowdown {run.run_slowdown_ratio:.2f}x", style=_style_of(run.run_slowdown_ratio))
     if len(picture.runs) > 1:
-        title.append(f"  (run {picture.runs.index(run.run) + 1} of {len(picture.runs)})", style="bright_black")
+        title.append(f"  (run {picture.runs.index(run.run_id) + 1} of {len(picture.runs)})", style="bright_black")
     return title
 
 

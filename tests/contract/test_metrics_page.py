@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 LABELS = {
     "run", "rank", "node", "gpu", "group", "op", "phase", "cause", "reason", "part",
     "direction", "kind", "scope", "subject", "state", "page",
-    "world_size", "restart_count", "local_rank", "gpu_model", "pid", "agent_version", "torch_version",
+    "world_size", "restart_count", "run_id", "local_rank", "gpu_model", "pid", "agent_version", "torch_version",
     "exit_code", "signal", "version",
 }  # fmt: skip
 """Every label there may be; the last two lines are of the info measures only."""

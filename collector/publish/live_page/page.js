@@ -6,7 +6,7 @@ import { at, number, say } from "./dom.js";
 import { FindingList, announce } from "./findings.js";
 import { HeatMap, decode, drawScale } from "./heat_map.js";
 import { Refresher } from "./refresher.js";
-import { showFigures, showRank, showRuns, showShares, showSlowest } from "./views.js";
+import { addressOf, showFigures, showRank, showRuns, showShares, showSlowest } from "./views.js";
 
 const SLOWEST_SHOWN = 10;
 const HISTORY_MS = 5000;
@@ -117,13 +117,14 @@ const takePicture = (picture) => {
     shown.missed += 1;
     return sayPaused();
   }
-  const isFirst = shown.picture === null || shown.picture.run?.run !== picture.run?.run;
+  const isFirst = shown.picture === null || shown.picture.run?.run_id !== picture.run?.run_id;
   const isNewStep = isFirst || shown.picture.run?.latest_step !== picture.run?.latest_step;
+  if (isFirst) Object.assign(shown, { stretches: [], recent: null, pastKnown: -1 }); // perhaps a new run of that name
   shown.picture = picture;
   at("sign-in").hidden = true;
   say(at("connection"), `Live; collector ${picture.version}.`);
   showRuns(picture.runs, shown.run);
-  if (shown.run === null && picture.runs.length) return goTo(picture.runs[0].run, null);
+  if (shown.run === null && picture.runs.length) return goTo(addressOf(picture.runs[0], picture.runs), null);
   at("run").hidden = picture.run === null;
   if (picture.run === null) {
     if (shown.run !== null) say(at("connection"), `No run ${shown.run} is known here.`);

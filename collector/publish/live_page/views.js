@@ -18,6 +18,10 @@ const TIMED = {
 
 const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${encodeURIComponent(run)}` }, run)] });
 
+/** What a run is asked for by: the latest of its name by that name, a former one by its id. Runs of one name are in order. */
+export const addressOf = (run, runs) =>
+  runs.findLast((one) => one.run === run.run).run_id === run.run_id ? run.run : run.run_id;
+
 /** The runs there are; `current` is the one that is shown. */
 export const showRuns = (runs, current) => {
   at("no-runs").hidden = runs.length > 0;
@@ -25,7 +29,7 @@ export const showRuns = (runs, current) => {
     at("runs"),
     runs.map((one) => ({
       cells: [
-        linkTo(one.run),
+        linkTo(addressOf(one, runs)),
         `${number(one.ranks_up)} of ${number(one.world_size)}`,
         number(one.steps),
         number(one.samples_per_s, 1),
@@ -33,7 +37,7 @@ export const showRuns = (runs, current) => {
         one.end === null ? "goes on" : one.end_in_words,
       ],
       right: [1, 2, 3, 4],
-      current: one.run === current,
+      current: [one.run_id, addressOf(one, runs)].includes(current),
     })),
   );
 };

@@ -390,3 +390,33 @@ def test_a_restarted_rank_takes_the_place_of_its_last_life_and_not_of_one_that_w
     admission.hello(b"other", left_behind(before))
     admission.hello(b"next", hello_of(identity_of("boot-next", world_size=2, restart_count=1)))
     assert (admission.counts("boot-one"), admission.identity(b"other")) == (None, before)
+
+
+# -- runs of one name -------------------------------------------------------------------------------------------------
+
+
+def test_run_that_begins_anew_counts_its_restarts_from_its_first_life_on() -> None:
+    """The run before had restarted three times and had two ranks; the new one has four."""
+    admission = Admission(runs_max=1, ranks_max=8)
+    admission.hello(b"one", hello_of(identity_of("boot-one", restart_count=3, world_size=2)))
+    new = identity_of("boot-two", restart_count=0, world_size=4)
+    assert isinstance(admission.hello(b"two", hello_of(new)), Welcome)
+    admission.begin_run(new)
+    assert admission.world_size("a") == 4
+
+
+def test_larger_world_needs_its_room_also_where_fewer_restarts_are_counted() -> None:
+    admission = Admission(runs_max=2, ranks_max=8)
+    admission.hello(b"one", hello_of(identity_of("boot-one", restart_count=3, world_size=2)))
+    admission.hello(b"other", hello_of(identity_of("boot-other", run="b", world_size=4)))
+    answer = admission.hello(b"two", hello_of(identity_of("boot-two", restart_count=0, world_size=5)))
+    assert refusal(answer).reason == "full"
+
+
+def test_run_that_is_over_leaves_its_name_to_other_keys() -> None:
+    admission = Admission(runs_max=1, ranks_max=8)
+    admission.hello(b"one", hello_of(ONE), "key one")
+    two = hello_of(identity_of("boot-two"))
+    assert refusal(admission.hello(b"two", two, "key two")).reason == "run_taken"
+    admission.end_run("a")
+    assert isinstance(admission.hello(b"two", two, "key two"), Welcome)

@@ -61,7 +61,7 @@ def test_the_pictures_of_some_ranks_are_those_of_them_among_all() -> None:
 def test_which_ranks_are_wanted_may_differ_from_run_to_run() -> None:
     story = Story(2).join().train(1)
     picture = story.job.snapshot(story.now_ns)
-    runs = [msgspec.structs.replace(picture, run=run) for run in ("a", "b")]
+    runs = [msgspec.structs.replace(picture, run=run, run_id=run) for run in ("a", "b")]
     snapshot = Snapshot(wall_s=0.0, version="0", runs=runs)
     found = snapshot.blocks(lambda run: is_odd if run == "a" else lambda rank: not is_odd(rank), 2)
     assert [(run, [rank.identity.rank for rank in ranks]) for run, ranks in found] == [("a", [1]), ("b", [0])]

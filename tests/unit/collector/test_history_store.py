@@ -283,6 +283,47 @@ def test_a_run_goes_with_the_last_of_its_history_unless_it_is_still_known(store:
     assert store._connection.execute("SELECT count(*) FROM collectives").fetchone() == (1,)
 
 
+def test_file_full_of_runs_without_history_lets_go_of_the_oldest_forgotten_ones(
+    store: HistoryStore, path: Path
+) -> None:
+    """A name that comes again every few seconds: runs that end before their first step leave a row for each rank."""
+    runs = [f"bert@20261125T1030{second:02}Z" for second in range(20)]
+    for number, run in enumerate(runs):
+        batch = batch_of(run)
+        batch.put_run(run_of(run, changed_wall_s=WALL_S + number))
+        store.write(batch)
+    forgotten = Batch()
+    for run in runs[:-1]:
+        forgotten.forget(run)
+    store.write(forgotten)
+    prune(store, 0.0, bytes_max=1)
+    with opening_run(path, "bert") as history:
+        assert history.kept.run.run == runs[-1]
+    assert store._connection.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+    assert store._connection.execute("SELECT count(*) FROM lives").fetchone() == (2,)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("bert", "bert@20261125T113005Z"),
+        ("bert@20261125T103005Z", "bert@20261125T103005Z"),
+        ("bert@large", "bert@large@20261125T120000Z"),
+        ("t5", "t5"),
+    ],
+)
+def test_name_is_the_latest_run_of_that_name_and_an_id_that_run(
+    store: HistoryStore, path: Path, asked: str, found: str
+) -> None:
+    """Of t5 there is one that an early collector saved under its name."""
+    times = {"bert": ("103005", "113005"), "bert@large": ("120000",), "bertha": ("130000",)}
+    ids = [f"{name}@20261125T{time}Z" for name, begun in times.items() for time in begun]
+    for run in (*ids, "t5"):
+        store.write(batch_of(run, 1))
+    with opening_run(path, asked) as history:
+        assert history.kept.run.run == found
+
+
 def test_when_the_file_is_too_large_the_oldest_of_all_runs_goes_first(store: HistoryStore, path: Path) -> None:
     for name in ("a", "b"):
         store.write(batch_of(name, *range(2_000)))

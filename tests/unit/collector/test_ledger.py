@@ -64,6 +64,16 @@ def test_findings_about_different_ranks_runs_or_kinds_are_incidents_of_their_own
     ]  # fmt: skip
 
 
+def test_incident_of_a_former_run_is_not_opened_again_by_the_next_one(ledger: Ledger) -> None:
+    """The same rank is slow in both runs of the name, with seconds between them: two incidents, one for each run."""
+    former, latest = "bert@20261125T103005Z", "bert@20261125T103105Z"
+    ledger.open(former, slow(), 0.0)
+    ledger.look([RunLook(former, [slow()], is_over=True, can_tell=True)], 10.0)
+    ledger.open(latest, slow(), 20.0)
+    told = [(one.run, one.run_id, one.state, one.resolved_reason) for one in ledger.incidents]
+    assert told == [("bert", former, "resolved", "the run is over"), ("bert", latest, "open", "")]
+
+
 def test_an_incident_follows_its_finding(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     ledger.update(RUN, slow(ranks=(2, 3), cause="data_loading"), 5.0)

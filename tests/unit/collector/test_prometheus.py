@@ -176,7 +176,7 @@ def test_of_a_rank_that_has_ended_only_its_info_its_end_up_0_and_the_account_of_
 def test_a_run_without_live_ranks_keeps_its_info_and_no_verdict() -> None:
     gone = rank_of(0, up=False, ended="finished")
     families = families_of(run_of(gone, run_slowdown_ratio=1.5))
-    assert values(families["rankscope_run"]) == {("a", "2", "0"): 1}
+    assert values(families["rankscope_run"]) == {("a", "2", "0", "a"): 1}
     assert "rankscope_run_slowdown_ratio" not in families
 
 

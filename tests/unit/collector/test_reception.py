@@ -12,7 +12,7 @@ from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Excha
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.ingest.refusal_log import Refusal
-from rankscope.collector.state.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, Tick
+from rankscope.collector.state.events import GoodbyeAdmitted, RankJoined, ReportAdmitted
 from rankscope.collector.state.excerpt import Excerpt
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
@@ -169,7 +169,7 @@ def test_who_is_not_known_is_asked_for_a_hello_and_not_acknowledged(world: World
 
 
 def test_while_the_state_is_behind_nothing_more_is_read(world: World) -> None:
-    world.exchange.hand_on(Batch(events=[("r", Tick(0, 0.0))] * EVENTS_WAITING_MAX))
+    world.exchange.hand_on(Batch(events=[("r", DuplicateSeen("boot"))] * EVENTS_WAITING_MAX))
     world.wire.waiting.append(Received(*hello(0)))
     world.reception.turn()
     assert len(world.wire.waiting) == 1

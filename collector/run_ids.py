@@ -1,0 +1,73 @@
+"""The id of a run: its name and when its first rank said Hello to this collector, `bert@20261125T103005Z` (UTC).
+
+A launcher gives the same name again and again (`RANKSCOPE_RUN`, a job that is started anew each night). The id tells
+these runs apart everywhere: in the state, the store, the API and the incidents. The collector appends the time to every
+name, so no name that a user may choose can be the id of another run, and the ids of one name sort by their begin.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+from typing import Final
+
+_ID: Final = re.compile(r"(.+)@(\d{8}T\d{6}Z)", re.DOTALL)
+_BEGUN: Final = "%Y%m%dT%H%M%SZ"
+
+
+def make_run_id(name: str, wall_s: float, *, latest_id: str | None = None) -> str:
+    """Return the id of a run that begins now. It is greater than `latest_id`, the id of the run of this name before.
+
+    >>> make_run_id("bert", 0.0)
+    'bert@19700101T000000Z'
+    >>> make_run_id("bert", 0.0, latest_id="bert@19700101T000000Z")
+    'bert@19700101T000001Z'
+    """
+    begun = datetime.fromtimestamp(max(0.0, wall_s), timezone.utc).replace(microsecond=0)
+    before = None if latest_id is None else _read_begun(latest_id)
+    if before is not None:
+        begun = max(begun, before + timedelta(seconds=1))
+    return f"{name}@{begun.strftime(_BEGUN)}"
+
+
+def read_run_name(run_id: str) -> str:
+    """Return the name of the run with this id. What does not have the form of an id, as an early store has it,
+    is a name.
+
+    >>> read_run_name("bert@20261125T103005Z"), read_run_name("bert"), read_run_name("a@b")
+    ('bert', 'bert', 'a@b')
+    """
+    parsed = _ID.fullmatch(run_id)
+    return run_id if parsed is None else parsed[1]
+
+
+def choose_run_id(asked: str, known: Iterable[str]) -> str | None:
+    """Return the id among `known` that somebody means by an id, or by a name: then the latest run of that name. None
+    when there is none.
+
+    >>> known = ["bert@20261125T103005Z", "bert@20261125T110000Z", "t5@20261125T103005Z"]
+    >>> choose_run_id("bert", known), choose_run_id("bert@20261125T103005Z", known), choose_run_id("gpt", known)
+    ('bert@20261125T110000Z', 'bert@20261125T103005Z', None)
+    """
+    ids = set(known)
+    if asked in ids and read_run_name(asked) != asked:
+        return asked
+    return max((one for one in ids if read_run_name(one) == asked), default=asked if asked in ids else None)
+
+
+def name_run(name: str, run_id: str) -> str:
+    """Return how a run is called where several of its name may be: its name, and its id where it has one of its own.
+
+    >>> name_run("bert", "bert@20261125T103005Z"), name_run("bert", "bert")
+    ('bert (bert@20261125T103005Z)', 'bert')
+    """
+    return name if run_id in {"", name} else f"{name} ({run_id})"
+
+
+def _read_begun(run_id: str) -> datetime | None:
+    parsed = _ID.fullmatch(run_id)
+    if parsed is None:
+        return None
+    try:
+        return datetime.strptime(parsed[2], _BEGUN).replace(tzinfo=timezone.utc)
+    except ValueError:  # a name with digits that are no date
+        return None
