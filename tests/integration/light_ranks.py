@@ -57,12 +57,14 @@ class LightRank:
         interval_ns: int = INTERVAL_NS,
         keys: ClientKeys | None = None,
         on_report: Callable[[int], None] = lambda _sequence: None,
+        ends: str = "finished",
     ) -> None:
         self.identity = identity
         self._endpoint = endpoint
         self._interval_ns = interval_ns
         self._keys = keys
         self._on_report = on_report
+        self._ends = ends
         self._clock = SystemClock()
         self._steps: Ring[StepRecord] = Ring(STEPS_PER_REPORT)
         self._builder = ReportBuilder()
@@ -118,7 +120,7 @@ class LightRank:
 
     def say_goodbye(self) -> None:
         """Make the last message."""
-        goodbye = self._builder.build_goodbye("finished", "", 0)
+        goodbye = self._builder.build_goodbye(self._ends, "", 0)
         self._sender.push(goodbye.sequence, encode(goodbye), 0)
 
     def close(self) -> None:

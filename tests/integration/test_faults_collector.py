@@ -167,7 +167,8 @@ def test_of_many_elastic_restarts_only_the_last_attempt_is_on_the_page() -> None
     )
     with serving() as served:
         for restart_count in range(restarts):
-            crew = Crew([LightRank(light_identity(RUN, rank, 2, restart_count), served.endpoint) for rank in range(2)])
+            lives = [light_identity(RUN, rank, 2, restart_count) for rank in range(2)]
+            crew = Crew([LightRank(life, served.endpoint, ends="failed") for life in lives])
             wait_for_acknowledgements(crew, 1)
             assert crew.stop()
             if restart_count % 100 == 0 or restart_count == restarts - 1:
