@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -28,18 +29,20 @@ def end_all(run: RunSnapshot) -> RunSnapshot:
     return msgspec.structs.replace(run, ranks=ranks, end=RunEnd(reason="finished", ranks={"finished": RANKS}))
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """A collector of a run that is over, a healthy one, and one with a slow rank."""
-    runs = (end_all(run_of("a/over")), run_of("healthy"), run_of("slow", open_findings=(SLOW,)))
-    server = HttpServer(
+def serve(*runs: RunSnapshot) -> HttpServer:
+    """A collector of these runs."""
+    return HttpServer(
         "127.0.0.1:0", lambda: Snapshot(wall_s=0.0, version="0", runs=runs), lambda: (),
         is_healthy=lambda: None, is_ready=lambda: None,
     )  # fmt: skip
-    try:
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A collector of a run that is over, a healthy one, and one with a slow rank."""
+    runs = end_all(run_of("a/over")), run_of("healthy"), run_of("slow", open_findings=(SLOW,))
+    with closing(serve(*runs)) as server:
         yield server.url
-    finally:
-        server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +86,21 @@ def test_one_rank_is_told_alone(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ask(capsys, "--run", "slow", "--rank", "3")
     assert lines[:2] == ["run slow, rank 3: up (node n0, local rank 3, pid 7)", "  Rank 3 is slow."]
     assert len(lines) == 4
+
+
+def test_runs_of_one_name_are_told_apart_and_the_name_is_the_latest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, latest = "bert@20261125T103005Z", "bert@20261125T113005Z"
+    runs = end_all(run_of("bert", run_id=former)), run_of("bert", run_id=latest)
+    with closing(serve(*runs)) as server:
+        monkeypatch.setenv("RANKSCOPE_URL", server.url)
+        assert [line.partition(":")[0] for line in ask(capsys) if line.startswith("run ")] == [
+            f"run bert ({latest})",
+            f"run bert ({former})",
+        ]
+        assert "run bert: no rank is slower than the others" in ask(capsys, "--run", "bert")
+        assert "run bert: No rank was slower than the others." in ask(capsys, "--run", former)
 
 
 def test_json_keeps_its_form_and_may_be_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
