@@ -81,10 +81,11 @@ class Launches:
         excerpt = Excerpt.of(Report(sequence=1, host_ns=0))
         self.send(ReportAdmitted(boot, excerpt, self.now_ns, BEGIN_WALL_S + self.now_s), name)
 
-    def end(self, launch: str, *reasons: str) -> "Launches":
+    def end(self, launch: str, *reasons: str, name: str = "bert") -> "Launches":
         """Each rank says how it ends, and nothing comes of it any more."""
         for rank, reason in enumerate(reasons):
-            self.send(GoodbyeAdmitted(f"{launch}-boot-{rank}", Goodbye(sequence=2, reason=reason), self.now_ns))
+            goodbye = Goodbye(sequence=2, reason=reason)
+            self.send(GoodbyeAdmitted(f"{launch}-boot-{rank}", goodbye, self.now_ns), name)
         return self.wait(0)
 
     def end_seen(self, boot: str, reason: str) -> EndSeen:
@@ -241,9 +242,7 @@ def test_former_runs_give_way_to_the_limits_and_the_latest_of_no_name_does(limit
     for name in ("bert", "t5"):
         for number in range(2):
             launches.launch(f"{name}{number}", name=name)
-            for rank in range(2):
-                goodbye = Goodbye(sequence=2, reason="finished")
-                launches.send(GoodbyeAdmitted(f"{name}{number}-boot-{rank}", goodbye, launches.now_ns), name)
+            launches.end(f"{name}{number}", "finished", "finished", name=name)
             launches.wait(10)
     assert [job.name for job in launches.runs] == ["bert", "t5", "t5"]
 
