@@ -421,6 +421,7 @@ class Service:
                 is_over=job.is_over,
                 can_tell=job.abstained is None,
                 failure=find_failure(job.end),
+                is_superseded=job.is_superseded,
             )
             for job in self._runs
         ]

@@ -38,6 +38,7 @@ RUN_FAILURE: Final = "run_failure"
 again: it is no finding of detection, and the end of the run is not its end.
 """
 STARTED_AGAIN: Final = "the run goes on: it was started again, or is heard of again"
+STARTED_ANEW: Final = "a new run of this name has begun"
 RUN_IS_OVER: Final = "the run is over"
 RUN_IS_GONE: Final = "the run is no longer known"
 NO_LONGER_FOUND: Final = "no longer found"
@@ -48,7 +49,7 @@ NOT_FOUND_AGAIN: Final = "collector restarted, and it was not found again"
 class RunLook(NamedTuple):
     """A run as it is now; `run` is its id, here and in all of the ledger. `is_over`: all its ranks have ended.
     `can_tell`: detection gives verdicts and does not abstain. `failure`: how it ended, in the form of a finding, None
-    unless it ended badly.
+    unless it ended badly. `is_superseded`: a later run of its name has begun.
     """
 
     run: str
@@ -56,6 +57,7 @@ class RunLook(NamedTuple):
     is_over: bool
     can_tell: bool
     failure: Finding | None = None
+    is_superseded: bool = False
 
 
 class LedgerChanges(NamedTuple):
@@ -200,7 +202,7 @@ class Ledger:
         for look in runs:
             for finding in () if look.is_over else look.open_findings:
                 self.update(look.run, finding, now_wall_s)
-            if look.failure is not None:
+            if look.failure is not None and not look.is_superseded:
                 self.update(look.run, look.failure, now_wall_s)
         for incident in [incident for incident in self._incidents.values() if incident.is_open]:
             reason = self._find_end(incident, by_id.get(incident.run_id), now_wall_s)
@@ -217,7 +219,7 @@ class Ledger:
         if look is None:
             return RUN_IS_GONE
         if incident.kind == RUN_FAILURE:
-            return STARTED_AGAIN if look.failure is None else None
+            return STARTED_AGAIN if look.failure is None else STARTED_ANEW if look.is_superseded else None
         if look.is_over:
             return RUN_IS_OVER
         if held.lost_rank_s.keys().isdisjoint(finding.number for finding in look.open_findings):

@@ -431,3 +431,15 @@ def test_incident_keeps_the_last_words_of_its_finding(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 10.0)
     ledger.close(RUN, slow(sentence="Rank 2 was slow."), RUN_IS_OVER, 70.0)
     assert ledger.incidents[0].sentence == "Rank 2 was slow."
+
+
+def test_new_run_of_the_name_ends_the_incident_about_the_failure_of_the_one_before(ledger: Ledger) -> None:
+    """The former run is still shown as failed, and its incident stays resolved."""
+    failure = slow(2, kind=RUN_FAILURE)
+    ledger.look([RunLook("bert@20261125T103005Z", (), is_over=True, can_tell=True, failure=failure)], 10.0)
+    former = RunLook("bert@20261125T103005Z", (), is_over=True, can_tell=True, failure=failure, is_superseded=True)
+    for now_s in (20.0, 30.0):
+        ledger.look([former, RunLook("bert@20261125T113005Z", (), is_over=False, can_tell=True)], now_s)
+    (incident,) = ledger.incidents
+    assert (incident.state, incident.resolved_reason) == ("resolved", "a new run of this name has begun")
+    assert incident.resolved_wall_s == 20.0

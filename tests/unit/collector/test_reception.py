@@ -12,7 +12,7 @@ from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Excha
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.ingest.refusal_log import Refusal
-from rankscope.collector.state.events import GoodbyeAdmitted, RankJoined, ReportAdmitted
+from rankscope.collector.state.events import DuplicateSeen, GoodbyeAdmitted, RankJoined, ReportAdmitted
 from rankscope.collector.state.excerpt import Excerpt
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
