@@ -25,7 +25,8 @@ def standard_library_first() -> Iterator[None]:
         yield
     finally:
         for folder in folders:
-            sys.path.remove(folder)
+            with contextlib.suppress(ValueError):  # somebody has made the path anew meanwhile
+                sys.path.remove(folder)
         forget_shadowed(before)
 
 
@@ -33,6 +34,11 @@ def forget_shadowed(before: set[str]) -> None:
     """Drop from `sys.modules` what has been imported since of the standard library, and would have come from one of the
     job's folders had the script imported it. Whoever holds such a module keeps it.
     """
+    with contextlib.suppress(Exception):  # an importer of somebody's own may fail in any way
+        _forget_shadowed(before)
+
+
+def _forget_shadowed(before: set[str]) -> None:
     ahead = _find_folders_ahead()
     known = sys.stdlib_module_names - set(sys.builtin_module_names)
     new = {name.partition(".")[0] for name in tuple(sys.modules) if name not in before}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.import_path import standard_library_first
+from rankscope.agent.import_path import forget_shadowed, standard_library_first
 
 UNUSED = "sched"
 """A module of the standard library that nothing here imports."""
@@ -64,3 +64,20 @@ def test_path_is_as_before_but_for_what_others_have_added(monkeypatch: pytest.Mo
         sys.path.append("/added")
         raise ImportError("no torch here")
     assert sys.path == [*before, "/added"]
+
+
+def test_path_that_was_made_anew_meanwhile_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standard_library_first():
+        monkeypatch.setattr(sys, "path", ["/new"])
+    assert sys.path == ["/new"]
+
+
+def test_importer_of_somebodys_own_that_fails_costs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> None:
+        raise RuntimeError(path)
+
+    monkeypatch.setattr(sys, "path_hooks", [fail])
+    monkeypatch.delitem(sys.path_importer_cache, str(folder), raising=False)
+    before = set(sys.modules) - {"json"}
+    forget_shadowed(before)
+    assert "json" in sys.modules
