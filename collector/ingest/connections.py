@@ -255,10 +255,12 @@ def _borrow(file: int) -> Iterator[socket.socket]:
 
 
 def _find_addresses(file: int) -> tuple[str, str]:
+    if file == NO_FILE:
+        return "", ""
     try:
         with _borrow(file) as found:
             return _addresses_of(found)
-    except OSError:  # it is closed already, or -1
+    except OSError:  # it is closed already
         return "", ""
 
 

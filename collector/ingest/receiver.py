@@ -155,19 +155,24 @@ class Receiver:
 
     def take(self, ready: Ready, batch_max: int) -> Iterator[Received]:
         """The second half of `poll`, also when somebody else has polled: each is read when it is asked for. A relay's
-        batch is taken as a whole.
+        batch is taken as a whole, and each message in it counts: the backlog of a relay is more than one pass, in which
+        it would be over its budget.
         """
         if not self._router.begin_pass(ready):
             return
         self._pass += 1
-        for _ in range(batch_max):
+        taken = 0
+        while taken < batch_max:
             heard = self._router.receive()
             if heard is None:
                 return
+            taken += 1
             self.frames_received += 1
             message = self._decode(heard)
             if self._relays is not None and isinstance(message, (RelayHello, Relayed)):
-                yield from self._take_relayed(self._relays, heard, message)
+                for one in self._take_relayed(self._relays, heard, message):
+                    taken += 1
+                    yield one
             elif message is not None:
                 yield Received(heard.name, message, heard.key, heard.body, address=heard.connection.address)
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import zmq
 
+from rankscope.collector.ingest.connections import FRAMES_PER_PASS_MAX
 from rankscope.collector.ingest.receiver import Receiver, raise_open_files_limit
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -260,3 +261,30 @@ def test_the_limit_of_open_files_is_raised_to_the_hard_one() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 512), hard))
     assert raise_open_files_limit() == hard
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+# -- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_sends_more_in_a_pass_than_an_agent_does_is_cut_off(receiver: Receiver, dealer: Dealer) -> None:
+    for _ in range(2 * FRAMES_PER_PASS_MAX):
+        with contextlib.suppress(zmq.Again):
+            dealer.send(encode(PONG), zmq.NOBLOCK)
+    receive(receiver, 1, batch_max=4 * FRAMES_PER_PASS_MAX)
+    deadline_s = time.monotonic() + DEADLINE_MS / 1000
+    while not receiver.connections_refused and time.monotonic() < deadline_s:
+        for _ in range(2 * FRAMES_PER_PASS_MAX):
+            with contextlib.suppress(zmq.Again):
+                dealer.send(encode(PONG), zmq.NOBLOCK)
+        receiver.poll(100, 4 * FRAMES_PER_PASS_MAX)
+    assert receiver.connections_refused == {"over_budget": 1}
+    (refusal,) = [one for one in receiver.take_refusals() if one.reason == "over_budget"][:1]
+    assert refusal.address.startswith("127.0.0.1:")
+
+
+def test_as_many_in_a_pass_as_the_budget_allows_are_taken(receiver: Receiver, dealer: Dealer) -> None:
+    for _ in range(4):  # passes of half the budget each
+        for _ in range(FRAMES_PER_PASS_MAX // 2):
+            dealer.send(encode(PONG))
+        receive(receiver, FRAMES_PER_PASS_MAX // 2, batch_max=FRAMES_PER_PASS_MAX // 2)
+    assert receiver.connections_refused == {}
