@@ -33,7 +33,12 @@ DEFAULT_CLIENT: Final = "agent"
 ALLOWED: Final = "allowed"
 RELAYS: Final = "relays"
 """The folder in ALLOWED with the keys of those who may speak for many ranks."""
-PRIVATE_FOLDER: Final = 0o700
+KEYS_FOLDER: Final = 0o711
+"""Others may open what they know the name of: the collector's user its folder of allowed keys, agents collector.pub.
+What is secret is closed by the mode of its own file.
+"""
+
+PUBLIC_FOLDER: Final = 0o755
 PUBLIC_FILE: Final = 0o644
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -135,8 +140,12 @@ def _write_pair(secret: Path, public: Path) -> None:
 
 
 def _make_folders(folder: Path, *, with_relays: bool) -> None:
-    (folder / ALLOWED / RELAYS if with_relays else folder / ALLOWED).mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
-    folder.chmod(PRIVATE_FOLDER)
+    """Make the folder and those of public keys in it, with their modes whatever the umask is."""
+    folder.mkdir(KEYS_FOLDER, parents=True, exist_ok=True)
+    folder.chmod(KEYS_FOLDER)
+    for public in (folder / ALLOWED, folder / ALLOWED / RELAYS) if with_relays else (folder / ALLOWED,):
+        public.mkdir(exist_ok=True)
+        public.chmod(PUBLIC_FOLDER)
 
 
 def _check_names(clients: Sequence[str], relays: Sequence[str]) -> None:

@@ -140,6 +140,15 @@ def test_agents_of_the_cluster_are_told_the_address_of_its_collector_and_may_rea
     assert asked.items() <= worn.items()
 
 
+def test_operator_finds_what_to_scrape_and_the_rules_by_one_label() -> None:
+    documents = render("monitoring")
+    assert [document["kind"] for document in documents] == ["PrometheusRule", "ServiceMonitor"]
+    # What the chart kube-prometheus-stack selects when it is installed under its own name.
+    assert {document["metadata"]["labels"]["release"] for document in documents} == {"kube-prometheus-stack"}
+    monitored = find(documents, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert monitored.items() <= find(render("collector"), "Service")["metadata"]["labels"].items()
+
+
 def test_rules_of_the_cluster_are_those_of_prometheus() -> None:
     done = runpy.run_path(str(K8S / "rules.py"))
     assert (K8S / "monitoring" / "prometheusrule.yaml").read_text() == done["render"]()

@@ -17,6 +17,15 @@ EXPOSURE_MAX = 15
 """systemd's own measure, in tenths from 0 to 100: below 20 it says that a service is well closed."""
 
 
+def read_command(environment: dict[str, str]) -> list[str]:
+    """The words of ExecStart, with the variables that systemd puts in."""
+    command: str
+    (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)$", UNIT.read_text(), re.MULTILINE)
+    for name, value in environment.items():
+        command = command.replace(f"${{{name}}}", value)
+    return command.replace("\\\n", " ").split()
+
+
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
     """The unit with a program that is there: systemd refuses one whose program is missing."""
@@ -40,8 +49,12 @@ def test_systemd_finds_it_well_closed(unit: Path) -> None:
 
 
 def test_its_command_is_one_that_the_collector_takes() -> None:
-    (command,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
-    program, *arguments = command.replace("${STATE_DIRECTORY}", "/var/lib/rankscope").split()
+    program, *arguments = read_command({"STATE_DIRECTORY": "/var/lib/rankscope", "CREDENTIALS_DIRECTORY": "/run/c"})
     assert program == INSTALLED
     options = build_parser().parse_args(arguments)
-    assert options.store == "/var/lib/rankscope/incidents.db"
+    assert (options.store, options.key_file) == ("/var/lib/rankscope/incidents.db", "/run/c/collector.key")
+
+
+def test_key_that_it_names_is_a_credential_from_where_keys_are_made() -> None:
+    assert "\nLoadCredential=collector.key:/etc/rankscope/keys/collector.key\n" in UNIT.read_text()
+    assert "/opt/rankscope/bin/rankscope keys /etc/rankscope/keys " in (ROOT / "docs" / "deploy.md").read_text()

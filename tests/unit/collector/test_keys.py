@@ -34,7 +34,8 @@ def test_secrets_are_their_owner_s_alone_whatever_the_umask(tmp_path: Path) -> N
         make_keys(tmp_path / "keys", [], force=False)
     finally:
         os.umask(before)
-    assert mode_of(tmp_path / "keys") == 0o700
+    assert mode_of(tmp_path / "keys") == 0o711
+    assert mode_of(tmp_path / "keys" / "allowed") == 0o755
     assert {mode_of(path) for path in (tmp_path / "keys").glob("*.key")} == {0o600}
     assert mode_of(tmp_path / "keys" / "collector.pub") == 0o644
 
@@ -118,7 +119,7 @@ def test_kept_keys_are_those_of_before(tmp_path: Path) -> None:
 def test_keeping_makes_all_that_is_not_there(tmp_path: Path) -> None:
     written = complete_keys(tmp_path / "keys", ["team-b"])
     assert [path.name for path in written] == ["team-b.pub", "collector.key", "collector.pub", "team-b.key"]
-    assert mode_of(tmp_path / "keys") == 0o700
+    assert mode_of(tmp_path / "keys") == 0o711
 
 
 def test_keeping_makes_the_public_key_that_lacks(tmp_path: Path) -> None:
