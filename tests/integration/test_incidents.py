@@ -20,6 +20,8 @@ from tests.unit.collector.job_stories import Story
 
 SLOW_RANK = 2
 WRITES = 100
+PATIENT = ("--rank-silent-s", "3600")
+"""On a slow machine the ranks of the story are silent for long: that would be an incident of its own."""
 WRITER = """
 import itertools, sys
 from pathlib import Path
@@ -77,7 +79,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """Four ranks, one of which becomes slow; the collector is killed, started again, and sees the run's end."""
     path = str(tmp_path_factory.mktemp("incidents") / "incidents.db")
     story = Story(4)
-    with serving("--store", path) as first, telling(story, first.endpoint):
+    with serving("--store", path, *PATIENT) as first, telling(story, first.endpoint):
         story.train(40).train(60, forward={SLOW_RANK: 30.0})
         opened = wait_for_incident(first, "opened")
         while_open = {
@@ -90,7 +92,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         }
         first.kill()
     between = {"open": rankscope("incidents", "--store", path, "--open")}
-    with serving("--store", path) as second:
+    with serving("--store", path, *PATIENT) as second:
         at_start = read_incidents(second)
         with telling(story, second.endpoint, again=True):
             story.train(60, forward={SLOW_RANK: 30.0})
