@@ -1,16 +1,21 @@
 """Ranks are killed while the collector is away: what they had written to the disk arrives all the same."""
 
+import os
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
 
+from rankscope.agent.report.left_behind import Address, take_life
+from rankscope.agent.report.left_delivery import deliver
 from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
 from rankscope.agent.report.spill_format import REPORT, decode_records
 from rankscope.agent.sidecar.beacon import find_names
 from rankscope.agent.sidecar.directory import find_root
 from rankscope.collector.state.snapshot import RankSnapshot
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.units import s_to_ns
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import RankProcess, check_identity, ranks_of, wait_for_accounts
 from tests.integration.light_ranks import STEPS_PER_REPORT
@@ -107,6 +112,26 @@ def test_a_damaged_report_in_what_a_killed_rank_left_costs_itself_and_is_counted
         end = wait_for_end(served, run, 0).end
         assert end is not None
         assert "bytes amid the records on the disk are damaged: the reports there are lost" in end.absent["spill"]
+
+
+def test_left_reports_of_which_the_collector_has_later_ones_are_settled_at_once(run: str, tmp_path: Path) -> None:
+    """The disk has lost the end of what the rank wrote, and with it how far the collector had acknowledged."""
+    with serving() as served, ranks_of([RankProcess(run, "0", "1", served.endpoint, str(tmp_path))]) as (rank,):
+        rank.wait_for_report(40)
+        wait_for_accounts(served, run, {0: 30 * STEPS_PER_REPORT})
+        kill_sidecar(tmp_path)
+        rank.kill()
+        folder, clock = open_folder(str(tmp_path)), SystemClock()
+        (file,) = find_files(folder, rank.boot_id)
+        reports = [record for record in decode_records(Path(file.path).read_bytes()) if record.kind == REPORT]
+        os.truncate(file.path, reports[9].end)
+        life = take_life(folder, rank.boot_id)
+        assert life is not None
+        assert life.held[-1].sequence == 10
+        deadline_ns = clock.monotonic_ns() + s_to_ns(30)
+        address = Address(served.endpoint)
+        assert deliver(life, address, clock, deadline_ns=deadline_ns, is_stopping=lambda: False)
+        life.close()
 
 
 def test_a_rank_that_is_killed_between_two_collectors_is_delivered_to_the_next(run: str, tmp_path: Path) -> None:
