@@ -3,7 +3,9 @@
 KIND: flood   frames of two bytes, as fast as they are taken, and a new connection whenever one is closed
       half    one frame that says 4 MiB and never ends, once on each connection
       parts   parts of a message that never ends
+      large   frames of 1 MiB, as fast as they are taken, and a new connection whenever one is closed
       silent  a handshake, and nothing after it
+      pings   messages with ZeroMQ's heartbeats among them, and it hangs up at once, again and again
 """
 
 import contextlib
@@ -16,13 +18,19 @@ READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00
 HANDSHAKE = GREETING + b"\x04" + bytes([len(READY)]) + READY
 HALF_BYTES = 4 * 1024 * 1024
 
+LARGE_BYTES = 1024 * 1024
+PING = b"\x04\x07\x04PING\x00\x00"
+
 PAYLOADS = {
     "flood": b"\x00\x02ab" * 16_384,
     "half": b"\x02" + (HALF_BYTES + 1).to_bytes(8, "big") + bytes(HALF_BYTES),
     "parts": b"\x01\x00" * 32_768,
+    "large": b"\x02" + LARGE_BYTES.to_bytes(8, "big") + bytes(LARGE_BYTES),
     "silent": b"",
+    "pings": (b"\x00\x02ab" + PING) * 256,
 }
-ENDLESS = {"flood", "parts"}
+ENDLESS = {"flood", "parts", "large", "pings"}
+HANGING_UP = {"pings"}
 
 
 def connect(host: str, port: int) -> socket.socket:
@@ -54,6 +62,8 @@ def main() -> None:
         for connection in writable:
             try:
                 rest = send(connection, left[connection])
+                if not rest and kind in HANGING_UP:
+                    raise ConnectionResetError("this side hangs up")
                 left[connection] = rest or (payload if kind in ENDLESS else b"")
             except OSError:
                 del left[connection]
