@@ -27,7 +27,7 @@ from rankscope.measure.units import NS_PER_MS
 RECEIVE_HWM: Final = 16
 """Messages of one peer that libzmq reads ahead. An unread one takes its own size: libzmq's 1,000 of each of 16,384
 ranks would be 16 GB. With none at all libzmq 4.3.5 would not abort (SECURITY.md), but floods are then cut off 9 times
-instead of 247 in 6 s: what a connection has left unread outlives it."""
+instead of 247 in 6 s."""
 
 SEND_HWM: Final = 64
 """Answers kept for a peer that does not read them. Acknowledgements are cumulative: losing some does no harm."""
