@@ -27,7 +27,7 @@ from rankscope.agent.probe.ring import Ring
 from rankscope.agent.probe.stepless import SteplessNotice
 from rankscope.agent.probe.torch_hooks import TorchHooks
 from rankscope.agent.probe.window_plan import WindowPlan
-from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.report.collector_notices import CollectorNotices, Delivered
 from rankscope.agent.report.heap_relief import HeapRelief, find_malloc_trim
 from rankscope.agent.report.reduced_window import NOTHING, ReducedWindow
@@ -151,7 +151,7 @@ class Reporter:
         self._address: CollectorAddress | None = None
         self._open_due_ns = 0
         self._stopping = threading.Event()
-        self._goodbye: tuple[str, str, int | None] = ("finished", "", None)
+        self._end = ScriptEnd("finished")
         self._refusal_said = self._spill_said = False
         self._notices: CollectorNotices | None = None
         self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
@@ -219,10 +219,10 @@ class Reporter:
         self._sender.wake()
         self._watchdog.tell_address(address)
 
-    def stop(self, reason: str, detail: str, exit_code: int | None) -> None:
+    def stop(self, end: ScriptEnd) -> None:
         """Send what is left and a goodbye, wait at most `drain_s` for the acknowledgement."""
         self._gc_meter.remove()
-        self._goodbye = (reason, detail, exit_code)
+        self._end = end
         self._stopping.set()
         self._sender.wake()
         self._thread.join(self._config.drain_s + 2 * IDLE_WAIT_S)
@@ -246,21 +246,21 @@ class Reporter:
                 self._guard.record(PART, error)
                 self._stopping.wait(IDLE_WAIT_S)
         if not self._stopping.is_set():
-            self._goodbye = ("stopped", f"{PART} is switched off after too many errors", None)
+            self._end = ScriptEnd("stopped", f"{PART} is switched off after too many errors")
         self._finish()
 
     def _finish(self) -> None:
         was_heard = False
         try:
             self._report(last=True)
-            self._push(self._builder.build_goodbye(*self._goodbye), step_count=0)
+            self._push(self._builder.build_goodbye(self._end), step_count=0)
             self._open_when_found(at_once=True)
             was_heard = self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
             self._say_how_it_ended()
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
         finally:
-            self._watchdog.stop(self._goodbye[2], was_heard=was_heard)
+            self._watchdog.stop(self._end.exit_code, was_heard=was_heard)
             self._sender.close()
             if self._spill is not None:
                 self._spill.close()

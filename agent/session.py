@@ -21,6 +21,7 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rankscope.agent.capture.stacks import find_raised_line
 from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.exit_gate import ExitGate
@@ -45,6 +46,7 @@ from rankscope.agent.probe.throughput import Throughput, ThroughputMeter, descri
 from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
 from rankscope.agent.probe.torch_profiler import TorchProfiler, is_current_stream_capturing
 from rankscope.agent.probe.window_plan import WindowPlan
+from rankscope.agent.report.builder import ScriptEnd
 from rankscope.agent.reporter import Probes, Reporter
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.measure import __version__
@@ -123,7 +125,7 @@ class Session:
         )
         self._connecting = threading.Thread(target=self._connect, name="rankscope-connect", daemon=True)
         self._embedded: EmbeddedCollector | None = None
-        self._end: tuple[str, str, int | None] = ("finished", "", None)
+        self._end = ScriptEnd("finished")
         self._previous_excepthook = sys.excepthook
         self._evaluations = 0
         self._steps_made = 0
@@ -222,13 +224,14 @@ class Session:
     def note_exit(self, code: object) -> None:
         """The script ended by SystemExit; None and 0 mean success, text means 1, as for the interpreter."""
         status = code if isinstance(code, int) else int(code is not None)
-        self._end = ("failed" if status else "finished", "SystemExit" if status else "", status)
+        self._end = ScriptEnd("failed" if status else "finished", "SystemExit" if status else "", status)
 
     def note_error(self, error: BaseException) -> None:
         """The script ended by an exception that nobody caught."""
         if os.getpid() == self._pid:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self._end = ("interrupted" if interrupted else "failed", describe(error)[:512], 1)
+            reason = "interrupted" if interrupted else "failed"
+            self._end = ScriptEnd(reason, describe(error)[:512], 1, find_raised_line(error))
 
     def stop(self, reason: str | None = None) -> None:
         """Deliver what is left and end. Does nothing in a forked child and the second time."""
@@ -243,7 +246,7 @@ class Session:
         self._stopping.set()
         if self._config.collector:  # where it is, is known; a thread may just not have had its turn
             self._connecting.join(self._config.drain_s)
-        self._reporter.stop(*(self._end if reason is None else (reason, "", None)))
+        self._reporter.stop(self._end if reason is None else ScriptEnd(reason))
         self._gate.shut(self._config.drain_s)
         wait_for_last_works()
         if self._embedded is not None:

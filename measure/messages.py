@@ -156,13 +156,16 @@ class ClockPong(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The last message of a life. `reason` is one of END_REASONS, `detail` for example the exception's type."""
+    """The last message of a life. `reason` is one of END_REASONS, `detail` for example the exception's type, `line` the
+    place in the script where that was raised, `train.py:24 (main)`; empty where there is none or it is not known.
+    """
 
     KIND: ClassVar[int] = 9
     sequence: Sequence
     reason: Text
     detail: Text = ""
     exit_code: int | None = None
+    line: Name = ""
 
 
 class RankEnded(Message, frozen=True):

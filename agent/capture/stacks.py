@@ -8,10 +8,10 @@ are left out, and so are our frames in the others: hooks around torch's function
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Final, NamedTuple
 
-from rankscope.measure.stalls import StackFrame, ThreadStack
+from rankscope.measure.stalls import StackFrame, ThreadStack, describe_frame, find_script_frame
 
 FRAMES_MAX: Final = 48
 """Frames kept of a thread, the innermost ones. A training step through Lightning is 40 deep."""
@@ -76,6 +76,28 @@ def find_activity(frames: Sequence[StackFrame]) -> str:
     return "other"
 
 
+def find_raised_line(error: BaseException) -> str:
+    """The innermost line of the user's own code that the exception went through, `train.py:24 (main)`; empty where it
+    came from none. Call it before the exception is handled: it reads the traceback.
+    """
+    line, trace = "", error.__traceback__
+    while trace is not None:
+        frame = _to_raised_frame(trace)
+        if find_script_frame((frame,)) is not None and not frame.file.startswith(OUR_FILES):
+            line = describe_frame(_shorten(frame))
+        trace = trace.tb_next
+    return line
+
+
+def _to_raised_frame(trace: TracebackType) -> StackFrame:
+    code = trace.tb_frame.f_code
+    return StackFrame(code.co_filename, trace.tb_lineno or 0, code.co_name)
+
+
+def _shorten(frame: StackFrame) -> StackFrame:
+    return StackFrame(frame.file[-TEXT_LENGTH_MAX:], frame.line, frame.function[:TEXT_LENGTH_MAX])
+
+
 def _find_sign(frame: StackFrame) -> str | None:
     for part, activity in _SIGNS:
         if part in frame.file:
@@ -103,7 +125,7 @@ def _to_stack(name: str, frame: FrameType | None) -> ThreadStack:
         if code.co_filename.startswith(OUR_FILES):
             continue
         if len(frames) < FRAMES_MAX:
-            frames.append(StackFrame(code.co_filename[-TEXT_LENGTH_MAX:], line, code.co_name[:TEXT_LENGTH_MAX]))
+            frames.append(_shorten(StackFrame(code.co_filename, line, code.co_name)))
         else:
             left_out += 1
     return ThreadStack(name=name[:TEXT_LENGTH_MAX], frames=tuple(frames), frames_left_out=left_out)

@@ -1,10 +1,11 @@
 """From the records of an interval to one Report. Pure: no clock, no thread, no socket."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.messages import Goodbye, Report
 from rankscope.measure.records import (
     AgentCost,
@@ -22,6 +23,18 @@ from rankscope.measure.records import (
     steps_to_table,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
+
+DETAIL_LENGTH_MAX: Final = 1024
+"""Characters of an exception's type and text."""
+
+
+class ScriptEnd(NamedTuple):
+    """How the training script ended. `line` is the place of the script where an exception came from, if one did."""
+
+    reason: str
+    detail: str = ""
+    exit_code: int | None = None
+    line: str = ""
 
 
 class Interval(msgspec.Struct, kw_only=True):
@@ -97,9 +110,15 @@ class ReportBuilder:
             stall=interval.stall,
         )
 
-    def build_goodbye(self, reason: str, detail: str, exit_code: int | None) -> Goodbye:
+    def build_goodbye(self, end: ScriptEnd) -> Goodbye:
         """The last numbered message."""
-        return Goodbye(sequence=self._take_sequence(), reason=reason, detail=detail[:1024], exit_code=exit_code)
+        return Goodbye(
+            sequence=self._take_sequence(),
+            reason=end.reason,
+            detail=_to_unicode(end.detail[:DETAIL_LENGTH_MAX]),
+            exit_code=end.exit_code,
+            line=_to_unicode(end.line[:NAME_LENGTH_MAX]),
+        )
 
     def _take_groups(self, groups: tuple[GroupInfo, ...]) -> tuple[GroupInfo, ...] | None:
         """Those to be told of now; None: all is said."""
@@ -178,3 +197,8 @@ def _add_breakdowns(totals: Totals, breakdowns: Sequence[WindowBreakdown]) -> To
             idle_ns=totals.idle_ns + window.idle_ns,
         )
     return totals
+
+
+def _to_unicode(text: str) -> str:
+    """A text that can be sent: half a surrogate pair, as in the name of a file that is not UTF-8, becomes a `?`."""
+    return text.encode(errors="replace").decode()

@@ -47,9 +47,9 @@ class LifeEnd(NamedTuple):
 
 
 class FirstToFail(msgspec.Struct, frozen=True, kw_only=True):
-    """The rank whose end brought the others down. `signal` is a name such as SIGSEGV, `line` the place in the script,
-    `a.py:24 (run)`; both are empty where there is none or it is not known. `together`: ranks that died without a word
-    within TOGETHER_NS of it, any of which may have been the first.
+    """The rank whose end brought the others down. `signal` is a name such as SIGSEGV, `line` the place in the script
+    where it crashed or raised, `a.py:24 (run)`; both are empty where there is none or it is not known. `together`:
+    ranks that died without a word within TOGETHER_NS of it, any of which may have been the first.
     """
 
     rank: int
@@ -124,7 +124,7 @@ def find_first_to_fail(lives: Sequence[LifeEnd]) -> FirstToFail | None:
         detail=ending.detail,
         signal="" if number is None else _name_signal(number),
         exit_code=ending.exit_code,
-        line=_find_line(seen),
+        line=ending.line or _find_line(seen),
         last_step=first.last_step,
         ended_wall_s=_find_end_s(first),
         together=_find_together(first, failed),

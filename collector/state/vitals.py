@@ -26,11 +26,14 @@ BROUGHT_DOWN: Final = frozenset({"terminated", "interrupted", "silent"})
 
 
 class Ending(NamedTuple):
-    """How a life ended: a reason of END_REASONS or one of the collector's own, a sentence, the process's exit code."""
+    """How a life ended: a reason of END_REASONS or one of the collector's own, a sentence, the process's exit code, and
+    the line of the script that raised, where the rank said so.
+    """
 
     reason: str
     detail: str = ""
     exit_code: int | None = None
+    line: str = ""
 
 
 def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
@@ -42,9 +45,10 @@ def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
     if said is None:
         return None if seen is None else Ending(seen.reason, seen.detail, seen.exit_code)
     if seen is None:
-        return Ending(said.reason, said.detail, said.exit_code)
+        return Ending(said.reason, said.detail, said.exit_code, said.line)
     if said.reason in SAID_BY_RANK:
-        return Ending(said.reason, said.detail, said.exit_code if seen.exit_code is None else seen.exit_code)
+        exit_code = said.exit_code if seen.exit_code is None else seen.exit_code
+        return Ending(said.reason, said.detail, exit_code, said.line)
     if seen.reason == "finished":
         return Ending(said.reason, said.detail, seen.exit_code)
     return Ending(seen.reason, f"after it had {said.reason}: {seen.detail}", seen.exit_code)

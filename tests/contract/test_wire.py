@@ -171,7 +171,9 @@ STATED: dict[str, Message] = {
     "refused": Refused(reason="ranks_max", detail="raise ranks_max"),
     "clock_ping": ClockPing(job_ns=-1),
     "clock_pong": ClockPong(job_ns=-1, host_ns=1 << 62),
-    "goodbye": Goodbye(sequence=6, reason="failed", detail="ValueError", exit_code=1),
+    "goodbye": Goodbye(
+        sequence=6, reason="failed", detail="ValueError", exit_code=1, line="train.py:24 (main)"
+    ),
     "rank_ended": RankEnded(
         sequence=7, identity=IDENTITY, host_ns=1_800, wall_ns=1_700_000_000_000_000_100, reason="out_of_memory",
         detail="SIGKILL", exit_code=1, signal=9, core_dumped=True, oom_kills=1, last_step=42, pending=(PENDING,),
@@ -312,6 +314,11 @@ def test_a_greeting_without_the_number_of_the_hello_means_what_it_meant(name: st
 def test_a_report_of_an_agent_that_did_not_tell_how_many_steps_it_made_means_what_it_meant() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_steps_made.hex").read_text())
     assert decode(frame) == msgspec.structs.replace(STATED["report"], losses=LATER_LOSSES)
+
+
+def test_goodbye_of_an_agent_that_named_no_line_means_what_it_meant() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "goodbye_without_line.hex").read_text())
+    assert decode(frame) == msgspec.structs.replace(STATED["goodbye"], line="")
 
 
 @each_structure

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from rankscope.agent.probe.ring import Ring
-from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill import Spill
 from rankscope.measure.clock import SystemClock
@@ -120,7 +120,7 @@ class LightRank:
 
     def say_goodbye(self) -> None:
         """Make the last message."""
-        goodbye = self._builder.build_goodbye(self._ends, "", 0)
+        goodbye = self._builder.build_goodbye(ScriptEnd(self._ends, exit_code=0))
         self._sender.push(goodbye.sequence, encode(goodbye), 0)
 
     def close(self) -> None:

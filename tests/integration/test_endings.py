@@ -16,7 +16,7 @@ import pytest
 from rankscope.collector.detect.finding import HANG
 from rankscope.collector.reports.summary import HEALTHY, verdict
 from rankscope.collector.state.run_end import RunEnd
-from rankscope.collector.state.run_end_words import FAILURE
+from rankscope.collector.state.run_end_words import FAILURE, write_end
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from tests.connections import list_connections
@@ -143,6 +143,8 @@ def test_an_uncaught_exception_is_told_with_its_type(served: Served, tmp_path: P
     end, run, incidents = watch.read_end()
     assert end.first is not None
     assert (end.reason, end.first.rank, end.first.detail) == ("failed", 1, "ValueError: the loss is not a number")
+    assert end.first.line == "paced.py:27 (end_by_exception)"
+    assert "(ValueError: the loss is not a number) at paced.py:27 (end_by_exception)" in write_end(end)
     assert verdict(run).startswith("The run failed at ")
     assert find_failures(incidents) == [("open", "failed", [1])]
 

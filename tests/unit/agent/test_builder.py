@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report
 from rankscope.measure.records import (
@@ -45,7 +45,7 @@ def test_reports_are_numbered_from_one_and_the_goodbye_takes_the_next_number() -
     builder = ReportBuilder()
     numbers = [builder.build(Interval(), 0).sequence for _ in range(3)]
     assert numbers == [1, 2, 3]
-    assert builder.build_goodbye("finished", "", None).sequence == 4
+    assert builder.build_goodbye(ScriptEnd("finished")).sequence == 4
 
 
 def test_an_interval_in_which_nothing_happened_is_a_report_all_the_same() -> None:
@@ -169,8 +169,18 @@ def test_a_report_comes_out_of_the_wire_as_it_went_in() -> None:
 
 
 def test_a_goodbye_says_how_it_ended_and_cuts_a_long_story() -> None:
-    goodbye = ReportBuilder().build_goodbye("failed", "ValueError: " + "x" * 5000, 1)
+    goodbye = ReportBuilder().build_goodbye(
+        ScriptEnd("failed", "ValueError: " + "x" * 5000, 1, "train.py:24 (" + "m" * 600)
+    )
     assert (goodbye.reason, goodbye.exit_code, len(goodbye.detail)) == ("failed", 1, 1024)
+    assert goodbye.line == "train.py:24 (" + "m" * 499
+    assert decode(encode(goodbye)) == goodbye
+
+
+def test_goodbye_with_a_file_name_that_is_not_utf8_can_be_sent() -> None:
+    goodbye = ReportBuilder().build_goodbye(ScriptEnd("failed", "OSError: \udcff.bin", 1, "a\udcff.py:1 (main)"))
+    assert (goodbye.detail, goodbye.line) == ("OSError: ?.bin", "a?.py:1 (main)")
+    assert decode(encode(goodbye)) == goodbye
 
 
 def test_samples_are_counted_from_the_first_step_that_knows_them_with_the_time_of_those_steps() -> None:

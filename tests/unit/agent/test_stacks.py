@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rankscope.agent.capture.stacks import FRAMES_MAX, find_activity, take_stacks
+from rankscope.agent.capture.stacks import FRAMES_MAX, OUR_FILES, find_activity, find_raised_line, take_stacks
 from rankscope.measure.stalls import ACTIVITIES, StackFrame, ThreadStack
 
 SITE = "/env/lib/python3.11/site-packages"
@@ -106,3 +106,31 @@ def test_the_innermost_frame_that_tells_says_what_is_done(frames: list[tuple[str
     found = find_activity([StackFrame(f"{SITE}/{file}", 1, function) for file, function in frames])
     assert found == activity
     assert found in ACTIVITIES
+
+
+def raise_from(source: str, file: str) -> BaseException:
+    """Run a source text as that file; returns what it raises, with its traceback."""
+    with pytest.raises(ArithmeticError) as caught:
+        exec(compile(source, file, "exec"), {})  # noqa: S102 - a frame of another file is made so
+    return caught.value
+
+
+def test_raised_line_is_the_innermost_of_the_scripts_own() -> None:
+    error = raise_from("def main():\n    1 / 0\nmain()\n", "/me/train.py")
+    assert find_raised_line(error) == "train.py:2 (main)"
+
+
+def test_raised_line_of_an_error_within_a_library_is_the_call_of_it() -> None:
+    library = f"{SITE}/torch/nn/functional.py"
+    source = f"def main():\n    x = 1\n    exec(compile('1 / 0', {library!r}, 'exec'))\nmain()\n"
+    assert find_raised_line(raise_from(source, "/me/train.py")) == "train.py:3 (main)"
+
+
+def test_raised_line_is_empty_without_a_line_of_the_script() -> None:
+    assert find_raised_line(ValueError("never raised")) == ""
+
+
+def test_raised_line_of_the_agents_own_frames_is_empty() -> None:
+    error = raise_from("1 / 0", f"{OUR_FILES}launch.py")
+    assert error.__traceback__ is not None
+    assert find_raised_line(error.with_traceback(error.__traceback__.tb_next)) == ""  # without this test's own frame

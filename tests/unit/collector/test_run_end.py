@@ -100,6 +100,14 @@ def test_lost_ranks_are_named_since_the_first_was_heard_of_last() -> None:
 # -- the first to fail ------------------------------------------------------------------------------------------------
 
 
+def test_exception_is_told_with_the_line_that_the_rank_named() -> None:
+    raised = Ending("failed", "ValueError: no such batch", 1, "train.py:24 (main)")
+    first = end_of(life(0), life(1)._replace(ending=raised, last_step=7)).first
+    assert first is not None
+    text = "rank 1 (n0), failed (ValueError: no such batch) at train.py:24 (main), the last step it reported was 7"
+    assert describe_first_to_fail(first) == text
+
+
 def test_crash_is_told_with_its_signal_and_the_line_of_the_script() -> None:
     crashed = life(1, "crashed", detail="SIGSEGV", seen=seen("crashed", "SIGSEGV", 11, LIBRARY, SCRIPT), last_step=7)
     assert end_of(life(0, "terminated"), crashed).first == FirstToFail(

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.state.excerpt import Excerpt
-from rankscope.collector.state.vitals import GONE_NS_MIN, Vitals, conclude
+from rankscope.collector.state.vitals import GONE_NS_MIN, Ending, Vitals, conclude
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
@@ -66,7 +66,23 @@ def stall_in(activity: str) -> Stall:
 def test_what_was_said_and_what_was_seen_make_one_end(
     said: Goodbye | None, found: RankEnded | None, reason: str, detail: str, exit_code: int | None
 ) -> None:
-    assert conclude(said, found) == (reason, detail, exit_code)
+    ending = conclude(said, found)
+    assert ending is not None
+    assert (ending.reason, ending.detail, ending.exit_code) == (reason, detail, exit_code)
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (None, "train.py:24 (main)"),
+        (seen("terminated", signal=15), "train.py:24 (main)"),
+    ],
+)
+def test_line_that_raised_is_kept_whatever_ended_the_process(found: RankEnded | None, line: str) -> None:
+    said = Goodbye(sequence=9, reason="failed", detail="ValueError", exit_code=1, line="train.py:24 (main)")
+    ending = conclude(said, found)
+    assert ending is not None
+    assert ending.line == line
 
 
 def test_the_order_in_which_it_is_told_does_not_matter() -> None:
@@ -79,7 +95,7 @@ def test_the_order_in_which_it_is_told_does_not_matter() -> None:
         vitals = Vitals()
         for tell in order:
             tell(vitals)
-        assert vitals.ending == ("failed", "what it said", 1)
+        assert vitals.ending == Ending("failed", "what it said", 1)
         assert vitals.ended_job_ns == 5 * S
 
 
@@ -89,7 +105,7 @@ def test_a_process_that_is_gone_counts_as_killed_when_nobody_has_said_more_for_a
     vitals.lose_process(10 * S + GONE_NS_MIN - 1)
     assert vitals.ending is None
     vitals.lose_process(10 * S + GONE_NS_MIN)
-    assert vitals.ending == ("killed", "", None)
+    assert vitals.ending == Ending("killed", "", None)
     assert vitals.ended_job_ns == 10 * S
 
 
@@ -105,7 +121,7 @@ def test_an_end_that_is_told_twice_is_the_first_one() -> None:
     vitals = Vitals()
     vitals.take_end(seen("crashed"), ClockAlignment(), 5)
     vitals.take_end(seen("killed"), ClockAlignment(), 4)
-    assert vitals.ending == ("crashed", "what was seen", None)
+    assert vitals.ending == Ending("crashed", "what was seen", None)
     assert vitals.ended_job_ns == 5
 
 
