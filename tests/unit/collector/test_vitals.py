@@ -71,18 +71,12 @@ def test_what_was_said_and_what_was_seen_make_one_end(
     assert (ending.reason, ending.detail, ending.exit_code) == (reason, detail, exit_code)
 
 
-@pytest.mark.parametrize(
-    ("found", "line"),
-    [
-        (None, "train.py:24 (main)"),
-        (seen("terminated", signal=15), "train.py:24 (main)"),
-    ],
-)
-def test_line_that_raised_is_kept_whatever_ended_the_process(found: RankEnded | None, line: str) -> None:
+@pytest.mark.parametrize("found", [None, seen("terminated", signal=15)])
+def test_line_that_raised_is_kept_whatever_ended_the_process(found: RankEnded | None) -> None:
     said = Goodbye(sequence=9, reason="failed", detail="ValueError", exit_code=1, line="train.py:24 (main)")
     ending = conclude(said, found)
     assert ending is not None
-    assert ending.line == line
+    assert ending.line == "train.py:24 (main)"
 
 
 def test_the_order_in_which_it_is_told_does_not_matter() -> None:
