@@ -209,7 +209,6 @@ class Service:
             return None
         if self._unwritten is not None:  # the runs in memory are the present ones
             recorder.go_on_with(self._unwritten)
-            self._unwritten = None
             recorder.start()
             return recorder
         clocks = Clocks(self._clock.monotonic_ns(), self._wall_s())
@@ -366,6 +365,8 @@ class Service:
         self._leave_lost_store(wall_s)
         if self._recorder is None:  # perhaps the store can be opened only now
             self._recorder = self._open_recorder()
+            if self._recorder is not None:
+                self._unwritten = None
         if self._pictures.is_due(now_ns) or self._orders.is_open(now_ns):
             self._publish(now_ns)
         self._last_tick_ns = now_ns  # only now: a collector whose ticks go wrong is not healthy
@@ -521,7 +522,9 @@ class Service:
         return None if problem is None else f"nothing is written to the store, and all is kept in memory: {problem}"
 
     def _find_exported(self) -> Snapshot:
-        return self._snapshot if self._recorder is None else self._recorder.choose_exported(self._snapshot)
+        # Another thread's question: between the first two a new recorder may have come.
+        exporter = self._recorder or self._unwritten or self._recorder
+        return self._snapshot if exporter is None else exporter.choose_exported(self._snapshot)
 
 
 def _log_event(run: str, event: JobEvent) -> None:

@@ -89,6 +89,15 @@ class Unwritten(NamedTuple):
     intervals: RankIntervals
     shown: Snapshot | None
 
+    def choose_exported(self, present: Snapshot) -> Snapshot:
+        """Return the snapshot for /metrics until there is another recorder: the last one shown, or a later one."""
+        return present if self.shown is None or is_too_old(self.shown, present) else self.shown
+
+
+def is_too_old(snapshot: Snapshot, present: Snapshot) -> bool:
+    """Return whether /metrics gives a snapshot up for the present one, also because the wall clock was set back."""
+    return not 0.0 <= present.wall_s - snapshot.wall_s < EXPORT_LAG_S_MAX
+
 
 class Recorder:
     """Told of everything once a tick by the collector's loop. `count` is called with what has gone wrong, each time.
@@ -280,11 +289,14 @@ class Recorder:
         return StoreCounts(self._bytes_used, self._waiting.dropped)
 
     def choose_exported(self, present: Snapshot) -> Snapshot:
-        """The picture for /metrics: the last one that is kept, and never one older than was shown before."""
+        """The picture for /metrics: the last one that is kept, and never one older than was shown before.
+
+        When the store was lost, the last one shown stays until one is in the new file, EXPORT_LAG_S_MAX at most.
+        """
         with self._changed:
-            kept = self._kept
-            is_behind = kept is None or not 0.0 <= present.wall_s - kept.wall_s < EXPORT_LAG_S_MAX
-            chosen = present if kept is None or is_behind or self._problem is not None else kept
+            held = self._kept or self._shown
+            is_failing = self._problem is not None and self._lost is None
+            chosen = present if held is None or is_failing or is_too_old(held, present) else held
             if self._shown is not None and chosen.wall_s < self._shown.wall_s <= present.wall_s:
                 chosen = self._shown
             self._shown = chosen
@@ -322,9 +334,9 @@ class Recorder:
             self._take_back(batch)
             return
         if lost is not None:
+            self._lost = lost  # before the problem: what is shown stays
             self._fail(lost.text)
             self._take_back(batch)
-            self._lost = lost
             return
         if self._problem is not None:
             LOG.warning("runs and their history are written to the store again")

@@ -221,6 +221,14 @@ def _health() -> list[Placed]:
             "count(rankscope_store_writable == 0) or vector(0)",
             colours=too_high(red=1),
         ),
+        number(
+            "Stores lost",
+            "How often, in the time shown, a store was removed, replaced, truncated or damaged while it was open.",
+            NUMBER,
+            "sum(increase(rankscope_store_lost_total[$__range]))",
+            colours=too_high(red=1),
+            decimals=0,
+        ),
         number("Stores hold", "What the collectors' files hold.", BYTES, "sum(rankscope_store_used_bytes)"),
         number(
             "History dropped",

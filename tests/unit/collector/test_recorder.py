@@ -274,6 +274,27 @@ def test_before_anything_is_kept_metrics_show_the_present(path: Path) -> None:
         assert loop.recorder.choose_exported(present) is present
 
 
+def test_after_loss_of_store_metrics_show_what_they_showed_until_a_new_file_holds_more(path: Path) -> None:
+    story = Story(2).join().train(20)
+    with looping(path) as loop:
+        kept = loop.tick(story)
+        loop.wait_until_kept(kept)
+        path.unlink()
+        present = loop.tick_until(story, lambda: loop.recorder.lost is not None)
+        assert loop.recorder.choose_exported(present) is kept
+        unwritten = loop.recorder.abandon()
+        assert unwritten.choose_exported(present) is kept
+        late = Snapshot(wall_s=kept.wall_s + EXPORT_LAG_S_MAX, version="0")
+        assert unwritten.choose_exported(late) is late
+    with looping(path.with_name("new.db"), start=False) as loop:
+        loop.recorder.go_on_with(unwritten)
+        assert loop.recorder.choose_exported(present) is kept
+        loop.recorder.start()
+        later = loop.tick(story.tick(1.0))
+        loop.wait_until_kept(later)
+        assert loop.recorder.choose_exported(later) is later
+
+
 def test_a_wall_clock_that_was_set_back_does_not_hold_metrics(path: Path) -> None:
     with looping(path) as loop:
         kept = loop.tick(Story(2).join().train(20))
