@@ -223,9 +223,9 @@ def _health() -> list[Placed]:
         ),
         number(
             "Stores lost",
-            "How often, in the time shown, a store was removed, replaced, truncated or damaged while it was open.",
+            "How often a store was removed, replaced, truncated or damaged under a running collector.",
             NUMBER,
-            "sum(increase(rankscope_store_lost_total[$__range]))",
+            "sum(rankscope_store_lost_total) or vector(0)",
             colours=too_high(red=1),
             decimals=0,
         ),
