@@ -141,6 +141,8 @@ def ask(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
     try:
         with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S, context=credentials.tls) as answer:  # noqa: S310
             body = bytes(answer.read(ANSWER_BYTES_MAX + 1))
+            if answer.length and len(body) <= ANSWER_BYTES_MAX:  # asked for at most so much, http.client lets that pass
+                raise http.client.IncompleteRead(body, answer.length)
     except urllib.error.HTTPError as error:
         raise UnavailableError(_describe_refusal(url, error, credentials)) from error
     except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:

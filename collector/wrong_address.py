@@ -1,7 +1,7 @@
 """Why a collector could not be asked at an address, and what to do: the sentence for each kind of failure.
 
-Where a connection was made and the answer was not HTTP, what listens there is looked at once more: ZeroMQ says so in
-its first ten bytes, and whether TLS is spoken is tried.
+Where a connection was made and no HTTP came back, what listens there is tried once more: ZeroMQ shows itself by its
+first ten bytes, TLS by a handshake.
 """
 
 import contextlib
@@ -55,6 +55,9 @@ def _describe(url: str, parts: SplitResult, cause: object) -> str:
             f"refused). `rankscope serve` starts one; {WHERE}."
         )
     if isinstance(cause, TimeoutError):
+        with contextlib.suppress(OSError, ValueError):  # libzmq waits for more of what is no greeting to it
+            if _greets_as_zmq(parts):
+                return _describe_zmq(url)
         return f"no collector answers at {url}: no answer in time. Check the host, and firewalls on the way; {WHERE}."
     return _describe_stranger(url, parts, cause)
 
@@ -63,10 +66,7 @@ def _describe_stranger(url: str, parts: SplitResult, cause: object) -> str:
     """Return the sentence for something that answers, and not as a collector does."""
     with contextlib.suppress(OSError, ValueError):
         if _greets_as_zmq(parts):
-            return (
-                f"what answers at {url} is a ZeroMQ socket, perhaps the port for agents. The HTTP port is another one: "
-                f"18491 unless http_listen says otherwise; {WHERE}."
-            )
+            return _describe_zmq(url)
     with contextlib.suppress(OSError, ValueError):
         if parts.scheme == "http" and _speaks_tls(parts):
             return f"what answers at {url} speaks TLS: ask at https://{parts.netloc}."
@@ -79,6 +79,13 @@ def _describe_stranger(url: str, parts: SplitResult, cause: object) -> str:
     reason = "its answer is not HTTP" if isinstance(cause, http.client.BadStatusLine) else str(cause)
     reason = reason or type(cause).__name__
     return f"no collector answers at {url}: {reason}. `rankscope serve` starts one; {WHERE}."
+
+
+def _describe_zmq(url: str) -> str:
+    return (
+        f"what answers at {url} is a ZeroMQ socket, perhaps the port for agents. The HTTP port is another one: 18491 "
+        f"unless http_listen says otherwise; {WHERE}."
+    )
 
 
 def _port_of(parts: SplitResult) -> int:

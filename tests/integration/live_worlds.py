@@ -88,7 +88,7 @@ def pictures_of(story: Story, name: str = "story") -> dict[str, StepPicture]:
 
 def rename(run: RunSnapshot, name: str) -> RunSnapshot:
     """The same run under another name."""
-    return msgspec.structs.replace(run, run=name)
+    return msgspec.structs.replace(run, run=name, run_id=name)
 
 
 def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> tuple[RunSnapshot, StepPicture]:
