@@ -58,8 +58,8 @@ class AgentConfig(Settings):
     strict: bool = setting(
         False,
         Setting(
-            "Whether a mistake in these settings, or keys that cannot be used, end the process with exit status 2. "
-            "Otherwise the mistake is said once on each node, and training goes on."
+            "Whether a mistake in these settings, or keys that cannot be used, ends the process with exit status 2. "
+            "Otherwise the mistake is reported once on each node and training continues."
         ),
     )
     collector: str = setting(
@@ -229,8 +229,8 @@ class AgentConfig(Settings):
     embedded_metrics_port: int = setting(
         0,
         Setting(
-            "Port of the metrics of a collector that rank 0 has started; 0 stands for any free one, and one that is in "
-            "use is replaced by a free one.",
+            "Port of the metrics of a collector that rank 0 has started; 0 stands for any free one, and a free one is "
+            "used where the port cannot be had.",
             smallest=0,
             largest=65_535,
         ),

@@ -79,9 +79,9 @@ class EmbeddedCollector:
             raise UnavailableError(f"the embedded collector did not start ({error})") from error
 
     def describe_move(self) -> str:
-        """What there is to say where the metrics are not at the port that was wanted."""
+        """Return what to add to the address when the metrics are not at the port that was wanted; else empty."""
         has_moved = self._port_wanted and f":{self._port_wanted}/" not in self.metrics_url
-        return f" (a free port, since {self._port_wanted} is in use)" if has_moved else ""
+        return f" (a free port: {self._port_wanted} could not be used)" if has_moved else ""
 
     def wait(self, seconds: float) -> None:
         """Let it end by itself, which it does once every rank has said goodbye; after that time, end it."""

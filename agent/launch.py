@@ -30,7 +30,8 @@ USAGE = """usage: torchrun [...] -m rankscope.agent [--config FILE] [--collector
 
 Measures each rank of a torch.distributed job while it trains. Everything after the script belongs to the script.
 Without --collector (or RANKSCOPE_COLLECTOR) rank 0 starts a collector beside itself and says where its /metrics are.
-A mistake in the settings or keys is said once, and training goes on; with --strict it ends with exit status 2."""
+A mistake in the settings or keys is reported once on each node and training continues. With --strict such a mistake
+ends the process with exit status 2."""
 
 OPTIONS = ("--config", "--collector", "--run")
 """Each takes a value."""
@@ -236,12 +237,14 @@ def _parse(arguments: Sequence[str]) -> tuple[str, bool, list[str]]:
 def _describe_wrong_option(name: str) -> str:
     import difflib  # noqa: PLC0415 - only a mistake needs it
 
+    if name in OPTIONS:
+        return f"{name} needs a value, and after it the script: {name} VALUE SCRIPT.py"
     known = (*OPTIONS, "--strict", "-m")
     if name in known:
-        return f"{name} stands at the end of the line: its value, or the script, is missing."
+        return "--strict takes no value." if name == "--strict" else "-m needs the name of a module after it."
     near = difflib.get_close_matches(name, known, n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
-    return f"{name} is no option of rankscope.agent. {meant}Options of the script stand behind it."
+    return f"{name} is not an option of rankscope.agent. {meant}Options of the script belong after the script."
 
 
 def _autoload_will_come() -> bool:

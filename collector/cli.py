@@ -45,7 +45,7 @@ USAGE_ERROR = 2
 
 EXAMPLES: Final[Mapping[str, str]] = {
     "serve": """\
-  rankscope serve                                            for this machine: no keys, nothing is kept
+  rankscope serve                                            for this machine only: no keys, nothing kept on disk
   rankscope serve --store runs.db --http-listen 0.0.0.0:18491 --http-token-file token
   rankscope serve --config /etc/rankscope/collector.toml      configs/collector.toml has every key
   rankscope serve --listen tcp://0.0.0.0:18490 --key-file keys/collector.key --allowed-keys keys/allowed""",
@@ -57,13 +57,13 @@ EXAMPLES: Final[Mapping[str, str]] = {
   rankscope status --run bert --rank 17      one rank beside those it is compared with
   RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope status""",
     "incidents": """\
-  rankscope incidents --open                 what goes on now
+  rankscope incidents --open                 those that are open now
   rankscope incidents --run bert --store runs.db --json""",
     "keys": """\
   rankscope keys /etc/rankscope/keys         once; agents get agent.key and collector.pub
   rankscope keys /etc/rankscope/keys --client team-b""",
     "report": """\
-  rankscope report bert                      of a collector that runs
+  rankscope report bert                      of a running collector
   rankscope report bert --store runs.db --html > bert.html""",
     "analyze": "  rankscope analyze traces/ --html analysis.html",
     "merge": "  rankscope merge traces/*.json.gz -o merged.json.gz      open it at https://ui.perfetto.dev",
@@ -123,7 +123,7 @@ def _check_command(given: Sequence[str], commands: Sequence[str]) -> None:
         return
     near = difflib.get_close_matches(given[0], commands, n=1)
     meant = f"Did you mean `rankscope {near[0]}`?" if near else f"The commands are {', '.join(commands)}."
-    raise SettingError(f"{given[0][:80]!r} is no command. {meant} `rankscope --help` says what each does.")
+    raise SettingError(f"{given[0][:80]!r} is not a command. {meant} `rankscope --help` says what each does.")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -162,7 +162,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=serve)
     parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="log joins, ends, forgotten runs and what each snapshot took, too"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also log joins, ends, forgotten runs and the CPU time of each snapshot",
     )
     parser.usage = "rankscope serve [--config FILE] [-v] [--OPTION VALUE ...]"
     groups = {title: parser.add_argument_group(title) for title in SERVE_GROUPS}

@@ -171,11 +171,11 @@ def _describe_refusal(url: str, error: urllib.error.HTTPError, credentials: Cred
 def _describe_unauthorised(url: str, error: urllib.error.HTTPError, credentials: Credentials) -> str:
     with error:
         if OUR_REALM not in str(error.headers.get("WWW-Authenticate", "")):
-            return f"what answers at {url} wants a login and is no rankscope collector (HTTP 401). {WHERE}."
+            return f"what answers at {url} asks for a login and is no rankscope collector (HTTP 401). {WHERE}."
     if not credentials.token:
-        cure = "--token-file (RANKSCOPE_TOKEN_FILE) names the file that has it."
-        return f"the collector at {url} answers 401: it asks for its token. {cure}"
+        cure = "Name the file that holds it with --token-file (RANKSCOPE_TOKEN_FILE)."
+        return f"the collector at {url} answers 401: it requires its token. {cure}"
     return (
-        f"the collector at {url} answers 401: the token in {credentials.token_file} is not its token. Its token is in "
-        "the file that its http_token_file names, as that was when it was started."
+        f"the collector at {url} answers 401: the token in {credentials.token_file} is not its token. It uses the "
+        "one that the file named by its http_token_file held when the collector was started."
     )

@@ -121,7 +121,7 @@ def _complete_pair(secret: Path, public: Path) -> list[Path]:
     """Write what lacks of a pair. Returns the files that were written."""
     if not secret.exists():
         if public.exists():
-            raise SettingError(f"{public} is there and {secret} is not: bring it back, or remove {public.name} as well")
+            raise SettingError(f"{public} is there and {secret} is not: restore it, or remove {public.name} as well")
         _write_pair(secret, public)
         return [secret, public]
     pair = read_key_pair(str(secret), f"{secret.stem}'s key file")

@@ -35,9 +35,13 @@ def add_status(parser: argparse.ArgumentParser) -> None:
     """Add the options of `status`."""
     parser.set_defaults(command=show_status)
     add_url(parser)
-    parser.add_argument("--run", default=None, metavar="RUN", help="only this run: its id, or a name for its latest")
+    parser.add_argument(
+        "--run", default=None, metavar="RUN", help="show only this run: an id, or a name for its latest run"
+    )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--rank", type=int, default=None, metavar="N", help="say what is known of this rank")
+    form.add_argument(
+        "--rank", type=int, default=None, metavar="N", help="show one rank beside the ranks it is compared with"
+    )
     form.add_argument("--all", action="store_true", help=f"list every rank, not only the {WORST} worst of each run")
     form.add_argument("--json", action="store_true", help="print the runs as JSON, each with its open incidents")
 
@@ -104,7 +108,7 @@ def _show_rank(collector: Collector, ids: Sequence[str], number: int) -> int:
         raise SettingError(f"--rank is {number}; ranks are whole numbers from 0.")
     if len(ids) != 1:
         known = ", ".join(map(printable, ids)) or "none"
-        raise SettingError(f"--rank is {number}, of a run that --run must name; this collector knows: {known}.")
+        raise SettingError(f"--rank is {number}; name its run with --run. This collector knows: {known}.")
     run = _ask(collector, ids[0], "?ranks=none", RunSnapshot)
     found = _ask(collector, ids[0], f"/ranks/{number}", RankAnswer)
     peers = None

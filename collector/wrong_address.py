@@ -19,7 +19,7 @@ is found out only after this time."""
 ZMQ_GREETING_BYTES: Final = 10
 """The signature that a ZeroMQ socket sends at once: FF, 8 bytes of any value, 7F (ZMTP 3.1, section 3.2)."""
 PORTS: Final = {"http": 80, "https": 443}
-WHERE: Final = "--url (RANKSCOPE_URL) says where the collector is"
+WHERE: Final = "--url (RANKSCOPE_URL) must name the collector's HTTP address"
 
 CERTIFICATE_CURES: Final = {
     10: "It has expired: the collector needs a new one (http_certificate_file).",
@@ -27,7 +27,7 @@ CERTIFICATE_CURES: Final = {
     64: "Ask under an address that is in the certificate, or give the collector one that has this address.",
 }
 """By OpenSSL's number (X509_V_ERR_...). All others: nobody who is trusted has signed it."""
-TRUST_CURE: Final = "If it is the collector's own, --ca-file (RANKSCOPE_CA_FILE) names a copy of it to be trusted."
+TRUST_CURE: Final = "If it is the collector's own, name a copy of it with --ca-file (RANKSCOPE_CA_FILE)."
 
 
 def describe_failure(url: str, error: Exception) -> str:

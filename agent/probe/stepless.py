@@ -38,7 +38,7 @@ class SteplessNotice:
         self._is_done = True
         counted = "was counted" if last else "has been counted so far"
         return (
-            f"rank {self._identity.rank} made {backwards:,} backwards and stepped no optimizer of torch.optim, so no "
-            f"step {counted}. Where the loop updates its parameters in another way, call rankscope.step() at the end "
+            f"rank {self._identity.rank} ran {backwards:,} backward passes and stepped no optimizer of torch.optim, so "
+            f"no step {counted}. If the loop updates its parameters in another way, call rankscope.step() at the end "
             "of each step (docs/loops.md)."
         )

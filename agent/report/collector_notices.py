@@ -51,15 +51,15 @@ class CollectorNotices:
         self._absences_said += 1
         return (
             f"run {self._run!r}: the collector {self._endpoint} has not been reached for {ns_to_s(AWAY_NS):.0f} s. "
-            "Training goes on, the newest reports are kept, and it is tried again. Is the address right, does "
-            "`rankscope serve` run there, and does a firewall let this machine through?"
+            "Training continues, the newest reports are kept, and the connection is retried. Check the address "
+            "(RANKSCOPE_COLLECTOR), that `rankscope serve` runs there, and that no firewall is in the way."
         )
 
     def sum_up(self, delivered: Delivered) -> str:
         """Return the line for the end."""
         if not self._was_reached:
             return (
-                f"run {self._run!r}: the collector {self._endpoint} did not take rank 0 in; none of its "
+                f"run {self._run!r}: the collector {self._endpoint} never accepted rank 0; none of its "
                 f"{delivered.reports} reports was delivered{_describe_spill(delivered)}"
             )
         url = f" --url {self._page}" if self._page else ""
@@ -78,15 +78,18 @@ class CollectorNotices:
         was_reached, absence_is_said = self._was_reached, self._absence_is_said
         self._was_reached, self._absence_is_said = True, False
         self._away_since_ns, self._page = None, metrics_url.removesuffix("/metrics")
-        late = f", reached after {ns_to_s(away_ns):.0f} s" if absence_is_said else ""
+        after = f"after {ns_to_s(away_ns):.0f} s"
         if not was_reached:
+            late = f", reached {after}" if absence_is_said else ""
             page = f"; its page is {self._page}{self._describe_place()}" if self._page else ""
             return f"run {self._run!r} reports to {self._endpoint}{late}{page}"
-        return f"run {self._run!r}: the collector {self._endpoint} is there again{late}" if absence_is_said else None
+        return (
+            f"run {self._run!r}: the collector {self._endpoint} was reached again {after}" if absence_is_said else None
+        )
 
     def _describe_place(self) -> str:
         return ", on the machine of the collector" if any(one in self._page for one in LOOPBACK) else ""
 
 
 def _describe_spill(delivered: Delivered) -> str:
-    return f" ({delivered.spill_dir} keeps what it has room for)" if delivered.spill_dir else ""
+    return f" ({delivered.spill_dir} keeps as many as it has room for)" if delivered.spill_dir else ""

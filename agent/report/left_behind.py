@@ -96,12 +96,12 @@ def describe_damage(folder: str, boot_id: str) -> str:
     try:
         records, length = _read_file(files[-1])
     except OSError as error:
-        return f"what it has left on the disk cannot be read: {error}"
+        return f"what it left on the disk cannot be read: {error}"
     ends = [0, *(record.end for record in records)]
     lost_bytes = sum(record.offset - end for end, record in zip(ends, records, strict=False))
     problems = []
     if lost_bytes:
-        problems.append(f"{lost_bytes} bytes amid the records on the disk are damaged: the reports there are lost")
+        problems.append(f"{lost_bytes} bytes between records on the disk are damaged; the reports in them are lost")
     if ends[-1] < length:
         problems.append("the last record on the disk is not whole: it is cut")
     return "; ".join(problems)

@@ -63,7 +63,9 @@ def _deliver_run(
         while not delivery.everything_acknowledged:
             now_ns = clock.monotonic_ns()
             if delivery.state is DeliveryState.REFUSED:
-                raise LeftRefusedError(f"the collector at {address.endpoint} refuses it: {delivery.refusal}")
+                raise LeftRefusedError(
+                    f"the collector at {address.endpoint} refuses the reports left on the disk: {delivery.refusal}"
+                )
             if now_ns >= deadline_ns or is_stopping():
                 return False
             sender.exchange(min(deadline_ns, now_ns + TURN_NS))

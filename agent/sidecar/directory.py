@@ -84,7 +84,7 @@ def take_lock(folder: str) -> int | None:
         if _is_still(file, path):
             return file
         os.close(file)  # the lock of a directory that has just been removed
-    raise OSError(f"{path} is removed again and again")
+    raise OSError(f"{path} was removed each time it was made")
 
 
 def holds_lock(file: int, folder: str) -> bool:

@@ -150,8 +150,8 @@ class SidecarLink:
             except (OSError, UnavailableError) as error:
                 problems.append(f"{place}: {error}")
         raise UnavailableError(
-            f"there is no place for the sidecar's files ({'; '.join(problems)}). How ranks end is not told. Free some "
-            "room there (df -h /dev/shm; a container may have more with --shm-size), or set sidecar = false."
+            f"there is no place for the sidecar's files ({'; '.join(problems)}), so how ranks end is not reported. "
+            "Free some space there (df -h /dev/shm; docker run --shm-size gives more), or set sidecar = false."
         )
 
     def _leave_beacon_in(self, place: str, beat: Beat) -> Beacon:
@@ -167,7 +167,7 @@ class SidecarLink:
                 raise
             self.folder = folder
             return beacon
-        raise UnavailableError(f"{folder} is removed again and again")
+        raise UnavailableError(f"{folder} was removed each of the {ATTEMPTS} times it was made")
 
     def _catch_crashes(self) -> None:
         """Have a fatal signal leave the Python stacks. Where the script's own faulthandler is at work it stays so."""

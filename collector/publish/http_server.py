@@ -259,7 +259,7 @@ class _Server(ThreadingHTTPServer):
 
     def _turn_away(self, connection: socket.socket) -> None:
         response = refuse(
-            HTTPStatus.SERVICE_UNAVAILABLE, f"{self.limits.connections_max} connections are open; try later"
+            HTTPStatus.SERVICE_UNAVAILABLE, f"{self.limits.connections_max} connections are open; try again later"
         )
         fields = f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}"
         head = f"HTTP/1.0 503 Service Unavailable\r\n{fields}\r\n\r\n"
@@ -344,18 +344,18 @@ class _Handler(BaseHTTPRequestHandler):
             return page_file
         if not self.server.access.admits(path, self.headers.get("Authorization", "")):
             self.server.count_refused(UNAUTHORISED)
-            error = "this collector asks for its token: send `Authorization: Bearer TOKEN`"
+            error = "this collector requires its token: send `Authorization: Bearer TOKEN`"
             return refuse(HTTPStatus.UNAUTHORIZED, error, CHALLENGE)
         return self._ask(path) if path in OPEN_PATHS else None
 
     def _find_answer(self) -> Response | EventStream:
         if not self.server.connections.begin_answer(self._limited):
-            error = f"{self.server.limits.answers_max} requests are being answered; try later"
+            error = f"{self.server.limits.answers_max} requests are being answered; try again later"
             return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
         answer = self._ask(self.path.partition("?")[0])
         if isinstance(answer, EventStream) or self._may_write(len(answer.body)):
             return answer
-        error = "answers that clients do not read hold the memory there is for answers; try later"
+        error = "answers that clients have not read yet use up the memory for answers; try again later"
         return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
 
     def _ask(self, path: str) -> Response | EventStream:

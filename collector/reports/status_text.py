@@ -84,7 +84,7 @@ def _list_worst(status: RunStatus, colors: Colors) -> list[str]:
     shown, known = len(status.worst), status.ranks_known
     if shown == known:
         return render_ranks(status.worst, colors)
-    head = f"the worst {shown:,} of {known:,} ranks (--all lists all, --rank N says more of one):"
+    head = f"the worst {shown:,} of {known:,} ranks (--all lists every rank, --rank N shows one):"
     return [INDENT + head, *render_ranks(status.worst, colors)]
 
 

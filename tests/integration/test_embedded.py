@@ -200,7 +200,9 @@ def test_a_port_that_is_in_use_is_replaced_by_a_free_one_and_rank_0_says_so(tmp_
             ended = job.job.wait(DEADLINE_S)
             stderr = job.read_stderr()
     assert (ended.exit_code, ended.left) == (0, ())
-    said = rf"^rankscope: watching run '.+': http://127\.0\.0\.1:(\d+)/metrics \(a free port, since {port} is in use\)$"
+    said = (
+        rf"^rankscope: watching run '.+': http://127\.0\.0\.1:(\d+)/metrics \(a free port: {port} could not be used\)$"
+    )
     (free,) = re.findall(said, stderr, re.MULTILINE)
     assert free != str(port)
     assert re.search(r"^rankscope: run \S+: 2 ranks, 10 steps", stderr, re.MULTILINE)

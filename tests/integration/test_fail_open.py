@@ -40,9 +40,7 @@ def test_nobody_who_listens_is_nothing_to_wait_for() -> None:
     assert (ended.exit_code, ended.left) == (0, ())
     assert "losses" in ended.stdout
     assert "Traceback" not in ended.stderr
-    assert re.findall(r"the collector (\S+) did not take rank 0 in; none of its \d+ reports was", ended.stderr) == [
-        gone
-    ]
+    assert re.findall(r"the collector (\S+) never accepted rank 0; none of its \d+ reports was", ended.stderr) == [gone]
 
 
 def test_collector_that_dies_in_the_middle_is_not_noticed_by_training() -> None:
@@ -166,12 +164,15 @@ def test_ranks_of_a_node_say_the_same_mistake_once() -> None:
         (
             ("--colector", "tcp://head:1", "ends.py"),
             (
-                "--colector is no option of rankscope.agent. Did you mean --collector? Options of the script stand "
-                "behind it."
+                "--colector is not an option of rankscope.agent. Did you mean --collector? Options of the script "
+                "belong after the script."
             ),
         ),
-        (("--verbose",), "--verbose is no option of rankscope.agent. Options of the script stand behind it."),
-        (("--run",), "--run stands at the end of the line: its value, or the script, is missing."),
+        (
+            ("--verbose",),
+            "--verbose is not an option of rankscope.agent. Options of the script belong after the script.",
+        ),
+        (("--run",), "--run needs a value, and after it the script: --run VALUE SCRIPT.py"),
     ],
 )
 def test_launch_line_without_a_script_that_can_be_found_says_what_is_wrong(words: Sequence[str], said: str) -> None:

@@ -111,7 +111,7 @@ def test_a_damaged_report_in_what_a_killed_rank_left_costs_itself_and_is_counted
         assert account.unaccounted == 0
         end = wait_for_end(served, run, 0).end
         assert end is not None
-        assert "bytes amid the records on the disk are damaged: the reports there are lost" in end.absent["spill"]
+        assert "bytes between records on the disk are damaged; the reports in them are lost" in end.absent["spill"]
 
 
 def test_left_reports_of_which_the_collector_has_later_ones_are_settled_at_once(run: str, tmp_path: Path) -> None:

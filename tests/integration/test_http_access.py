@@ -78,7 +78,7 @@ def test_without_the_token_nothing_is_told_not_even_what_there_is(path: str, hea
         status, answered, body = ask(server, path, headers)
         assert status == 401
         assert answered["WWW-Authenticate"] == 'Bearer realm="rankscope", Basic realm="rankscope"'
-        assert json.loads(body) == {"error": "this collector asks for its token: send `Authorization: Bearer TOKEN`"}
+        assert json.loads(body) == {"error": "this collector requires its token: send `Authorization: Bearer TOKEN`"}
         assert server.refused == {"unauthorised": 1}
 
 
@@ -205,8 +205,8 @@ def test_the_commands_show_the_token_and_trust_the_certificate_they_are_given(
         assert "no run has reported to this collector" in capsys.readouterr().out
         assert main(["status", *options]) == 1
         assert capsys.readouterr().err == (
-            f"rankscope: the collector at {server.url}/api/v1/runs answers 401: it asks for its token. --token-file "
-            "(RANKSCOPE_TOKEN_FILE) names the file that has it.\n"
+            f"rankscope: the collector at {server.url}/api/v1/runs answers 401: it requires its token. Name the file "
+            "that holds it with --token-file (RANKSCOPE_TOKEN_FILE).\n"
         )
 
 

@@ -317,7 +317,7 @@ def test_unread_answers_hold_no_more_memory_than_is_allowed(world: World) -> Non
     with unread_answer(world, limits) as server:
         answer = ask(server, "/api/v1/runs")
         assert (answer.status, answer.headers["Retry-After"], server.refused) == (503, "5", {"answers_full": 1})
-        assert answer.error == "answers that clients do not read hold the memory there is for answers; try later"
+        assert answer.error == "answers that clients have not read yet use up the memory for answers; try again later"
         assert ask(server, "/healthz").status == 200
 
 
@@ -392,7 +392,7 @@ def test_one_request_too_many_is_turned_away(world: World) -> None:
             thread.start()
             assert inside.acquire(timeout=DEADLINE_S)
         answer = ask(server, "/api/v1/runs")
-        assert (answer.status, answer.error) == (503, "2 requests are being answered; try later")
+        assert (answer.status, answer.error) == (503, "2 requests are being answered; try again later")
         assert server.refused == {"busy": 1}
         assert ask(server, "/healthz").status == 200
         released.set()

@@ -60,7 +60,7 @@ def test_another_server_is_said_to_be_none(
     assert shown.out == ""
     assert shown.err.startswith(f"rankscope: what answers at {url}/api/v1/")
     assert " is no rankscope collector, or one of another version: " in shown.err
-    assert shown.err.endswith(". --url (RANKSCOPE_URL) says where the collector is.\n")
+    assert shown.err.endswith(". --url (RANKSCOPE_URL) must name the collector's HTTP address.\n")
     assert shown.err.count("\n") == 1
 
 
@@ -84,7 +84,7 @@ def test_answer_that_does_not_end_is_left_off(
         assert main(["status", "--url", url]) == 1
     assert capsys.readouterr().err == (
         f"rankscope: what answers at {url}/api/v1/runs is no rankscope collector: its answer has more than 16 bytes. "
-        "--url (RANKSCOPE_URL) says where the collector is.\n"
+        "--url (RANKSCOPE_URL) must name the collector's HTTP address.\n"
     )
 
 

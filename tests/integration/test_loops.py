@@ -164,9 +164,9 @@ def test_a_loop_without_torch_optim_is_told_once_how_to_say_its_steps() -> None:
     with listening() as collector:
         ended = run(torchrun(2, *MANUAL), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
     assert ended.exit_code == 0, ended.stderr
-    (said,) = [line for line in ended.heard_of_agent if "backwards" in line]
+    (said,) = [line for line in ended.heard_of_agent if "backward passes" in line]
     assert said.startswith(
-        "rankscope: rank 0 made 30 backwards and stepped no optimizer of torch.optim, so no step was "
+        "rankscope: rank 0 ran 30 backward passes and stepped no optimizer of torch.optim, so no step was "
     )
     assert "call rankscope.step() at the end of each step" in said
 
@@ -176,7 +176,7 @@ def test_a_loop_that_says_its_steps_is_told_nothing() -> None:
         ended = run(python(*MANUAL, "--say-steps"), {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint})
         (life,) = collector.lives
     assert ended.exit_code == 0, ended.stderr
-    assert [line for line in ended.heard_of_agent if "backwards" in line] == []
+    assert [line for line in ended.heard_of_agent if "backward passes" in line] == []
     assert [record.backwards for record in life.steps] == [1] * 30
 
 

@@ -254,7 +254,9 @@ def test_status_without_a_collector_names_the_address_and_the_cure() -> None:
         ended = rankscope("status", "--url", url)
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.startswith(f"rankscope: no collector answers at {url}/api/v1/runs: ")
-    assert ended.stderr.endswith("`rankscope serve` starts one; --url (RANKSCOPE_URL) says where the collector is.\n")
+    assert ended.stderr.endswith(
+        "`rankscope serve` starts one; --url (RANKSCOPE_URL) must name the collector's HTTP address.\n"
+    )
 
 
 def test_status_of_something_that_is_no_http_address_is_a_mistake_of_usage() -> None:

@@ -121,7 +121,7 @@ def test_json_keeps_its_form_and_may_be_of_one_run(capsys: pytest.CaptureFixture
         ),
         (
             ("--rank", "3"), 2,
-            "--rank is 3, of a run that --run must name; this collector knows: a/over, healthy, slow.",
+            "--rank is 3; name its run with --run. This collector knows: a/over, healthy, slow.",
         ),
         (("--run", "slow", "--rank", "-1"), 2, "--rank is -1; ranks are whole numbers from 0."),
     ],

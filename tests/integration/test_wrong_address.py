@@ -15,7 +15,7 @@ from rankscope.collector.cli import main
 from tests.integration.serving import Served, serving
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of this test only
-WHERE = "--url (RANKSCOPE_URL) says where the collector is"
+WHERE = "--url (RANKSCOPE_URL) must name the collector's HTTP address"
 
 
 class Secured(NamedTuple):
@@ -103,7 +103,7 @@ def test_certificate_that_nobody_has_signed_comes_with_its_cure(secured: Secured
     url = secured.served.url
     assert error_of(url) == (
         f"the certificate at {url}/api/v1/runs is not trusted: self-signed certificate. If it is the collector's own, "
-        "--ca-file (RANKSCOPE_CA_FILE) names a copy of it to be trusted."
+        "name a copy of it with --ca-file (RANKSCOPE_CA_FILE)."
     )
 
 
@@ -117,8 +117,8 @@ def test_certificate_of_another_name_comes_with_its_cure(secured: Secured, error
 def test_collector_that_wants_a_token_says_how_it_is_named(secured: Secured, error_of: AskStatus) -> None:
     url = secured.served.url
     assert error_of(url, "--ca-file", str(secured.certificate)) == (
-        f"the collector at {url}/api/v1/runs answers 401: it asks for its token. --token-file (RANKSCOPE_TOKEN_FILE) "
-        "names the file that has it."
+        f"the collector at {url}/api/v1/runs answers 401: it requires its token. Name the file that holds it with "
+        "--token-file (RANKSCOPE_TOKEN_FILE)."
     )
 
 
@@ -131,8 +131,8 @@ def test_wrong_token_is_told_from_none_and_its_file_named(
     monkeypatch.setenv("RANKSCOPE_TOKEN_FILE", str(wrong))
     assert error_of(secured.served.url, "--ca-file", str(secured.certificate)) == (
         f"the collector at {secured.served.url}/api/v1/runs answers 401: the token in {wrong} (from "
-        "RANKSCOPE_TOKEN_FILE) is not its token. Its token is in the file that its http_token_file names, as that was "
-        "when it was started."
+        "RANKSCOPE_TOKEN_FILE) is not its token. It uses the one that the file named by its http_token_file held when "
+        "the collector was started."
     )
 
 
@@ -219,7 +219,7 @@ def serving_something_else(status: int) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [(404, "is no rankscope collector: HTTP 404, Not Found."), (401, "wants a login and is no rankscope collector")],
+    [(404, "is no rankscope collector: HTTP 404, Not Found."), (401, "asks for a login and is no rankscope collector")],
 )
 def test_another_web_server_is_said_to_be_none(error_of: AskStatus, status: int, said: str) -> None:
     with serving_something_else(status) as url:
@@ -231,10 +231,11 @@ def test_another_web_server_is_said_to_be_none(error_of: AskStatus, status: int,
 def test_misspelt_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["staus"]) == 2
     assert capsys.readouterr().err == (
-        "rankscope: 'staus' is no command. Did you mean `rankscope status`? `rankscope --help` says what each does.\n"
+        "rankscope: 'staus' is not a command. Did you mean `rankscope status`? `rankscope --help` says what each "
+        "does.\n"
     )
 
 
 def test_word_like_no_command_is_told_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["xyzzy"]) == 2
-    assert "'xyzzy' is no command. The commands are serve, relay, top, status, " in capsys.readouterr().err
+    assert "'xyzzy' is not a command. The commands are serve, relay, top, status, " in capsys.readouterr().err

@@ -6,9 +6,9 @@ from rankscope.measure.units import NS_PER_S
 ENDPOINT = "tcp://head:18490"
 METRICS = "http://head:18491/metrics"
 AWAY = (
-    f"run 'bert': the collector {ENDPOINT} has not been reached for 60 s. Training goes on, the newest reports are "
-    "kept, and it is tried again. Is the address right, does `rankscope serve` run there, and does a firewall let this "
-    "machine through?"
+    f"run 'bert': the collector {ENDPOINT} has not been reached for 60 s. Training continues, the newest reports are "
+    "kept, and the connection is retried. Check the address (RANKSCOPE_COLLECTOR), that `rankscope serve` runs there, "
+    "and that no firewall is in the way."
 )
 
 
@@ -53,10 +53,7 @@ def test_absence_during_training_counts_from_its_begin() -> None:
     notices = begin()
     look(notices, 50, connected=True)
     assert [look(notices, s) for s in (100, 159, 160)] == [None, None, AWAY]
-    assert (
-        look(notices, 200, connected=True)
-        == f"run 'bert': the collector {ENDPOINT} is there again, reached after 100 s"
-    )
+    assert look(notices, 200, connected=True) == f"run 'bert': the collector {ENDPOINT} was reached again after 100 s"
 
 
 def test_short_absence_is_no_news() -> None:
@@ -91,12 +88,12 @@ def test_end_says_what_was_not_acknowledged() -> None:
     notices = begin()
     look(notices, 1, connected=True, url="")
     assert notices.sum_up(Delivered(40, 3, "/scratch")) == (
-        f"run 'bert': 3 of the 40 reports of rank 0 were not acknowledged by {ENDPOINT} (/scratch keeps what it has "
-        "room for); `rankscope status --run bert` shows how the run went"
+        f"run 'bert': 3 of the 40 reports of rank 0 were not acknowledged by {ENDPOINT} (/scratch keeps as many as it "
+        "has room for); `rankscope status --run bert` shows how the run went"
     )
 
 
 def test_end_without_a_collector_says_that_nothing_was_delivered() -> None:
     assert begin().sum_up(Delivered(40, 40)) == (
-        f"run 'bert': the collector {ENDPOINT} did not take rank 0 in; none of its 40 reports was delivered"
+        f"run 'bert': the collector {ENDPOINT} never accepted rank 0; none of its 40 reports was delivered"
     )

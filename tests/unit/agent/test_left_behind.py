@@ -67,7 +67,7 @@ def test_a_damaged_record_costs_no_other_and_is_told(tmp_path: Path) -> None:
     )  # in the body of report 2, and the head of 3
     assert left_numbers(folder) == [1, *range(4, 101)]
     assert describe_damage(folder, BOOT_ID) == (
-        f"{2 * record_bytes} bytes amid the records on the disk are damaged: the reports there are lost"
+        f"{2 * record_bytes} bytes between records on the disk are damaged; the reports in them are lost"
     )
 
 

@@ -20,7 +20,7 @@ def notice() -> SteplessNotice:
 def test_after_1024_backwards_without_an_optimizer_step_it_is_said_once(notice: SteplessNotice) -> None:
     assert notice.find(0, BACKWARDS_CERTAIN - 1) == ""
     assert notice.find(1 * S, BACKWARDS_CERTAIN) == (
-        "rank 0 made 1,024 backwards and stepped no optimizer of torch.optim, so no step has been counted so far. "
+        "rank 0 ran 1,024 backward passes and stepped no optimizer of torch.optim, so no step has been counted so far. "
         + CURE
     )
     assert notice.find(2 * S, 2 * BACKWARDS_CERTAIN) == ""
@@ -42,7 +42,7 @@ def test_slow_backwards_are_told_of_after_a_quarter_of_an_hour(notice: SteplessN
 def test_at_the_end_of_the_script_twenty_backwards_are_enough(notice: SteplessNotice) -> None:
     assert notice.find(5 * S, BACKWARDS_MIN - 1, last=True) == ""
     assert notice.find(5 * S, BACKWARDS_MIN, last=True) == (
-        "rank 0 made 20 backwards and stepped no optimizer of torch.optim, so no step was counted. " + CURE
+        "rank 0 ran 20 backward passes and stepped no optimizer of torch.optim, so no step was counted. " + CURE
     )
 
 

@@ -137,7 +137,7 @@ def test_public_key_without_its_secret_one_is_not_replaced(tmp_path: Path) -> No
     secret.unlink()
     with pytest.raises(SettingError) as raised:
         complete_keys(tmp_path, [])
-    assert str(raised.value) == f"{public} is there and {secret} is not: bring it back, or remove agent.pub as well"
+    assert str(raised.value) == f"{public} is there and {secret} is not: restore it, or remove agent.pub as well"
 
 
 def test_public_key_of_another_pair_is_told(tmp_path: Path) -> None:

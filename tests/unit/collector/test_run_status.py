@@ -96,7 +96,7 @@ def test_run_of_many_ranks_is_told_in_three_lines_and_its_worst_ranks() -> None:
     assert lines[:3] == [
         "run bert: Rank 3 is slow.",
         "  2,048 of 2,048 ranks: 2,048 up; 2,000 steps, 4.00 steps/s, median step 250.0 ms",
-        "  the worst 10 of 2,048 ranks (--all lists all, --rank N says more of one):",
+        "  the worst 10 of 2,048 ranks (--all lists every rank, --rank N shows one):",
     ]
     assert [line.split()[0] for line in lines[3:]] == ["rank", "3", *map(str, range(2_047, 2_038, -1))]
 
