@@ -184,7 +184,7 @@ class Service:
                 if is_due:
                     self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
-                    with self._turns, self._faults.contain("tick", "a tick went wrong; the next one tries again"):
+                    with self._turns, self._faults.contain("tick", "a tick failed; the next one is tried"):
                         self._tick()
                     on_tick(self._snapshot)
         finally:
@@ -238,7 +238,7 @@ class Service:
                 self._reception.begin_run(lives[0].hello.identity)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._forget_lives(read_run_name(kept.run.run), [life.hello.identity.boot_id for life in kept.lives])
-            self._faults.note("history_run", "could not be gone on with", run=kept.run.run)
+            self._faults.note("history_run", "could not be restored from the store; it begins anew", run=kept.run.run)
 
     def _restore_life(self, life: SavedLife) -> bool:
         counts = LifeCounts(
@@ -283,7 +283,9 @@ class Service:
         try:
             self._take_events(batch)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("batch", "a batch could not be taken in; its ranks are asked for what they hold")
+            self._faults.note(
+                "batch", "a batch could not be processed; its ranks are asked to send what they hold again"
+            )
             boot_ids = {find_boot_id(event) for _, event in batch.events}
             batch.untaken |= boot_ids
             batch.unknown |= boot_ids
@@ -324,7 +326,9 @@ class Service:
         try:
             job = self._runs.begin(identity.run, self._wall_s())
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("job_state", "could not be begun", run=identity.run)
+            self._faults.note(
+                "job_state", "could not be begun; its ranks are asked for a Hello again", run=identity.run
+            )
             return None
         job.rest = self._turns.rest
         self._reception.begin_run(identity)
@@ -348,7 +352,7 @@ class Service:
         try:
             job.settle(steps_max=steps_max)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("job_state", "steps could not be placed; the run goes on", run=job.run)
+            self._faults.note("job_state", "steps could not be processed; the run continues", run=job.run)
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
@@ -405,7 +409,7 @@ class Service:
         if self._recorder is not None:
             self._recorder.forget(job.run)
         self._runs_evicted += 1
-        LOG.debug("run %r is forgotten: nothing has come of it for %.0f s", job.run, self._config.run_kept_s)
+        LOG.debug("run %r was removed: none of its ranks reported for %.0f s", job.run, self._config.run_kept_s)
 
     def _forget_lives(self, name: str, boot_ids: Iterable[str]) -> None:
         """Take nothing in any more from the lives of a run that has been let go of."""
@@ -539,6 +543,6 @@ def _log_event(run: str, event: JobEvent) -> None:
                 run, who.rank, who.world_size, who.node, who.restart_count, who.pid,
             )  # fmt: skip
         case GoodbyeAdmitted(boot_id, goodbye):
-            LOG.debug("run %r: life %s ends: %s %s", run, boot_id, goodbye.reason, goodbye.detail)
+            LOG.debug("run %r: the rank of boot id %s has ended: %s %s", run, boot_id, goodbye.reason, goodbye.detail)
         case EndSeen(_, seen):
             LOG.debug("run %r: the sidecar saw rank %d end: %s %s", run, seen.identity.rank, seen.reason, seen.detail)

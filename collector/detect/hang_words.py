@@ -134,7 +134,7 @@ def _tell_unknown(facts: HangFacts, stuck: Stuck) -> str:
     told = f": how far {_name(stuck.unknown)} {is_} there {is_} not known" if stuck.unknown else ""
     return (
         f"{_count(stuck.waiting).capitalize()} {_verb(facts, stuck.waiting, 'wait')} in {_describe(facts, stuck)}"
-        f"{_for_how_long(facts)}, and it {'could' if facts.is_over else 'can'}not be told for whom{told}"
+        f"{_for_how_long(facts)}, and it {is_} not known for whom{told}"
     )
 
 

@@ -154,8 +154,8 @@ def judge_memory(signs: JobSigns, ease: float = 1.0) -> Verdict:
     least = ease * INTERVALS_RATIO_MIN
     if signs.retrying >= least:
         sentence = (
-            f"The GPUs' memory runs out again and again: torch emptied its cache {signs.retries} times in the last "
-            "intervals, which stops the GPU each time."
+            f"The GPUs' memory runs out again and again: torch emptied its cache {signs.retries} times in the "
+            "intervals looked at, which stops the GPU each time."
         )
     elif signs.churning >= least:
         sentence = (

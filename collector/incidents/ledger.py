@@ -37,7 +37,7 @@ RUN_FAILURE: Final = "run_failure"
 """The kind of incident about a run that ended badly. It is open as long as the run is shown so, and nobody starts it
 again: it is no finding of detection, and the end of the run is not its end.
 """
-STARTED_AGAIN: Final = "the run goes on: it was started again, or is heard of again"
+STARTED_AGAIN: Final = "the run went on: it was started again, or its ranks were heard of again"
 STARTED_ANEW: Final = "a new run of this name has begun"
 RUN_IS_OVER: Final = "the run is over"
 RUN_IS_GONE: Final = "the run is no longer known"

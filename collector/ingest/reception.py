@@ -145,7 +145,7 @@ class Reception:
             try:
                 self.turn()
             except Exception:  # noqa: BLE001 - the fault log has it
-                self._faults.note(RECEPTION, "a pass of receiving went wrong; the collector goes on")
+                self._faults.note(RECEPTION, "receiving messages failed; the collector continues with the next pass")
                 time.sleep(FULL_NAP_S)  # what goes wrong each time must not take a core
         self._answer(self._clock.monotonic_ns(), is_last=True)
         self._receiver.poll(0, 0)  # relays' answers go out with it
@@ -196,7 +196,7 @@ class Reception:
             try:
                 self._carry_out(answer, now_ns)
             except Exception:  # noqa: BLE001 - the fault log has it
-                self._faults.note(RECEPTION, f"an answer ({type(answer).__name__}) could not be given")
+                self._faults.note(RECEPTION, f"an answer ({type(answer).__name__}) could not be sent")
         due = self._acknowledgements.take_due(now_ns + AGE_NS_MAX if is_last else now_ns)
         for peer, through in due.items():
             try:
@@ -252,14 +252,14 @@ class Reception:
                 try:
                     self._admit(one)
                 except Exception:  # noqa: BLE001 - the fault log has it
-                    self._faults.note(RECEPTION, f"a {type(one.message).__name__} could not be admitted")
+                    self._faults.note(RECEPTION, f"a {type(one.message).__name__} could not be processed")
         return batch
 
     def _read(self, received: Iterable[Received]) -> Iterator[Received]:
         try:
             yield from received
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note(RECEPTION, "messages could not be read; the next pass goes on with those behind")
+            self._faults.note(RECEPTION, "messages could not be read; the next pass continues with those after them")
 
     def _admit(self, received: Received) -> None:
         peer, message, key = received.peer, received.message, received.key
@@ -315,7 +315,9 @@ class Reception:
         try:
             excerpt = Excerpt.of(report, frame)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note(REPORT, f"report {report.sequence} of rank {identity.rank} is lost", run=identity.run)
+            self._faults.note(
+                REPORT, f"report {report.sequence} of rank {identity.rank} is lost: it cannot be read", run=identity.run
+            )
             return
         self._hand_on(identity.run, ReportAdmitted(identity.boot_id, excerpt, self._batch_ns, self._batch_wall_s))
 

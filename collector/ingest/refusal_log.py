@@ -22,16 +22,16 @@ SUBJECTS_MAX: Final = 1024
 """Reasons and runs that are remembered. Beyond, the oldest is forgotten."""
 
 MEANINGS: Final[Mapping[str, str]] = {
-    reasons.NO_KEYS: "an agent without keys; give it key_file and collector_key_file",
-    reasons.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; give it key_file and allowed_keys",
+    reasons.NO_KEYS: "an agent without keys; give the agent key_file and collector_key_file",
+    reasons.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; give it key_file and allowed_keys too",
     reasons.KEY_NOT_ALLOWED: "an agent whose key is not in allowed_keys; put its .pub file there",
-    reasons.WRONG_COLLECTOR_KEY: "an agent with the public key of another collector; give it this one's",
-    reasons.BROKEN_HANDSHAKE: "something that does not speak ZeroMQ, says nothing, or has gone before its turn",
-    reasons.OPEN_FILES: "a connection more than this process may have files open; raise the limit (ulimit -Hn)",
+    reasons.WRONG_COLLECTOR_KEY: "an agent with the public key of another collector; give the agent this one's",
+    reasons.BROKEN_HANDSHAKE: "a peer that speaks no ZeroMQ, sent nothing, or closed before the handshake ended",
+    reasons.OPEN_FILES: "this process has as many files open as it may; raise the limit (ulimit -Hn)",
     reasons.SILENT: "a connection that sent no message after its handshake was cut off",
-    reasons.TOO_MANY_REFUSED: "a connection that sent many frames which are no message was cut off",
+    reasons.TOO_MANY_REFUSED: "a connection that sent too many frames that are not messages was cut off",
     reasons.OVER_BUDGET: "a connection that sent more at once than an agent does was cut off",
-    reasons.TOO_MUCH_HELD: "a connection that sent much without ending a message was cut off",
+    reasons.TOO_MUCH_HELD: "a connection that held too many bytes of unfinished or unread messages was cut off",
 }
 
 
@@ -88,7 +88,7 @@ class RefusalLog:
 
 
 def _describe(refusal: Refusal) -> str:
-    text = refusal.text or MEANINGS.get(refusal.reason, "a frame that is no message of ours")
+    text = refusal.text or MEANINGS.get(refusal.reason, "a frame that is not a message of rankscope")
     known = [
         f"{name} {value}"
         for name, value in (

@@ -21,7 +21,12 @@ from rankscope.collector.reports.trace_cells import (
     word,
 )
 from rankscope.collector.state.run_end import RunEnd
-from rankscope.collector.state.run_end_words import describe_end, describe_first_to_fail, describe_lost
+from rankscope.collector.state.run_end_words import (
+    describe_end,
+    describe_first_to_fail,
+    describe_lost,
+    describe_no_first,
+)
 from rankscope.measure.units import format_duration, format_length
 
 TOP: Final = 20
@@ -82,9 +87,8 @@ def _describe_failure(end: RunEnd | None) -> dict[str, str]:
     """Who was the first to fail, and who is not heard of any more."""
     if end is None:
         return {}
-    first = f"not known, {end.unknown}" if end.unknown else ""
     told = {
-        "first to fail": first if end.first is None else describe_first_to_fail(end.first),
+        "first to fail": describe_no_first(end) if end.first is None else describe_first_to_fail(end.first),
         "lost": describe_lost(end),
     }
     return {name: text for name, text in told.items() if text}

@@ -3,7 +3,12 @@
 from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.detect.throughput import find_throughput
-from rankscope.collector.state.run_end_words import describe_end, describe_first_to_fail, describe_lost
+from rankscope.collector.state.run_end_words import (
+    describe_end,
+    describe_first_to_fail,
+    describe_lost,
+    describe_no_first,
+)
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.units import format_duration
 
@@ -20,7 +25,7 @@ def verdict(run: RunSnapshot) -> str:
     if costliest is not None:
         return costliest.sentence
     if run.end is not None and not run.end.is_good:
-        found = "no rank was found to be slower than the others before"
+        found = "until then no rank was found to be slower than the others"
         if run.abstained is not None:
             found = f"whether a rank was slower than the others is not known: {run.abstained}"
         return f"The run {describe_end(run.end)}; {found}."
@@ -39,7 +44,7 @@ def describe_ended_run(run: RunSnapshot) -> list[str]:
     if end.first is not None:
         lines.append(f"first to fail: {describe_first_to_fail(end.first)}")
     elif end.unknown:
-        lines.append(f"first to fail: not known, {end.unknown}")
+        lines.append(f"first to fail: {describe_no_first(end)}")
     lost = describe_lost(end)
     if lost:
         lines.append(f"lost: {lost}")

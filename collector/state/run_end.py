@@ -168,7 +168,7 @@ def _choose_reason(counts: Mapping[str, int], first: FirstToFail | None) -> str:
 
 def _explain_unknown(reason: str) -> str:
     known = {
-        LOST: "nobody has said how the ranks ended that are not heard of any more",
+        LOST: "no end was reported for the ranks that are not heard of any more",
         "interrupted": "no rank failed by itself: the run was interrupted from outside (SIGINT, Ctrl-C)",
         "terminated": "no rank failed by itself: the ranks were ended from outside (SIGTERM or SIGHUP)",
     }

@@ -12,7 +12,7 @@ FAILURE: Final = "run_failure"
 """The kind of incident that a run opens which ended badly (`incidents/ledger.py`)."""
 ON_PURPOSE: Final = frozenset({"interrupted", "terminated"})
 """Ends that somebody outside brings about: a person, a scheduler, a launcher."""
-NOBODY_SAW: Final = "its process is gone, and nobody saw how it ended"
+NOBODY_SAW: Final = "its process was gone, and its exit status is not known"
 VERBS: Final[Mapping[str, str]] = {
     "finished": "finished",
     "stopped": "stopped reporting (rankscope.agent.stop)",
@@ -27,11 +27,11 @@ VERBS: Final[Mapping[str, str]] = {
 }
 SUGGESTIONS: Final[Mapping[str, str]] = {
     "failed": "Read the exception in the log of the first rank to fail; restart from the last checkpoint.",
-    "crashed": "See the line and the core file of the first rank to fail; an Xid beside it speaks of its GPU.",
-    "killed": "Ask who sent SIGKILL on that node: a person, a scheduler, a limit of its cgroup.",
+    "crashed": "See the line and the core file of the first rank to fail; an Xid of its GPU then may be why.",
+    "killed": "Find out what ended the process on that node: a person, a scheduler, a limit of its cgroup.",
     "out_of_memory": "Look at the host's memory: data loader workers, pinned memory, the container's limit.",
     "collective_timeout": "See which rank the others waited for: the hang found before, and the ranks' stacks.",
-    LOST: "Look at the machines: their power, their network, and whether the processes still live.",
+    LOST: "Look at the machines: their power, their network, and whether the processes still run.",
 }
 
 
@@ -65,7 +65,15 @@ def describe_lost(end: RunEnd) -> str:
     shown = format_ranks(end.lost_ranks)
     who = f"{'rank' if count == 1 else 'ranks'} {shown}{', ...' if count > len(end.lost_ranks) else ''}"
     since = "" if end.lost_since_wall_s is None else f" since {format_moment(end.lost_since_wall_s)}"
-    return f"{who} not heard of{since}; whether their processes still live is not known"
+    whether = "its process still runs" if count == 1 else "their processes still run"
+    return f"{who} not heard of{since}; whether {whether} is not known"
+
+
+def describe_no_first(end: RunEnd) -> str:
+    """Return why no rank is named as the first to fail; empty where one is, or where that is no question."""
+    if not end.unknown or end.reason in ON_PURPOSE:
+        return end.unknown
+    return f"not known, {end.unknown}"
 
 
 def find_failure(end: RunEnd | None) -> Finding | None:
@@ -91,8 +99,10 @@ def write_end(end: RunEnd) -> str:
     told = [f"The run {describe_end(end)}."]
     if end.first is not None:
         told.append(f"The first to fail: {describe_first_to_fail(end.first)}.")
+    elif end.reason in ON_PURPOSE and end.unknown:
+        told.append(f"{end.unknown[0].upper()}{end.unknown[1:]}.")
     elif end.unknown:
-        told.append(f"Who was the first to fail is not known: {end.unknown}.")
+        told.append(f"The first rank to fail is not known: {end.unknown}.")
     lost = describe_lost(end)
     return " ".join([*told, *([f"{lost[0].upper()}{lost[1:]}."] if lost else [])])
 

@@ -137,7 +137,7 @@ def _find_all(text: str) -> int | None:
         said in text
         for said in (
             "run 'good': Hello of rank 0 of 1 on node n, restart 0, process 1",
-            "run 'good': life boot-one ends: finished",
+            "run 'good': the rank of boot id boot-one has ended: finished",
             "a snapshot of 1 runs took ",
         )
     ]

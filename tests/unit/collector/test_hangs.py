@@ -397,7 +397,7 @@ def test_a_member_that_tells_no_counters_is_not_blamed() -> None:
     finding = find(view_on({0: waits(), 1: quiet}))
     assert essence(finding) == ("unattributed", (), WORLD, "critical")
     assert finding.sentence == (
-        "1 rank waits in all_reduce 8 of default_pg (4096 bytes) for 40.0 s, and it cannot be told for whom: how far "
+        "1 rank waits in all_reduce 8 of default_pg (4096 bytes) for 40.0 s, and it is not known for whom: how far "
         "rank 1 is there is not known. The job hangs in step 7."
     )
 

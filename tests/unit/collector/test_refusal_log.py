@@ -30,7 +30,7 @@ def test_a_refusal_names_address_key_and_run(log: RefusalLog, caplog: pytest.Log
 def test_a_connection_without_keys_is_named_by_its_address(log: RefusalLog, caplog: pytest.LogCaptureFixture) -> None:
     log.note(Refusal("no_keys", "10.1.2.3:4242"))
     assert caplog.messages == [
-        "refused (no_keys): an agent without keys; give it key_file and collector_key_file (from 10.1.2.3:4242)"
+        "refused (no_keys): an agent without keys; give the agent key_file and collector_key_file (from 10.1.2.3:4242)"
     ]
 
 

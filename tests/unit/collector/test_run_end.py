@@ -183,7 +183,7 @@ def test_end_in_words_says_when() -> None:
 
 def test_more_lost_ranks_than_are_named_are_hinted_at() -> None:
     assert describe_lost(RunEnd(reason="lost", ranks={"silent": 3}, lost_ranks=(0, 1))) == (
-        "ranks 0-1, ... not heard of; whether their processes still live is not known"
+        "ranks 0-1, ... not heard of; whether their processes still run is not known"
     )
     assert describe_lost(RunEnd(reason="finished")) == ""
 
@@ -211,13 +211,13 @@ def test_run_that_was_ended_from_outside_is_only_to_be_known() -> None:
     failure = find_failure(end)
     assert failure is not None
     assert failure.severity == "info"
-    assert write_end(end) == "The run was terminated. Who was the first to fail is not known: nobody failed."
+    assert write_end(end) == "The run was terminated. Nobody failed."
 
 
 def test_lost_run_in_sentences() -> None:
     end = end_of(life(0, "silent", 60.5), life(1, "finished"))
     assert write_end(end) == (
-        "The run was lost: not heard of since 1970-01-01 00:01:00 UTC. Who was the first to fail is not known: nobody "
-        "has said how the ranks ended that are not heard of any more. Rank 0 not heard of since 1970-01-01 00:01:00 "
-        "UTC; whether their processes still live is not known."
+        "The run was lost: not heard of since 1970-01-01 00:01:00 UTC. The first rank to fail is not known: no end "
+        "was reported for the ranks that are not heard of any more. Rank 0 not heard of since 1970-01-01 00:01:00 "
+        "UTC; whether its process still runs is not known."
     )

@@ -108,7 +108,7 @@ def test_run_that_is_over_has_no_speed_and_says_how_it_ended() -> None:
     run = run_of(rank_of(0, up=False, ended="crashed", totals=totals, reports_admitted=1), end=end)
     lines = render_status(build_status(run, 10), with_ranks=False).splitlines()
     assert lines == [
-        "run bert: The run crashed; no rank was found to be slower than the others before.",
+        "run bert: The run crashed; until then no rank was found to be slower than the others.",
         "  1 of 1 ranks: 1 crashed; 42 steps",
         "  ended: crashed (ranks: 1 crashed)",
         "  first to fail: rank 0 (n0), crashed (SIGSEGV), the last step it reported was 41",

@@ -132,7 +132,7 @@ def test_run_that_was_ended_from_outside_says_why_nobody_failed_first() -> None:
     end = RunEnd(reason="terminated", ranks={"terminated": 4}, unknown="the ranks were ended from outside")
     assert describe_ended_run(run_of(end=end)) == [
         "ended: was terminated (ranks: 4 terminated)",
-        "first to fail: not known, the ranks were ended from outside",
+        "first to fail: the ranks were ended from outside",
     ]
 
 
@@ -141,13 +141,13 @@ def test_lost_run_says_since_when_nobody_is_heard_of() -> None:
     first, _, lost = describe_ended_run(run_of(end=end))
     assert first == "ended: was lost: not heard of since 1970-01-01 00:00:59 UTC (ranks: 2 silent)"
     assert lost == (
-        "lost: ranks 0-1 not heard of since 1970-01-01 00:00:59 UTC; whether their processes still live is not known"
+        "lost: ranks 0-1 not heard of since 1970-01-01 00:00:59 UTC; whether their processes still run is not known"
     )
 
 
 def test_verdict_on_a_crashed_run_is_not_that_all_was_well() -> None:
     begin = "The run crashed at 1970-01-01 00:00:59 UTC; "
-    assert verdict(run_of(end=CRASHED)) == f"{begin}no rank was found to be slower than the others before."
+    assert verdict(run_of(end=CRASHED)) == f"{begin}until then no rank was found to be slower than the others."
     assert verdict(run_of(end=CRASHED, abstained="2 of 4 ranks have not been heard of")) == (
         f"{begin}whether a rank was slower than the others is not known: 2 of 4 ranks have not been heard of."
     )
