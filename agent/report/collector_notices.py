@@ -88,7 +88,7 @@ class CollectorNotices:
         )
 
     def _describe_place(self) -> str:
-        return ", on the machine of the collector" if any(one in self._page for one in LOOPBACK) else ""
+        return " (on the collector's machine only)" if any(one in self._page for one in LOOPBACK) else ""
 
 
 def _describe_spill(delivered: Delivered) -> str:

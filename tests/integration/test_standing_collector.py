@@ -20,7 +20,7 @@ def test_rank_0_names_the_collector_at_the_start_and_what_was_delivered_at_the_e
             (start,) = wait_for(lambda: LINES.findall(stderr.read_text()) or None, stderr.read_text)
             stop.touch()
             assert job.wait().exit_code == 0
-    place = ", on the machine of the collector"
+    place = " (on the collector's machine only)"
     assert start == f"run 'my run' reports to {served.endpoint}; its page is {page}{place}"
     _, end = LINES.findall(stderr.read_text())
     status = f"`rankscope status --run 'my run' --url {page}` shows how the run went{place}"

@@ -30,7 +30,7 @@ def test_run_that_is_taken_in_is_said_once_with_its_collector_and_page() -> None
 
 def test_page_on_loopback_is_on_the_machine_of_the_collector() -> None:
     said = look(begin(), 1, connected=True, url="http://127.0.0.1:5/metrics")
-    assert said == f"run 'bert' reports to {ENDPOINT}; its page is http://127.0.0.1:5, on the machine of the collector"
+    assert said == f"run 'bert' reports to {ENDPOINT}; its page is http://127.0.0.1:5 (on the collector's machine only)"
 
 
 def test_collector_that_does_not_say_its_page_is_named_alone() -> None:
