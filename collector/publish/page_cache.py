@@ -391,7 +391,7 @@ def _compress(pieces: Iterable[bytes]) -> tuple[bytes, int]:
 
 @functools.cache
 def _load_library() -> _Library:
-    """isal where it is installed (`rankscope[traces]`), else zlib."""
+    """isal where it is installed (`rankscope[collector]`), else zlib."""
     try:
         library: Any = importlib.import_module("isal.isal_zlib")
     except ImportError:
