@@ -1,4 +1,4 @@
-"""`rankscope serve | relay | top | status | incidents | report | keys | analyze | merge | doctor | demo`."""
+"""`rankscope serve | relay | top | status | incidents | report | keys | analyze | merge | doctor | files | demo`."""
 
 import argparse
 import dataclasses
@@ -17,6 +17,7 @@ import msgspec
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.doctor_command import add_doctor
 from rankscope.collector.embedded import Lifetime
+from rankscope.collector.files_command import add_files
 from rankscope.collector.footprint import (
     hand_over_quickly,
     keep_giving_back,
@@ -68,6 +69,9 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "analyze": "  rankscope analyze traces/ --html analysis.html",
     "merge": "  rankscope merge traces/*.json.gz -o merged.json.gz      open it at https://ui.perfetto.dev",
     "doctor": "  rankscope doctor --collector tcp://collector-host:18490",
+    "files": """\
+  rankscope files --list 'docs/*'            what this release brings
+  rankscope files --copy . 'deploy/grafana/*'""",
     "demo": "  rankscope demo --fault data --slow-rank 1",
 }
 """What each command's help ends with."""
@@ -148,6 +152,7 @@ def _build() -> tuple[argparse.ArgumentParser, Sequence[str]]:
     add_analyze(commands.add_parser("analyze", help="say what profiler traces show, rank by rank"))
     add_merge(commands.add_parser("merge", help="put the traces of all ranks on one timeline, for Perfetto"))
     add_doctor(commands.add_parser("doctor", help="say what is missing here, what that costs, and what to do"))
+    add_files(commands.add_parser("files", help="list or copy the docs, configurations and deployment files"))
     _add_demo(commands.add_parser("demo", help="train a small model on four ranks, make one slow, and find it"))
     for name, command in commands.choices.items():
         command.epilog = f"example{'s' if EXAMPLES[name].count(chr(10)) else ''}:\n{EXAMPLES[name]}"

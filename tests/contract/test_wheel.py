@@ -1,6 +1,7 @@
 """What is in the wheel, which setuptools builds from a list of packages and not from what lies in the folders."""
 
 import email
+import re
 import shutil
 import subprocess
 import sys
@@ -10,12 +11,14 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from rankscope.collector.files_command import FOLDERS, find_names
 from rankscope.measure import __version__
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent", "collector", "measure", "uplink")
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
+BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 SHIPPED_KINDS = {".py", ".css", ".js", ".html", ".svg", ".json"}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 
@@ -32,6 +35,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
         shutil.copy(ROOT / name, tree)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tree / package, ignore=LEFT_OUT)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, tree / name, ignore=LEFT_OUT)
+    (tree / "deploy/docker/agent.key").write_text("a secret key")
+    (tree / "configs/collector.key").write_text("a secret key")
     # Without build isolation, which would fetch setuptools anew: the tests have it installed.
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     command = [sys.executable, "-m", "pip", "wheel", *options, str(tree)]
@@ -50,11 +57,16 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 def find_shipped() -> set[str]:
     """What of the tree must be in the wheel, by its name there."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*")]
-    return {
+    return {f"rankscope/shipped/{name}" for name in find_names(ROOT, "*")} | {
         f"rankscope/{path.relative_to(ROOT).as_posix()}"
         for path in files
         if path.suffix in SHIPPED_KINDS or path.name == "py.typed"
     }
+
+
+def find_source(name: str) -> str:
+    """Where in the tree a file of the wheel comes from."""
+    return name.removeprefix("rankscope/").removeprefix("shipped/")
 
 
 def test_the_wheel_holds_every_file_of_the_four_packages_and_no_other(wheel: zipfile.ZipFile) -> None:
@@ -63,7 +75,7 @@ def test_the_wheel_holds_every_file_of_the_four_packages_and_no_other(wheel: zip
 
 
 def test_the_files_in_the_wheel_are_those_of_the_tree(wheel: zipfile.ZipFile) -> None:
-    changed = [name for name in find_shipped() if wheel.read(name) != (ROOT / name.partition("/")[2]).read_bytes()]
+    changed = [name for name in find_shipped() if wheel.read(name) != (ROOT / find_source(name)).read_bytes()]
     assert changed == []
 
 
@@ -102,3 +114,25 @@ def test_the_wheel_brings_the_command_and_the_hook_of_torch(wheel: zipfile.ZipFi
         "console_scripts": {"rankscope": "rankscope.collector.cli:main"},
         "torch.backends": {"rankscope": "rankscope.agent.launch:autoload"},
     }
+
+
+def test_no_key_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    assert [name for name in wheel.namelist() if name.endswith(".key")] == []
+
+
+def test_readme_of_the_wheel_has_no_relative_target(metadata: Message) -> None:
+    targets = re.findall(r"\]\(([^)]*)\)", str(metadata.get_payload()))
+    assert "https://rankscope.example.com/docs/images/live-page.png" in targets
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_the_wheel_says_where_the_project_is(metadata: Message) -> None:
+    assert metadata.get_all("Project-URL") == ["Source, https://rankscope.example.com"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "straggler" in metadata["Keywords"]
+
+
+def test_training_environment_gets_only_what_the_agent_needs(metadata: Message) -> None:
+    asked = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    base = {one.name for one in asked if one.marker is None or "extra" not in str(one.marker)}
+    assert base == {"msgspec", "numpy", "nvidia-ml-py", "psutil", "pyzmq", "tomli"}

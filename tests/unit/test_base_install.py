@@ -29,7 +29,7 @@ def test_base_install_imports_without_extras(module: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["serve", "status"])
+@pytest.mark.parametrize("command", ["serve", "status", "files"])
 def test_commands_start_without_extras(command: str) -> None:
     done = run_blocked(HELP.format(command=command))
     assert (done.returncode, done.stderr) == (0, "")

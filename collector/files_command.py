@@ -1,0 +1,78 @@
+"""`rankscope files`: lists and copies the documentation, configurations and deployment files of this release."""
+
+import argparse
+import fnmatch
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rankscope.measure.errors import SettingError, UnavailableError
+
+FOLDERS: Final = ("configs", "deploy", "docs")
+KINDS: Final = frozenset(
+    {".collector", ".json", ".md", ".png", ".sbatch", ".service", ".svg", ".tmpl", ".toml", ".training", ".txt"}
+    | {".yaml", ".yml"}
+)
+"""The file name endings of pyproject.toml's package data. A key is none of them."""
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `files`."""
+    parser.set_defaults(command=show_files)
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--list", action="store_true", help="print the names")
+    action.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the files there; none is overwritten")
+    parser.add_argument(
+        "pattern", nargs="?", default="*", metavar="PATTERN", help="only these, as 'deploy/grafana/*'; quote it [all]"
+    )
+
+
+def show_files(options: argparse.Namespace) -> int:
+    """List or copy what matches; return 1 if a file there differs and was kept."""
+    root = find_root(Path(__file__).resolve().parents[1])
+    names = find_names(root, options.pattern)
+    if options.copy is not None:
+        return copy_files(root, names, options.copy)
+    for name in names:
+        print(name)
+    return 0
+
+
+def find_root(package: Path) -> Path:
+    """Return the folder with the files: `shipped` in an installation, the checkout itself in an editable one."""
+    for root in (package / "shipped", package):
+        if all((root / folder).is_dir() for folder in FOLDERS):
+            return root
+    raise UnavailableError(
+        f"{package} has no {', '.join(FOLDERS)}: this installation came without its files. Install the wheel again."
+    )
+
+
+def find_names(root: Path, pattern: str) -> list[str]:
+    """Return the sorted names, relative to `root`, that match `pattern`; raise SettingError if there is none."""
+    found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in KINDS]
+    names = sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
+    matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    if not matching:
+        raise SettingError(f"No file matches {pattern!r}. `rankscope files --list` prints all {len(names)}.")
+    return matching
+
+
+def copy_files(root: Path, names: Sequence[str], folder: Path) -> int:
+    """Copy `names` into `folder`; return 1 if a file there differs, which is then left as it is."""
+    status = 0
+    for name in names:
+        target = folder / name
+        try:
+            if not target.exists() and not target.is_symlink():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(root / name, target)
+                print(f"wrote {target}")
+            elif target.read_bytes() != (root / name).read_bytes():
+                print(f"rankscope: {target} differs and was kept: move it away to get this release's", file=sys.stderr)
+                status = 1
+        except OSError as error:
+            raise UnavailableError(f"{target} cannot be written: {error.strerror}. Name another folder.") from error
+    return status
