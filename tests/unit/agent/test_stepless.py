@@ -7,8 +7,7 @@ from rankscope.agent.probe.stepless import BACKWARDS_CERTAIN, BACKWARDS_MIN, PAT
 from tests.unit.agent.ranks_of_a_node import S, identity_of
 
 CURE = (
-    "Where the loop updates its parameters in another way, call rankscope.step() at the end of each step "
-    "(docs/loops.md)."
+    "If the loop updates its parameters in another way, call rankscope.step() at the end of each step (docs/loops.md)."
 )
 
 
@@ -36,7 +35,7 @@ def test_an_accumulation_of_512_backwards_over_minutes_is_told_nothing(notice: S
 def test_slow_backwards_are_told_of_after_a_quarter_of_an_hour(notice: SteplessNotice) -> None:
     assert notice.find(0, BACKWARDS_MIN) == ""
     assert notice.find(PATIENCE_NS - 1, 60) == ""
-    assert notice.find(PATIENCE_NS, 60).startswith("rank 0 made 60 backwards")
+    assert notice.find(PATIENCE_NS, 60).startswith("rank 0 ran 60 backward passes")
 
 
 def test_at_the_end_of_the_script_twenty_backwards_are_enough(notice: SteplessNotice) -> None:
@@ -49,4 +48,4 @@ def test_at_the_end_of_the_script_twenty_backwards_are_enough(notice: SteplessNo
 def test_of_a_node_the_first_rank_says_it() -> None:
     first_of_node_2 = SteplessNotice(msgspec.structs.replace(identity_of(8, 1), local_rank=0))
     assert SteplessNotice(identity_of(1, 1)).find(0, BACKWARDS_CERTAIN) == ""
-    assert first_of_node_2.find(0, BACKWARDS_CERTAIN).startswith("rank 8 made")
+    assert first_of_node_2.find(0, BACKWARDS_CERTAIN).startswith("rank 8 ran")
