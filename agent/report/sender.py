@@ -33,9 +33,9 @@ FRAMES_A_SECOND_MAX: Final = 2_000
 the training's. What is more waits, with the collector."""
 PINGS_A_SECOND_MAX: Final = 20
 """Clock pings answered. An honest collector sends 10 at the most (clock_ping_s)."""
-TURNS_A_SECOND_MAX: Final = 5
-"""How often a collector may change its mind, by HelloWanted or by Refused: after it all that is in flight is sent
-again. A collector that has just been started says it once for each frame that it gets, and once is enough."""
+REFUSALS_A_SECOND_MAX: Final = 5
+"""Refusals that are followed. Requests for a Hello need no such bound: a collector that has just been started sends one
+for each frame that it gets, and `Delivery` answers with a Hello each 200 ms at the most."""
 DETAIL_LENGTH_MAX: Final = 512
 REASON_LENGTH_MAX: Final = 64
 URL_LENGTH_MAX: Final = 256
@@ -84,8 +84,7 @@ class Sender:
         """Messages from the collector that are not a frame, or not one that a collector sends."""
         self._reading = RateLimit(FRAMES_A_SECOND_MAX)
         self._pings = RateLimit(PINGS_A_SECOND_MAX)
-        self._hellos_wanted = RateLimit(TURNS_A_SECOND_MAX)
-        self._refusals = RateLimit(TURNS_A_SECOND_MAX)
+        self._refusals = RateLimit(REFUSALS_A_SECOND_MAX)
 
     @property
     def connected(self) -> bool:
@@ -95,7 +94,7 @@ class Sender:
     @property
     def demands_ignored(self) -> int:
         """Messages of a collector that asks for too much in a second: they were not followed."""
-        return self._pings.ignored + self._hellos_wanted.ignored + self._refusals.ignored
+        return self._pings.ignored + self._refusals.ignored
 
     @property
     def refused(self) -> Refusal | None:
@@ -255,8 +254,7 @@ class Sender:
                     self._connection.refusal = None
                 self._carry_out(self._delivery.on_welcome(admitted_through, now_ns, number))
             case HelloWanted():
-                if self._hellos_wanted.allows(now_ns):
-                    self._carry_out(self._delivery.on_hello_wanted(now_ns))
+                self._carry_out(self._delivery.on_hello_wanted(now_ns))
             case Refused(reason=reason, detail=detail):
                 if self._refusals.allows(now_ns):  # what a stranger says ends up on the training's stderr
                     said = to_line(reason, REASON_LENGTH_MAX), to_line(detail, DETAIL_LENGTH_MAX)
