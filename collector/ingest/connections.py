@@ -9,6 +9,7 @@ before a shutdown the file must still be the connection that was accepted, by th
 import contextlib
 import socket
 import struct
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,7 +25,6 @@ from rankscope.collector.ingest.held_bytes import (
 from rankscope.collector.ingest.refusal_reasons import (
     BROKEN_HANDSHAKE,
     NO_KEYS,
-    OLD_ZEROMQ,
     OPEN_FILES,
     REPLACED,
     SILENT,
@@ -34,7 +34,11 @@ from rankscope.collector.ingest.refusal_reasons import (
     Refuse,
 )
 
-EVENTS_PER_PASS_MAX: Final = 4096
+EVENTS_PER_PASS_MAX: Final = 32_768
+"""More than 16,384 ranks that all connect at once cause between two passes."""
+
+ENDED_KEPT_MAX: Final = 4096
+"""Connections that are remembered after their end, for the messages that they left unread."""
 
 NO_FILE: Final = -1
 
@@ -62,12 +66,16 @@ class Connection:
     """One accepted connection. `name` is the routing id of its messages, empty before the first one."""
 
     __slots__ = (
-        "_bytes_in_pass", "_frames_in_pass", "_pass", "address", "cut_reason", "file", "frames_refused", "held", "name",
-        "own_address", "since_ns",
+        "_bytes_in_pass", "_frames_in_pass", "_pass", "address", "cut_reason", "file", "first_number", "frames_refused",
+        "held", "name", "number", "own_address", "since_ns",
     )  # fmt: skip
 
-    def __init__(self, file: int, since_ns: int) -> None:
+    def __init__(self, file: int, since_ns: int, first_number: int = 0) -> None:
         self.file = file
+        self.first_number = first_number
+        """The lowest number that it may be given; messages of a lower one are of a connection before it."""
+        self.number = 0
+        """That of its messages, 0 before the first one."""
         self.since_ns = since_ns
         self.own_address, self.address = _find_addresses(file)
         self.name = b""
@@ -114,6 +122,10 @@ class Connections:
         self._silent: dict[int, Connection] = {}
         """Those that have sent no message yet, the oldest first."""
         self._by_name: dict[bytes, Connection] = {}
+        self._by_number: dict[int, Connection] = {}
+        """Those of which a message was received, ended ones included."""
+        self._ended: deque[int] = deque()
+        self._last_number = 0
         self._measure_ns = 0
         self._failure = ""
         self.socket = context.socket(zmq.PAIR)
@@ -129,6 +141,43 @@ class Connections:
 
     def follow(self, now_ns: int) -> None:
         """Take in what the monitor has reported, and cut off who has been silent for too long."""
+        self._read_events(now_ns)
+        while self._silent:
+            oldest = next(iter(self._silent.values()))
+            if now_ns - oldest.since_ns < self._speak_within_ns:
+                break
+            self.cut(oldest, SILENT)
+        if now_ns >= self._measure_ns:
+            self._measure_ns = now_ns + max(MEASURE_NS_MIN, len(self._by_file) * MEASURE_NS_EACH)
+            self._bound_held()
+
+    def number_newcomer(self, now_ns: int) -> int:
+        """Return the number of a connection in its handshake, which libzmq attaches to each of its messages.
+
+        What a connection left unread still comes after its end, with the number of its file, which the next connection
+        may have by then. This number tells them apart: it is given when it is known that the connection was accepted,
+        and a lower one was given to somebody before that.
+        """
+        self._read_events(now_ns)
+        self._last_number += 1
+        return self._last_number
+
+    def find(self, number: int) -> Connection | None:
+        """Return the connection of a message by its number; None before `meet`."""
+        return self._by_number.get(number)
+
+    def meet(self, number: int, file: int, now_ns: int) -> Connection:
+        """Return the connection of a first message; one with neither file nor address if it has ended."""
+        connection = self._by_file.get(file)
+        if connection is None or connection.number or number < connection.first_number:
+            connection = Connection(NO_FILE, now_ns)
+            self._note_ended(number)
+        self._silent.pop(connection.file, None)
+        connection.number = number
+        self._by_number[number] = connection
+        return connection
+
+    def _read_events(self, now_ns: int) -> None:
         has_accept_failed = False
         for _ in range(EVENTS_PER_PASS_MAX):
             try:
@@ -139,38 +188,17 @@ class Connections:
             has_accept_failed = has_accept_failed or event == zmq.EVENT_ACCEPT_FAILED
         if has_accept_failed:  # libzmq tries again at once and reports each time: it is one refusal
             self._refused(OPEN_FILES, "", "")
-        while self._silent:
-            oldest = next(iter(self._silent.values()))
-            if now_ns - oldest.since_ns < self._speak_within_ns:
-                break
-            self.cut(oldest, SILENT)
-        if now_ns >= self._measure_ns:
-            self._measure_ns = now_ns + max(MEASURE_NS_MIN, len(self._by_file) * MEASURE_NS_EACH)
-            self._bound_held()
-
-    def find(self, file: int, name: bytes, now_ns: int) -> Connection:
-        """Return the connection of a message, by its file."""
-        connection = self._by_file.get(file)
-        if connection is not None and connection.name == name:
-            return connection
-        if connection is None:  # the report of it is still on the way
-            self.follow(now_ns)
-            connection = self._by_file.get(file)
-        if connection is None:  # it is gone, and this was left of it
-            gone = Connection(NO_FILE, now_ns)
-            gone.cut_reason = OLD_ZEROMQ if file == NO_FILE else ""
-            return gone
-        self._introduce(connection, name)
-        return connection
 
     def cut(self, connection: Connection, reason: str, key: str = "") -> None:
-        """End a connection; what it has sent before may still come."""
-        if connection.cut_reason or self._by_file.get(connection.file) is not connection:
+        """End a connection; what it has sent before may still come. One that has ended leaves nothing but that."""
+        if connection.cut_reason:
             return
         connection.cut_reason = reason
         self._silent.pop(connection.file, None)
         if reason != REPLACED:  # by its own peer: nobody was refused
             self._refused(reason, connection.address, key)
+        if self._by_file.get(connection.file) is not connection:
+            return
         with contextlib.suppress(OSError), _borrow(connection.file) as found:
             if _addresses_of(found) == (connection.own_address, connection.address):
                 found.shutdown(socket.SHUT_RDWR)
@@ -182,7 +210,7 @@ class Connections:
 
     def _take(self, event: int, value: int, now_ns: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
-            self._accept(Connection(value, now_ns))
+            self._accept(Connection(value, now_ns, self._last_number + 1))
         elif event == zmq.EVENT_DISCONNECTED:
             self._forget(value)
         elif event != zmq.EVENT_ACCEPT_FAILED and not self._failure:  # of the connection whose end is reported next
@@ -195,21 +223,20 @@ class Connections:
         if not has_room:
             self.cut(oldest or connection, OPEN_FILES)
 
-    def _introduce(self, connection: Connection, name: bytes) -> None:
-        """A connection has sent its first message, and with it the name that it goes by.
+    def note_name(self, connection: Connection, name: bytes) -> None:
+        """Note the routing id of a message: a connection has one from its first message on.
 
         libzmq lets a newcomer have the routing id of an open connection, as a peer needs that comes back before its old
         connection is known to be broken. The old one is of no use after that: it is ended, so that its peer, if it is
         still there, connects anew at once. What a newcomer with another client key says counts for nobody else
         (admission.py).
         """
-        self._silent.pop(connection.file, None)
+        if connection.name == name or self._by_file.get(connection.file) is not connection:
+            return
         # A name with a zero byte in front is libzmq's own: it has renamed this one, for a newcomer of that name.
         if connection.name[:1] not in {b"", b"\0"} and name[:1] == b"\0":
             self.cut(connection, REPLACED)
             return
-        if self._by_name.get(connection.name) is connection:  # it had the file of one of which a message was left
-            del self._by_name[connection.name]
         before = self._by_name.get(name)
         connection.name = name
         self._by_name[name] = connection
@@ -230,11 +257,18 @@ class Connections:
     def _forget(self, file: int) -> None:
         connection = self._by_file.pop(file, None)
         self._silent.pop(file, None)
+        if connection is not None and connection.number:
+            self._note_ended(connection.number)
         if connection is not None and self._by_name.get(connection.name) is connection:
             del self._by_name[connection.name]
         if self._failure and (connection is None or not connection.cut_reason):
             self._refused(self._failure, "" if connection is None else connection.address, "")
         self._failure = ""
+
+    def _note_ended(self, number: int) -> None:
+        self._ended.append(number)
+        if len(self._ended) > ENDED_KEPT_MAX:
+            self._by_number.pop(self._ended.popleft(), None)
 
     def _find_reason(self, event: int, value: int) -> str:
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:

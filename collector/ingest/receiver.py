@@ -253,6 +253,8 @@ class Receiver:
     def _refuse(self, heard: Heard, reason: str) -> None:
         """Count a frame that is not taken; who sends many such is cut off."""
         _count(self.refused, reason)
+        if heard.connection.cut_reason:
+            return
         self._refusals.append(Refusal(reason, heard.connection.address, heard.key, heard.name))
         heard.connection.frames_refused += 1
         if heard.connection.frames_refused > REFUSED_FRAMES_MAX:

@@ -34,9 +34,8 @@ What was read of it afterwards is refused by the same reason."""
 CUT_REASONS: Final = frozenset({SILENT, TOO_MANY_REFUSED, OVER_BUDGET, TOO_MUCH_HELD})
 
 FORGED_ADDRESS: Final = "forged_address"
-OLD_ZEROMQ: Final = "old_zeromq"
 REPLACED: Final = "replaced"
-"""Why a frame is refused before it is decoded: its sender uses a routing id that only the collector makes; speaks
-ZeroMQ's protocol of before 3.0, or none at all, which looks like that; or somebody else has its routing id now."""
+"""Why a frame is refused before it is decoded: its sender uses a routing id that only the collector makes, or
+somebody else has its routing id now."""
 
-FRAME_REASONS: Final = frozenset({FORGED_ADDRESS, OLD_ZEROMQ, REPLACED})
+FRAME_REASONS: Final = frozenset({FORGED_ADDRESS, REPLACED})

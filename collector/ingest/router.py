@@ -9,16 +9,16 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import zmq
 
-from rankscope.collector.ingest.connections import NO_FILE, Connection, Connections
+from rankscope.collector.ingest.connections import Connection, Connections
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.refusal_reasons import Refuse
-from rankscope.collector.ingest.zap import ZAP_DOMAIN, ZapHandler
+from rankscope.collector.ingest.zap import NUMBER, ZAP_DOMAIN, ZapHandler
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.settings import IPC
@@ -26,8 +26,8 @@ from rankscope.measure.units import NS_PER_MS
 
 RECEIVE_HWM: Final = 16
 """Messages of one peer that libzmq reads ahead. An unread one takes its own size: libzmq's 1,000 of each of 16,384
-ranks would be 16 GB. With none at all libzmq 4.3.5 would not abort (SECURITY.md), but floods are then cut off 9 times
-instead of 247 in 6 s."""
+ranks would be 16 GB. With no limit libzmq 4.3.5 did not abort (SECURITY.md), but eight flooders that came back at once
+left more unread than this process drops, some 40,000 tiny messages a second: it grew by 0.8 GiB in 10 s."""
 
 SEND_HWM: Final = 64
 """Answers kept for a peer that does not read them. Acknowledgements are cumulative: losing some does no harm."""
@@ -126,7 +126,7 @@ class Router:
         }
         for option, value in options.items():
             self._socket.setsockopt(option, value)
-        self._zap = None if curve is None else _guard(self._context, self._socket, curve, refused)
+        self._has_keys = curve is not None
         self._connections = Connections(
             self._context,
             self._socket,
@@ -135,8 +135,9 @@ class Router:
             speak_within_ns=(handshake_ms + SPEAK_WITHIN_MS) * NS_PER_MS,
             connections_max=connections_max,
         )
+        self._zap = _guard(self._context, self._socket, curve, refused, self._number_newcomer)
         self._poller = poller or zmq.Poller()
-        self._sockets = [self._socket, self._connections.socket, *([] if self._zap is None else [self._zap.socket])]
+        self._sockets = [self._socket, self._connections.socket, self._zap.socket]
         self._bind(endpoint)
         for one in self._sockets:
             self._poller.register(one, zmq.POLLIN)
@@ -165,7 +166,7 @@ class Router:
 
     def begin_pass(self, ready: Ready) -> bool:
         """Let in and cut off whoever is to be; return whether there are messages to receive."""
-        if self._zap is not None and self._zap.socket in ready:
+        if self._zap.socket in ready:
             self._zap.answer()
         self._connections.follow(self._clock.monotonic_ns())
         return self._socket in ready
@@ -185,8 +186,12 @@ class Router:
             frame = self._socket.recv(copy=False)
             parts += 1
             size_bytes += len(frame)
-        key = "" if self._zap is None else str(frame.get("User-Id"))
-        found = self._connections.find(_find_file(frame), name, self._clock.monotonic_ns())
+        key = str(frame.get("User-Id")) if self._has_keys else ""
+        number = int(frame.get(NUMBER))
+        found = self._connections.find(number)
+        if found is None:
+            found = self._connections.meet(number, int(frame.get(zmq.SRCFD)), self._clock.monotonic_ns())
+        self._connections.note_name(found, name)
         return Heard(name, frame.bytes if parts == 1 else b"", parts, size_bytes, key, found)
 
     def cut(self, heard: Heard, reason: str) -> None:
@@ -210,9 +215,11 @@ class Router:
                 self._poller.unregister(one)
         self._connections.close()
         self._socket.close(linger=0)
-        if self._zap is not None:
-            self._zap.close()
+        self._zap.close()
         self._context.term()
+
+    def _number_newcomer(self) -> int:
+        return self._connections.number_newcomer(self._clock.monotonic_ns())
 
     def _bind(self, endpoint: str) -> None:
         try:
@@ -227,24 +234,21 @@ class Router:
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
-def _find_file(frame: zmq.Frame) -> int:
-    """Return the file of the connection that a frame came on; NO_FILE where a peer speaks a ZMTP before 3.0."""
-    try:
-        return int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return NO_FILE
-
-
 def _guard(
-    context: "zmq.Context[zmq.Socket[bytes]]", router: "zmq.Socket[bytes]", curve: CurveServer, refused: Refuse
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    router: "zmq.Socket[bytes]",
+    curve: CurveServer | None,
+    refused: Refuse,
+    number_newcomer: Callable[[], int],
 ) -> ZapHandler:
-    """Have a socket let in only whom these keys allow."""
-    router.setsockopt(zmq.CURVE_SERVER, 1)
-    router.setsockopt(zmq.CURVE_SECRETKEY, curve.pair.secret.encode())
+    """Have a socket number whom it lets in: with keys only whom these allow."""
+    if curve is not None:
+        router.setsockopt(zmq.CURVE_SERVER, 1)
+        router.setsockopt(zmq.CURVE_SECRETKEY, curve.pair.secret.encode())
     router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
     # Where nobody answers nobody is let in; without it everybody would be.
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-    return ZapHandler(context, curve.is_allowed, refused)
+    return ZapHandler(context, None if curve is None else curve.is_allowed, refused, number_newcomer)
 
 
 def _check_path(path: Path) -> None:

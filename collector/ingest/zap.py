@@ -1,9 +1,13 @@
-"""ZAP (RFC 27 of ZeroMQ): libzmq's own thread asks here, for each CURVE handshake, whether a client's key may connect.
+"""ZAP (RFC 27 of ZeroMQ): libzmq's own thread asks here, in each handshake, whether a client may connect.
+
+Each connection that may is given a number, which libzmq then attaches to its messages. With keys only a client whose
+key is allowed may connect, without keys everybody.
 
 The socket belongs to the thread of the receiver, which polls it. libzmq goes on with other connections until it has the
 answer, and a connection without an answer is not let in.
 """
 
+import struct
 from collections.abc import Callable
 from typing import Final
 
@@ -19,16 +23,26 @@ ANSWERS_PER_PASS_MAX: Final = 256
 _ENDPOINT: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
 _CURVE_FRAMES: Final = 7
+_NULL_FRAMES: Final = 6
+
+NUMBER: Final = "X-Number"
+"""The property of a message that holds the number of its connection."""
 
 
 class ZapHandler:
     """Answers whether a client may connect. Make it before the socket that it guards is bound."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", is_allowed: Callable[[str], bool], refused: Refuse
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        is_allowed: Callable[[str], bool] | None,
+        refused: Refuse,
+        number_newcomer: Callable[[], int],
     ) -> None:
+        """`is_allowed` is None where there are no keys."""
         self._is_allowed = is_allowed
         self._refused = refused
+        self._number_newcomer = number_newcomer
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ENDPOINT)
@@ -42,8 +56,9 @@ class ZapHandler:
                 return
             key = _find_key(question)
             request_id = question[1] if len(question) > 1 else b""
-            if key and self._is_allowed(key):
-                answer = [_VERSION, request_id, b"200", b"OK", key.encode(), b""]
+            if self._may_connect(question, key):
+                number = _encode_property(NUMBER, str(self._number_newcomer()))
+                answer = [_VERSION, request_id, b"200", b"OK", key.encode(), number]
             else:
                 self._refused(KEY_NOT_ALLOWED, _find_address(question), key)
                 answer = [_VERSION, request_id, b"400", b"this key is not allowed", b"", b""]
@@ -52,6 +67,16 @@ class ZapHandler:
     def close(self) -> None:
         """Answer no more."""
         self.socket.close(linger=0)
+
+    def _may_connect(self, question: list[bytes], key: str) -> bool:
+        if self._is_allowed is None:
+            return len(question) == _NULL_FRAMES and question[5] == b"NULL"
+        return bool(key) and self._is_allowed(key)
+
+
+def _encode_property(name: str, value: str) -> bytes:
+    """Return a property as ZMTP writes it: each text after its length."""
+    return struct.pack(">B", len(name)) + name.encode() + struct.pack(">I", len(value)) + value.encode()
 
 
 def _find_key(question: list[bytes]) -> str:

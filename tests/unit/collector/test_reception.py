@@ -178,6 +178,20 @@ def test_while_the_state_is_behind_nothing_more_is_read(world: World) -> None:
     assert len(world.come()) == 1
 
 
+def test_while_the_state_is_behind_connections_are_let_in_and_cut_off(world: World) -> None:
+    passes: list[tuple[dict[object, int], int]] = []
+
+    def take(ready: dict[object, int], batch_max: int) -> Iterator[Received]:
+        passes.append((ready, batch_max))
+        yield from ()
+
+    world.wire.take = take  # type: ignore[method-assign, assignment]
+    world.wire.waiting = [Received(*report(0, 1))]
+    world.exchange.hand_on(Batch(events=[("r", DuplicateSeen("boot"))] * EVENTS_WAITING_MAX))
+    world.reception.turn()
+    assert passes == [({"socket": 1}, 0)]
+
+
 def test_a_mistake_of_ours_about_one_message_costs_that_one_only(world: World) -> None:
     _, whole = hello(1)
     broken = (name_of(1), msgspec.structs.replace(whole, identity=None))
