@@ -103,6 +103,7 @@ class Service:
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
         self._exchange = Exchange()
         self._faults = FaultLog(clock)
+        self._store_error_said = ""
         self._reception = Reception(self._receiver, self._admission, self._exchange, clock, self._faults)
         self._turns = Turns(self._exchange.turn)
         self._looks = LookTimes(LOOKS_SHARE, s_to_ns(config.tick_s))
@@ -204,7 +205,9 @@ class Service:
         try:
             recorder = Recorder(database, self._config, self._faults.count, take_turn=self._exchange.turn)
         except UnavailableError as error:
-            if self._faults.count("history_store") == 1:
+            self._faults.count("history_store")
+            if str(error) != self._store_error_said:
+                self._store_error_said = str(error)
                 LOG.error("%s Until then runs and their history are kept in memory.", error)  # noqa: TRY400 - said
             return None
         if self._unwritten is not None:  # the runs in memory are the present ones

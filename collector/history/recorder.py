@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.rank_intervals import RankIntervals
@@ -30,6 +31,7 @@ from rankscope.collector.state.step_history import StepAggregate
 from rankscope.collector.store.database import DamagedStoreError, Database
 from rankscope.collector.store.file_watch import StoreLoss
 from rankscope.collector.turns import TakeTurn, Turns, in_pieces
+from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
@@ -134,7 +136,8 @@ class Recorder:
         self._kept: Snapshot | None = None
         self._shown: Snapshot | None = None
         self._failures_counted = self._failures = 0
-        self._mistaken: set[str] = set()
+        self._faults = FaultLog(SystemClock())
+        """Logs what `count` counts, one of a kind a minute."""
         self._thread = threading.Thread(target=self._work, name="rankscope-store", daemon=True)
 
     # -- the collector's loop -----------------------------------------------------------------------------------------
@@ -196,11 +199,9 @@ class Recorder:
         """A mistake of ours about one run is that run's alone."""
         try:
             yield
-        except Exception:
+        except Exception:  # noqa: BLE001 - it is noted
             self._count(RUN)
-            if run not in self._mistaken:
-                self._mistaken.add(run)
-                LOG.exception("run %r could not be handed to the store; the others are", run)
+            self._faults.note(RUN, "could not be handed to the store; the others are", run=run)
 
     def _hand_interval_over(self, saved: SavedRun, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
         run, attempt = saved.run, saved.attempt
@@ -258,7 +259,6 @@ class Recorder:
         self._intervals.forget(run)
         self._stories.pop(run, None)
         self._collectives.pop(run, None)
-        self._mistaken.discard(run)
         self._lives = {key: saved for key, saved in self._lives.items() if key[0] != run}
 
     def shut(self) -> None:
@@ -330,6 +330,8 @@ class Recorder:
         except DamagedStoreError as error:
             lost = self._database.explain_damage(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it may not end the thread
+            if not isinstance(error, UnavailableError):
+                self._faults.note(STORE, "history could not be written: a fault of the collector's own")
             self._fail(str(error))
             self._take_back(batch)
             return

@@ -21,7 +21,6 @@ Errors are JSON: {"error": "what, and what to do"}.
 import contextlib
 import http.client
 import io
-import logging
 import socket
 import sys
 import threading
@@ -32,6 +31,7 @@ from pathlib import Path
 from socketserver import TCPServer
 from typing import Any, Final, cast
 
+from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.api import Api
 from rankscope.collector.publish.http_access import (
@@ -51,10 +51,9 @@ from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.turns import TakeTurn
+from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.settings import find_address_problem
-
-LOG = logging.getLogger("rankscope.collector")
 
 HEADERS_BYTES_MAX: Final = 65_536
 """Of all headers of a request together. The library alone allows a hundred of 64 KiB each."""
@@ -168,6 +167,7 @@ class _Server(ThreadingHTTPServer):
         self.access = access
         self.limits = limits
         self.refused: dict[str, int] = {}
+        self._faults = FaultLog(SystemClock())
         self.errors_contained = 0
         self.connections = Connections(limits, self.count_refused)
         self._counting = threading.Lock()
@@ -249,13 +249,13 @@ class _Server(ThreadingHTTPServer):
         """A broken connection is the client's to know. (The library would print a traceback.)"""
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, OSError):
-            self.contain("a request", error)
+            self.contain("a request")
 
-    def contain(self, what: str, error: BaseException) -> None:
-        """Count and log a mistake of ours."""
+    def contain(self, what: str) -> None:
+        """Count and log the exception that is being handled, a fault of ours: one of a kind a minute is logged."""
         with self._counting:
             self.errors_contained += 1
-        LOG.error("%s could not be answered", what, exc_info=error)
+        self._faults.note("http", f"{what} could not be answered")
 
     def _turn_away(self, connection: socket.socket) -> None:
         response = refuse(
@@ -366,8 +366,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.server.routes.answer(
                 self.path, accept=headers.get("Accept", ""), accept_encoding=headers.get("Accept-Encoding", "")
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, it may cost this request only
-            self.server.contain(self.path[:80], error)
+        except Exception:  # noqa: BLE001 - whatever it is, it may cost this request only
+            self.server.contain(self.path[:80])
             return refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a mistake of the collector; its log tells more")
 
     def _may_write(self, size_bytes: int) -> bool:

@@ -101,7 +101,7 @@ class LiveFeed:
         *,
         streams_max: int,
         count: Callable[[str], None],
-        contain: Callable[[str, BaseException], None],
+        contain: Callable[[str], None],
     ) -> None:
         self._read_snapshot = read_snapshot
         self._read_paced = read_paced
@@ -159,8 +159,8 @@ class LiveFeed:
         while not self._closing.wait(LOOK_S):
             try:
                 self._look()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next look may go well
-                self._contain("the live feed", error)
+            except Exception:  # noqa: BLE001 - whatever it is, the next look may go well
+                self._contain("the live feed")
 
     def _look(self) -> None:
         if self._streams:

@@ -100,6 +100,22 @@ def test_one_file_knows_how_many_nanoseconds_a_second_has() -> None:
     assert knowing == {"measure/units.py"}
 
 
+def test_one_file_of_the_collector_logs_tracebacks() -> None:
+    # fault_log.py has a limit of each kind a minute; a traceback that is logged past it may come with every message.
+    logging = {
+        path.relative_to(ROOT).as_posix()
+        for path in find_files("collector")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and (
+            (node.func.attr == "exception" and isinstance(node.func.value, ast.Name) and node.func.value.id == "LOG")
+            or any(keyword.arg == "exc_info" for keyword in node.keywords)
+        )
+    }
+    assert logging == {"collector/fault_log.py"}
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_packages_are_found(package: str) -> None:
     # The tests above pass on an empty list: this one says that there is something on it.

@@ -204,6 +204,7 @@ def test_the_runs_are_listed(server: HttpServer) -> None:
         "runs": [
             {
                 "run": NAME,
+                "run_id": NAME,
                 "world_size": 2,
                 "ranks_up": 1,
                 "steps": 12,
@@ -415,6 +416,19 @@ def test_a_mistake_of_ours_costs_one_request_and_is_counted(server: HttpServer, 
     assert (answer.status, answer.error) == (500, "this is a mistake of the collector; its log tells more")
     assert server.errors_contained == 1
     assert ask(server, "/healthz").status == 200
+
+
+def test_a_mistake_in_many_requests_is_counted_each_time_and_logged_once(
+    server: HttpServer, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Snapshot:
+        raise ZeroDivisionError
+
+    world.read = fail
+    for _ in range(3):
+        assert ask(server, "/api/v1/runs").status == 500
+    assert server.errors_contained == 3
+    assert len([one for one in caplog.records if one.exc_info and "could not be answered" in one.getMessage()]) == 1
 
 
 def test_requests_at_the_same_time_are_answered_at_the_same_time(world: World) -> None:

@@ -240,7 +240,10 @@ def test_a_run_that_cannot_be_saved_costs_the_others_nothing(path: Path, caplog:
             loop.recorder.tick([broken, story.job], Snapshot(wall_s=WALL_S, version="0", runs=pictures), clocks)
         assert loop.counted == ["history_run"] * 2
     assert load(path) == [("story", 2, 20)]
-    assert len([message for message in caplog.messages if "'broken' could not be handed to the store" in message]) == 1
+    assert (
+        len([message for message in caplog.messages if "run 'broken': could not be handed to the store" in message])
+        == 1
+    )
 
 
 # -- what /metrics shows ----------------------------------------------------------------------------------------------
