@@ -16,9 +16,6 @@ from rankscope.agent.guard import say
 JOB: Final = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 """What the ranks of a job on one node have in common, and no other job has."""
 
-_names_held: list[socket.socket] = []
-
-
 def say_once_per_node(text: str, environment: Mapping[str, str], *, topic: str = "") -> None:
     """Say it, unless a living process of this job on this node has. `topic` stands for the text where ranks word it
     differently.
@@ -41,5 +38,5 @@ def _is_first(topic: str, environment: Mapping[str, str]) -> bool:
     except OSError as error:
         name.close()
         return error.errno != errno.EADDRINUSE  # where there are no such names it is said by everybody
-    _names_held.append(name)
+    name.detach()  # the kernel keeps the name until this process ends
     return True

@@ -20,7 +20,8 @@ BOOT: Final = (
 def build_child_command(program: str, module: str, *arguments: str) -> list[str]:
     """Return what runs `module` in the interpreter `program`, as `program -m module` does from an empty directory.
 
-    >>> build_child_command("python3", "rankscope.collector", "serve")[2:]  # doctest: +ELLIPSIS
-    ['import sys; ...', 'rankscope.collector', 'serve']
+    >>> program, option, boot, *rest = build_child_command("python3", "rankscope.collector", "serve")
+    >>> program, option, rest
+    ('python3', '-c', ['rankscope.collector', 'serve'])
     """
     return [program, "-c", BOOT, module, *arguments]
