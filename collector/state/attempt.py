@@ -12,6 +12,7 @@ from rankscope.collector.state.group_members import GroupMembers
 from rankscope.collector.state.intake import Intake
 from rankscope.collector.state.rank import RankState
 from rankscope.collector.state.window import StepWindow
+from rankscope.measure.identity import RankIdentity
 
 
 @dataclass(slots=True)
@@ -25,6 +26,10 @@ class Attempt:
     groups: GroupMembers = field(init=False)
     ranks: dict[int, RankState] = field(default_factory=dict)
     by_machine: dict[str, list[RankState]] = field(default_factory=dict)
+    counts_by_node: dict[str, int] = field(default_factory=dict)
+    """The restart count of each node's lives: torchrun counts only failures of its own node."""
+    former_nodes: frozenset[str] = frozenset()
+    """The nodes of the attempt before; empty where that is not known."""
     is_looked_at: bool = False
     """What a look reads, 0.1 GB of 16,384 ranks, is let go of when it is over."""
     slowdowns: Floats | None = None
@@ -40,7 +45,22 @@ class Attempt:
     def put(self, rank: RankState) -> None:
         """A life takes its rank's place."""
         self.ranks[rank.identity.rank] = rank
+        self.counts_by_node[rank.identity.node] = rank.identity.restart_count
+        self.restart_count = max(self.restart_count, rank.identity.restart_count)
         self.by_machine.setdefault(rank.identity.machine_id, []).append(rank)
+
+    def is_followed_by(self, identity: RankIdentity) -> bool:
+        """Return whether a life whose rank has none in this attempt begins another one.
+
+        Only counts of one node can be compared. A node that was in the attempt before joins this one, whatever it has
+        counted; one that is new to the run begins another attempt if it has counted more restarts than this one.
+        """
+        if identity.world_size != self.world_size:
+            return True
+        known = self.counts_by_node.get(identity.node)
+        if known is not None:
+            return identity.restart_count != known
+        return identity.node not in self.former_nodes and identity.restart_count > self.restart_count
 
     def find_twins(self, ranks: tuple[int, ...]) -> Twins:
         """Who is compared with whom: mostly the same as at the last look."""

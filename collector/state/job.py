@@ -192,7 +192,7 @@ class JobState:
         effects: list[JobEffect] = []
         # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted. A
         # launcher that was itself started anew counts from 0 again.
-        if attempt is None or identity.restart_count != attempt.restart_count or present is not None:
+        if attempt is None or present is not None or attempt.is_followed_by(identity):
             effects = self._verdicts.begin_attempt()
             if attempt is not None:
                 self._goodput.restart(event.now_job_ns)
@@ -217,8 +217,11 @@ class JobState:
         if identity.boot_id in self._former_boots:
             return False
         if attempt is not None:
-            is_other_attempt = identity.restart_count != attempt.restart_count
-            is_older = identity.restart_count < attempt.restart_count and self.has_live_ranks
+            # Of a node that has no life in this attempt yet no count is known to compare with.
+            known = attempt.counts_by_node.get(identity.node)
+            is_older = known is not None and identity.restart_count < known and self.has_live_ranks
+            count = attempt.restart_count if known is None else known
+            is_other_attempt = (identity.restart_count, identity.world_size) != (count, attempt.world_size)
             if is_older or (hello.left_behind and is_other_attempt):
                 return False
         return present is None or (not hello.left_behind and present.identity.boot_id != identity.boot_id)
@@ -229,7 +232,8 @@ class JobState:
         self._attempts += self._attempt is not None
         window = StepWindow(self._config.steps_kept, identity.world_size, self._config.detect_steps)
         self._group_sizes = {}
-        self._attempt = Attempt(identity.restart_count, identity.world_size, window)
+        former_nodes = frozenset(() if self._attempt is None else self._attempt.counts_by_node)
+        self._attempt = Attempt(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
         return self._attempt
 
     def _handle_life(self, rank: RankState, event: JobEvent) -> None:

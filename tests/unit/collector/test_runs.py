@@ -65,8 +65,8 @@ class Launches:
     def say_hello(self, boot: str, rank: int, name: str = "bert", world: int = 2, **more: int) -> RankJoined:
         """The Hello of a life that begins now."""
         identity = RankIdentity(
-            run=name, rank=rank, local_rank=rank, world_size=world, node="n", machine_id="m/pid:[1]", boot_id=boot,
-            restart_count=more.get("restart_count", 0), pid=more.get("pid", 1),
+            run=name, rank=rank, local_rank=rank, world_size=world, node=f"n{more.get('node', 0)}",
+            machine_id="m/pid:[1]", boot_id=boot, restart_count=more.get("restart_count", 0), pid=more.get("pid", 1),
         )  # fmt: skip
         wall_ns = round((BEGIN_WALL_S + more.get("began_s", self.now_s)) * NS_PER_S)
         hello = Hello(
@@ -147,8 +147,47 @@ def test_launcher_started_anew_that_counts_restarts_from_0_again_is_heard() -> N
     launches = Launches()
     launches.launch("one", restart_count=3)
     job = launches.end("one", "failed", "terminated").wait(10).launch("two", restart_count=0)
+    assert boots_of(job, launches) == ["two-boot-0", "two-boot-1"]
+    assert launches.attempts == [1]
+
+
+def boots_of(job: JobState | None, launches: Launches) -> list[str]:
+    """The lives of a run's present attempt, by rank."""
     assert job is not None
-    assert [rank.identity.boot_id for rank in job.snapshot(launches.now_ns).ranks] == ["two-boot-0", "two-boot-1"]
+    return [rank.identity.boot_id for rank in job.snapshot(launches.now_ns).ranks]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_restart_that_only_one_node_counts_keeps_the_ranks_of_both(order: tuple[int, int]) -> None:
+    """torchrun counts failures of its own node: rank 0 failed, and the node of rank 1 begins anew uncounted."""
+    launches = Launches()
+    for rank in (0, 1):
+        launches.launch("one", ranks=[rank], node=rank)
+    launches.end("one", "failed", "terminated").wait(10)
+    for rank in order:
+        job = launches.launch("two", ranks=[rank], node=rank, restart_count=int(rank == 0))
+    assert boots_of(job, launches) == ["two-boot-0", "two-boot-1"]
+    assert (launches.ids, launches.attempts) == ([FIRST], [1])
+    assert job is not None
+    assert job.snapshot(launches.now_ns).restart_count == 1
+
+
+def test_rank_that_was_never_heard_of_before_its_restart_begins_an_attempt() -> None:
+    """Rank 1 failed before its Hello, on a node of its own; the node of rank 0 counts nothing."""
+    launches = Launches()
+    launches.launch("one", ranks=[0], node=0)
+    launches.wait(5).launch("two", ranks=[1], node=1, restart_count=1)
+    job = launches.launch("two", ranks=[0], node=0)
+    assert boots_of(job, launches) == ["two-boot-0", "two-boot-1"]
+
+
+def test_rank_of_a_node_that_was_added_is_heard_before_the_others_restart() -> None:
+    """Two ranks become three, and the Hello of the third one comes first."""
+    launches = Launches()
+    launches.launch("one", ranks=[0, 1])
+    launches.wait(5).launch("two", ranks=[2], world=3, node=1)
+    job = launches.launch("two", ranks=[0, 1], world=3)
+    assert boots_of(job, launches) == ["two-boot-0", "two-boot-1", "two-boot-2"]
     assert launches.attempts == [1]
 
 
