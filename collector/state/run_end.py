@@ -158,12 +158,14 @@ def _find_together(first: LifeEnd, failed: Sequence[LifeEnd]) -> tuple[int, ...]
 def _choose_reason(counts: Mapping[str, int], first: FirstToFail | None) -> str:
     if first is not None:
         return first.reason
+    # A failure whose time nobody knows comes before what was brought about from outside: somebody failed by himself.
+    failed = sorted(counts.keys() - ENDED_WELL - BROUGHT_DOWN)
+    if failed:
+        return failed[0]
     for reason, name in ((SILENT, LOST), ("interrupted", "interrupted"), ("terminated", "terminated")):
         if counts.get(reason):
             return name
-    # A failure whose time nobody knows comes before ranks that ended well.
-    others = sorted(counts.keys() - ENDED_WELL)
-    return others[0] if others else "stopped" if counts.get("stopped") else "finished"
+    return "stopped" if counts.get("stopped") else "finished"
 
 
 def _explain_unknown(reason: str) -> str:

@@ -39,7 +39,7 @@ def describe_end(end: RunEnd) -> str:
     """How and when the run ended, as half a sentence: `crashed at 2026-11-25 10:03:01 UTC`."""
     verb = VERBS.get(end.reason, f"ended: {end.reason}")
     if end.reason == LOST:
-        since_s = end.lost_since_wall_s
+        since_s = end.ended_wall_s  # of any rank: the first one that was lost may have been so for long by then
         return f"{verb}: not heard of since {'an unknown time' if since_s is None else format_moment(since_s)}"
     return verb if end.ended_wall_s is None else f"{verb} at {format_moment(end.ended_wall_s)}"
 
@@ -65,6 +65,8 @@ def describe_lost(end: RunEnd) -> str:
     shown = format_ranks(end.lost_ranks)
     who = f"{'rank' if count == 1 else 'ranks'} {shown}{', ...' if count > len(end.lost_ranks) else ''}"
     since = "" if end.lost_since_wall_s is None else f" since {format_moment(end.lost_since_wall_s)}"
+    if count > 1 and end.ended_wall_s is not None and not since.endswith(format_moment(end.ended_wall_s)):
+        since = f", the first of them{since}"  # the others may have been heard of later
     whether = "its process still runs" if count == 1 else "their processes still run"
     return f"{who} not heard of{since}; whether {whether} is not known"
 

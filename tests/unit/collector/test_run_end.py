@@ -92,6 +92,12 @@ def test_failure_whose_time_is_not_known_names_nobody() -> None:
     assert (end.reason, end.first, end.unknown) == ("crashed", None, "it is not known when each rank ended")
 
 
+@pytest.mark.parametrize("other", ["interrupted", "terminated", "silent"])
+def test_failure_whose_time_is_not_known_comes_before_what_came_from_outside(other: str) -> None:
+    end = end_of(life(0)._replace(ending=Ending("crashed"), ended_wall_ns=None), life(1, other))
+    assert (end.reason, end.first, end.unknown) == ("crashed", None, "it is not known when each rank ended")
+
+
 def test_lost_ranks_are_named_since_the_first_was_heard_of_last() -> None:
     end = end_of(life(0, "silent", 5.0), life(1, "silent", 8.0))
     assert (end.reason, end.ended_wall_s, end.lost_ranks, end.lost_since_wall_s) == ("lost", 7.5, (0, 1), 4.5)
@@ -212,6 +218,16 @@ def test_run_that_was_ended_from_outside_is_only_to_be_known() -> None:
     assert failure is not None
     assert failure.severity == "info"
     assert write_end(end) == "The run was terminated. Nobody failed."
+
+
+def test_run_was_heard_of_until_its_last_rank_was() -> None:
+    """Rank 1 went on for an hour without rank 0: the run was not lost before."""
+    end = end_of(life(0, "silent", 60.5), life(1, "silent", 3660.5))
+    assert describe_end(end) == "was lost: not heard of since 1970-01-01 01:01:00 UTC"
+    assert describe_lost(end) == (
+        "ranks 0-1 not heard of, the first of them since 1970-01-01 00:01:00 UTC; whether their processes still run is "
+        "not known"
+    )
 
 
 def test_lost_run_in_sentences() -> None:

@@ -137,7 +137,9 @@ def test_run_that_was_ended_from_outside_says_why_nobody_failed_first() -> None:
 
 
 def test_lost_run_says_since_when_nobody_is_heard_of() -> None:
-    end = RunEnd(reason="lost", ranks={"silent": 2}, unknown="?", lost_ranks=(0, 1), lost_since_wall_s=59.0)
+    end = RunEnd(
+        reason="lost", ended_wall_s=59.0, ranks={"silent": 2}, unknown="?", lost_ranks=(0, 1), lost_since_wall_s=59.0
+    )  # fmt: skip
     first, _, lost = describe_ended_run(run_of(end=end))
     assert first == "ended: was lost: not heard of since 1970-01-01 00:00:59 UTC (ranks: 2 silent)"
     assert lost == (
