@@ -322,7 +322,7 @@ class JobState:
         if any(rank.is_live for rank in stalled):
             self._goodput.stall(tick.now_job_ns)
         elif self.is_over:
-            self._goodput.end(max(rank.vitals.ended_job_ns or 0 for rank in attempt.ranks.values()))
+            self._goodput.end(self._find_end_job_ns(attempt))
         self._ending.update(attempt.ranks, attempt.world_size, Clocks(tick.now_job_ns, tick.now_wall_s))
         if not tick.looks or self._ending.is_concluded:
             return effects
@@ -331,6 +331,12 @@ class JobState:
             return effects + self._conclude(attempt, tick.now_job_ns, end)
         standings = build_standings(attempt.ranks, tick.now_job_ns) if stalled else {}
         return effects + self._detect(attempt, tick.now_job_ns, standings)
+
+    def _find_end_job_ns(self, attempt: Attempt) -> int:
+        """When the last rank ended; where that is not known of all of them, when the run was heard of last."""
+        known = [rank.vitals.ended_job_ns for rank in attempt.ranks.values()]
+        ended = [ended_ns for ended_ns in known if ended_ns is not None]
+        return max(ended) if ended and len(ended) == len(known) else max([self._heard_job_ns, *ended])
 
     def _conclude(self, attempt: Attempt, now_job_ns: int, end: RunEnd) -> list[JobEffect]:
         """Look for the last time, at the steps that came with the end, and close what was found."""
@@ -418,7 +424,7 @@ class JobState:
             restart_count=attempt.restart_count,
             attempt=self._attempts,
             begun_wall_s=clocks.to_wall_s(begun_job_ns),
-            changed_wall_s=clocks.to_wall_s(self.last_change_job_ns),
+            changed_wall_s=clocks.to_wall_s(self._heard_job_ns),
             settled_wall_s=clocks.to_wall_s(settled_job_ns),
             is_over=self.is_over,
             step_ns=attempt.step_ns,

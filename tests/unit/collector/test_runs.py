@@ -127,6 +127,46 @@ def test_each_run_of_a_name_has_its_own_time() -> None:
     assert (second.wall_ns, second.restart_ns) == (7 * NS_PER_S, 0)
 
 
+def restart_collector(launches: Launches, away_s: float, *, keep_lives: bool = True) -> None:
+    """The collector is gone with all but what it had saved, and the next one goes on with that."""
+    clocks = Clocks(launches.now_ns, BEGIN_WALL_S + launches.now_s)
+    launches.now_s += away_s
+    later = Clocks(launches.now_ns, BEGIN_WALL_S + launches.now_s)
+    restored = Runs(launches.config)
+    for job in launches.runs:
+        saved = job.save(clocks)
+        assert saved is not None
+        lives = [job.save_life(rank, clocks).build() for rank in job.lives.values()] if keep_lives else []
+        restored.put(JobState.restore(launches.config, saved, job.save_story(), lives, later))
+    launches.runs = restored
+
+
+def test_lost_run_has_lasted_until_it_was_heard_of_last_once_another_has_begun() -> None:
+    launches = Launches(restart_within_s=60)
+    launches.launch("one")
+    launches.wait(20).report("one-boot-0")
+    launches.wait(100).launch("two")
+    assert launches.wait(1).goodput(FIRST).wall_ns == 20 * NS_PER_S
+
+
+def test_former_run_none_of_whose_lives_could_be_restored_is_over() -> None:
+    launches = Launches(restart_within_s=60)
+    launches.launch("one")
+    launches.wait(100).launch("two")
+    restart_collector(launches, 5, keep_lives=False)
+    assert [job.is_over for job in launches.wait(1).runs] == [True, False]
+
+
+def test_restarts_of_the_collector_do_not_make_a_lost_run_one_that_was_just_heard_of() -> None:
+    launches = Launches(restart_within_s=60)
+    launches.launch("one")
+    for _ in range(3):
+        launches.wait(20)
+        restart_collector(launches, 20)
+    launches.launch("two")
+    assert launches.attempts == [0, 0]
+
+
 @pytest.mark.parametrize("reasons", [("failed", "terminated"), ("finished", "killed"), ("terminated", "terminated")])
 def test_start_soon_after_a_run_that_failed_is_its_restart(reasons: tuple[str, str]) -> None:
     launches = Launches(restart_within_s=60)
