@@ -228,7 +228,7 @@ def _write_sentence(
         whose = f"most of the {family_size} groups {leader.group} ({where})"
     slower = f"as slowly as their {count} sibling groups{WHEN if is_over else f' since step {since_step}'}"
     if not count:
-        slower = f"as slowly as before step {since_step}{f',{WHEN},' if is_over else ''}"
+        slower = f"as slowly as before step {since_step}{f',{WHEN}' if is_over else ''}"
     slow = leader.slow
     text = (
         f"The links of {whose} {'moved' if is_over else 'move'} data {slow.slowdown_ratio:.2f} times {slower}: "

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.past import close_finding
 from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.slow_links import SlowLinks, is_explained_by_links
 from rankscope.collector.detect.view import Candidate, JobView, Samples
@@ -66,6 +67,14 @@ def test_sentence_says_how_much_slower_than_whom_and_what_it_costs() -> None:
 def test_sentence_about_a_group_without_siblings_compares_with_its_past() -> None:
     sentence = only(view_of(ODD, flawless=True)).sentence
     assert "of group mesh_dp/1,3,5,7 (nodes a, b) move data 2.00 times as slowly as before step 60: 20.0 ms" in sentence
+
+
+def test_link_without_siblings_that_is_well_again_is_told_as_past() -> None:
+    closed = close_finding(only(view_of(ODD, flawless=True)), until_step=80, lasted_s=60.0)
+    assert closed.sentence.startswith(
+        "The links of group mesh_dp/1,3,5,7 (nodes a, b) moved data 2.00 times as slowly as before step 60, from step "
+        "60 to step 80 (1.0 min): 20.0 ms a step against 10.0 ms."
+    )
 
 
 def test_evidence_has_the_bandwidths_in_bytes_per_second() -> None:
