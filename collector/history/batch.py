@@ -16,6 +16,11 @@ STEPS_WAITING_MAX: Final = 100_000
 INTERVALS_WAITING_MAX: Final = 240
 """Four hours of one run; of 16,384 ranks 95 MB."""
 
+FORGOTTEN_RUNS_MAX: Final = 1_000
+"""Runs that are over and no longer known, whose last state waits: three hours of a job that is started every 10 s."""
+LIVES_WAITING_MAX: Final = 65_536
+"""Lives of all runs, some 130 MB; beyond that those of forgotten runs give way. Of runs that are known `ranks_max`."""
+
 
 class Batch:
     """Everything that has changed since it was last written. Of one thread at a time."""
@@ -36,7 +41,7 @@ class Batch:
         self.snapshot: Snapshot | None = None
         """The picture whose counters these states hold."""
         self.dropped = 0
-        """Lines of the history that gave way, steps and intervals."""
+        """What gave way: lines of the history, steps and intervals, and the last states of forgotten runs."""
 
     def put_run(self, saved: SavedRun) -> None:
         """A run as it is now."""
@@ -44,8 +49,9 @@ class Batch:
         self.forgotten.discard(saved.run)
 
     def forget(self, run: str) -> None:
-        """A run is no longer known; what it was last stays to be written."""
+        """A run is no longer known; what it was last stays to be written, as far as there is room."""
         self.forgotten.add(run)
+        self._trim_runs()
 
     def add_step(self, run: str, step: StepAggregate) -> None:
         """One more line of the history."""
@@ -59,15 +65,27 @@ class Batch:
 
     def take_back(self, earlier: "Batch") -> None:
         """A batch that could not be written, before this one was begun: what has changed since counts."""
+        self.forgotten |= earlier.forgotten - self.runs.keys()
         self.runs = {**earlier.runs, **self.runs}
         self.stories = {**earlier.stories, **self.stories}
         self.lives = {**earlier.lives, **self.lives}
         self.collectives = {**earlier.collectives, **self.collectives}
-        self.forgotten |= earlier.forgotten - self.runs.keys()
         self.steps.extendleft(reversed(earlier.steps))
         self.intervals.extendleft(reversed(earlier.intervals))
         self.snapshot = self.snapshot or earlier.snapshot
         self._trim()
+        self._trim_runs()
+
+    def _trim_runs(self) -> None:
+        """Each start of a name is another run: while nothing can be written their number is not that of the names."""
+        forgotten = [run for run in self.runs if run in self.forgotten]
+        while len(forgotten) > FORGOTTEN_RUNS_MAX or (forgotten and len(self.lives) > LIVES_WAITING_MAX):
+            oldest = forgotten.pop(0)
+            del self.runs[oldest]
+            self.stories.pop(oldest, None)
+            self.collectives.pop(oldest, None)
+            self.lives = {key: life for key, life in self.lives.items() if key[0] != oldest}
+            self.dropped += 1
 
     def _trim(self) -> None:
         while len(self.steps) > self._steps_max:

@@ -1,5 +1,8 @@
 """What waits to be written: the newest state of everything, all lines of the history, and never more than may be."""
 
+import pytest
+
+from rankscope.collector.history import batch as batch_module
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.state.collective_counts import CollectiveCounts
 from rankscope.collector.state.saved import SavedStory
@@ -48,6 +51,32 @@ def test_a_run_that_came_back_is_not_forgotten() -> None:
     batch.forget("a")
     batch.put_run(run_of("a"))
     assert batch.forgotten == set()
+
+
+def test_a_run_that_is_forgotten_while_nothing_can_be_written_stays_forgotten() -> None:
+    earlier, batch = Batch(), Batch()
+    earlier.put_run(run_of("a"))
+    earlier.forget("a")
+    batch.take_back(earlier)
+    assert (set(batch.runs), batch.forgotten) == ({"a"}, {"a"})
+
+
+@pytest.mark.parametrize("limit", ["FORGOTTEN_RUNS_MAX", "LIVES_WAITING_MAX"])
+def test_the_oldest_forgotten_runs_give_way_and_are_counted(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four runs after one another, of which the last is known: of the other three there is room for two."""
+    monkeypatch.setattr(batch_module, limit, 2 if limit == "FORGOTTEN_RUNS_MAX" else 3)
+    batch = Batch()
+    for number in range(4):
+        run = f"bert@{number}"
+        batch.put_run(run_of(run))
+        batch.lives[run, 0] = 0, life_of(run, 0)
+        batch.stories[run] = SavedStory()
+        batch.collectives[run] = CollectiveCounts().draft()
+    for number in range(3):
+        batch.forget(f"bert@{number}")
+    left = {"bert@1", "bert@2", "bert@3"}
+    assert [set(batch.runs), {run for run, _ in batch.lives}, set(batch.stories), set(batch.collectives)] == [left] * 4
+    assert batch.dropped == 1
 
 
 def test_the_oldest_lines_give_way_and_are_counted() -> None:
