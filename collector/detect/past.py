@@ -48,7 +48,8 @@ def _describe_hang(finding: Finding, outcome: str) -> str:
     step = "" if finding.since_step is None else f" in step {finding.since_step}"
     length = "" if finding.lasted_s is None else f" for {format_length(finding.lasted_s)}"
     if outcome == FINISHED:
-        return f" stood still{length} in or after its last step, and then finished"
+        place = "" if finding.since_step is None else " in or after its last step"
+        return f" stood still{length}{place}, and then finished"
     after = {WENT_ON: ", and then went on", ENDED: ", until it ended"}.get(outcome, "")
     return f" hung{step}{length}{after}"
 

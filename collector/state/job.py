@@ -341,9 +341,10 @@ class JobState:
     def _conclude(self, attempt: Attempt, now_job_ns: int, end: RunEnd) -> list[JobEffect]:
         """Look for the last time, at the steps that came with the end, and close what was found."""
         self._ending.is_concluded = True
-        effects = self._detect(attempt, now_job_ns, {})
+        effects = self._verdicts.close_hangs(RUN_IS_OVER)
+        effects += self._detect(attempt, now_job_ns, {})
         last_step = max((rank.last_step for rank in attempt.ranks.values() if rank.last_step is not None), default=None)
-        return effects + self._verdicts.conclude(end, last_step, RUN_IS_OVER)
+        return self._verdicts.conclude(end, last_step, RUN_IS_OVER, effects)
 
     def _detect(self, attempt: Attempt, now_job_ns: int, standings: Mapping[int, RankStanding]) -> list[JobEffect]:
         ranks = tuple(sorted(attempt.ranks))

@@ -126,15 +126,23 @@ class Verdicts:
         self._attempt_from = self._opened + 1
         return self.close_all("restarted")
 
-    def conclude(self, end: RunEnd, last_step: int | None, reason: str) -> list[JobEffect]:
+    def close_hangs(self, reason: str) -> list[JobEffect]:
+        """Close hangs when the run has ended. A look would say that they have passed: nobody waits any more."""
+        return [self._close(one, reason) for one in list(self._open) if one.finding.kind == HANG]
+
+    def conclude(
+        self, end: RunEnd, last_step: int | None, reason: str, effects: Sequence[JobEffect] = ()
+    ) -> list[JobEffect]:
         """The run is over: close what is open, and say of each hang of this attempt how it ended. `last_step` is the
-        last of the attempt.
+        last of the attempt; `effects` are those of the last look, which are told anew too.
         """
-        effects = self.close_all(reason)
+        effects = [*effects, *self.close_all(reason)]
+        closed_now = {one.finding.number for one in effects if isinstance(one, CloseFinding) and one.reason == reason}
         self._closed = [
-            _tell_outcome(finding, end, last_step) if finding.number >= self._attempt_from else finding
+            _tell_outcome(finding, end, last_step, has_lasted=finding.number in closed_now)
+            if finding.number >= self._attempt_from else finding
             for finding in self._closed
-        ]
+        ]  # fmt: skip
         told = {finding.number: finding for finding in self._closed}
         return [
             effect._replace(finding=told.get(effect.finding.number, effect.finding))
@@ -214,26 +222,28 @@ def _find_length_ns(finding: Finding, view: JobView, since_step: int) -> int:
     return round(float((view.longest_ns[rows] * steps).sum()))
 
 
-def _tell_outcome(finding: Finding, end: RunEnd, last_step: int | None) -> Finding:
+def _tell_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> Finding:
+    """`has_lasted`: the run still stood still when it ended."""
     if finding.kind != HANG:
         return finding
     return close_finding(
         finding,
         until_step=finding.until_step,
         lasted_s=finding.lasted_s,
-        outcome=_find_outcome(finding.since_step, end, last_step),
+        outcome=_find_outcome(finding.since_step, end, last_step, has_lasted=has_lasted),
     )
 
 
-def _find_outcome(since_step: int | None, end: RunEnd, last_step: int | None) -> str:
+def _find_outcome(since_step: int | None, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> str:
     """The last step of a run ends with the run, so that work after the training stands in it: only another step behind
-    the one in which it hung shows that the run went on.
+    the one in which it hung shows that the run went on. Where no step had ended yet, it hung in the first one.
     """
-    if since_step is not None and last_step is not None and last_step > since_step:
+    hung_step = 0 if since_step is None else since_step
+    if last_step is not None and last_step > hung_step:
         return WENT_ON
     if end.is_good:
         return FINISHED
-    return "" if last_step is not None and last_step == since_step else ENDED
+    return ENDED if has_lasted and last_step != hung_step else ""
 
 
 def _last_step(series: StepSeries) -> int:

@@ -130,23 +130,53 @@ def test_standstill_after_which_the_run_finished_is_no_hang() -> None:
     finish(story)
     (hang,) = story.snapshot().findings
     assert hang.severity == "info"
-    assert hang.sentence.endswith("The run stood still for 31 s in or after its last step, and then finished.")
+    assert hang.sentence.endswith("The run stood still for 31 s, and then finished.")
+
+
+def test_hang_that_lasted_until_the_end_is_closed_with_how_it_ended() -> None:
+    story = HangStory(RANKS)
+    story.join()
+    story.move(7)
+    story.hang(2, LIMIT_S + 1)
+    for rank in range(RANKS):
+        story.end(rank, "terminated")
+    story.tick()
+    (closed,) = [effect for effect in story.effects if isinstance(effect, CloseFinding)]
+    assert (closed.reason, closed.finding) == ("the run is over", story.snapshot().findings[0])
+
+
+def test_hang_that_had_passed_before_the_run_was_ended_did_not_last_until_then() -> None:
+    """It went on within its step, an hour of evaluation for example."""
+    story = HangStory(RANKS)
+    story.join()
+    story.move(7)
+    story.hang(2, LIMIT_S + 1)
+    story.move(3_000)
+    for rank in range(RANKS):
+        story.end(rank, "terminated")
+    story.tick()
+    (hang,) = story.snapshot().findings
+    assert hang.sentence.endswith("The run hung for 31 s.")
 
 
 @pytest.mark.parametrize(
-    ("since_step", "last_step", "is_good", "outcome"),
+    ("since_step", "last_step", "is_good", "has_lasted", "outcome"),
     [
-        (30, 31, True, WENT_ON),
-        (30, 31, False, WENT_ON),
-        (30, 30, True, FINISHED),
-        (30, 29, False, ENDED),
-        (None, None, False, ENDED),
+        (30, 31, True, False, WENT_ON),
+        (30, 31, False, False, WENT_ON),
+        (30, 30, True, True, FINISHED),
+        (30, 29, False, True, ENDED),
+        (30, 29, False, False, ""),
+        (None, None, False, True, ENDED),
+        # It hung before its first step had ended, and then made a hundred.
+        (None, 99, True, False, WENT_ON),
+        (None, None, True, False, FINISHED),
         # Whether the step in which it hung was finished before the end or by it is not known.
-        (30, 30, False, ""),
+        (30, 30, False, True, ""),
     ],
 )
 def test_only_another_step_shows_that_a_run_went_on(
-    since_step: int | None, last_step: int | None, is_good: bool, outcome: str
+    since_step: int | None, last_step: int | None, is_good: bool, has_lasted: bool, outcome: str
 ) -> None:
     end = RunEnd(reason="finished" if is_good else "crashed")
-    assert _find_outcome(since_step, end, last_step) == outcome
+    assert _find_outcome(since_step, end, last_step, has_lasted=has_lasted) == outcome

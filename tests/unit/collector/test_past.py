@@ -56,9 +56,7 @@ def test_hang_is_told_with_its_length_and_what_came_after(outcome: str, told: st
 
 def test_hang_before_any_step_names_none() -> None:
     assert close_finding(hang(None), outcome=ENDED).sentence == "Rank 1 stood still. The run hung, until it ended."
-    assert close_finding(hang(None), outcome=FINISHED).sentence.endswith(
-        "The run stood still in or after its last step, and then finished."
-    )
+    assert close_finding(hang(None), outcome=FINISHED).sentence.endswith("The run stood still, and then finished.")
 
 
 def test_long_work_before_the_finish_asks_for_nothing() -> None:

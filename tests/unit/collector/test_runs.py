@@ -204,6 +204,7 @@ def test_restart_that_only_one_node_counts_keeps_the_ranks_of_both(order: tuple[
     for rank in (0, 1):
         launches.launch("one", ranks=[rank], node=rank)
     launches.end("one", "failed", "terminated").wait(10)
+    job = None
     for rank in order:
         job = launches.launch("two", ranks=[rank], node=rank, restart_count=int(rank == 0))
     assert boots_of(job, launches) == ["two-boot-0", "two-boot-1"]
