@@ -387,9 +387,9 @@ class Service:
             self._contain(job, Tick(now_ns, wall_s, looks=looks))
             if not job.has_live_ranks and now_ns - job.last_change_job_ns > s_to_ns(self._config.run_kept_s):
                 self._forget(job)
-        over = self._runs.over_names
-        for name in over - self._over:
-            self._reception.end_run(name)
+        over = self._runs.over_ids
+        for run_id in over - self._over:
+            self._reception.end_run(read_run_name(run_id))
         self._over = over
         if looks:
             self._looks.take(now_ns, self._clock.monotonic_ns(), time.thread_time_ns() - began_ns)
@@ -411,6 +411,8 @@ class Service:
         self._forget_lives(job.name, job.boot_ids)
         if self._recorder is not None:
             self._recorder.forget(job.run)
+        elif self._unwritten is not None:
+            self._unwritten.batch.forget(job.run)
         self._runs_evicted += 1
         LOG.debug("run %r was removed: none of its ranks reported for %.0f s", job.run, self._config.run_kept_s)
 
@@ -430,6 +432,7 @@ class Service:
                 can_tell=job.abstained is None,
                 failure=find_failure(job.end),
                 is_superseded=job.is_superseded,
+                told_as_past=job.told_as_past,
             )
             for job in self._runs
         ]
@@ -525,7 +528,8 @@ class Service:
         return self._find_store_problem() or self._journal.store_note
 
     def _find_store_problem(self) -> str | None:
-        problem = self._journal.problem or (None if self._recorder is None else self._recorder.problem)
+        recorder = self._recorder  # another thread may ask while the loop gives it up
+        problem = self._journal.problem or (None if recorder is None else recorder.problem)
         return None if problem is None else f"nothing is written to the store, and all is kept in memory: {problem}"
 
     def _find_exported(self) -> Snapshot:

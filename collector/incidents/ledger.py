@@ -49,7 +49,8 @@ NOT_FOUND_AGAIN: Final = "collector restarted, and it was not found again"
 class RunLook(NamedTuple):
     """A run as it is now; `run` is its id, here and in all of the ledger. `is_over`: all its ranks have ended.
     `can_tell`: detection gives verdicts and does not abstain. `failure`: how it ended, in the form of a finding, None
-    unless it ended badly. `is_superseded`: a later run of its name has begun.
+    unless it ended badly. `is_superseded`: a later run of its name has begun. `told_as_past`: all its findings as they
+    are told when they are over.
     """
 
     run: str
@@ -58,6 +59,7 @@ class RunLook(NamedTuple):
     can_tell: bool
     failure: Finding | None = None
     is_superseded: bool = False
+    told_as_past: Sequence[Finding] = ()
 
 
 class LedgerChanges(NamedTuple):
@@ -207,6 +209,7 @@ class Ledger:
         for incident in [incident for incident in self._incidents.values() if incident.is_open]:
             reason = self._find_end(incident, by_id.get(incident.run_id), now_wall_s)
             if reason is not None:
+                self._tell_as_past(incident, by_id.get(incident.run_id), now_wall_s)
                 self._resolve(incident.id, reason, now_wall_s)
             elif incident.kind != RUN_FAILURE:  # what has failed costs no more the longer it is shown
                 self._put(escalate(incident, self._rules, now_wall_s))
@@ -228,12 +231,23 @@ class Ledger:
 
     def _find_end_of_waiting(self, incident: Incident, look: RunLook | None, now_wall_s: float) -> str | None:
         """The same of one that has not been found again since the collector started."""
-        if look is not None and look.is_over:
+        if look is not None and (look.is_over or look.failure is not None):
             return RESTARTED
         since_wall_s = self._started_wall_s if look is None else self._telling_since_wall_s.get(incident.run_id)
         if since_wall_s is None or now_wall_s - since_wall_s < self._rules.restart_grace_s:
             return None
         return RESTARTED if look is None else NOT_FOUND_AGAIN
+
+    def _tell_as_past(self, incident: Incident, look: RunLook | None, now_wall_s: float) -> None:
+        """Give an incident whose finding nobody has closed the words of one that is over: its run is lost, or has ended
+        while no collector was there.
+        """
+        held = self._held.get(incident.id)
+        numbers = incident.findings[-1:] if held is None else tuple(held.lost_rank_s)[:1]
+        for finding in () if look is None else look.told_as_past:
+            if finding.number in numbers and incident.is_about(finding):
+                lost_rank_s = incident.lost_rank_seconds if held is None else held.total_rank_s
+                self._put(follow(incident, finding, lost_rank_s, now_wall_s, keep_since=True))
 
     # -- incidents ----------------------------------------------------------------------------------------------------
 

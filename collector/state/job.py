@@ -438,7 +438,7 @@ class JobState:
 
     def save_story(self) -> SavedStory:
         """What seldom changes of what is kept."""
-        return SavedStory(findings=self._verdicts.told_as_past, former_boots=tuple(sorted(self._former_boots)))
+        return SavedStory(findings=self.told_as_past, former_boots=tuple(sorted(self._former_boots)))
 
     @property
     def lives(self) -> Mapping[int, RankState]:
@@ -492,7 +492,7 @@ class JobState:
             restart_count=attempt.restart_count,
             ranks=(),
             open_findings=open_findings,
-            findings=(*self._verdicts.closed_findings, *open_findings) if end is None else self._verdicts.told_as_past,
+            findings=(*self._verdicts.closed_findings, *open_findings) if end is None else self.told_as_past,
             lost=self._verdicts.lost,
             abstained=self.abstained,
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings) if end is None else None,
@@ -506,6 +506,11 @@ class JobState:
     def open_findings(self) -> tuple[Finding, ...]:
         """Those that hold at this moment; none of a run that is over."""
         return self._verdicts.open_findings if self._ending.end is None else ()
+
+    @property
+    def told_as_past(self) -> tuple[Finding, ...]:
+        """All its findings as they are told when they are over."""
+        return self._verdicts.told_as_past
 
     @property
     def end(self) -> RunEnd | None:

@@ -58,9 +58,9 @@ class Runs:
         return frozenset(self._by_name)
 
     @property
-    def over_names(self) -> frozenset[str]:
-        """The names whose latest run is over."""
-        return frozenset(name for name, jobs in self._by_name.items() if jobs[-1].is_over)
+    def over_ids(self) -> frozenset[str]:
+        """The ids of those runs that are over and the latest of their name."""
+        return frozenset(jobs[-1].run for jobs in self._by_name.values() if jobs[-1].is_over)
 
     def begin(self, name: str, wall_s: float) -> JobState:
         """Begin a run; the runs of this name that there are become former ones."""
