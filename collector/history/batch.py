@@ -63,6 +63,13 @@ class Batch:
         self.intervals.append((run, interval))
         self._trim()
 
+    def drop_lines(self) -> int:
+        """Let go of all lines of the history, and return how many there were."""
+        count = len(self.steps) + len(self.intervals)
+        self.steps.clear()
+        self.intervals.clear()
+        return count
+
     def take_back(self, earlier: "Batch") -> None:
         """A batch that could not be written, before this one was begun: what has changed since counts."""
         self.forgotten |= earlier.forgotten - self.runs.keys()

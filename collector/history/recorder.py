@@ -28,7 +28,7 @@ from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import Clocks, LifeDraft, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.state.step_history import StepAggregate
-from rankscope.collector.store.database import DamagedStoreError, Database
+from rankscope.collector.store.database import DamagedStoreError, Database, RefusedRowError
 from rankscope.collector.store.file_watch import StoreLoss
 from rankscope.collector.turns import TakeTurn, Turns, in_pieces
 from rankscope.measure.clock import SystemClock
@@ -330,10 +330,11 @@ class Recorder:
         except DamagedStoreError as error:
             lost = self._database.explain_damage(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it may not end the thread
-            if not isinstance(error, UnavailableError):
+            is_own_fault = isinstance(error, RefusedRowError) or not isinstance(error, UnavailableError)
+            if is_own_fault:
                 self._faults.note(STORE, "history could not be written: a fault of the collector's own")
             self._fail(str(error))
-            self._take_back(batch)
+            self._take_back(batch, keep_lines=not is_own_fault)
             return
         if lost is not None:
             self._lost = lost  # before the problem: what is shown stays
@@ -352,8 +353,11 @@ class Recorder:
             self._checked_s = time.monotonic()
         return lost
 
-    def _take_back(self, batch: Batch) -> None:
+    def _take_back(self, batch: Batch, *, keep_lines: bool = True) -> None:
+        """Have a batch written again; without its lines where one of them may be why no batch could ever be."""
         with self._changed:
+            if not keep_lines:
+                self._waiting.dropped += batch.drop_lines()
             self._waiting.take_back(batch)
             self._has_waiting = True
 

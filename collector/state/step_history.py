@@ -15,6 +15,9 @@ from rankscope.collector.detect.series import Cells, Floats, Ints
 PATIENCE_STEPS: Final = 32
 """At 16,384 ranks so many steps that wait are 4 MB, looked at each tick; a rank that is later is mostly dead."""
 
+NS_MAX: Final = 2**63 - 1
+"""The largest integer of SQLite. A rank may report any time, and as a float it may be rounded up beyond this."""
+
 
 class StepAggregate(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a run: `attempt` and `step` name it, `wall_s` is when the collector had it (seconds since 1970).
@@ -54,8 +57,8 @@ def aggregate_steps(
             step=int(steps[row]),
             wall_s=wall_s,
             ranks=known[place],
-            median_ns=round(medians[place]),
-            longest_ns=int(longest[place]),
+            median_ns=min(round(medians[place]), NS_MAX),
+            longest_ns=min(int(longest[place]), NS_MAX),
             slowest_rank=int(slowest[place]),
             phases_ns={name: round(values[place]) for name, values in phases.items() if not np.isnan(values[place])},
         )

@@ -39,6 +39,10 @@ class DamagedStoreError(UnavailableError):
     """SQLite finds the file damaged, or no database."""
 
 
+class RefusedRowError(UnavailableError):
+    """SQLite refuses what is to be written, which is no sign that anything is wrong with the file."""
+
+
 class Database:
     """The file, for the one collector that writes it. Raises UnavailableError, with the cure, when it is not usable."""
 
@@ -148,6 +152,11 @@ def explaining(path: Path) -> Iterator[None]:
             "there and may be written to."
         ) from error
     except sqlite3.DatabaseError as error:
+        if type(error) is not sqlite3.DatabaseError:  # a constraint, a value too large: damage has no class of its own
+            raise RefusedRowError(
+                f"the store {path} refuses what is to be written: {error}. That is a fault of the collector's own and "
+                "none of the file. Please report it."
+            ) from error
         raise DamagedStoreError(
             f"the store {path} is damaged or no database: {error}. Move it away, or name another file as `store`."
         ) from error

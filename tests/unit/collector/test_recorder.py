@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
@@ -331,6 +332,25 @@ def test_a_full_disk_is_said_once_and_counted_and_then_everything_is_written(
     assert set(loop.counted) == {"history_store"}
     assert "runs and their history are written to the store again" in caplog.messages
     assert load(path) == [("story", 2, 20 + 60 * 50)]
+
+
+@pytest.mark.parametrize("value", [2**63, None])
+def test_a_line_that_the_store_refuses_costs_the_lines_beside_it_and_nothing_later(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, value: int
+) -> None:
+    """One is larger than an integer of SQLite, the other breaks a constraint; neither is damage of the file."""
+    monkeypatch.setattr(recorder_module, "RETRY_S", 0.05)
+    story = Story(2).join().train(20)
+    with looping(path) as loop:
+        loop.wait_until_kept(loop.tick(story))
+        with loop.recorder._changed:
+            loop.recorder._waiting.add_step("story", msgspec.structs.replace(step_of(20), longest_ns=value))
+        loop.tick_until(story, lambda: loop.counted == [recorder_module.STORE])
+        loop.wait_until_kept(loop.tick_until(story, lambda: loop.recorder.problem is None))
+        loop.wait_until_kept(loop.tick(story.train(5)))
+        assert (loop.recorder.counts.lines_dropped, loop.recorder.lost) == (1, None)
+    assert "history could not be written: a fault of the collector's own" in caplog.text
+    assert load(path) == [("story", 2, 25)]
 
 
 def test_the_end_waits_for_no_disk_that_stays_full(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rankscope.collector.state.step_history import PATIENCE_STEPS, StepAggregate, aggregate_steps
+from rankscope.collector.state.step_history import NS_MAX, PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.measure.records import StepRecord
 from tests.unit.collector.job_stories import MS, Story
 
@@ -30,6 +30,12 @@ def test_a_line_says_the_median_the_longest_and_who_had_it() -> None:
     )  # fmt: skip
     assert (second.ranks, second.median_ns, second.longest_ns, second.slowest_rank) == (3, 5, 7, 3)
     assert second.phases_ns == {}
+
+
+def test_a_time_that_no_store_can_hold_is_the_longest_that_it_can() -> None:
+    """The largest integer of 64 bits, as a float, is one more than that."""
+    (line,) = aggregate_steps(0, 0.0, np.array([1]), np.array([[float(2**63 - 1)]]), {})
+    assert (line.median_ns, line.longest_ns) == (NS_MAX, NS_MAX)
 
 
 def test_a_step_that_nobody_reported_has_no_line() -> None:
