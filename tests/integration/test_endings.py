@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Watched:
 
     def read_end(self) -> tuple[RunEnd, RunSnapshot, list[dict[str, Any]]]:
         """How the run ended, its picture then, and the incidents of it. No finding may be open."""
-        run = self._served.wait_for_run(self._run, lambda run: run.end is not None and have_ended(run))
+        run = self._served.wait_for_run(self._run, is_told)
         assert run.end is not None
         assert run.open_findings == ()
         text = read_url(f"{self._served.url}/api/v1/incidents?run={self._run}")
@@ -74,7 +75,7 @@ class Watched:
         """Wait for the end; how the launcher ended and how each rank did. Nothing may be left."""
         ports = {port for member in self.job.find_members() for port in _find_ports(member)}
         ended = self.job.wait()
-        run = self._served.wait_for_run(self._run, have_ended)
+        run = self._served.wait_for_run(self._run, is_known)
         assert ended.left == ()
         assert [path for path in self._folder.rglob("*") if path.is_socket()] == []
         assert [port for port in ports if not can_listen(port)] == []
@@ -101,6 +102,18 @@ def _find_ports(member: psutil.Process) -> list[int]:
     with contextlib.suppress(psutil.Error):
         return [at.laddr.port for at in list_connections(member) if at.status == psutil.CONN_LISTEN]
     return []
+
+
+def is_known(run: RunSnapshot) -> bool:
+    """Whether all is known of how every rank ended: one whose process is gone counts as killed until its sidecar, which
+    may be slow, says how.
+    """
+    return have_ended(run) and all(rank.ended != "killed" or rank.end is not None for rank in run.ranks)
+
+
+def is_told(run: RunSnapshot) -> bool:
+    """Whether the account of the run's end, which is made at each tick, is of that."""
+    return is_known(run) and run.end is not None and run.end.ranks == Counter(rank.ended for rank in run.ranks)
 
 
 def find_failures(incidents: list[dict[str, Any]]) -> list[tuple[str, str, list[int]]]:
