@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
+from urllib.parse import urlsplit
 
 from rankscope.measure.errors import SettingError
 from rankscope.measure.settings import FROM_DEFAULT, Setting, Settings, Value, find_settings, read, setting
@@ -21,6 +22,14 @@ USER_FILE: Final = "rankscope/client.toml"
 def _find_url_problem(url: str) -> str | None:
     if not url.startswith(("http://", "https://")):
         return "an HTTP address begins with http:// or https://"
+    form = "it must be http://HOST:PORT or https://HOST:PORT"
+    try:
+        parts = urlsplit(url)
+        has_host_and_port = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:  # a port that is no number or above 65535, an IPv6 address without its last bracket
+        return f"{form}: {error}"
+    if not has_host_and_port or "@" in parts.netloc or parts.query or parts.fragment:
+        return f"{form}, without a user, a query or a fragment"
     return None
 
 

@@ -83,9 +83,20 @@ def find_collector(options: argparse.Namespace) -> Collector:
 
 def open_collector(config: ClientConfig) -> Collector:
     """Return the collector of this configuration, with the token and the certificate that its files hold."""
-    token = read_private_text(_expand(config.token_file), "token_file").strip() if config.token_file else ""
     token_file = f"{config.token_file} ({config.source('token_file')})"
-    return Collector(config.url.rstrip("/"), Credentials(token, _read_trust(config), token_file))
+    return Collector(config.url.rstrip("/"), Credentials(_read_token(config), _read_trust(config), token_file))
+
+
+def _read_token(config: ClientConfig) -> str:
+    if not config.token_file:
+        return ""
+    token = read_private_text(_expand(config.token_file), "token_file").strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:  # the text itself is not shown
+        raise SettingError(
+            f"token_file is {config.token_file!r} ({config.source('token_file')}), whose text is no token: that is one "
+            "word of ASCII characters. Name a copy of the file that the collector's http_token_file names."
+        )
+    return token
 
 
 def _expand(path: str) -> str:

@@ -36,8 +36,9 @@ def describe_failure(url: str, error: Exception) -> str:
     cause = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
     proxy = "" if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme, "")
     if proxy:
+        shown = proxy.rpartition("@")[2]  # without a user and password
         return (
-            f"no collector answers at {url}, asked through the proxy {proxy} ({parts.scheme}_proxy): {cause}. Put the "
+            f"no collector answers at {url}, asked through the proxy {shown} ({parts.scheme}_proxy): {cause}. Put the "
             f"host into no_proxy if no proxy is needed; {WHERE}."
         )
     return _describe(url, parts, cause)

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import os
 import socket
 import subprocess
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from rankscope.collector.cli import main
 from tests.integration.serving import Served, serving
+from tests.programs import find_program
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of this test only
 WHERE = "--url (RANKSCOPE_URL) must name the collector's HTTP address"
@@ -36,7 +38,18 @@ def plain() -> Iterator[Served]:
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     certificate, key, token = (folder / name for name in ("cert.pem", "key.pem", "token"))
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    made = [
+        find_program("openssl"),
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
     names = ["-subj", "/CN=collector", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*made, *names, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
     token.write_text(TOKEN)
@@ -50,8 +63,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 @pytest.fixture(autouse=True)
 def only_these_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without what whoever runs the tests has set for himself."""
-    for name in ("RANKSCOPE_URL", "RANKSCOPE_TOKEN_FILE", "RANKSCOPE_CA_FILE", "RANKSCOPE_CLIENT_CONFIG", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("RANKSCOPE") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
@@ -136,6 +149,20 @@ def test_wrong_token_is_told_from_none_and_its_file_named(
     )
 
 
+@pytest.mark.parametrize("text", ["", "first-line\nsecond-line", "token-of-\u20ac"], ids=["empty", "two lines", "euro"])
+def test_token_that_cannot_be_sent_is_named_by_its_file_and_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(text)
+    file.chmod(0o600)
+    assert main(["status", "--url", "http://127.0.0.1:9", "--token-file", str(file)]) == 2
+    assert capsys.readouterr().err == (
+        f"rankscope: token_file is '{file}' (from the command line), whose text is no token: that is one word of ASCII "
+        "characters. Name a copy of the file that the collector's http_token_file names.\n"
+    )
+
+
 def test_variables_give_address_token_and_certificate_to_every_command(
     secured: Secured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,8 +208,8 @@ def test_name_that_does_not_resolve_is_named(error_of: AskStatus) -> None:
 def test_proxy_on_the_way_is_named(error_of: AskStatus, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        proxy = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        monkeypatch.setenv("http_proxy", proxy)
+        proxy = f"127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("http_proxy", f"http://me:secret@{proxy}")
         error = error_of("http://collector.invalid:18491")
     assert f", asked through the proxy {proxy} (http_proxy): " in error
     assert error.endswith(f"Put the host into no_proxy if no proxy is needed; {WHERE}.")

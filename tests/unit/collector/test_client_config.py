@@ -75,6 +75,30 @@ def test_address_of_agents_is_told_from_that_of_http(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://gpu:99999", ": Port out of range 0-65535"),
+        ("http://[::1", ": Invalid IPv6 URL"),
+        ("http://", ", without a user, a query or a fragment"),
+        ("http://gpu:0", ", without a user, a query or a fragment"),
+        ("http://me:word@gpu:1", ", without a user, a query or a fragment"),
+        ("http://gpu:1?x", ", without a user, a query or a fragment"),
+    ],
+)
+def test_address_that_no_request_can_be_made_of_is_refused(tmp_path: Path, url: str, problem: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        read_client_config({"HOME": str(tmp_path)}, {"url": url})
+    assert str(raised.value) == (
+        f"url is {url!r} (from the command line); it must be http://HOST:PORT or https://HOST:PORT{problem}."
+    )
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:18491", "https://gpu", "https://gpu:443/rankscope/"])
+def test_address_may_have_a_path_and_need_no_port(tmp_path: Path, url: str) -> None:
+    assert read_client_config({"HOME": str(tmp_path)}, {"url": url}).url == url
+
+
 def test_variables_of_agents_do_not_disturb_the_commands(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "RANKSCOPE_RUN": "bert", "RANKSCOPE_COLLECTOR": "tcp://gpu:18490"}
     assert read_client_config(environment) == ClientConfig()
