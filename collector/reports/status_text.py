@@ -119,7 +119,8 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
     lines += [colors.paint(HEAD, BOLD), render_rank(rank, colors)]
     if peers is not None:
         count, times = peers
-        lines.append(f"{'peers':>5} {'':>6} {times} {'':>8} the median of the {count:,} it is compared with")
+        whose = "the one rank it is compared with" if count == 1 else f"the median of the {count:,} it is compared with"
+        lines.append(f"{'peers':>5} {'':>6} {times} {'':>8} {whose}")
     return "\n".join(lines)
 
 

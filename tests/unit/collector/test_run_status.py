@@ -134,6 +134,11 @@ def test_one_rank_is_told_with_its_findings_and_its_end() -> None:
     assert lines[-1].endswith("times          the median of the 7 it is compared with")
 
 
+def test_rank_of_a_run_of_two_is_compared_with_the_one_other() -> None:
+    lines = render_one_rank(run_of(rank_of(0), rank_of(1)), rank_of(0), (1, "times")).splitlines()
+    assert lines[-1].endswith("times          the one rank it is compared with")
+
+
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
