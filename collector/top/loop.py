@@ -25,7 +25,7 @@ REST_SHARE: Final = 4
 """So many times as long as an answer took nothing is asked: whoever watches 16,384 ranks must not keep the collector
 busy with it."""
 PIPE_HEIGHT: Final = 10_000
-"""Of one picture that is not for a terminal: every rank has its line."""
+"""More lines than all that stand beside the ranks in one picture that is not for a terminal."""
 
 
 class Asking:
@@ -112,5 +112,8 @@ def watch(asking: Asking, board: Board) -> None:
 def print_once(picture: Picture, board: Board) -> None:
     """One picture, with every rank, to wherever stdout goes."""
     console = Console(file=sys.stdout)
-    screen, _ = draw(board._replace(rows=len(picture.ranks)), picture, max(console.width, WIDTH_MIN), PIPE_HEIGHT)
+    width = max(console.width, WIDTH_MIN)
+    _, fitted = draw(board, picture, width, PIPE_HEIGHT)
+    lines_beside_ranks = PIPE_HEIGHT - fitted.rows
+    screen, _ = draw(board, picture, width, lines_beside_ranks + len(picture.ranks))
     console.print(screen)

@@ -94,6 +94,7 @@ def test_without_a_terminal_it_says_what_to_do(watched: Served) -> None:
     once = subprocess.run([*command, "--once", "--run", "story"], capture_output=True, text=True, check=False)
     assert once.returncode == 0
     assert len(rows_of(once.stdout.splitlines())) == 8
+    assert "" not in [line.strip() for line in once.stdout.splitlines()]  # no screen is to be filled
     assert "\x1b" not in once.stdout
 
 

@@ -11,6 +11,7 @@ from rankscope.collector.state.run_end import FirstToFail, RunEnd
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board, press
 from rankscope.collector.top.drawing import draw
+from rankscope.collector.top.loop import print_once
 from rankscope.collector.top.picture import Picture, RankLine
 from rankscope.measure.units import NS_PER_MS
 
@@ -135,3 +136,8 @@ def test_help_names_the_keys() -> None:
     text = "\n".join(lines_of(Board(shows_help=True), picture((line(0),)), 120))
     assert "sort by slowdown" in text
     assert "freeze" in text
+
+
+def test_picture_that_is_printed_once_ends_with_its_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_once(picture((line(0), line(1), line(2))), Board())
+    assert len(capsys.readouterr().out.splitlines()) == 8  # run, verdict, head, three ranks, rule, keys
