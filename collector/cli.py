@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import difflib
+import errno
 import json
 import logging
 import os
@@ -111,8 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # `| head` has seen enough; Python would say so again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _write_no_more()
+        print(f"rankscope: the output cannot be written: {error.strerror}. Free some room there.", file=sys.stderr)
+        return 1
+
+
+def _write_no_more() -> None:
+    """Send what stdout still holds nowhere: Python writes it at its end, and would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _carry_out(options: argparse.Namespace) -> int:

@@ -68,7 +68,7 @@ def copy_files(root: Path, names: Sequence[str], folder: Path) -> int:
         try:
             if not target.exists() and not target.is_symlink():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(root / name, target)
+                _copy_whole(root / name, target)
                 print(f"wrote {target}")
             elif target.read_bytes() != (root / name).read_bytes():
                 print(f"rankscope: {target} differs and was kept: move it away to get this release's", file=sys.stderr)
@@ -76,3 +76,12 @@ def copy_files(root: Path, names: Sequence[str], folder: Path) -> int:
         except OSError as error:
             raise UnavailableError(f"{target} cannot be written: {error.strerror}. Name another folder.") from error
     return status
+
+
+def _copy_whole(source: Path, target: Path) -> None:
+    """Copy a file; leave nothing where it cannot be copied to its end, which would differ at the next try."""
+    try:
+        shutil.copyfile(source, target)
+    except OSError:
+        target.unlink(missing_ok=True)
+        raise
