@@ -9,12 +9,13 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, Check
+from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, Check, problem
 from rankscope.collector.doctor.interpreter import ask_interpreter, check_interpreter
 from rankscope.collector.doctor.machine import check_machine
 from rankscope.collector.doctor.reach import check_http, check_wire
 from rankscope.collector.inquiry import add_credentials, open_collector, read_config
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.measure.errors import SettingError
 from rankscope.measure.inspection import Inspection
 
 SIGNS: Final = {OK: "ok  ", NOTE: "note", PROBLEM: "FAIL"}
@@ -61,9 +62,18 @@ def _run_checks(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     collector = options.collector or (found.collector if isinstance(found, Inspection) else "")
     if collector:
         yield from check_wire(collector, *keys)
-    config = read_config(options)
-    if config.is_url_given:
-        yield check_http(*open_collector(config))
+    yield from _check_url(options)
+
+
+def _check_url(options: argparse.Namespace) -> Iterator[Check]:
+    """Check the HTTP address, if one is given. A mistake in it must not hide what else was found."""
+    try:
+        config = read_config(options)
+        if config.is_url_given:
+            yield check_http(*open_collector(config))
+    except SettingError as error:
+        costs = "status, top, incidents and report end with this sentence"
+        yield problem("http", str(error), costs, "The sentence says which setting, and what it may be.")
 
 
 def render(checks: Sequence[Check]) -> str:

@@ -1,6 +1,7 @@
 """What the doctor makes of what it finds, case by case."""
 
 import argparse
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,19 @@ def test_checks_are_printed_with_what_they_cost_and_summed_up() -> None:
         "FAIL  c: x\\x1b[2J", "        costs: this", "        do: that",
         "1 ok, 1 done without, 1 not working",
     ]  # fmt: skip
+
+
+def test_mistake_in_the_address_does_not_hide_the_other_checks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_doctor(parser)
+    options = parser.parse_args(["--python", str(tmp_path / "none"), "--url", "tcp://gpu:18490", "--json"])
+    assert examine(options) == 1
+    first, *_, last = json.loads(capsys.readouterr().out)
+    assert (first["name"], last["name"], last["state"]) == ("python", "http", PROBLEM)
+    said = "url is 'tcp://gpu:18490' (from the command line); an HTTP address begins with http:// or https://."
+    assert last["found"] == said
 
 
 def test_exit_status_says_whether_something_does_not_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
