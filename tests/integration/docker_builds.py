@@ -17,6 +17,9 @@ from pathlib import Path
 ABSOLUTE = re.compile(r"(?<![\w.$/}])/(?=(?:opt|source|var|wheel)\b)")
 """A path of the image, where a word begins."""
 
+IS_OF_PIP = re.compile(r"PIP_|SSL_CERT_|REQUESTS_CA_BUNDLE$|(https?|all|no)_proxy$", re.IGNORECASE)
+"""A variable that says from where, and through what, pip may fetch on this machine."""
+
 LONGEST_S = 400.0
 
 
@@ -104,7 +107,7 @@ class Build:
         # Docker's layers keep no cache of pip; here the one of this machine makes it quick.
         line = self._map(line.replace("--no-cache-dir ", ""))
         environment = {"PATH": self.path, "HOME": os.environ.get("HOME", "/"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        environment |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        environment |= {name: value for name, value in os.environ.items() if IS_OF_PIP.match(name)}
         done = subprocess.run(
             ["/bin/sh", "-c", line],
             cwd=self.work, env=environment, capture_output=True, text=True, check=False, timeout=LONGEST_S,

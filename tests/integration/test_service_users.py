@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -46,10 +47,16 @@ sys.exit(cli.main(sys.argv[1:]))
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
+def may_all_enter(place: str) -> bool:
+    path = Path(place).resolve()
+    return all(one.is_dir() and one.stat().st_mode & stat.S_IXOTH for one in (path, *path.parents))
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that every user may enter, unlike pytest's own."""
-    with tempfile.TemporaryDirectory(prefix="rankscope-users-") as name:
+    """A folder that every user may enter, unlike pytest's own, and TMPDIR on some machines."""
+    place = next(place for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm") if may_all_enter(place))  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="rankscope-users-", dir=place) as name:
         Path(name).chmod(0o755)
         yield Path(name)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -46,8 +47,9 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def address(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def address(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RANKSCOPE_URL", url)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # not the client.toml of whoever runs the tests
 
 
 def ask(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
