@@ -88,7 +88,10 @@ def make_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str] = (
     publics = {name: _find_public(folder, name, is_relay=name in relays) for name in secrets}
     present = [path for path in (*secrets.values(), *publics.values()) if path.exists()]
     if present and not force:
-        raise SettingError(f"{present[0]} is there already; --force replaces it, --client NAME adds another client")
+        raise SettingError(
+            f"{present[0]} is there already; --keep makes only what is missing, --force replaces it, --client NAME "
+            "adds another client"
+        )
     try:
         _make_folders(folder, with_relays=bool(relays))
         for name, path in secrets.items():

@@ -43,7 +43,8 @@ def test_secrets_are_their_owner_s_alone_whatever_the_umask(tmp_path: Path) -> N
 def test_keys_that_are_there_are_not_overwritten(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     before = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
-    with pytest.raises(SettingError, match=r"is there already; --force replaces it, --client NAME adds another client"):
+    cures = "--keep makes only what is missing, --force replaces it, --client NAME adds another client"
+    with pytest.raises(SettingError, match=f"is there already; {cures}"):
         make_keys(tmp_path, [], force=False)
     assert {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()} == before
 
