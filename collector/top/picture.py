@@ -6,6 +6,7 @@ from urllib.parse import quote
 import msgspec
 
 from rankscope.collector.inquiry import Credentials, ask_for, ask_for_runs
+from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.state.snapshot import RunSnapshot
 
 RANKS_MAX = 16_384
@@ -55,14 +56,14 @@ class _Ranks(msgspec.Struct, frozen=True):
 
 
 def ask_for_picture(url: str, credentials: Credentials, wanted: str, wall_s: float) -> Picture:
-    """What the collector at `url` says of the run `wanted`, or of the first it knows where there is none of that name.
+    """What the collector at `url` says of the run `wanted` (an id or a name), or of the first it knows without one.
 
     Raises UnavailableError where it does not answer, or is no collector.
     """
     names = ask_for_runs(url, credentials)
     if not names:
         return Picture(wall_s=wall_s)
-    name = quote(wanted if wanted in names else names[0], safe="")
+    name = quote(choose_run_id(wanted, names) or names[0], safe="")
     run = ask_for(f"{url}/api/v1/runs/{name}?ranks=none", RunSnapshot, credentials)
     told = ask_for(f"{url}/api/v1/runs/{name}/ranks?order=rank&limit={RANKS_MAX}", _Ranks, credentials)
     return Picture(wall_s=wall_s, runs=names, run=run, ranks=told.ranks)
