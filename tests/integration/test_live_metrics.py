@@ -45,6 +45,7 @@ WHEN_SOMETHING_WENT_WRONG = {
     "rankscope_peers_refused_total", "rankscope_answers_unsent_total", "rankscope_http_refused_total",
     "rankscope_rank_missing", "rankscope_node_missing",
     "rankscope_relay_frames_dropped_total", "rankscope_relay_refused_total",
+    "rankscope_store_lost_total",
 }  # fmt: skip
 OF_A_RANK_WITH_A_GPU = (
     "rankscope_device_step", "rankscope_device_phase", "rankscope_device_timings", "rankscope_torch_memory",
