@@ -100,7 +100,8 @@ def find_last_error(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
-    frames = [line.strip().split('"') for line in lines if line.lstrip().startswith('File "')]
+    named = [line.strip().split('"') for line in lines if line.lstrip().startswith('File "')]
+    frames = [parts for parts in named if len(parts) > 2]  # noqa: PLR2004 - a text that was cut ends anywhere
     numbers = ["".join(filter(str.isdigit, frame[2].partition("line ")[2].partition(",")[0])) for frame in frames]
     place = f", at {frames[-1][1]}:{numbers[-1]}" if frames else ""
     return f"{lines[-1].strip()[:200]}{place}"

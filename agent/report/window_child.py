@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from rankscope.agent.guard import explain, find_last_error, is_debugging, say
+from rankscope.agent.nameless_file import open_nameless
 from rankscope.agent.reduce_window import (
     ENVIRONMENT,
     TIME_LIMIT_S,
@@ -70,14 +71,14 @@ class Child(Protocol):
 
 
 class SpawnedChild:
-    """A child with its input and output in memory files: nothing blocks, and nothing is left of them."""
+    """A child with its input and output in files without a name: nothing blocks, and nothing is left of them."""
 
     def __init__(self, command: Sequence[str], request: bytes, environment: Mapping[str, str]) -> None:
-        with open(os.memfd_create("rankscope-window"), "w+b") as given:
+        with open_nameless("rankscope-window") as given:
             given.write(request)
             given.seek(0)
-            self._answer = open(os.memfd_create("rankscope-breakdown"), "w+b")  # noqa: SIM115 - poll or kill closes it
-            self._errors = open(os.memfd_create("rankscope-errors"), "w+b")  # noqa: SIM115 - as above
+            self._answer = open_nameless("rankscope-breakdown")  # poll or kill closes both
+            self._errors = open_nameless("rankscope-errors")
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a command of ours
                     command, stdin=given, stdout=self._answer, stderr=self._errors, env=dict(environment)
@@ -190,7 +191,7 @@ class WindowChildren:
         request = self._waiting.popleft()
         try:
             child = self._spawn(msgspec.msgpack.encode(request))
-        except (OSError, AttributeError, TypeError, ValueError) as error:  # no memory files, or no known interpreter
+        except (OSError, AttributeError, TypeError, ValueError) as error:  # no room, or no interpreter that is known
             self._fail(explain(PART, error))
         else:
             self._running = child, request, self._monotonic_ns()

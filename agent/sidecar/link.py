@@ -17,6 +17,7 @@ import msgspec
 
 from rankscope.agent.guard import find_last_error, is_debugging
 from rankscope.agent.identity import leave_out_rank
+from rankscope.agent.nameless_file import open_nameless
 from rankscope.agent.private_folder import PRIVATE_FILE, choose_private
 from rankscope.agent.sidecar.beacon import (
     CRASH_SUFFIX,
@@ -213,7 +214,7 @@ def _start(folder: str, lock: int) -> None:
     """Start the sidecar; returns when it has left this process. Raises UnavailableError."""
     # No pipe of the launcher's may stay open for it, and no socket of the training: peers watch for those to close.
     # Only who looks for a fault wants its tracebacks, and waits for it to end.
-    with open(os.memfd_create("rankscope-sidecar-start"), "w+b") as said:
+    with open_nameless("rankscope-sidecar-start") as said:
         code = _start_and_wait(folder, lock, None if is_debugging() else said.fileno())
         if code:
             said.seek(0)

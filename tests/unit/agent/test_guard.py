@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rankscope.agent.collector_address import CollectorAddress
-from rankscope.agent.guard import TRACEBACKS_MAX, Guard, describe, find_place, say
+from rankscope.agent.guard import TRACEBACKS_MAX, Guard, describe, find_last_error, find_place, say
 
 
 class UnprintableError(Exception):
@@ -160,3 +160,15 @@ def test_without_debug_there_is_no_traceback(
     monkeypatch.setenv("RANKSCOPE_DEBUG", value)
     Guard(error_budget=10).record("connect", fail_in_our_code())
     assert "raceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('  File "/a.py", line 3, in f\n  File "/b', 'File "/b, at /a.py:3'),
+        ('  File "/a.py", line 3, in f\n    File "x\nOSError: no', "OSError: no, at /a.py:3"),
+        ('  File "', 'File "'),
+    ],
+)
+def test_error_is_found_in_a_text_that_was_cut(text: str, found: str) -> None:
+    assert find_last_error(text) == found
