@@ -34,11 +34,17 @@ class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     function: Name
 
 
+def is_library_file(file: str) -> bool:
+    """Whether the file of a frame is not the user's own. A torch that is installed in no such folder, because it was
+    built from its sources, is known by `torch/` at the beginning: so the agent names its files.
+    """
+    foreign = ("site-packages/", "dist-packages/", "lib/python")
+    return file.startswith(("<", "torch/")) or any(part in file for part in foreign)
+
+
 def find_script_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
     """The innermost frame, frames being given innermost first, that is not a library's: a line of the user's own."""
-    foreign = ("site-packages/", "dist-packages/", "/torch/", "lib/python")
-    own = (frame for frame in frames if not frame.file.startswith("<") and not any(f in frame.file for f in foreign))
-    return next(own, None)
+    return next((frame for frame in frames if not is_library_file(frame.file)), None)
 
 
 def describe_frame(frame: StackFrame) -> str:

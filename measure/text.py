@@ -16,3 +16,12 @@ def to_line(text: str, length_max: int = 512) -> str:
     head = text[: length_max + 1]  # spelled out it only grows longer: no more of it is looked at
     line = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in head)
     return line if len(line) <= length_max else line[: max(0, length_max - len(CUT))] + CUT
+
+
+def to_unicode(text: str) -> str:
+    r"""Return the text as it can be sent: half a surrogate pair, as in a file name that is not UTF-8, becomes a `?`.
+
+    >>> to_unicode("a\udcff.py")
+    'a?.py'
+    """
+    return text.encode(errors="replace").decode()

@@ -5,13 +5,17 @@ are left out, and so are our frames in the others: hooks around torch's function
 (gloo's, NCCL's) are not seen here: the sidecar sees them.
 """
 
+import contextlib
+import importlib.machinery
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Final, NamedTuple
 
-from rankscope.measure.stalls import StackFrame, ThreadStack, describe_frame, find_script_frame
+from rankscope.measure.stalls import StackFrame, ThreadStack, describe_frame, find_script_frame, is_library_file
+from rankscope.measure.text import to_unicode
 
 FRAMES_MAX: Final = 48
 """Frames kept of a thread, the innermost ones. A training step through Lightning is 40 deep."""
@@ -80,11 +84,11 @@ def find_raised_line(error: BaseException) -> str:
     """The innermost line of the user's own code that the exception went through, `train.py:24 (main)`; empty where it
     came from none. Call it before the exception is handled: it reads the traceback.
     """
-    line, trace = "", error.__traceback__
+    line, trace, torch_folder = "", error.__traceback__, find_torch_folder()
     while trace is not None:
-        frame = _to_raised_frame(trace)
-        if find_script_frame((frame,)) is not None and not frame.file.startswith(OUR_FILES):
-            line = describe_frame(_shorten(frame))
+        frame = shorten_frame(_to_raised_frame(trace), torch_folder)
+        if find_script_frame((frame,)) is not None and not trace.tb_frame.f_code.co_filename.startswith(OUR_FILES):
+            line = describe_frame(frame)
         trace = trace.tb_next
     return line
 
@@ -94,8 +98,23 @@ def _to_raised_frame(trace: TracebackType) -> StackFrame:
     return StackFrame(code.co_filename, trace.tb_lineno or 0, code.co_name)
 
 
-def _shorten(frame: StackFrame) -> StackFrame:
-    return StackFrame(frame.file[-TEXT_LENGTH_MAX:], frame.line, frame.function[:TEXT_LENGTH_MAX])
+def shorten_frame(frame: StackFrame, torch_folder: str) -> StackFrame:
+    """Return the frame as it is sent. A file in `torch_folder`, unless that is where libraries are installed, is named
+    from `torch/` on: a folder of the user's may be called `torch` too.
+    """
+    file = frame.file
+    if torch_folder and file.startswith(torch_folder) and not is_library_file(file):
+        file = f"torch/{file.removeprefix(torch_folder)}"
+    return StackFrame(to_unicode(file[-TEXT_LENGTH_MAX:]), frame.line, to_unicode(frame.function[:TEXT_LENGTH_MAX]))
+
+
+def find_torch_folder() -> str:
+    """Return the folder of the torch package, a slash behind it; empty where there is none. Import nothing."""
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    if file is None:
+        with contextlib.suppress(Exception):  # an importer of somebody's own may fail in any way
+            file = getattr(importlib.machinery.PathFinder.find_spec("torch"), "origin", None)
+    return f"{os.path.dirname(file)}/" if file else ""
 
 
 def _find_sign(frame: StackFrame) -> str | None:
@@ -118,14 +137,14 @@ def _find_distributed(frame: StackFrame) -> str | None:
 
 def _to_stack(name: str, frame: FrameType | None) -> ThreadStack:
     frames: list[StackFrame] = []
-    left_out = 0
+    left_out, torch_folder = 0, find_torch_folder()
     while frame is not None:
         code, line = frame.f_code, frame.f_lineno or 0
         frame = frame.f_back
         if code.co_filename.startswith(OUR_FILES):
             continue
         if len(frames) < FRAMES_MAX:
-            frames.append(_shorten(StackFrame(code.co_filename, line, code.co_name)))
+            frames.append(shorten_frame(StackFrame(code.co_filename, line, code.co_name), torch_folder))
         else:
             left_out += 1
-    return ThreadStack(name=name[:TEXT_LENGTH_MAX], frames=tuple(frames), frames_left_out=left_out)
+    return ThreadStack(name=to_unicode(name[:TEXT_LENGTH_MAX]), frames=tuple(frames), frames_left_out=left_out)

@@ -39,6 +39,7 @@ from rankscope.agent.probe.batches import UNKNOWN, UNTOLD, BatchSize, add_sizes
 from rankscope.agent.probe.open_step import HeldStep, OpenStep
 from rankscope.agent.probe.plain_run import PlainRun, tell_each
 from rankscope.measure.records import PHASES, StepRecord
+from rankscope.measure.text import to_unicode
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
 
@@ -307,7 +308,7 @@ class StepTimer:
         """The user's phase begins. Beyond `phases_max` names of their own, time is charged to `other`."""
         self._ensure_open(now_ns)
         self._charge(now_ns, OTHER)
-        name = name[:PHASE_LENGTH_MAX]
+        name = to_unicode(name[:PHASE_LENGTH_MAX])
         if name not in self._names and len(self._names) >= len(PHASES) + self._phases_max:
             name = OTHER
         self._names.add(name)

@@ -23,6 +23,7 @@ from rankscope.measure.records import (
     steps_to_table,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
+from rankscope.measure.text import to_unicode
 
 DETAIL_LENGTH_MAX: Final = 1024
 """Characters of an exception's type and text."""
@@ -81,6 +82,12 @@ class ReportBuilder:
         """Everything counted so far."""
         return self._totals
 
+    def number_after(self, sequence: int) -> None:
+        """Number the next message after this one: a report that could not be made or sent must leave no gap, behind
+        which nothing would be taken any more.
+        """
+        self._sequence = sequence
+
     def tell_groups_again(self) -> None:
         """Have the process groups in the next report, whether they have changed or not."""
         self._groups_are_told = False
@@ -115,9 +122,9 @@ class ReportBuilder:
         return Goodbye(
             sequence=self._take_sequence(),
             reason=end.reason,
-            detail=_to_unicode(end.detail[:DETAIL_LENGTH_MAX]),
+            detail=to_unicode(end.detail[:DETAIL_LENGTH_MAX]),
             exit_code=end.exit_code,
-            line=_to_unicode(end.line[:NAME_LENGTH_MAX]),
+            line=to_unicode(end.line[:NAME_LENGTH_MAX]),
         )
 
     def _take_groups(self, groups: tuple[GroupInfo, ...]) -> tuple[GroupInfo, ...] | None:
@@ -197,8 +204,3 @@ def _add_breakdowns(totals: Totals, breakdowns: Sequence[WindowBreakdown]) -> To
             idle_ns=totals.idle_ns + window.idle_ns,
         )
     return totals
-
-
-def _to_unicode(text: str) -> str:
-    """A text that can be sent: half a surrogate pair, as in the name of a file that is not UTF-8, becomes a `?`."""
-    return text.encode(errors="replace").decode()

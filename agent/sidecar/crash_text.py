@@ -13,7 +13,7 @@ import re
 import signal
 from typing import Final
 
-from rankscope.agent.capture.stacks import FRAMES_MAX, OUR_FILES, TEXT_LENGTH_MAX, THREADS_MAX
+from rankscope.agent.capture.stacks import FRAMES_MAX, OUR_FILES, THREADS_MAX, shorten_frame
 from rankscope.measure.stalls import StackFrame, ThreadStack
 
 CAUGHT: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
@@ -23,8 +23,8 @@ _THREAD: Final = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+).*\(most rec
 _FRAME: Final = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 
-def parse_crash(text: str) -> tuple[ThreadStack, ...]:
-    r"""The stacks in the text, empty when there are none.
+def parse_crash(text: str, torch_folder: str = "") -> tuple[ThreadStack, ...]:
+    r"""The stacks in the text, empty when there are none. `torch_folder` is where the torch of the process is.
 
     >>> parse_crash('Current thread 0x0a (most recent call first):\n  File "train.py", line 24 in main\n')[0].frames
     (StackFrame(file='train.py', line=24, function='main'),)
@@ -38,7 +38,7 @@ def parse_crash(text: str) -> tuple[ThreadStack, ...]:
             frames.append([])
         elif frame is not None and frames and not frame[1].startswith(OUR_FILES):
             number = int(frame[2]) if frame[2].isdecimal() else 0
-            frames[-1].append(StackFrame(frame[1][-TEXT_LENGTH_MAX:], number, frame[3][:TEXT_LENGTH_MAX]))
+            frames[-1].append(shorten_frame(StackFrame(frame[1], number, frame[3]), torch_folder))
     stacks = [
         ThreadStack(name=name, frames=tuple(found[:FRAMES_MAX]), frames_left_out=max(0, len(found) - FRAMES_MAX))
         for name, found in zip(names, frames, strict=True)

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from rankscope.agent.capture.flight_dump import find_names, find_pending, to_statuses
+from rankscope.agent.capture.stacks import find_torch_folder
 from rankscope.agent.sidecar import beacon
 from rankscope.agent.sidecar.beacon import Beat, Descriptor
 from rankscope.agent.sidecar.courier import GIVE_UP_NS, TURN_NS, Courier, Notice
@@ -229,7 +230,7 @@ class Watch:
             oom_kills=evidence.oom_kills,
             last_step=beat.last_step,
             pending=rank.pending,
-            stacks=parse_crash(crash) if status is None or number in CAUGHT else (),
+            stacks=parse_crash(crash, find_torch_folder()) if status is None or number in CAUGHT else (),
         )
 
     # -- frozen -------------------------------------------------------------------------------------------------------

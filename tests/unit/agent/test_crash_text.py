@@ -66,3 +66,11 @@ def test_frames_of_ours_are_left_out() -> None:
 def test_what_is_no_such_text_has_no_stacks() -> None:
     assert parse_crash("") == ()
     assert parse_crash('  File "a.py", line 1 in f\nnonsense\x00') == ()
+
+
+def test_file_of_a_torch_that_was_built_from_its_sources_is_named_from_torch_on() -> None:
+    text = (
+        'Current thread 0x0a (most recent call first):\n  File "/me/pytorch/torch/nn/functional.py", line 7 in linear\n'
+    )
+    (stack,) = parse_crash(text, "/me/pytorch/torch/")
+    assert stack.frames == (StackFrame("torch/nn/functional.py", 7, "linear"),)

@@ -1,12 +1,24 @@
 """The stacks of real threads, and what their frames say is being done."""
 
 import linecache
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from rankscope.agent.capture.stacks import FRAMES_MAX, OUR_FILES, find_activity, find_raised_line, take_stacks
+from rankscope.agent.capture.stacks import (
+    FRAMES_MAX,
+    OUR_FILES,
+    find_activity,
+    find_raised_line,
+    find_torch_folder,
+    shorten_frame,
+    take_stacks,
+)
 from rankscope.measure.stalls import ACTIVITIES, StackFrame, ThreadStack
 
 SITE = "/env/lib/python3.11/site-packages"
@@ -134,3 +146,44 @@ def test_raised_line_of_the_agents_own_frames_is_empty() -> None:
     error = raise_from("1 / 0", f"{OUR_FILES}launch.py")
     assert error.__traceback__ is not None
     assert find_raised_line(error.with_traceback(error.__traceback__.tb_next)) == ""  # without this test's own frame
+
+
+@pytest.fixture
+def own_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that was built from its sources and is used from there."""
+    module = types.ModuleType("torch")
+    module.__file__ = "/me/pytorch/torch/__init__.py"
+    monkeypatch.setitem(sys.modules, "torch", module)
+
+
+@pytest.mark.usefixtures("own_torch")
+def test_torch_that_was_built_from_its_sources_is_a_library() -> None:
+    source = "def main():\n    exec(compile('1 / 0', '/me/pytorch/torch/nn/functional.py', 'exec'))\nmain()\n"
+    assert find_raised_line(raise_from(source, "/me/train.py")) == "train.py:2 (main)"
+    assert find_torch_folder() == "/me/pytorch/torch/"
+    sent = shorten_frame(StackFrame("/me/pytorch/torch/nn/functional.py", 7, "linear"), find_torch_folder())
+    assert sent == StackFrame("torch/nn/functional.py", 7, "linear")
+
+
+def test_script_in_a_folder_named_torch_is_the_users_own() -> None:
+    error = raise_from("def main():\n    1 / 0\nmain()\n", "/me/torch/train.py")
+    assert find_raised_line(error) == "train.py:2 (main)"
+
+
+def test_folder_of_torch_is_found_where_it_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemError('imported')\n")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert find_torch_folder() == f"{tmp_path}/torch/"
+    monkeypatch.setattr(sys, "path", [])
+    assert find_torch_folder() == ""
+
+
+def test_names_that_are_not_unicode_can_be_sent(hang: Callable[[str, int], None]) -> None:
+    sent = shorten_frame(StackFrame("/me/\udcff.py", 1, "\ud800"), "")
+    assert sent == StackFrame("/me/?.py", 1, "?")
+    hang("loader \udcff", 0)
+    stack = stack_of("loader ?")
+    assert stack is not None
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(stack), type=ThreadStack) == stack

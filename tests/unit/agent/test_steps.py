@@ -307,6 +307,14 @@ def test_phase_name_is_cut_to_what_a_label_may_have() -> None:
     assert plain_step(loop).finish()[0].phases_ns["x" * PHASE_LENGTH_MAX] == 40
 
 
+def test_phase_name_that_is_not_unicode_can_be_sent() -> None:
+    loop = Loop()
+    loop.timer.phase_begin(loop.now_ns, "loss \udcff")
+    loop.wait(40)
+    loop.timer.phase_end(loop.now_ns)
+    assert plain_step(loop).finish()[0].phases_ns["loss ?"] == 40
+
+
 def test_user_may_say_where_steps_end() -> None:
     loop = Loop()
     for _ in range(3):
