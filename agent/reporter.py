@@ -243,7 +243,7 @@ class Reporter:
                 self._say_whether_reached()
                 self._look_at_spill()
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
-                self._guard.record(PART, error)
+                self._note(error)
                 self._stopping.wait(IDLE_WAIT_S)
         if not self._stopping.is_set():
             self._end = ScriptEnd("stopped", f"{PART} is switched off after too many errors")
@@ -252,7 +252,7 @@ class Reporter:
     def _finish(self) -> None:
         was_heard = False
         try:
-            self._report(last=True)
+            self._report_last()
             self._push(self._builder.build_goodbye(self._end), step_count=0)
             self._open_when_found(at_once=True)
             was_heard = self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
@@ -266,6 +266,18 @@ class Reporter:
                 self._spill.close()
             self._devices.close()
             self._host.close()
+
+    def _report_last(self) -> None:
+        """Make the last report; one that fails costs no goodbye."""
+        try:
+            self._report(last=True)
+        except Exception as error:  # noqa: BLE001
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        """Count an error, and number the next message as if the one that it has cost had never been begun."""
+        self._guard.record(PART, error)
+        self._builder.number_after(self._buffer.last_sequence)
 
     def _open_when_found(self, *, at_once: bool = False) -> None:
         if self._address is not None and (at_once or self._clock.monotonic_ns() >= self._open_due_ns):

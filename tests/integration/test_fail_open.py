@@ -33,6 +33,19 @@ def test_torch_that_breaks_under_the_agent_is_counted_and_costs_no_step() -> Non
     assert "Traceback" not in ended.stderr
 
 
+def test_report_that_cannot_be_sent_costs_itself_only() -> None:
+    with listening() as collector:
+        ended = run(python(*AGENT, "unsendable.py"), {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint})
+    (life,) = collector.lives
+    assert (ended.exit_code, ended.stdout) == (0, "trained to the end\n"), ended.stderr
+    # Numbers without a gap, the goodbye's among them: behind one nothing would be taken.
+    assert life.reports
+    assert [report.sequence for report in life.reports] == list(range(1, len(life.reports) + 1))
+    assert life.goodbye is not None
+    assert life.goodbye.sequence == len(life.reports) + 1
+    assert ended.stderr.count("agent_thread failed (ValueError: no report can be made of it") == 1
+
+
 def test_nobody_who_listens_is_nothing_to_wait_for() -> None:
     with listening() as collector:
         gone = collector.endpoint

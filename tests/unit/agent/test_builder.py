@@ -194,3 +194,11 @@ def test_samples_are_counted_from_the_first_step_that_knows_them_with_the_time_o
     totals = builder.build(Interval(steps=[known(3, 0, None)]), 0).totals
     assert (totals.samples, totals.samples_step_ns) == (12, 3 * 15)
     assert (totals.tokens, totals.tokens_step_ns) == (256, 15)
+
+
+def test_a_report_that_could_not_be_sent_leaves_no_gap() -> None:
+    builder = ReportBuilder()
+    builder.build(Interval(), 0)
+    builder.build(Interval(), 0)  # is not sent
+    builder.number_after(1)
+    assert builder.build(Interval(), 0).sequence == 2
