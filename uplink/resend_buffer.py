@@ -50,6 +50,10 @@ class SpillStore(Protocol):
         """Let go of at least one frame, the oldest."""
         ...
 
+    def drop_unreadable(self, sequence: int) -> None:
+        """Let go of that frame, which cannot be read, of all before it, and of those behind it that cannot either."""
+        ...
+
 
 class ResendBuffer:
     """Numbered frames, held until they are acknowledged.
@@ -141,7 +145,7 @@ class ResendBuffer:
         if in_spill and self._spill is not None:
             found = self._spill.read(first, in_spill)
             if not found:
-                self._spill.drop_oldest()
+                self._spill.drop_unreadable(first)
                 self._drop_what_the_spill_let_go()
             if len(found) < in_spill:
                 return found

@@ -84,6 +84,11 @@ class _File:
             return None
         return HeldFrame(sequence, record.body, record.step_count)
 
+    def find_readable(self, sequence: int) -> int | None:
+        """Number of the first report from that one on that can be read; None when none can."""
+        numbers = range(max(sequence, self.first_sequence), self.last_sequence + 1)
+        return next((number for number in numbers if self.read(number) is not None), None)
+
     def remove(self) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self.path)
@@ -110,6 +115,7 @@ class Spill:
         self._files: deque[_File] = deque()
         self._last_sequence = 0
         self._released_through = 0
+        self._unreadable_through = 0
         self._pause = 0
         self._appends_skipped = 0
         self.failures = 0
@@ -124,9 +130,11 @@ class Spill:
 
     @property
     def first_sequence(self) -> int:
-        """Number of the oldest report on the disk that is not released; one above the last when there is none."""
+        """Number of the oldest report on the disk that is not released and can be read; one above the last when there
+        is none.
+        """
         oldest = self._files[0].first_sequence if self._files else self._last_sequence + 1
-        return min(max(oldest, self._released_through + 1), self._last_sequence + 1)
+        return min(max(oldest, self._released_through + 1, self._unreadable_through + 1), self._last_sequence + 1)
 
     @property
     def last_sequence(self) -> int:
@@ -186,6 +194,18 @@ class Spill:
         """Remove the oldest file with all its reports. That makes room: the next append is tried at once."""
         self._remove_files(min(1, len(self._files)))
         self._pause = 0
+
+    def drop_unreadable(self, sequence: int) -> None:
+        """Let go of that report, which cannot be read, of all before it, and of what follows in its file and cannot be
+        read either; of the whole file where nothing can.
+        """
+        while self._files and self._files[0].last_sequence < sequence:
+            self._remove_files(1)
+        readable = self._files[0].find_readable(sequence + 1) if self._files else None
+        if readable is None:
+            self.drop_oldest()
+        else:
+            self._unreadable_through = readable - 1
 
     def close(self) -> None:
         """Let go of the files: removed when every report was released, else left for who delivers them."""

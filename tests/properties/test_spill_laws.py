@@ -56,6 +56,11 @@ class Disk:
     def drop_oldest(self) -> None:
         del self._held[: self._file_frames]
 
+    def drop_unreadable(self, sequence: int) -> None:
+        self.release(sequence)
+        while self._held and self._held[0].sequence in self.unreadable:
+            del self._held[0]
+
 
 class World:
     """A buffer with a disk, and the account of every frame."""

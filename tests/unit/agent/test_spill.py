@@ -11,6 +11,8 @@ import pytest
 from rankscope.agent.private_folder import NAMES_MAX
 from rankscope.agent.report.spill import FILES, PAUSE_MAX, Spill
 from rankscope.agent.report.spill_folder import KEPT_S, find_files, find_lives, open_folder
+from rankscope.agent.report.spill_format import REPORT, decode_records
+from rankscope.uplink.resend_buffer import ResendBuffer
 from tests.unit.agent.spilled_lives import BOOT_ID, frame_of, hold_lock, spill_in
 
 
@@ -106,6 +108,46 @@ def test_a_log_that_holds_a_report_stays_when_its_life_ends(spill: Spill) -> Non
     spill.release(2)
     spill.close()
     assert find_lives(spill.folder) == [BOOT_ID]
+
+
+# -- what the disk has damaged ----------------------------------------------------------------------------------------
+
+
+def damage(spill: Spill, sequence: int) -> None:
+    """Change the last byte of a report."""
+    for path in files_of(spill):
+        for record in decode_records(path.read_bytes()):
+            if (record.kind, record.sequence) == (REPORT, sequence):
+                with path.open("r+b") as file:
+                    file.seek(record.end - 1)
+                    file.write(b"?")
+
+
+def test_damaged_reports_cost_themselves_and_not_those_behind_them(tmp_path: Path) -> None:
+    spill = spill_in(tmp_path)
+    buffer = ResendBuffer(2, 1 << 20, spill)
+    for sequence in range(1, 11):
+        buffer.push(*frame_of(sequence))
+    for sequence in (3, 4):
+        damage(spill, sequence)
+    assert [held.sequence for held in buffer.frames_from(1, 10)] == [1, 2]
+    assert buffer.frames_from(3, 10) == ()
+    # 1 and 2, which may have arrived, go with the two that are damaged: what is held has no gap.
+    assert (buffer.first_sequence, buffer.reports_dropped) == (5, 4)
+    assert [held.sequence for held in buffer.frames_from(5, 10)] == [5, 6, 7, 8, 9, 10]
+    spill.close()
+
+
+def test_file_in_which_nothing_can_be_read_goes_at_once(tmp_path: Path) -> None:
+    spill = spill_in(tmp_path, bytes_max=8_000)
+    fill(spill, range(1, 11), size=200)
+    second = find_files(spill.folder, BOOT_ID)[1].first_sequence
+    for sequence in range(1, second):
+        damage(spill, sequence)
+    spill.drop_unreadable(1)
+    assert (spill.first_sequence, numbers(spill, second)) == (second, list(range(second, 11)))
+    assert spill.append(frame_of(11, 200))
+    spill.close()
 
 
 # -- a disk that fails ------------------------------------------------------------------------------------------------
