@@ -4,6 +4,7 @@ Slurm's programs and torchrun are stand-ins, so that nothing trains: what is loo
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -136,6 +137,25 @@ def test_training_goes_on_on_a_disk_that_is_full(environment: Mapping[str, str],
 def test_training_goes_on_when_its_collector_is_killed(environment: Mapping[str, str]) -> None:
     killing = 'kill -KILL "$(cat "$SLURM_SUBMIT_DIR/serve.pid")"'
     assert train({**environment, "IN_THE_TRAINING": killing}).status == 7
+
+
+def test_addresses_of_the_life_before_are_gone_before_the_collector_starts(
+    environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    """To have the new collector's file truncated is not enough: until then the script would read the old one."""
+    folder, before = tmp_path / "rankscope-4711", tmp_path / "before.json"
+    folder.mkdir()
+    addresses = '{"endpoint": "tcp://0.0.0.0:1", "metrics_url": "http://0.0.0.0:2/metrics"}\n'
+    before.write_text(addresses)
+    (folder / "addresses.json").symlink_to(before)
+    assert train(environment).find("collector") != "tcp://127.0.0.1:1"
+    assert before.read_text() == addresses, "it is another file that the collector writes"
+
+
+def test_empty_list_is_never_expanded_alone() -> None:
+    """With `set -u` a bash before 4.4, as on CentOS 7, ends the job there."""
+    lines = [line for line in SCRIPT.read_text().splitlines() if not line.lstrip().startswith("#")]
+    assert [line for line in lines if re.search(r'(?<!\+)"\$\{\w+\[@\]\}"|\$\{#\w+\[@\]\}', line)] == []
 
 
 def test_target_that_cannot_be_written_is_said(environment: Mapping[str, str], tmp_path: Path) -> None:
