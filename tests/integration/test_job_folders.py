@@ -38,7 +38,7 @@ def start_there(folder: Path, *command: str, **environment: str) -> Ended:
 def test_job_trains_and_is_watched_among_files_named_like_the_standard_library(way: str, folder: Path) -> None:
     line = ("-m", "rankscope.agent", "src/train.py") if way == "module" else ("src/train.py",)
     switch = {} if way == "module" else {"RANKSCOPE": "1"}
-    ended = start_there(folder, *line, "--steps", "40", MASTER_PORT="29400", **switch)
+    ended = start_there(folder, *line, "--steps", "40", **switch)
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     assert "of the working directory was imported" not in ended.stderr
     assert re.search(r"^rankscope: run \S+: 1 ranks, 40 steps", ended.stderr, re.MULTILINE), "the collector's words"

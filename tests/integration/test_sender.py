@@ -397,21 +397,21 @@ def test_clock_pings_beyond_so_many_a_second_are_ignored_and_counted(rank: Rank)
     with living_collector() as collector:
         began_ns = rank.clock.monotonic_ns()
         flood(collector, rank, messages.ClockPing(job_ns=1), 500)
-        seconds = 1 + (rank.clock.monotonic_ns() - began_ns) // NS_PER_S
-        answered = 500 * len(collector.hellos) - rank.sender.demands_ignored
-        assert PINGS_A_SECOND_MAX <= answered <= PINGS_A_SECOND_MAX * (seconds + 1)
+        # A second Hello, where this machine is slow, brings 500 more.
+        answered_max = PINGS_A_SECOND_MAX * (2 + (rank.clock.monotonic_ns() - began_ns) // NS_PER_S)
+        assert len(collector.pongs) <= answered_max
+        assert rank.sender.demands_ignored >= 500 - answered_max
 
 
 def test_frames_beyond_so_many_a_second_wait_with_the_collector(rank: Rank) -> None:
     count = 3 * FRAMES_A_SECOND_MAX
     with living_collector() as collector:
         collector.sends_first = [b"noise"] * count
-        rank.sender.open(collector.endpoint)
-        rank.exchange_until(lambda: rank.sender.frames_ignored > 0)
         began_ns = rank.clock.monotonic_ns()
+        rank.sender.open(collector.endpoint)
         rank.exchange_until(lambda: rank.sender.frames_ignored >= count)
-        # 2,000 in the second in which it began, 2,000 in the next one: the rest comes a second later at the earliest.
-        assert rank.clock.monotonic_ns() - began_ns >= NS_PER_S
+        # 2,000 in the second that begins with the first of them, 2,000 in the next one: the rest comes after both.
+        assert rank.clock.monotonic_ns() - began_ns >= 2 * NS_PER_S
 
 
 def test_requests_for_a_hello_are_answered_each_200_ms_and_are_no_error(rank: Rank) -> None:

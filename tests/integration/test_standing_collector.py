@@ -15,7 +15,8 @@ def test_rank_0_names_the_collector_at_the_start_and_what_was_delivered_at_the_e
     command = torchrun(2, *AGENT, "paced.py", "--stop", str(stop))
     with serving() as served:
         page = f"http://127.0.0.1:{served.ports[1]}"
-        environment = {**OFTEN, "RANKSCOPE_COLLECTOR": served.endpoint, "RANKSCOPE_RUN": "my run"}
+        settings = {"RANKSCOPE_RUN": "my run", "RANKSCOPE_DRAIN_S": "60"}  # a busy machine takes longer than 3 s
+        environment = {**OFTEN, "RANKSCOPE_COLLECTOR": served.endpoint, **settings}
         with started(command, environment, stderr_path=str(stderr)) as job:
             (start,) = wait_for(lambda: LINES.findall(stderr.read_text()) or None, stderr.read_text)
             stop.touch()
