@@ -12,6 +12,7 @@ only what is not.
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -37,6 +38,9 @@ KEYS_FOLDER: Final = 0o711
 """Others may open what they know the name of: the collector's user its folder of allowed keys, agents collector.pub.
 What is secret is closed by the mode of its own file.
 """
+
+SEARCHED_BY_OTHERS: Final = 0o011
+WRITTEN_BY_OTHERS: Final = 0o022
 
 PUBLIC_FOLDER: Final = 0o755
 PUBLIC_FILE: Final = 0o644
@@ -143,9 +147,18 @@ def _write_pair(secret: Path, public: Path) -> None:
 
 
 def _make_folders(folder: Path, *, with_relays: bool) -> None:
-    """Make the folder and those of public keys in it, with their modes whatever the umask is."""
+    """Make the folder and those of public keys in it, with their modes whatever the umask is.
+
+    A folder that is there may be somebody's home or /tmp: it is opened for those who know a name in it and closed to
+    other writers, but not to who may read it, and one in which everybody may write only their own files stays as it is.
+    """
+    wanted = KEYS_FOLDER
+    if folder.is_dir():
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        wanted = mode if mode & stat.S_ISVTX else (mode | SEARCHED_BY_OTHERS) & ~WRITTEN_BY_OTHERS
     folder.mkdir(KEYS_FOLDER, parents=True, exist_ok=True)
-    folder.chmod(KEYS_FOLDER)
+    if stat.S_IMODE(folder.stat().st_mode) != wanted:
+        folder.chmod(wanted)
     for public in (folder / ALLOWED, folder / ALLOWED / RELAYS) if with_relays else (folder / ALLOWED,):
         public.mkdir(exist_ok=True)
         public.chmod(PUBLIC_FOLDER)

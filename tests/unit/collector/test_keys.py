@@ -40,6 +40,18 @@ def test_secrets_are_their_owner_s_alone_whatever_the_umask(tmp_path: Path) -> N
     assert mode_of(tmp_path / "keys" / "collector.pub") == 0o644
 
 
+@pytest.mark.parametrize(("before", "after"), [(0o1777, 0o1777), (0o755, 0o755), (0o700, 0o711), (0o2775, 0o2755)])
+def test_a_folder_that_is_there_keeps_its_readers_and_loses_other_writers(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(before)
+    make_keys(folder, [], force=False)
+    assert mode_of(folder) == after
+    assert {mode_of(path) for path in folder.glob("*.key")} == {0o600}
+
+
 def test_keys_that_are_there_are_not_overwritten(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     before = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
