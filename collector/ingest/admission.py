@@ -165,6 +165,11 @@ class Admission:
         life = self._find_life(peer, key)
         return None if life is None else life.identity
 
+    def run_of(self, peer: bytes, key: str) -> str:
+        """Return the run of the rank that speaks under this routing id; empty where that is nobody with this key."""
+        life = self._lives_by_peer.get(peer)
+        return "" if life is None or life.key != key else life.identity.run
+
     def knows(self, identity: RankIdentity, key: str = "") -> bool:
         """Whether exactly this life has said Hello. Others may speak about such a life only (a sidecar does); what they
         say about any other is counted as `unknown_lives`. A sidecar has the key of its ranks.

@@ -169,9 +169,7 @@ class Reception:
 
     def _log_refusals(self) -> None:
         for refusal in self._receiver.take_refusals():
-            identity = self._admission.identity(refusal.peer, refusal.key) if refusal.peer else None
-            run = "" if identity is None else identity.run
-            self._refusals.note(refusal._replace(run=run))
+            self._refusals.note(refusal._replace(run=self._admission.run_of(refusal.peer, refusal.key)))
 
     def _wait(self) -> Ready:
         """What there is to do, at once where messages have come since the last turn: then they have waited."""

@@ -37,6 +37,7 @@ class Wire:
     def __init__(self) -> None:
         self.waiting: list[Received] = []
         self.sent: list[tuple[bytes, Message]] = []
+        self.refusals: list[Refusal] = []
 
     def watch(self, file: int) -> None:
         assert file >= 0
@@ -54,7 +55,8 @@ class Wire:
         return found
 
     def take_refusals(self) -> list[Refusal]:
-        return []
+        refusals, self.refusals = self.refusals, []
+        return refusals
 
     def send(self, peer: bytes, message: Message) -> None:
         self.sent.append((peer, message))
@@ -68,9 +70,10 @@ class World:
     def __init__(self) -> None:
         self.wire, self.clock, self.exchange = Wire(), Clock(), Exchange()
         self.faults = FaultLog(self.clock)
+        self.admission = Admission(4, 4096)
         self.reception = Reception(
             self.wire,  # type: ignore[arg-type]
-            Admission(4, 4096),
+            self.admission,
             self.exchange,
             self.clock,
             self.faults,
@@ -283,3 +286,10 @@ def test_messages_that_come_while_one_waits_for_them_have_not_waited(world: Worl
     world.wire.wait = wait_for_one  # type: ignore[method-assign]
     world.reception.turn()
     assert world.reception.pauses.longest_ns == 0
+
+
+def test_to_name_the_run_of_a_refused_frame_counts_nothing(world: World) -> None:
+    world.come(hello(0))
+    world.wire.refusals.append(Refusal("bad_magic", "10.1.2.3:4242", "k" * 40, name_of(0)))  # another key than rank 0's
+    world.come()
+    assert world.admission.refused == {}
