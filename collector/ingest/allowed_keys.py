@@ -66,8 +66,7 @@ class AllowedKeys:
 
     def _read(self) -> None:
         paths = self._find_files(self._folder)
-        relays = self._folder / RELAYS
-        relay_paths = self._find_files(relays) if relays.is_dir() else []
+        relay_paths = self._find_files(self._folder / RELAYS, is_optional=True)
         if not 0 < len(paths) + len(relay_paths) <= KEYS_MAX:
             raise SettingError(
                 f"{SETTING} is {str(self._folder)!r}, in which {len(paths) + len(relay_paths)} files end in .pub; it "
@@ -78,8 +77,10 @@ class AllowedKeys:
         )
         self._keys, self._relays = keys, relay_keys
 
-    def _find_files(self, folder: Path) -> list[Path]:
+    def _find_files(self, folder: Path, *, is_optional: bool = False) -> list[Path]:
         try:
             return sorted(path for path in folder.iterdir() if path.suffix == ".pub" and path.name[0] != ".")
         except OSError as error:
+            if is_optional and isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                return []
             raise SettingError(f"{SETTING} is {str(self._folder)!r}, which cannot be read: {error}.") from error

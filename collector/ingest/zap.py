@@ -48,25 +48,33 @@ class ZapHandler:
         self.socket.bind(_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer what has been asked. The client's key becomes the user id of its connection."""
+        """Answer what has been asked. The client's key becomes the user id of its connection.
+
+        Raises what `is_allowed` and the other functions given to it raise; that client is not let in then.
+        """
         for _ in range(ANSWERS_PER_PASS_MAX):
             try:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            key = _find_key(question)
-            request_id = question[1] if len(question) > 1 else b""
-            if self._may_connect(question, key):
-                number = _encode_property(NUMBER, str(self._number_newcomer()))
-                answer = [_VERSION, request_id, b"200", b"OK", key.encode(), number]
-            else:
-                self._refused(KEY_NOT_ALLOWED, _find_address(question), key)
-                answer = [_VERSION, request_id, b"400", b"this key is not allowed", b"", b""]
-            self.socket.send_multipart(answer)
+            answer = [b"500", b"the collector could not decide", b"", b""]
+            try:
+                answer = self._decide(question)
+            finally:  # a REP socket that owes an answer hears no other question: nobody would get in any more
+                self.socket.send_multipart([_VERSION, question[1] if len(question) > 1 else b"", *answer])
 
     def close(self) -> None:
         """Answer no more."""
         self.socket.close(linger=0)
+
+    def _decide(self, question: list[bytes]) -> list[bytes]:
+        """Return the status of an answer, its text, the user id and the properties of the connection."""
+        key = _find_key(question)
+        number = str(self._number_newcomer())
+        if self._may_connect(question, key):
+            return [b"200", b"OK", key.encode(), _encode_property(NUMBER, number)]
+        self._refused(KEY_NOT_ALLOWED, _find_address(question), key)
+        return [b"400", b"this key is not allowed", b"", b""]
 
     def _may_connect(self, question: list[bytes], key: str) -> bool:
         if self._is_allowed is None:

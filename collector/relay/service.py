@@ -123,9 +123,10 @@ class Relay:
         remaining_ns = max(0, wake_ns - self._clock.monotonic_ns())
         # Upwards: rounded down, the last millisecond would be spent in a busy loop.
         ready = dict(self._poller.poll(-(-remaining_ns // NS_PER_MS)))
-        for received in self._receiver.take(ready, RECEIVES_PER_TURN_MAX):
-            with self._faults.contain("relay", f"a {type(received.message).__name__} could not be passed on"):
-                self._pass_on(received)
+        with self._faults.contain("relay", "messages could not be read; the next pass continues with those after them"):
+            for received in self._receiver.take(ready, RECEIVES_PER_TURN_MAX):
+                with self._faults.contain("relay", f"a {type(received.message).__name__} could not be passed on"):
+                    self._pass_on(received)
         for refusal in self._receiver.take_refusals():
             self._refusals.note(refusal)
         for link in self._links.values():

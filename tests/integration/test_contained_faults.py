@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.ingest.receiver import Received, Receiver
+from rankscope.collector.ingest.router import Ready
+from rankscope.collector.relay.config import RelayConfig
+from rankscope.collector.relay.service import Relay
 from rankscope.collector.service import Service
 from rankscope.collector.state.draft import RunDraft
 from rankscope.collector.state.effects import JobEffect
@@ -121,6 +125,19 @@ def test_a_snapshot_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFi
             peer.report(3)
             assert sum(service._faults.counts.values()) == 1
     assert [run.partition("@")[0] for run in failures] == ["good"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_fault_in_reading_messages_does_not_end_a_relay(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_receiver: Receiver, _ready: Ready, _batch_max: int) -> Iterator[Received]:
+        raise ZeroDivisionError
+        yield
+
+    config = RelayConfig(listen="tcp://127.0.0.1:0", collector="tcp://127.0.0.1:1")  # nobody listens there
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(Relay(config, SystemClock())) as relay:
+        patch.setattr(Receiver, "take", fail)
+        relay.take_turn(0)
+    assert "messages could not be read" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 

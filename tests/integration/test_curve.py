@@ -161,6 +161,23 @@ def test_an_agent_with_keys_does_not_talk_to_a_collector_without(folder: Folder)
         assert pair.received == []
 
 
+def test_a_key_that_could_not_be_looked_up_once_keeps_nobody_out_for_good(folder: Folder) -> None:
+    asked: list[str] = []
+
+    def is_allowed(key: str) -> bool:
+        asked.append(key)
+        if len(asked) == 1:
+            raise PermissionError
+        return True
+
+    receiver = Receiver("tcp://127.0.0.1:0", curve=CurveServer(folder.collector, is_allowed))
+    with joined(receiver, folder.for_agent()) as pair:
+        with pytest.raises(PermissionError):
+            pair.wait_for_message()
+        assert pair.wait_for_message().key == folder.agent.public
+    assert asked == [folder.agent.public] * 2
+
+
 def test_an_agent_whose_key_is_not_allowed_is_kept_out_and_shown_its_key(folder: Folder) -> None:
     stranger = make_key_pair()
     with joined(folder.serve(), folder.for_agent(stranger)) as pair:
