@@ -33,6 +33,7 @@ from rankscope.collector.ingest.refusal_reasons import (
     WRONG_COLLECTOR_KEY,
     Refuse,
 )
+from rankscope.measure.units import NS_PER_MS
 
 EVENTS_PER_PASS_MAX: Final = 32_768
 """More than 16,384 ranks that all connect at once cause between two passes."""
@@ -46,6 +47,10 @@ FRAMES_PER_PASS_MAX: Final = 512
 BYTES_PER_PASS_MAX: Final = 32 * 1024 * 1024
 """Most messages, and bytes, of one connection in one pass. An agent has at most 64 messages on their way, and a pass
 takes 2,048 of all connections."""
+
+READS_UNTIL_NOTICED_MAX: Final = 128
+"""libzmq notices within 100 reads (inbound_poll_rate) which connections have messages again, and then reads one of each
+in turn: after so many and one for each connection each that had a message has had its turn."""
 
 REFUSED_FRAMES_MAX: Final = 64
 """Frames of one connection that are no message. An agent of another release sends a few, and then gives up."""
@@ -127,6 +132,12 @@ class Connections:
         self._ended: deque[int] = deque()
         self._last_number = 0
         self._measure_ns = 0
+        self._read_since = 0
+        """Messages since the last measurement of what is held."""
+        self._has_holder = False
+        """Whether anybody held more than HELD_BYTES_FREE when it was measured last."""
+        self._was_empty = False
+        """Whether there was no message left to be read at some moment since then."""
         self._failure = ""
         self.socket = context.socket(zmq.PAIR)
         # Without a limit: at one, libzmq's thread would wait for this one, which may be waiting for it.
@@ -147,9 +158,19 @@ class Connections:
             if now_ns - oldest.since_ns < self._speak_within_ns:
                 break
             self.cut(oldest, SILENT)
-        if now_ns >= self._measure_ns:
+        has_read_all = self._was_empty or self._read_since > len(self._by_file) + READS_UNTIL_NOTICED_MAX
+        if now_ns >= self._measure_ns and has_read_all:
             self._measure_ns = now_ns + max(MEASURE_NS_MIN, len(self._by_file) * MEASURE_NS_EACH)
+            self._read_since, self._was_empty = 0, False
             self._bound_held()
+
+    def limit_wait_ms(self, timeout_ms: int) -> int:
+        """Return how long to wait for messages at most: while somebody holds much it is measured again soon."""
+        return min(timeout_ms, MEASURE_NS_MIN // NS_PER_MS) if self._has_holder else timeout_ms
+
+    def note_empty(self) -> None:
+        """Note that there is no message left to be read at this moment."""
+        self._was_empty = True
 
     def number_newcomer(self, now_ns: int) -> int:
         """Return the number of a connection in its handshake, which libzmq attaches to each of its messages.
@@ -163,7 +184,8 @@ class Connections:
         return self._last_number
 
     def find(self, number: int) -> Connection | None:
-        """Return the connection of a message by its number; None before `meet`."""
+        """Return the connection of a message that has been read, by its number; None before `meet`."""
+        self._read_since += 1
         return self._by_number.get(number)
 
     def meet(self, number: int, file: int, now_ns: int) -> Connection:
@@ -246,6 +268,7 @@ class Connections:
     def _bound_held(self) -> None:
         """Cut off who holds most, while all together hold too much."""
         measured = [(one.held.measure(one.file), one) for one in self._by_file.values() if not one.cut_reason]
+        self._has_holder = any(one.held.now_bytes > HELD_BYTES_FREE for _, one in measured)
         holders = [(held, one) for held, one in measured if held > HELD_BYTES_FREE]
         held_bytes = sum(held for held, _ in holders)
         for held, connection in sorted(holders, key=lambda holder: holder[0], reverse=True):

@@ -26,12 +26,15 @@ MEANINGS: Final[Mapping[str, str]] = {
     reasons.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; give it key_file and allowed_keys too",
     reasons.KEY_NOT_ALLOWED: "an agent whose key is not in allowed_keys; put its .pub file there",
     reasons.WRONG_COLLECTOR_KEY: "an agent with the public key of another collector; give the agent this one's",
-    reasons.BROKEN_HANDSHAKE: "a peer that speaks no ZeroMQ, sent nothing, or closed before the handshake ended",
+    reasons.BROKEN_HANDSHAKE: (
+        "a peer that speaks no ZeroMQ, sent nothing, or closed before the handshake ended; this port is for agents, "
+        "browsers and Prometheus belong to the collector's http_listen"
+    ),
     reasons.OPEN_FILES: "this process has as many files open as it may; raise the limit (ulimit -Hn)",
     reasons.SILENT: "a connection that sent no message after its handshake was cut off",
     reasons.TOO_MANY_REFUSED: "a connection that sent too many frames that are not messages was cut off",
     reasons.OVER_BUDGET: "a connection that sent more at once than an agent does was cut off",
-    reasons.TOO_MUCH_HELD: "a connection that held too many bytes of unfinished or unread messages was cut off",
+    reasons.TOO_MUCH_HELD: "a connection whose unfinished message held too many bytes was cut off",
 }
 
 

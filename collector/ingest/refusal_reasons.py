@@ -28,7 +28,7 @@ TOO_MANY_REFUSED: Final = "too_many_refused"
 OVER_BUDGET: Final = "over_budget"
 TOO_MUCH_HELD: Final = "too_much_held"
 """Why a connection was cut off that had sent messages: too many frames that are none; more frames or bytes in one pass
-than an honest peer sends; or more bytes than it may have here that are no whole message yet, or that nobody has read.
+than an honest peer sends; or more bytes than it may have here that are no whole message yet.
 What was read of it afterwards is refused by the same reason."""
 
 CUT_REASONS: Final = frozenset({SILENT, TOO_MANY_REFUSED, OVER_BUDGET, TOO_MUCH_HELD})

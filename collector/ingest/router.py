@@ -158,7 +158,7 @@ class Router:
 
     def wait(self, timeout_ms: int) -> Ready:
         """Return what there is to do, after at most that time."""
-        return dict(self._poller.poll(timeout_ms))
+        return dict(self._poller.poll(self._connections.limit_wait_ms(timeout_ms)))
 
     def has_messages(self, ready: Ready) -> bool:
         """Return whether there are messages among what is ready."""
@@ -168,8 +168,11 @@ class Router:
         """Let in and cut off whoever is to be; return whether there are messages to receive."""
         if self._zap.socket in ready:
             self._zap.answer()
+        has_messages = self._socket in ready
+        if not has_messages:
+            self._connections.note_empty()
         self._connections.follow(self._clock.monotonic_ns())
-        return self._socket in ready
+        return has_messages
 
     def receive(self) -> Heard | None:
         """Return the next message, None when there is none for now.
@@ -179,6 +182,7 @@ class Router:
         try:
             name: bytes = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
+            self._connections.note_empty()
             return None
         frame = self._socket.recv(copy=False)  # after the routing id there is a part, and all parts are there at once
         parts, size_bytes = 1, len(frame)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import resource
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -13,12 +14,16 @@ import pytest
 import zmq
 
 from rankscope.collector.ingest.connections import FRAMES_PER_PASS_MAX
+from rankscope.collector.ingest.held_bytes import HELD_BYTES_MAX
 from rankscope.collector.ingest.receiver import Receiver, raise_open_files_limit
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Refused
+from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Refused, Report
+from rankscope.measure.table import Table
 from tests.connections import list_connections
+from tests.driven_clock import DrivenClock
+from tests.integration.serving import wait_for
 
 DEADLINE_MS = 20_000
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
@@ -288,6 +293,40 @@ def test_as_many_in_a_pass_as_the_budget_allows_are_taken(receiver: Receiver, de
             dealer.send(encode(PONG))
         receive(receiver, FRAMES_PER_PASS_MAX // 2, batch_max=FRAMES_PER_PASS_MAX // 2)
     assert receiver.connections_refused == {}
+
+
+def count_bytes_received(receiver: Receiver) -> int:
+    """Return how many bytes the kernel has received on all connections of a receiver."""
+    port, count = int(receiver.endpoint.rpartition(":")[2]), 0
+    for one in list_connections(psutil.Process()):
+        if one.raddr and one.laddr.port == port:
+            with socket.socket(fileno=os.dup(one.fd)) as connection:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+                count += int.from_bytes(info[128:136], sys.byteorder)  # tcpi_bytes_received
+    return count
+
+
+def test_ranks_whose_reports_wait_to_be_read_are_not_cut_off(connect: Connect) -> None:
+    """64 ranks send what they have kept, 30 MB, more than is allowed of frames that never end; it is read in pieces."""
+    ranks, reports = 64, 24
+    report = encode(Report(sequence=1, host_ns=0, steps=Table(("step",), 2_500, bytes(20_000))))
+    clock = DrivenClock()
+    with contextlib.closing(Receiver("tcp://127.0.0.1:0", clock=clock)) as receiver:
+        dealers = [connect(b"boot-%02d" % rank, receiver.endpoint) for rank in range(ranks)]
+        for dealer in dealers:
+            dealer.send(encode(PONG))
+        receive(receiver, ranks)
+        for dealer in dealers:
+            for _ in range(reports):
+                dealer.send(report)
+        wait_for(
+            lambda: count_bytes_received(receiver) > HELD_BYTES_MAX or None, lambda: str(count_bytes_received(receiver))
+        )
+        received = 0
+        while received < ranks * reports and not receiver.connections_refused:
+            clock.now_s += 1  # what is held is measured each time
+            received += len(receive(receiver, 1, batch_max=ranks))
+        assert receiver.connections_refused == {}
 
 
 # -- what an ended connection left unread -----------------------------------------------------------------------------

@@ -1,0 +1,71 @@
+"""What a connection holds that becomes no message, over a connection of this machine's kernel."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.collector.ingest.held_bytes import HeldBytes
+
+SIZE_BYTES = 40_000
+ROUNDING_BYTES = 2_000
+"""What is taken off for a handshake and for what is in no message."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Who sends, and who has accepted."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sender = stack.enter_context(socket.create_connection(listening.getsockname()))
+        accepted, _ = listening.accept()
+        yield sender, stack.enter_context(accepted)
+
+
+def send(ends: tuple[socket.socket, socket.socket], size_bytes: int) -> None:
+    """Send so much; when this returns it has come, of which the kernel keeps count."""
+    sender, accepted = ends
+    sender.sendall(bytes(size_bytes))
+    accepted.recv(size_bytes, socket.MSG_WAITALL)
+
+
+def test_what_has_come_and_is_no_message_is_held(ends: tuple[socket.socket, socket.socket]) -> None:
+    held = HeldBytes()
+    held.measure(ends[1].fileno())
+    send(ends, SIZE_BYTES)
+    assert held.measure(ends[1].fileno()) == 0  # it has only just come
+    assert SIZE_BYTES - ROUNDING_BYTES < held.measure(ends[1].fileno()) <= SIZE_BYTES
+
+
+def test_a_connection_whose_messages_are_being_read_holds_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
+    held = HeldBytes()
+    for _ in range(4):  # each time a quarter of what comes is read: the rest is a backlog
+        send(ends, SIZE_BYTES)
+        held.take(SIZE_BYTES // 4)
+        assert held.measure(ends[1].fileno()) == 0
+
+
+def test_what_is_held_stays_held_however_often_it_is_measured(ends: tuple[socket.socket, socket.socket]) -> None:
+    held = HeldBytes()
+    send(ends, SIZE_BYTES)
+    measured = [held.measure(ends[1].fileno()) for _ in range(1000)]  # a hundred seconds
+    assert SIZE_BYTES - ROUNDING_BYTES < measured[-1] <= SIZE_BYTES
+
+
+def test_heartbeats_do_not_add_up(ends: tuple[socket.socket, socket.socket]) -> None:
+    held = HeldBytes()
+    measured = []
+    for _ in range(1000):
+        send(ends, 44)  # a heartbeat in a box of CURVE
+        measured.append(held.measure(ends[1].fileno()))
+    assert measured[-1] == 0
+
+
+def test_a_backlog_that_has_been_read_is_no_longer_held(ends: tuple[socket.socket, socket.socket]) -> None:
+    held = HeldBytes()
+    send(ends, SIZE_BYTES)
+    held.measure(ends[1].fileno())
+    held.take(SIZE_BYTES)
+    held.measure(ends[1].fileno())
+    assert held.measure(ends[1].fileno()) == 0
