@@ -284,9 +284,16 @@ class Connections:
             self._note_ended(connection.number)
         if connection is not None and self._by_name.get(connection.name) is connection:
             del self._by_name[connection.name]
-        if self._failure and (connection is None or not connection.cut_reason):
-            self._refused(self._failure, "" if connection is None else connection.address, "")
+        reason = self._failure
+        if not reason and connection is not None and not self._may_be_let_in(connection):
+            reason = BROKEN_HANDSHAKE  # libzmq says nothing of bytes that do not begin a greeting of its protocol
+        if reason and (connection is None or not connection.cut_reason):
+            self._refused(reason, "" if connection is None else connection.address, "")
         self._failure = ""
+
+    def _may_be_let_in(self, connection: Connection) -> bool:
+        """Return whether any number was given since a connection was accepted: then that one may have it."""
+        return connection.number > 0 or self._last_number >= connection.first_number
 
     def _note_ended(self, number: int) -> None:
         self._ended.append(number)

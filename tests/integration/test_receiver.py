@@ -183,6 +183,21 @@ def test_bytes_that_are_not_zeromq_s_do_no_harm(receiver: Receiver, dealer: Deal
         assert receive(receiver, 1) == [(b"boot-one", PONG)]
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET /metrics HTTP/1.1\r\nHost: collector\r\n\r\n", b"\x16\x03\x01\x02\0" + bytes(512)],
+    ids=["http", "tls"],
+)
+def test_what_speaks_another_protocol_is_counted_as_a_broken_handshake(receiver: Receiver, sent: bytes) -> None:
+    host, _, port = receiver.endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(sent)
+        deadline_s = time.monotonic() + DEADLINE_MS / 1000
+        while not receiver.connections_refused and time.monotonic() < deadline_s:
+            receiver.poll(10, 1)
+        assert receiver.connections_refused == {"broken_handshake": 1}
+
+
 # -- what cannot be sent ----------------------------------------------------------------------------------------------
 
 
