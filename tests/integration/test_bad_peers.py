@@ -11,6 +11,7 @@ import itertools
 import lzma
 import socket
 import struct
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -264,6 +265,7 @@ def test_a_hundred_thousand_fakes_from_a_peer_that_never_reads_cost_no_memory(wh
     when it is back; who is slower, as on a busy machine, is refused or loses its answers.
     """
     sent = BadInput(f"{FAKES:,} fake {what}, from a peer that never reads", "full, and it is cut off again and again")
+    began_s = time.monotonic()
     with (
         serving("--runs-max", str(ROOM), "--ranks-max", str(ROOM)) as served,
         good_rank(served) as good,
@@ -280,7 +282,8 @@ def test_a_hundred_thousand_fakes_from_a_peer_that_never_reads_cost_no_memory(wh
         sent.count = read_bounded(served)
         good.report(10)
         assert len(served.read_run_names()) <= ROOM
-        assert served.read_stderr().count("refused (full)") <= 3 * LINES_MAX  # of three minutes
+        minutes = (time.monotonic() - began_s) // 60 + 1  # a busy machine may need more than one for so many
+        assert served.read_stderr().count("refused (full)") <= minutes * LINES_MAX
 
 
 # -- half-open connections --------------------------------------------------------------------------------------------

@@ -68,9 +68,7 @@ def test_a_rank_whose_run_did_not_take_it_in_is_asked_for_its_hello(caplog: pyte
             peer.send(Report(sequence=sequence, host_ns=sequence))
         peer.await_answer(HelloWanted)
         peer.join().report(3)  # from the first one on: none of the three was acknowledged
-        run = wait_for(
-            lambda: next((run for run in service.snapshot.runs if run.ranks), None), lambda: "no run came", 30
-        )
+        run = wait_for(lambda: next((run for run in service.snapshot.runs if run.ranks), None), lambda: "no run came")
         assert [rank.reports_admitted for rank in run.ranks] == [3]
         assert service._faults.counts == {"job_state": 1}
     assert re.search(r"run 'good@\w+': RankJoined could not be handled", caplog.text)
@@ -121,7 +119,7 @@ def test_a_snapshot_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFi
         patch.setattr(JobState, "draft", fail_first)
         with failing(lambda _event: False) as service, connected(service.endpoint, "boot-one") as peer:
             peer.join().report(3)
-            wait_for(lambda: service.snapshot.runs or None, lambda: "no run came", 30)
+            wait_for(lambda: service.snapshot.runs or None, lambda: "no run came")
             peer.report(3)
             assert sum(service._faults.counts.values()) == 1
     assert [run.partition("@")[0] for run in failures] == ["good"]
@@ -146,7 +144,7 @@ def test_verbose_logs_joins_ends_and_snapshots() -> None:
         peer.join().report()
         peer.send(Goodbye(sequence=2, reason="finished"))
         peer.await_answer(Ack)
-        said = wait_for(lambda: _find_all(served.read_stderr()), served.read_stderr, 30)
+        said = wait_for(lambda: _find_all(served.read_stderr()), served.read_stderr)
     assert said == 3
 
 
