@@ -32,9 +32,6 @@ TEXT_LENGTH_MAX = 1024
 SHOWN_LENGTH_MAX = 80
 """Longest piece of a user's value that an error repeats."""
 
-NAMES_SHOWN_MAX = 3
-"""Names of settings that an error lists."""
-
 PORT_MAX = 65535
 IPC = "ipc://"
 IPC_PATH_BYTES_MAX = 107
@@ -344,14 +341,10 @@ def _is_foreign(name: str, text: str, allowed: tuple[str, ...]) -> bool:
 
 def _suggest(wrong_key: str, names: Mapping[str, str]) -> str:
     """The cure for a wrong key. `names` maps the right ones to how they are written where the wrong one stands."""
-    import difflib  # noqa: PLC0415 - only a mistake needs it
-
     near = _find_nearest(wrong_key, names)
     if near:
         return f"The nearest is {names[near]}: correct the name or remove it."
-    # No name is like it, and there are dozens: those that come first, and no more.
-    listed = [names[key] for key in difflib.get_close_matches(wrong_key, names, n=NAMES_SHOWN_MAX, cutoff=0.0)]
-    return f"None is much like it; the nearest are {', '.join(listed)}: correct the name or remove it."
+    return "Remove it: no setting has a name like it."
 
 
 def _find_nearest(wrong_key: str, names: Mapping[str, str]) -> str:

@@ -216,11 +216,9 @@ def test_an_unknown_variable_names_the_nearest() -> None:
     )
 
 
-def test_a_key_that_is_near_to_none_names_three_only() -> None:
-    # One letter of it is in beds_max (2 x 1 / 13) and in dry_ratio (2 x 1 / 14), none in the others.
+def test_a_key_that_is_like_no_setting_is_to_be_removed() -> None:
     assert read_problem(overrides={"xyzzy": 1}) == (
-        "xyzzy is no setting (from the command line). None is much like it; the nearest are beds_max, dry_ratio, "
-        "wet_ratio: correct the name or remove it."
+        "xyzzy is no setting (from the command line). Remove it: no setting has a name like it."
     )
 
 
