@@ -6,7 +6,6 @@ import json
 import select
 import socket
 import ssl
-import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -21,8 +20,8 @@ from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.page_files import read_page_files
 from rankscope.collector.state.snapshot import Snapshot
+from tests.certificates import make_certificate
 from tests.integration.serving import wait_for
-from tests.programs import find_program
 
 DEADLINE_S = 60.0
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
@@ -63,20 +62,7 @@ def ask(server: HttpServer, path: str, headers: Mapping[str, str] | None = None)
 def secrets(tmp_path: Path) -> dict[str, str]:
     """The files of a collector with a token and a certificate of its own making, by the names of their settings."""
     certificate, key, token = (tmp_path / name for name in ("cert.pem", "key.pem", "token"))
-    made = [
-        find_program("openssl"),
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*made, *names, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    make_certificate(certificate, key)
     token.write_text(f"{TOKEN}\n")
     for private in (key, token):
         private.chmod(0o600)

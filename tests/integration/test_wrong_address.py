@@ -4,7 +4,6 @@ import contextlib
 import http.server
 import os
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from rankscope.collector.cli import main
+from tests.certificates import make_certificate
 from tests.integration.serving import Served, serving
-from tests.programs import find_program
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of this test only
 WHERE = "--url (RANKSCOPE_URL) must name the collector's HTTP address"
@@ -38,20 +37,7 @@ def plain() -> Iterator[Served]:
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     certificate, key, token = (folder / name for name in ("cert.pem", "key.pem", "token"))
-    made = [
-        find_program("openssl"),
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    names = ["-subj", "/CN=collector", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*made, *names, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    make_certificate(certificate, key)
     token.write_text(TOKEN)
     for private in (key, token):
         private.chmod(0o600)
