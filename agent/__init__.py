@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from rankscope.agent.probe.throughput import Throughput
+    from rankscope.agent.steps.throughput import Throughput
 
 __all__ = ["batch", "evaluation", "phase", "start", "step", "stop", "throughput"]
 

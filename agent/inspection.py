@@ -67,7 +67,7 @@ def _inspect_torch() -> TorchFound:
 
 
 def _find_windows_problem(torch: Any) -> str:
-    from rankscope.agent.probe.torch_profiler import TorchProfiler  # noqa: PLC0415 - it asks torch, as in training
+    from rankscope.agent.profiler.torch_profiler import TorchProfiler  # noqa: PLC0415 - it asks torch, as in training
 
     if not torch.profiler.kineto_available():
         return "this torch was built without Kineto"

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from rankscope.agent.guard import explain, say
 from rankscope.agent.identity import is_this_machine
-from rankscope.agent.probe.patches import Patch
+from rankscope.agent.steps.patches import Patch
 
 INIT: Final = "init_process_group"
 

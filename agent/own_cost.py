@@ -22,7 +22,7 @@ from rankscope.agent.governor import (
     STEP_HOOKS,
     Governor,
 )
-from rankscope.agent.probe.window_plan import WindowPlan
+from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import SampleLoop
 from rankscope.measure.records import AgentCost
 

@@ -15,30 +15,30 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.once_per_node import say_once_per_node
 from rankscope.agent.own_cost import OwnCost
-from rankscope.agent.probe.clocked_steps import ClockedSteps
-from rankscope.agent.probe.collectives import GroupProgress
-from rankscope.agent.probe.device_timers import DeviceTimers, find_cuda
-from rankscope.agent.probe.graph_captures import GraphCaptures
-from rankscope.agent.probe.kineto_windows import PART as WINDOWS
-from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
-from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
-from rankscope.agent.probe.plain_run import LateRecords, Steps
-from rankscope.agent.probe.ring import Ring
-from rankscope.agent.probe.stepless import SteplessNotice
-from rankscope.agent.probe.torch_hooks import TorchHooks
-from rankscope.agent.probe.window_plan import WindowPlan
+from rankscope.agent.profiler.malloc_trim import HeapRelief, find_malloc_trim
+from rankscope.agent.profiler.process_groups import GroupProgress
+from rankscope.agent.profiler.reduced_window import NOTHING, ReducedWindow
+from rankscope.agent.profiler.timed_collectives import TimedCollectives
+from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.agent.profiler.window_scheduler import PART as WINDOWS
+from rankscope.agent.profiler.window_scheduler import KinetoWindows, RawWindow
 from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.report.collector_notices import CollectorNotices, Delivered
-from rankscope.agent.report.heap_relief import HeapRelief, find_malloc_trim
-from rankscope.agent.report.reduced_window import NOTHING, ReducedWindow
 from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill import Spill
-from rankscope.agent.report.timed_collectives import TimedCollectives
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
 from rankscope.agent.sample.torch_memory import TorchMemorySampler
+from rankscope.agent.steps.cpu_time_sampling import ClockedSteps
+from rankscope.agent.steps.device_timers import DeviceTimers, find_cuda
+from rankscope.agent.steps.event_buffer import PART as STEP_HOOKS
+from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.agent.steps.ring import Ring
+from rankscope.agent.steps.step_run import LateRecords, Steps
+from rankscope.agent.steps.stepless import SteplessNotice
+from rankscope.agent.steps.torch_hooks import TorchHooks
 from rankscope.agent.watchdog import Watchdog
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
@@ -51,7 +51,7 @@ from rankscope.uplink.reconnect import draw_first_delay_ns
 from rankscope.uplink.resend_buffer import ResendBuffer
 
 if TYPE_CHECKING:
-    from rankscope.agent.report.window_reduction import WindowReduction
+    from rankscope.agent.profiler.window_reduction import WindowReduction
     from rankscope.agent.sample.amd import AmdSampler
 
 PART = "agent_thread"
@@ -159,8 +159,8 @@ class Reporter:
     def _begin_reduction(self) -> "WindowReduction":
         # Imported by the agent thread when there is a window: what reads traces takes 20 to 40 ms and some MiB, which
         # at the start would be training's, and where there are no windows is for nothing.
-        from rankscope.agent.report.window_child import WindowChildren  # noqa: PLC0415
-        from rankscope.agent.report.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
+        from rankscope.agent.profiler.reduction_process import WindowChildren  # noqa: PLC0415
+        from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
 
         source = GroupSource(self._probes.progress.find_groups, self._probes.progress.read_entries)
         return WindowReduction(source, WindowChildren(), events_max=self._config.window_events_max)

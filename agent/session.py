@@ -29,26 +29,26 @@ from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
 from rankscope.agent.last_works import wait_for_last_works
 from rankscope.agent.once_per_node import say_once_per_node
-from rankscope.agent.probe.batches import UNKNOWN, BatchSize, to_size
-from rankscope.agent.probe.clocked_steps import ClockedSteps
-from rankscope.agent.probe.collectives import GroupProgress
-from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan, find_cuda
-from rankscope.agent.probe.due_steps import Due, DueSteps
-from rankscope.agent.probe.graph_captures import GraphCaptures
-from rankscope.agent.probe.kineto_windows import KinetoWindows, RawWindow
-from rankscope.agent.probe.moment_log import PART as STEP_HOOKS
-from rankscope.agent.probe.moment_log import MomentLog
-from rankscope.agent.probe.open_ranges import OpenRanges
-from rankscope.agent.probe.plain_run import PlainRun, Steps
-from rankscope.agent.probe.ring import Ring
-from rankscope.agent.probe.steps import StepTimer
-from rankscope.agent.probe.throughput import Throughput, ThroughputMeter, describe_throughput
-from rankscope.agent.probe.torch_hooks import TorchHooks, torch_version
-from rankscope.agent.probe.torch_profiler import TorchProfiler, is_current_stream_capturing
-from rankscope.agent.probe.window_plan import WindowPlan
+from rankscope.agent.profiler.process_groups import GroupProgress
+from rankscope.agent.profiler.torch_profiler import TorchProfiler, is_current_stream_capturing
+from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.agent.profiler.window_scheduler import KinetoWindows, RawWindow
 from rankscope.agent.report.builder import ScriptEnd
 from rankscope.agent.reporter import Probes, Reporter
 from rankscope.agent.sample.torch_device import TrainingDevice
+from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
+from rankscope.agent.steps.cpu_time_sampling import ClockedSteps
+from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
+from rankscope.agent.steps.due_steps import Due, DueSteps
+from rankscope.agent.steps.event_buffer import PART as STEP_HOOKS
+from rankscope.agent.steps.event_buffer import MomentLog
+from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.agent.steps.open_ranges import OpenRanges
+from rankscope.agent.steps.ring import Ring
+from rankscope.agent.steps.step_run import PlainRun, Steps
+from rankscope.agent.steps.step_timer import StepTimer
+from rankscope.agent.steps.throughput import Throughput, ThroughputMeter, describe_throughput
+from rankscope.agent.steps.torch_hooks import TorchHooks, torch_version
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import RankscopeError

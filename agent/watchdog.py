@@ -14,9 +14,9 @@ from rankscope.agent.capture.stalls import StallWatch
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.sidecar.beacon import Beat
 from rankscope.agent.sidecar.link import SidecarLink
+from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import GroupInfo, StepRecord

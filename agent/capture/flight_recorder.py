@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.agent.capture.flight_dump import Pending, find_names, find_pending, to_statuses
-from rankscope.agent.probe.graph_captures import GraphCaptures
+from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.stalls import GroupStatus
 

@@ -4,8 +4,9 @@
 
 Blocks of a few steps with hooks and without take turns within one training, drawn by lot which of the two comes first,
 so that both meet the same machine. The hooks feed a real state machine, whose records go nowhere, as steps of 10 ms are
-seen (the CPU time of every 64th is measured, `agent/probe/clocked_steps.py`) and as long ones are, of which all are.
-What was written down is gone through between the blocks, as the agent thread does in a job, and is not counted here.
+seen (the CPU time of every 64th is measured, `agent/steps/cpu_time_sampling.py`) and as long ones are, of which all
+are. What was written down is gone through between the blocks, as the agent thread does in a job, and is not counted
+here.
 
     one layer      a step takes a quarter of a millisecond
     transformer    the short model of `training.py`: what a step runs through pushes our code out of the caches
@@ -29,12 +30,12 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.clocked_steps import ClockedSteps
-from rankscope.agent.probe.due_steps import Due
-from rankscope.agent.probe.moment_log import MomentLog
-from rankscope.agent.probe.moment_meter import AFTERMATH_TIMES, UNSEEN_TIMES
-from rankscope.agent.probe.steps import StepTimer
-from rankscope.agent.probe.torch_hooks import TorchHooks
+from rankscope.agent.steps.cpu_time_sampling import ClockedSteps
+from rankscope.agent.steps.due_steps import Due
+from rankscope.agent.steps.event_buffer import MomentLog
+from rankscope.agent.steps.moment_meter import AFTERMATH_TIMES, UNSEEN_TIMES
+from rankscope.agent.steps.step_timer import StepTimer
+from rankscope.agent.steps.torch_hooks import TorchHooks
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.benchmarks.training import SIZES, TOKENS, Transformer
 
@@ -195,7 +196,7 @@ def render(head: str, results: dict[str, Costs]) -> str:
         lines.append(f"| {name} | {found.step_us:.0f} | {spread} |")
     explanation = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()
     meter = (
-        "The last column is what `agent/probe/moment_meter.py` made of the moments that timed themselves, "
+        "The last column is what `agent/steps/moment_meter.py` made of the moments that timed themselves, "
         f"{UNSEEN_TIMES} times what they saw, and of going through them, {AFTERMATH_TIMES} times what that took."
     )
     return "\n\n".join(["# What the hooks cost a step", head, explanation, meter, "\n".join(lines)]) + "\n"

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from rankscope.agent.probe.kineto_events import SessionEvents, read_saved
-from rankscope.agent.probe.kineto_windows import RawWindow
-from rankscope.agent.probe.torch_profiler import TorchProfiler
-from rankscope.agent.report.window_reading import read_window
+from rankscope.agent.profiler.kineto_events import SessionEvents, read_saved
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.profiler.window_reading import read_window
+from rankscope.agent.profiler.window_scheduler import RawWindow
 from tests.benchmarks.machine import RESULTS, describe_run
-from tests.unit.agent.older_torch import find_older_profiler
+from tests.unit.agent.profiler.older_torch import find_older_profiler
 
 ROUNDS = 15
 LAYERS, WIDTH, STEPS = 150, 16, 2

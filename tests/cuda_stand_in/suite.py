@@ -1,5 +1,5 @@
-"""What DeviceTimers must do on any device: run on the stand-in by tests/unit/agent/test_device_timers.py, on a real GPU
-by tests/gpu/test_device_timers.py.
+"""What DeviceTimers must do on any device: run on the stand-in by tests/unit/agent/steps/test_device_timers.py, on a
+real GPU by tests/gpu/test_device_timers.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import pytest
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.device_timers import DeviceTimers, TimingPlan
-from rankscope.agent.probe.graph_captures import GraphCaptures
-from rankscope.agent.probe.steps import StepTimer
+from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan
+from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 

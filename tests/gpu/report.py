@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.agent.probe.kineto_events import read_saved
-from rankscope.agent.probe.torch_profiler import TorchProfiler
+from rankscope.agent.profiler.kineto_events import read_saved
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.kineto import Category

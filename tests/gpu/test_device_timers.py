@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.device_timers import DeviceTimers
-from rankscope.agent.probe.graph_captures import GraphCaptures
-from rankscope.agent.probe.steps import StepTimer
-from rankscope.agent.probe.torch_hooks import TorchHooks
+from rankscope.agent.steps.device_timers import DeviceTimers
+from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.agent.steps.step_timer import StepTimer
+from rankscope.agent.steps.torch_hooks import TorchHooks
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 from tests.cuda_stand_in.suite import FIRST_ANNOUNCED, DeviceTimersSuite, FixedPlan

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope.agent.reduce_window import reduce_window
+from rankscope.agent.profiler.reduce_window import reduce_window
 from rankscope.measure.records import WindowBreakdown
 from rankscope.measure.traced_collectives import find_collectives
 from rankscope.measure.units import NS_PER_MS
 from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, python, run, torchrun
-from tests.unit.agent.saved_window import record_window
+from tests.unit.agent.profiler.saved_window import record_window
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "train_on_gpu.py")
 STEPS = 60

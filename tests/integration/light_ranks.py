@@ -11,10 +11,10 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 
-from rankscope.agent.probe.ring import Ring
 from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill import Spill
+from rankscope.agent.steps.ring import Ring
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import BootId, RankIdentity, RunId

@@ -6,10 +6,10 @@ Two ranks, steps of 100 ms by the host clock, their devices 10 ms behind. Rank 1
 
 import pytest
 
-from rankscope.agent.probe.kineto_windows import RawWindow
+from rankscope.agent.profiler.reduction_process import WindowChildren
+from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction
+from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.agent.report.builder import Interval, ReportBuilder
-from rankscope.agent.report.window_child import WindowChildren
-from rankscope.agent.report.window_reduction import GroupSource, WindowReduction
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.state.events import RankJoined, ReportAdmitted
 from rankscope.collector.state.excerpt import Excerpt

@@ -12,7 +12,7 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
 )
-from rankscope.agent.probe.window_plan import FULL_COST_ASSUMED_NS
+from rankscope.agent.profiler.window_plan import FULL_COST_ASSUMED_NS
 from rankscope.agent.reporter import RARE_REPORTS_TIMES
 from rankscope.measure.messages import Report
 from rankscope.measure.units import ns_to_s
@@ -80,7 +80,7 @@ def test_what_reads_windows_is_not_loaded_where_there_are_none() -> None:
     assert len(life.steps) == 5
     loaded = set(ended.stdout.split())
     assert "rankscope.agent.reporter" in loaded
-    assert not {"rankscope.agent.report.window_child", "rankscope.measure.kineto"} & loaded
+    assert not {"rankscope.agent.profiler.reduction_process", "rankscope.measure.kineto"} & loaded
 
 
 def test_what_windows_leave_free_in_the_heap_goes_back_to_the_kernel() -> None:

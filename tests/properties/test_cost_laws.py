@@ -23,7 +23,7 @@ from rankscope.agent.governor import (
     STEP_HOOKS,
     Governor,
 )
-from rankscope.agent.probe.window_plan import WindowPlan
+from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 BUDGET = 0.005

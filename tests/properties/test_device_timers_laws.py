@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.device_timers import DeviceTimers
-from rankscope.agent.probe.steps import StepTimer
+from rankscope.agent.steps.device_timers import DeviceTimers
+from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 from tests.cuda_stand_in import StandInCuda
 from tests.cuda_stand_in.suite import FixedPlan

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.batches import UNKNOWN, BatchSize
-from rankscope.agent.probe.moment_log import MomentLog
-from rankscope.agent.probe.plain_steps import Events
-from rankscope.agent.probe.steps import StepTimer
+from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize
+from rankscope.agent.steps.event_buffer import MomentLog
+from rankscope.agent.steps.plain_steps import Events
+from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 
 Moments = list[tuple[str, tuple[Any, ...]]]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.agent.probe.batches import BatchSize
-from rankscope.agent.probe.steps import StepTimer
+from rankscope.agent.steps.batch_size import BatchSize
+from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import PHASES, StepRecord
 
 PHASES_MAX = 2

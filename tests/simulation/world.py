@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.agent.probe.ring import Ring
+from rankscope.agent.steps.ring import Ring
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.measure.codec import encode

@@ -58,7 +58,7 @@ def test_too_much_is_cut_and_counted() -> None:
 
 
 def test_frames_of_ours_are_left_out() -> None:
-    lines = [f'  File "{OUR_FILES}probe/torch_hooks.py", line 136 in backward', '  File "train.py", line 24 in main']
+    lines = [f'  File "{OUR_FILES}steps/torch_hooks.py", line 136 in backward', '  File "train.py", line 24 in main']
     (stack,) = parse_crash("\n".join(["Thread 0x0a (most recent call first):", *lines]))
     assert stack.frames == (StackFrame("train.py", 24, "main"),)
 

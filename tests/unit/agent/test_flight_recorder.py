@@ -6,7 +6,7 @@ import pytest
 from torch._C import _distributed_c10d as c10d
 
 from rankscope.agent.capture.flight_recorder import NAME_DUMPS_MAX, FlightRecorder
-from rankscope.agent.probe.graph_captures import GraphCaptures
+from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import GroupInfo
 from tests.unit.agent.flight_dumps import CREATED_WALL_NS, Recorder, dump_of, entry_of, status_of
 

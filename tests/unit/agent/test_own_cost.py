@@ -17,7 +17,7 @@ from rankscope.agent.governor import (
     STEP_HOOKS,
 )
 from rankscope.agent.own_cost import DEVICE_TIMES, WINDOW_CHILDREN, OwnCost
-from rankscope.agent.probe.window_plan import WindowPlan
+from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import RARER_TIMES, SampleLoop
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.units import NS_PER_MS, NS_PER_S

@@ -3,7 +3,7 @@
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stacks import Stacks
 from rankscope.agent.capture.stalls import StallWatch
-from rankscope.agent.probe.graph_captures import GraphCaptures
+from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import StepRecord
 from rankscope.measure.stalls import StackFrame, Stall, ThreadStack
 from tests.unit.agent.flight_dumps import CREATED_WALL_NS, Recorder, dump_of, entry_of, status_of

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rankscope.agent.probe.batches import BatchSize
-from rankscope.agent.probe.steps import EVALUATION, StepTimer
+from rankscope.agent.steps.batch_size import BatchSize
+from rankscope.agent.steps.step_timer import EVALUATION, StepTimer
 from rankscope.measure.records import StepRecord
 
 

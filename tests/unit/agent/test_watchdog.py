@@ -8,8 +8,8 @@ from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
-from rankscope.agent.probe.graph_captures import GraphCaptures
 from rankscope.agent.sidecar.beacon import LEFT, Beacon, Beat, read_beat
+from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.watchdog import SIDECAR, STALLS, Watchdog
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.records import GroupInfo

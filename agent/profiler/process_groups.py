@@ -1,0 +1,248 @@
+"""What torch.distributed knows without being asked twice: how far each process group is, and who is in it."""
+
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.measure.communication import HOST_BACKENDS, HOST_PREFIXES, find_operation, input_bytes
+from rankscope.measure.identity import group_label
+from rankscope.measure.records import GroupInfo
+from rankscope.measure.units import NS_PER_MS
+
+DESCRIPTION_LENGTH_MAX: Final = 128
+"""Characters of a process group's description that are kept."""
+
+
+class FlightEntry(NamedTuple):
+    """One entry of torch's flight recorder."""
+
+    group_number: int
+    sequence: int
+    op: str
+    created_wall_ns: int
+
+
+class TimedEntry(NamedTuple):
+    """A collective of a device in torch's flight recorder. `duration_ns` is its kernel's; None where that is not known
+    (yet: then it is not over either, as far as the recorder knows). `bytes` as nccl-tests counts.
+    """
+
+    group_name: str
+    sequence: int
+    op: str
+    created_wall_ns: int
+    duration_ns: int | None
+    is_over: bool
+    bytes: int | None
+
+
+TIMING_VARIABLE = "TORCH_NCCL_ENABLE_TIMING"
+"""With it torch records an event more for each collective, and its recorder knows durations."""
+_TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})
+
+
+DEVICE_NUMBERS_FROM = 1 << 32
+"""What is added to the group numbers of the recorder of NCCL: each recorder counts its groups from 0."""
+UNRECORDED_NUMBERS_FROM = 1 << 31
+"""And to those of groups that are in no recorder."""
+
+
+class GroupProgress:
+    """Reads torch's flight recorders. The status alone costs 4 us and no CUDA call; the entries 15 to 30 us each, with
+    the GIL held, and they query the events of what has not ended: never while a graph is being captured.
+
+    NCCL has a recorder of its own up to torch 2.13, and shares one with the others in later ones: then both functions
+    give the same, which counts once. Where nothing is recorded of what the host does, as in older ones, its groups are
+    asked, which count alike (tried from 2.8 to 2.13) but do not tell what each was. `groups` are the process groups as
+    they were when one was first seen at work: a short job has destroyed them again before the agent thread asks.
+    """
+
+    def __init__(
+        self, world_size: int = 1, captures: GraphCaptures | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._is_timing = (environment or {}).get(TIMING_VARIABLE, "").lower() in _TRUE
+        self._process_groups = ProcessGroups(world_size)
+        self._captures = captures or GraphCaptures()
+        self._seen: frozenset[int] = frozenset()
+        self.groups: dict[str, GroupInfo] = {}
+        self._dump: Any = None
+        self._dump_of_nccl: Any = None
+        try:
+            from torch._C import _distributed_c10d as c10d  # noqa: PLC0415
+        except ImportError:
+            return
+        self._dump = getattr(c10d, "_dump_fr_trace_json", None)
+        self._dump_of_nccl = getattr(c10d, "_dump_nccl_trace_json", None)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether this torch has a flight recorder that can be read this way."""
+        return self._dump is not None or self._dump_of_nccl is not None
+
+    @property
+    def communicates_on_host(self) -> bool:
+        """Whether a process group has been seen at work of which all communication is done by the host itself."""
+        return any(_is_on_host(group.backend) for group in self.groups.values())
+
+    @property
+    def times_collectives(self) -> bool:
+        """Whether the flight recorder knows the durations of all collectives: the user had torch time them, and none
+        is done by the host, whose windows tell its own.
+        """
+        return self._is_timing and bool(self.groups) and not self.communicates_on_host
+
+    def read_enqueued(self) -> dict[int, int]:
+        """The sequence number of the last collective enqueued in each process group, by torch's group number."""
+        enqueued = _read_status(self._dump) or self._process_groups.count_on_host()
+        of_nccl = _read_status(self._dump_of_nccl)
+        if of_nccl != enqueued:
+            enqueued.update((DEVICE_NUMBERS_FROM + number, last) for number, last in of_nccl.items())
+        if not self._seen.issuperset(enqueued):
+            self._seen |= frozenset(enqueued)
+            self.groups = self.find_groups()
+        return enqueued
+
+    def find_groups(self) -> dict[str, GroupInfo]:
+        """The process groups by torch's own name: those there are, and those that were seen at work and are no more."""
+        return {**self.groups, **self._process_groups.read()}
+
+    def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
+        """Every collective still in the recorders, each oldest first, and (name, description) of each group by number.
+        Nothing of recorders while a graph is being captured.
+        """
+        entries, names = self._captures.run_between(self._read_entries) or ([], {})
+        return entries, {**self._process_groups.unrecorded, **names}
+
+    def _read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
+        entries: list[FlightEntry] = []
+        names: dict[int, tuple[str, str]] = {}
+        seen: set[tuple[object, ...]] = set()
+        for dump, from_number in ((self._dump, 0), (self._dump_of_nccl, DEVICE_NUMBERS_FROM)):
+            found = msgspec.json.decode(dump(includeCollectives=True)).get("entries", ()) if dump is not None else ()
+            for entry in sorted(found, key=lambda one: int(one["record_id"])):
+                name, description = map(str, entry["process_group"])
+                identity = (name, description, entry["record_id"], entry["time_created_ns"])
+                if identity in seen:
+                    continue
+                seen.add(identity)
+                number = from_number + int(entry["pg_id"])
+                names[number] = (name, description)
+                if not entry["is_p2p"]:
+                    entries.append(_to_flight_entry(number, entry))
+        return entries, names
+
+    def read_timed_entries(self) -> list[TimedEntry]:
+        """The collectives of devices still in the recorder, oldest first. None while a graph is being captured."""
+        return self._captures.run_between(self._read_timed_entries) or []
+
+    def _read_timed_entries(self) -> list[TimedEntry]:
+        dump = self._dump_of_nccl or self._dump
+        found = msgspec.json.decode(dump(includeCollectives=True)).get("entries", ()) if dump is not None else ()
+        return [
+            _to_timed_entry(entry)
+            for entry in sorted(found, key=lambda one: int(one["record_id"]))
+            if not entry["is_p2p"] and not str(entry["profiling_name"]).startswith(HOST_PREFIXES)
+        ]
+
+
+def _read_status(dump: Any) -> dict[int, int]:
+    status = msgspec.json.decode(dump(includeCollectives=False)).get("pg_status", {}) if dump is not None else {}
+    return {int(number): int(group["last_enqueued_collective"]) for number, group in status.items()}
+
+
+def _to_flight_entry(number: int, entry: Mapping[str, Any]) -> FlightEntry:
+    op = str(entry["profiling_name"]).rpartition(":")[2]
+    return FlightEntry(number, int(entry["collective_seq_id"]), op, int(entry["time_created_ns"]))
+
+
+def _to_timed_entry(entry: Mapping[str, Any]) -> TimedEntry:
+    duration_ms = entry.get("duration_ms")
+    sizes = [input_bytes(entry.get(f"{side}_dtypes"), entry.get(f"{side}_sizes")) for side in ("input", "output")]
+    return TimedEntry(
+        group_name=str(entry["process_group"][0]),
+        sequence=int(entry["collective_seq_id"]),
+        op=find_operation(str(entry["profiling_name"])),
+        created_wall_ns=int(entry["time_created_ns"]),
+        duration_ns=round(float(duration_ms) * NS_PER_MS) if duration_ms is not None else None,
+        is_over=bool(entry.get("retired")) or duration_ms is not None,
+        bytes=max((size for size in sizes if size is not None), default=None),
+    )
+
+
+def _is_on_host(backend: str) -> bool:
+    """Of one backend for each kind of device (`cpu:gloo,cuda:nccl`) those of devices do the work of training."""
+    return all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
+
+
+class ProcessGroups:
+    """The process groups this rank is a member of. Each is described once: to sort and name the members of a group of
+    16,384 ranks takes 1 to 2 ms, and every second it is asked who they are. From any thread.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._numbers: dict[str, int] = {}
+        self.unrecorded: dict[int, tuple[str, str]] = {}
+        """The name and description of each group that has been counted here, by its number."""
+        self._described: dict[int, tuple[weakref.ref[Any], GroupInfo]] = {}
+        """By the address of torch's object, which another one may have after it: hence the reference, which keeps no
+        group alive that the script has destroyed."""
+
+    def read(self) -> dict[str, GroupInfo]:
+        """Those there are now, by torch's own name. Empty before init_process_group."""
+        return {str(group.group_name): described for group, described in self._find()}
+
+    def count_on_host(self) -> dict[int, int]:
+        """How many operations were enqueued in each group that communicates on the host alone, by a number of its own.
+        Groups that were never used are left out.
+        """
+        counts = {}
+        for group, described in self._find():
+            count = _count_enqueued_of(group) if _is_on_host(described.backend) else 0
+            if count:
+                name = str(group.group_name)
+                number = self._numbers.setdefault(name, UNRECORDED_NUMBERS_FROM + len(self._numbers))
+                self.unrecorded[number] = name, described.description
+                counts[number] = count
+        return counts
+
+    def _find(self) -> list[tuple[Any, GroupInfo]]:
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        world = getattr(c10d, "_world", None)
+        if world is None or c10d is None:
+            return []
+        known, found = {}, []
+        for group in list(world.pg_map):
+            described = self._described.get(id(group))
+            if described is None or described[0]() is not group:
+                described = weakref.ref(group), self._describe(group, c10d, world)
+            known[id(group)] = described
+            found.append((group, described[1]))
+        self._described = known
+        return found
+
+    def _describe(self, group: Any, c10d: Any, world: Any) -> GroupInfo:
+        ranks = tuple(sorted(int(rank) for rank in c10d.get_process_group_ranks(group)))
+        description = str(getattr(group, "group_desc", ""))[:DESCRIPTION_LENGTH_MAX] or "group"
+        label = group_label(description, ranks, self._world_size)
+        return GroupInfo(label=label, description=description, ranks=ranks, backend=str(world.pg_map[group][0]))
+
+
+def _count_enqueued_of(group: Any) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:  # a backend that does not count
+        return 0
+
+
+def count_enqueued(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """Per group number the first and last sequence enqueued in between, groups without any left out.
+
+    >>> count_enqueued({0: 10, 1: 4}, {0: 14, 1: 4, 2: 1})
+    {0: (11, 14), 2: (1, 1)}
+    """
+    return {number: (before.get(number, 0) + 1, last) for number, last in after.items() if last > before.get(number, 0)}

@@ -1,0 +1,256 @@
+"""A full window -> the breakdown of its steps and the device's collectives, in a process of its own.
+
+What it is given are packed columns, or the file of a device's window where torch tells of it only there.
+
+    training process                                    python -I -S -c BOOT: nice, no torch, no site packages but two
+    packed columns of the window --- stdin (memfd) ---> to_trace -> RankView -> break_down     (as for trace files)
+    WindowAnswer <------------------ stdout (memfd) --- msgpack
+
+How a step is bounded
+---------------------
+On the CPU a step lasts from its start to its end by the host clock. A GPU runs behind the host: when the host begins a
+step, the device may still have the one before in its queue, and work that was queued before the window began is not
+recorded at all. By the host clock the first step would seem idle, and the last one would lack what runs when the window
+ends. So the device's own step is taken: it begins with the first work that calls of the step launched, and lasts until
+the first work of the next step. Such steps hold the work in the order of the queue, sum to the device's time without a
+gap, and are as long as the host's on the average. The last step of a window only says where the one before ends, which
+is why windows of a GPU have one step more than is reported. A step of which a kernel was launched and did not run
+within the window (still in the queue, captured into a graph instead, or lost by the profiler) is cut: not reported.
+"""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from rankscope.measure.breakdown import break_down
+from rankscope.measure.intervals import Intervals, covered_before, touching
+from rankscope.measure.kineto import LAUNCHES, NONE, Ints, KinetoTrace
+from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.rank_view import RankView
+from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.traced_collectives import Collective, find_collectives
+from rankscope.measure.window_columns import WindowColumns, to_trace
+
+NICENESS = 10
+"""A tenth of the weight of training, so that it takes from an idle core first. With the weight of nice 19, a 70th, a
+reduction of 0.13 s would take 9 s on a machine that computes on all its cores."""
+TIME_LIMIT_S = 60
+"""A window of the most events allowed, 200,000, takes about a second of CPU."""
+
+_LAUNCHES_A_KERNEL = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch")
+"""Calls after which a kernel runs. Of copies and sets without one there are innocent ones: of zero bytes, for example
+(h100_bert_small: 22 of cudaMemsetAsync)."""
+
+
+class StepBounds(msgspec.Struct, frozen=True, array_like=True):
+    """A step by the host clock."""
+
+    step: int
+    start_host_ns: int
+    end_host_ns: int
+
+
+class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A full window of at least one step: its events in columns or, where there is one, in the trace file that torch
+    `saved` of it. Their times are `wall_minus_host_ns` ahead of the host clock.
+    """
+
+    columns: WindowColumns
+    saved: bytes = b""
+    steps: tuple[StepBounds, ...]
+    wall_minus_host_ns: int
+    on_device: bool
+
+
+class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A collective by the time of its kernels, in the step that launched it; in `exposed_ns` of it no kernel computed.
+    None: the window does not tell.
+    """
+
+    step: int
+    op: str
+    group_name: str | None
+    sequence: int | None
+    bytes: int | None
+    start_host_ns: int
+    duration_ns: int
+    exposed_ns: int
+
+
+class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a full window tells that began with `first_step`. `steps_cut` counts the steps of which work is missing."""
+
+    first_step: int
+    breakdowns: tuple[WindowBreakdown, ...] = ()
+    collectives: tuple[DeviceCollective, ...] = ()
+    steps_cut: int = 0
+    on_device: bool = False
+
+
+class _Window(NamedTuple):
+    """A step with the bounds it is broken down in."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+
+
+def reduce_window(request: WindowRequest) -> WindowAnswer:
+    """The breakdown of each whole step and the collectives that ran on a device, by the host clock."""
+    view = RankView(read_events(request))
+    first_step = request.steps[0].step
+    if not request.on_device:
+        windows: Sequence[_Window] = [_Window(s.step, s.start_host_ns, s.end_host_ns) for s in request.steps]
+        return WindowAnswer(first_step=first_step, breakdowns=_break_down(view, windows))
+    if not view.has_device:
+        return WindowAnswer(first_step=first_step, steps_cut=len(request.steps) - 1, on_device=True)
+    windows = _find_device_windows(view, request.steps)
+    return WindowAnswer(
+        first_step=first_step,
+        breakdowns=_break_down(view, windows),
+        collectives=_find_device_collectives(view, request.steps, {window.step for window in windows}),
+        steps_cut=len(request.steps) - 1 - len(windows),
+        on_device=True,
+    )
+
+
+def read_events(request: WindowRequest) -> KinetoTrace:
+    """The window's events by the host clock. Raises TraceError where what was saved is no trace."""
+    if not request.saved:
+        return to_trace(request.columns, ahead_ns=request.wall_minus_host_ns)
+    trace = read_trace([request.saved])
+    start_ns = trace.events.start_ns  # counted from a base of the file's own
+    start_ns += trace.head.get("baseTimeNanoseconds", 0) - request.wall_minus_host_ns
+    return trace
+
+
+def _break_down(view: RankView, windows: Sequence[_Window]) -> tuple[WindowBreakdown, ...]:
+    starts_ns = view.unit_starts_ns
+    found = []
+    for step, start_ns, end_ns in windows:
+        compute, communication, copies = (touching(part, start_ns, end_ns) for part in view.sets)
+        first, last = np.searchsorted(starts_ns, [start_ns, end_ns], side="left")
+        found.append(
+            break_down(
+                compute,
+                communication,
+                copies,
+                start_ns=start_ns,
+                end_ns=end_ns,
+                first_step=step,
+                step_count=1,
+                operator_count=int(last - first),
+            )
+        )
+    return tuple(found)
+
+
+# -- on a device ------------------------------------------------------------------------------------------------------
+
+
+def _find_device_windows(view: RankView, steps: Sequence[StepBounds]) -> list[_Window]:
+    """The steps but the last by the device's own time, those left out that are cut."""
+    begins_ns = [_find_first_work(view, step) for step in steps]
+    lost_ns = _find_lost_launches(view)
+    found = []
+    for step, start_ns, end_ns in zip(steps, begins_ns, begins_ns[1:], strict=False):
+        first, last = np.searchsorted(lost_ns, [step.start_host_ns, step.end_host_ns], side="left")
+        if start_ns is not None and end_ns is not None and start_ns < end_ns and first == last:
+            found.append(_Window(step.step, start_ns, end_ns))
+    return found
+
+
+def _find_first_work(view: RankView, step: StepBounds) -> int | None:
+    """When the device began what calls of the step launched; None when they launched nothing."""
+    places, call_ns = view.work_by_call
+    first, last = np.searchsorted(call_ns, [step.start_host_ns, step.end_host_ns], side="left")
+    return int(view.work.start_ns[places[first:last]].min()) if first < last else None
+
+
+def _find_lost_launches(view: RankView) -> Ints:
+    """When each call began that launched a kernel which did not run, ascending."""
+    calls = view.trace.rows(*LAUNCHES)
+    launches = view.trace.names_like(lambda name: _LAUNCHES_A_KERNEL.search(name) is not None)
+    calls = calls[launches[view.events.name[calls]]]
+    lost = ~np.isin(view.events.correlation[calls], view.events.correlation[view.work.row])
+    return view.events.start_ns[calls[lost]]
+
+
+def _find_device_collectives(
+    view: RankView, steps: Sequence[StepBounds], whole: set[int]
+) -> tuple[DeviceCollective, ...]:
+    """The collectives that whole steps launched. What ran as several kernels counts from the first to the last."""
+    mine = view.work.is_communication
+    call = view.launch[mine]
+    # Without its call a kernel belongs to the step during which it ran.
+    call_ns = np.where(call != NONE, view.events.start_ns[call], view.work.start_ns[mine])
+    found: dict[tuple[object, ...], DeviceCollective] = {}
+    for index, (one, launched_ns) in enumerate(zip(find_collectives(view), call_ns.tolist(), strict=True)):
+        step = next((s.step for s in steps if s.start_host_ns <= launched_ns < s.end_host_ns), None)
+        if step not in whole or step is None:
+            continue
+        numbered = one.group_name is not None and one.sequence is not None
+        key = (one.group_name, one.sequence, one.op) if numbered else (index,)
+        found[key] = _join(found.get(key), step, one, view.sets[0])
+    return tuple(found.values())
+
+
+def _join(before: DeviceCollective | None, step: int, one: Collective, compute: Intervals) -> DeviceCollective:
+    start_ns = one.start_ns if before is None else min(before.start_host_ns, one.start_ns)
+    end_ns = one.start_ns + one.duration_ns
+    if before is not None:
+        end_ns = max(end_ns, before.start_host_ns + before.duration_ns)
+    hidden_ns = int(np.diff(covered_before(compute, np.array([start_ns, end_ns])))[0])
+    return DeviceCollective(
+        step=step if before is None else before.step,
+        op=one.op,
+        group_name=one.group_name,
+        sequence=one.sequence,
+        bytes=one.bytes,
+        start_host_ns=start_ns,
+        duration_ns=end_ns - start_ns,
+        exposed_ns=end_ns - start_ns - hidden_ns,
+    )
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+BOOT = (
+    "import sys, types; home = types.ModuleType('rankscope'); home.__path__ = [sys.argv[1]]; "
+    "sys.modules['rankscope'] = home; sys.path += sys.argv[2:]; "
+    "from rankscope.agent.profiler.reduce_window import main; main()"
+)
+"""The namespace package is put together by hand: without `site`, which takes two thirds of the interpreter's start, an
+editable install is not found. The folders are named alike in a wheel and in the sources."""
+ENVIRONMENT: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Nothing here multiplies matrices; a pool of threads made on import takes a third of the whole CPU time."""
+
+
+def command_line() -> list[str]:
+    """What starts this file's `main` in a new interpreter, quickly."""
+    this_file = os.path.abspath(__file__)
+    beside = {_folder_of(_folder_of(str(module.__file__))) for module in (msgspec, np)}
+    return [sys.executable, "-I", "-S", "-c", BOOT, _folder_of(_folder_of(this_file)), *sorted(beside)]
+
+
+def _folder_of(path: str) -> str:
+    return os.path.dirname(path)
+
+
+def main() -> None:
+    """Read a request from stdin and write the answer to stdout. Ends itself when that takes too long."""
+    os.nice(NICENESS)
+    signal.alarm(TIME_LIMIT_S)  # what started it may be gone
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WindowRequest)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(reduce_window(request)))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Collectives of a device between its windows, where torch's flight recorder times them (TORCH_NCCL_ENABLE_TIMING=1).
+
+The recorder keeps its last entries (2,000 by default), and to read them holds the GIL for 15 to 30 us each. So they are
+read seldom, and what was read covers the last steps before: those of which the recorder still has the first collective
+and already the duration of every one. A collective's start is when it was enqueued, since the recorder does not say
+when its kernel began.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from rankscope.agent.profiler.process_groups import TimedEntry
+from rankscope.agent.profiler.reduced_window import ReducedWindow
+from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
+from rankscope.measure.units import NS_PER_S
+
+INTERVAL_NS = 20 * NS_PER_S
+COST_SHARE_MAX = 0.0025
+"""As each kind of window has by default."""
+STEPS_MAX = 1024
+"""Steps remembered until the recorder is read. Those before are not covered."""
+
+
+class TimedCollectives:
+    """Places the recorder's entries in the steps they were enqueued in. `unplaced` counts those of unknown groups."""
+
+    def __init__(
+        self,
+        read_entries: Callable[[], list[TimedEntry]],
+        read_groups: Callable[[], Mapping[str, GroupInfo]],
+        *,
+        monotonic_ns: Callable[[], int],
+        thread_cpu_ns: Callable[[], int],
+    ) -> None:
+        self._read_entries = read_entries
+        self._read_groups = read_groups
+        self._monotonic_ns = monotonic_ns
+        self._thread_cpu_ns = thread_cpu_ns
+        self._steps: deque[StepRecord] = deque(maxlen=STEPS_MAX)
+        self._next_ns = 0
+        self.unplaced = 0
+
+    def take(self, steps: Sequence[StepRecord], wall_minus_host_ns: int) -> list[ReducedWindow]:
+        """The collectives of the steps that can be told by now, these new ones included; mostly none."""
+        self._steps.extend(steps)
+        now_ns = self._monotonic_ns()
+        if now_ns < self._next_ns or not self._steps:
+            return []
+        begin_ns = self._thread_cpu_ns()
+        entries = self._read_entries()
+        cost_ns = self._thread_cpu_ns() - begin_ns
+        self._next_ns = now_ns + max(INTERVAL_NS, round(cost_ns / COST_SHARE_MAX))
+        return self._place(entries, wall_minus_host_ns)
+
+    def _place(self, entries: Sequence[TimedEntry], wall_minus_host_ns: int) -> list[ReducedWindow]:
+        whole = self._take_whole_steps(entries, wall_minus_host_ns)
+        groups = self._read_groups() if whole else {}
+        created_ns = [entry.created_wall_ns - wall_minus_host_ns for entry in entries]
+        found: dict[int, list[CollectiveRecord]] = {}
+        for step in whole:
+            first, last = (bisect_left(created_ns, moment) for moment in (step.start_host_ns, step.end_host_ns))
+            records = [
+                _to_record(step.step, entry, groups, enqueued_ns)
+                for entry, enqueued_ns in zip(entries[first:last], created_ns[first:last], strict=True)
+            ]
+            if None not in records:
+                found[step.step] = [record for record in records if record is not None]
+            else:
+                self.unplaced += len(records)
+        return _join(found)
+
+    def _take_whole_steps(self, entries: Sequence[TimedEntry], wall_minus_host_ns: int) -> list[StepRecord]:
+        """The steps of which the recorder has all collectives, taken off those remembered with all before them."""
+        if not entries:
+            return []
+        known_from_ns = entries[0].created_wall_ns - wall_minus_host_ns
+        under_way = next((entry.created_wall_ns for entry in entries if not entry.is_over), None)
+        whole = []
+        while self._steps:
+            step = self._steps[0]
+            if under_way is not None and step.end_host_ns > under_way - wall_minus_host_ns:
+                break
+            self._steps.popleft()
+            if step.start_host_ns >= known_from_ns:
+                whole.append(step)
+        return whole
+
+
+def _to_record(
+    step: int, entry: TimedEntry, groups: Mapping[str, GroupInfo], enqueued_host_ns: int
+) -> CollectiveRecord | None:
+    group = groups.get(entry.group_name)
+    if group is None or entry.duration_ns is None:
+        return None
+    return CollectiveRecord(
+        step=step,
+        group=group.label,
+        op=entry.op,
+        start_host_ns=enqueued_host_ns,
+        duration_ns=entry.duration_ns,
+        sequence=entry.sequence,
+        bytes=entry.bytes,
+    )
+
+
+def _join(found: Mapping[int, list[CollectiveRecord]]) -> list[ReducedWindow]:
+    """Steps in a row together."""
+    steps = sorted(found)
+    cuts = [0, *(i for i, (one, other) in enumerate(pairwise(steps), start=1) if other != one + 1), len(steps)]
+    return [
+        ReducedWindow([record for step in steps[a:b] for record in found[step]], [], (steps[a], steps[b - 1]))
+        for a, b in pairwise(cuts)
+        if a < b
+    ]

@@ -1,0 +1,295 @@
+"""Profiler windows: nearly always a light one that sees collectives, now and then a full one that sees operators.
+
+Windows begin and end at step boundaries, on step numbers that every rank computes for itself: the ranks pay at the
+same steps, so nobody waits for a neighbour's window, and the windows hold the same collectives everywhere.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from time import monotonic_ns, thread_time_ns, time_ns
+from typing import Any, NamedTuple, Protocol
+
+from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.agent.steps.step_run import LateRecords, Steps, count_steps
+from rankscope.measure.records import StepRecord
+
+PART = "windows"
+USER_PROFILER_WAIT_S = 2.0
+"""How long the user's profiler, beginning on another thread, may be held up until a step boundary has ended ours."""
+
+
+class Profiler(Protocol):
+    """What windows need of a profiler; `torch_profiler.TorchProfiler` is the real one.
+
+    One session at a time, ended on the thread that began it: anything else is a RuntimeError and changes nothing.
+    """
+
+    @property
+    def sees_device(self) -> bool:
+        """Whether a full session begun now would record a device."""
+        ...
+
+    @property
+    def is_first_of_device(self) -> bool:
+        """Whether a full session begun now would be the first to record the device that is in use."""
+        ...
+
+    @property
+    def misses_device(self) -> bool:
+        """Whether a device is in use that no session can record."""
+        ...
+
+    def is_busy(self) -> bool:
+        """Whether anybody's profiler is on in this thread."""
+        ...
+
+    def start(self, *, full: bool) -> None:
+        """Begin to record."""
+        ...
+
+    def stop(self) -> Any:
+        """End recording and return the result."""
+        ...
+
+
+class RawWindow(NamedTuple):
+    """A finished window as the training thread hands it over.
+
+    `wall_minus_host_ns` takes Kineto's wall-clock times to the host clock, `enqueued_before` and `enqueued_after` are
+    the last sequence numbers of each process group at its begin and end, `training_cost_ns` the CPU time that
+    beginning and ending it took the training thread. With `on_device` a full window holds what a device did, and one
+    step more than is to be reported: the last only says where the one before ends. `resident_before_bytes` is what the
+    process had in memory at its begin, None: not known.
+    """
+
+    full: bool
+    steps: Sequence[StepRecord]
+    result: Any
+    wall_minus_host_ns: int
+    enqueued_before: dict[int, int]
+    enqueued_after: dict[int, int]
+    training_cost_ns: int
+    on_device: bool = False
+    resident_before_bytes: int | None = None
+
+
+class KinetoWindows:
+    """Starts and stops windows on the training thread, as the plan says. Finished ones go to `on_window`.
+
+    A window during which the user's own profiler began is thrown away and counted in `skipped`; none is started while
+    it runs. So is the first one of a device, which lasts one step and is taken as soon as the device is in use: while
+    `is_capturing` says that a CUDA graph is being captured none begins or ends.
+
+    A full window is left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
+    while `light_tells` says that they would tell nothing: where all communication is on a device, the ranges of its
+    backend only span the enqueueing.
+    """
+
+    def __init__(
+        self,
+        profiler: Profiler,
+        plan: WindowPlan,
+        guard: Guard,
+        on_window: Callable[[RawWindow], bool],
+        read_enqueued: Callable[[], dict[int, int]],
+        *,
+        light: bool,
+        full: bool,
+        user_profiler_wait_s: float = USER_PROFILER_WAIT_S,
+        is_capturing: Callable[[], bool] = lambda: False,
+        light_tells: Callable[[], bool] = lambda: True,
+        find_resident_bytes: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._profiler = profiler
+        self._plan = plan
+        self._guard = guard
+        self._on_window = on_window
+        self._read_enqueued = read_enqueued
+        self._light_wanted = light
+        self._full_wanted = full
+        self._user_profiler_wait_s = user_profiler_wait_s
+        self._is_capturing = is_capturing
+        self._light_tells = light_tells
+        self._find_resident_bytes = find_resident_bytes
+        self._running: bool | None = None  # None: no window; True: a full one; False: a light one
+        self._on_device = False
+        self._is_first_of_device = False
+        self._thread = get_ident()
+        self._steps: list[Steps] = []
+        self._step_count = 0
+        self._enqueued_before: dict[int, int] = {}
+        self._resident_before_bytes: int | None = None
+        self._begin_cost_ns = 0
+        self._user_profilers = 0
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._beginning = threading.RLock()  # a signal handler of the script may begin a profiler right inside
+        self._full_in_run_ns = 0
+        self.skipped: dict[str, int] = {}
+        self.full_spent_ns = 0
+        """CPU time that beginning and ending full windows took so far; all else is the light ones'."""
+        self.light_spent_ns = 0
+
+    def on_steps(self, steps: Steps) -> None:
+        """A step has ended, or several in a row; called before `on_boundary`."""
+        if self._running is not None:
+            self._steps.append(steps)
+            self._step_count += count_steps(steps)
+
+    def on_boundary(self, step: int) -> None:
+        """A step begins."""
+        try:
+            if self._guard.is_off(PART):
+                if self._running is not None and not self._is_capturing():
+                    self.close()
+                return
+            is_due = self._is_due(step)
+        except Exception as error:  # noqa: BLE001 - as in _run, without reading its clock
+            self._guard.record(PART, error)
+            return
+        if is_due:
+            self._run(self._advance, step)
+
+    def find_next(self, step: int) -> int:
+        """The first step after this one at whose begin there may be something to do."""
+        is_soon = self._running or self._user_profilers or (self._full_wanted and self._profiler.is_first_of_device)
+        return step + 1 if is_soon else self._plan.find_next(step)
+
+    def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
+        """The user's profiler is about to begin, or has ended, on any thread. Returns when ours is off."""
+        with self._beginning:  # a window of ours that is just beginning must be seen
+            self._user_profilers = max(0, self._user_profilers + (1 if begins else -1))
+            ours_is_on = begins and self._running is not None
+        if ours_is_on and get_ident() == self._thread:
+            self._throw_away("user_profiler")
+        elif ours_is_on and not self._is_idle.wait(self._user_profiler_wait_s):
+            # Once theirs has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13). So
+            # it stays on, and as the profiler is busy for good there are no more windows.
+            self._running = None
+            self._count_skip("user_profiler")
+
+    def close(self) -> None:
+        """End the running window, if this is its thread, and hand it over. Never raises.
+
+        For moments that no window may span: an evaluation, a fork (the child would go on recording, into memory that
+        nobody frees) and the end of the process (which would crash).
+        """
+        if self._running is not None and get_ident() == self._thread:
+            if self._is_first_of_device:
+                self._run(self._throw_away, "first_of_device")
+            else:
+                self._run(self._finish)
+
+    def _run(self, action: Callable[..., None], *arguments: int | str) -> None:
+        begin_ns = thread_time_ns()
+        self._full_in_run_ns = 0
+        try:
+            action(*arguments)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            self._guard.record(PART, error)
+        self.full_spent_ns += self._full_in_run_ns
+        self.light_spent_ns += thread_time_ns() - begin_ns - self._full_in_run_ns
+
+    def _is_due(self, step: int) -> bool:
+        """Whether there may be anything to do. Mostly not: then the meter's clock, 5 us amid training, is not read."""
+        return (
+            self._plan.begins_light(step)
+            or self._plan.begins_full(step)
+            or bool(self._user_profilers)
+            or self._has_run_its_length(step)
+            or (self._full_wanted and self._profiler.is_first_of_device)
+        )
+
+    def _advance(self, step: int) -> None:
+        if self._is_capturing():
+            self._count_skip("graph_capture")
+            return
+        if self._running is not None and self._user_profilers:
+            self._throw_away("user_profiler")
+        ends = self._has_run_its_length(step)
+        full_ends = ends and self._running is True
+        if full_ends and self._is_first_of_device:
+            self._throw_away("first_of_device")
+        begins_full = (
+            self._full_wanted
+            and self._running is not True
+            and (self._plan.begins_full(step) or self._profiler.is_first_of_device)
+        )
+        rolls = self._running is False and self._plan.begins_light(step)
+        if self._running is not None and (ends or begins_full or rolls):
+            self._finish()
+        begins_light = self._plan.begins_light(step) or (full_ends and self._plan.is_light(step))
+        if self._running is None and (begins_full or (self._light_wanted and begins_light)):
+            self._begin(full=begins_full)
+
+    def _has_run_its_length(self, step: int) -> bool:
+        """Whether the running window, if any, has all the steps it was meant to have. The first one of a device ends
+        after a step; its others have one more than is told of.
+        """
+        if self._running:
+            wanted = 1 if self._is_first_of_device else self._plan.full_window_steps + self._on_device
+            return self._step_count >= wanted
+        return self._running is False and not self._plan.is_light(step)
+
+    def _begin(self, *, full: bool) -> None:
+        if not full and not (self._light_wanted and self._light_tells()):
+            return
+        if full and self._profiler.misses_device:
+            self._count_skip("device_not_recorded")
+            return
+        begin_ns = thread_time_ns()
+        enqueued = self._read_enqueued()
+        self._resident_before_bytes = self._find_resident_bytes()
+        with self._beginning:
+            if self._user_profilers or self._profiler.is_busy():
+                self._count_skip("user_profiler")
+                return
+            on_device = full and self._profiler.sees_device
+            is_first = full and self._profiler.is_first_of_device
+            self._profiler.start(full=full)
+            self._running, self._thread, self._steps, self._step_count = full, get_ident(), [], 0
+            self._on_device, self._is_first_of_device = on_device, is_first
+            self._is_idle.clear()
+        self._enqueued_before = enqueued
+        self._begin_cost_ns = thread_time_ns() - begin_ns
+        self._full_in_run_ns += self._begin_cost_ns if full else 0
+
+    def _finish(self) -> None:
+        begin_ns = thread_time_ns()
+        full = bool(self._running)
+        result = self._stop()
+        offset_ns = time_ns() - monotonic_ns()
+        enqueued = self._read_enqueued()
+        end_cost_ns = thread_time_ns() - begin_ns
+        self._full_in_run_ns += end_cost_ns if full else 0
+        cost_ns = self._begin_cost_ns + end_cost_ns
+        before = self._enqueued_before
+        window = RawWindow(
+            full,
+            LateRecords(self._steps),
+            result,
+            offset_ns,
+            before,
+            enqueued,
+            cost_ns,
+            self._on_device,
+            self._resident_before_bytes,
+        )
+        if not self._on_window(window):
+            self._count_skip("backlog")
+
+    def _throw_away(self, reason: str) -> None:
+        self._count_skip(reason)
+        self._stop()
+
+    def _stop(self) -> Any:
+        self._running, self._is_first_of_device = None, False
+        try:
+            return self._profiler.stop()
+        finally:
+            self._is_idle.set()
+
+    def _count_skip(self, reason: str) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1

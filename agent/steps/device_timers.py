@@ -1,0 +1,377 @@
+"""Device times of the phases of a step, from CUDA events at the moments at which the host clock is read.
+
+    host      moment ------ forward ------ moment ------ backward ------ moment          StepTimer: charges, by host ns
+    stream    event 0                      event 1                       event 2         here: one event per moment
+    device    ---------- forward ---------|----------- backward ---------|               elapsed_time(0, i), later
+
+An event is a mark in the current stream; the device notes the time when it gets there, so what is measured is the time
+between two marks by the device's clock: its work on that stream and the gaps in it. Other streams (communication) are
+seen only as far as this one waits for them. Nothing here ever waits for the device: `record()` and `query()` only, and
+`elapsed_time()` of events that are known to be over. The record of a timed step waits for its device times, those
+behind it wait with it, `RECORDS_WAITING_MAX` at most.
+
+While a CUDA graph is captured a query, on whatever stream, would kill the capture, and an event recorded into it would
+never tell a time. So a step within which a capture is seen goes without device times, and what waits is asked later.
+`GraphCaptures` knows of them.
+
+An event costs one to three microseconds, so not every step is timed: TimingPlan says which, the same on every rank.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from threading import get_ident
+from time import monotonic_ns
+from typing import Any
+
+import msgspec
+
+from rankscope.agent.guard import Guard
+from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.measure.records import StepRecord
+from rankscope.measure.units import NS_PER_MS
+
+PART = "device_times"
+
+EVENTS_MAX = 512
+"""Events there may be at once: a timed step of 64 micro batches has about 260 moments, and two may be on their way."""
+
+RECORDS_WAITING_MAX = 8
+"""Records that may wait for device times. The host is seldom more than two steps ahead of the device."""
+
+QUERY_INTERVAL_NS = 50 * NS_PER_MS
+"""Between two steps it is asked again that often: a record of a long step must not wait for the end of the next."""
+
+INTERVAL_STEPS_FIRST = 16
+"""Until the step time is known."""
+
+INTERVAL_STEPS_MAX = 4096
+
+CAPTURE = "capture"
+STREAM_CHANGED = "stream_changed"
+POOL_EMPTY = "pool_empty"
+NOT_READY = "not_ready"
+OTHER_THREAD = "other_thread"
+NO_MOMENT = "no_moment"
+ERROR = "error"
+
+
+class TimingPlan:
+    """Which steps are timed on the device. Pure: step numbers and times in, decisions out.
+
+    Every 2^n-th step from `warmup_steps` on, n as small as the cost allows: over all steps the events may cost
+    `overhead_ratio_max` of the time. Ranks that disagree about n still have every step of the rarer one in common.
+    """
+
+    def __init__(self, *, warmup_steps: int, overhead_ratio_max: float) -> None:
+        self._warmup_steps = warmup_steps
+        self._overhead_ratio_max = overhead_ratio_max
+        self._step_ns = 0
+        self._cost_ns = 0
+        self.interval_steps = INTERVAL_STEPS_FIRST
+
+    def learn_step(self, step_ns: int) -> None:
+        """The present step time."""
+        self._step_ns = step_ns
+        self._choose()
+
+    def learn_cost(self, cost_ns: int) -> None:
+        """What timing one step has cost. A cost that was seen once is forgotten by a quarter with every timed step."""
+        self._cost_ns = max(cost_ns, self._cost_ns * 3 // 4)
+        self._choose()
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step is to be timed.
+
+        >>> plan = TimingPlan(warmup_steps=4, overhead_ratio_max=0.001)
+        >>> plan.learn_cost(25_000)
+        >>> plan.learn_step(10_000_000)   # 25 us are 0.0025 of 10 ms: every 2nd step would cost too much
+        >>> plan.interval_steps, [step for step in range(16) if plan.is_due(step)]
+        (4, [4, 8, 12])
+        """
+        since = step - self._warmup_steps
+        return since >= 0 and since % self.interval_steps == 0
+
+    def find_next(self, step: int) -> int:
+        """The first step after this one that is to be timed."""
+        since = max(-1, step - self._warmup_steps)
+        return self._warmup_steps + (since // self.interval_steps + 1) * self.interval_steps
+
+    def _choose(self) -> None:
+        """The smallest sufficient power of two; a shorter interval only with room to spare, so that it stands still."""
+        allowed_ns = self._overhead_ratio_max * self._step_ns
+        if allowed_ns <= 0 or self._cost_ns <= 0:
+            return
+        interval = self.interval_steps
+        while interval < INTERVAL_STEPS_MAX and interval * allowed_ns < self._cost_ns:
+            interval *= 2
+        while interval > 1 and interval * allowed_ns > 2.5 * self._cost_ns:
+            interval //= 2
+        self.interval_steps = interval
+
+
+class _Timing(msgspec.Struct):
+    """A step that is timed: its events by the host ns of their moments, and what StepTimer charged, in order."""
+
+    step: int
+    thread: int
+    stream: Any
+    start: Any
+    events: dict[int, Any] = msgspec.field(default_factory=dict)
+    charges: list[tuple[int, str]] = msgspec.field(default_factory=list)
+    costs_ns: list[int] = msgspec.field(default_factory=list)
+    last: Any = None
+    skip: str | None = None
+
+    @property
+    def marks_cost_ns(self) -> int:
+        """What its marks have cost; one that blocked, or whose thread was put aside, counts as the middle one does."""
+        return sorted(self.costs_ns)[(len(self.costs_ns) - 1) // 2] * len(self.costs_ns)
+
+
+class DeviceTimers:
+    """Times steps on the device, on the training thread; `on_record` gets every record it was given, in order.
+
+    `cuda` is torch.cuda or what stands in for it. No error leaves this class: the first one is counted and ends it, for
+    a wrong call of CUDA must not be made twice. `skipped` counts the steps that were to be timed and were not, by
+    reason. `spent_ns` is an estimate: a mark that blocks because the device's queue is full is counted as the others
+    are, since the training's own next launch would have blocked in its place.
+    """
+
+    def __init__(
+        self,
+        cuda: Any,
+        plan: TimingPlan,
+        guard: Guard,
+        on_record: Callable[[StepRecord], None],
+        *,
+        captures: GraphCaptures | None = None,
+        read_clock_ns: Callable[[], int] = monotonic_ns,
+        events_max: int = EVENTS_MAX,
+        records_waiting_max: int = RECORDS_WAITING_MAX,
+    ) -> None:
+        self._cuda = cuda
+        self.plan = plan
+        self._guard = guard
+        self._on_record = on_record
+        self._captures = captures or GraphCaptures(cuda.is_current_stream_capturing)
+        self._read_clock_ns = read_clock_ns
+        self._events_max = events_max
+        self._records_waiting_max = records_waiting_max
+        self._events_made = 0
+        self._free: dict[int, list[Any]] = {}
+        self._timing: _Timing | None = None
+        self._waiting: deque[tuple[StepRecord, _Timing | None]] = deque()
+        self._asked_ns = 0
+        self._is_off = False
+        self.skipped: dict[str, int] = {}
+        self.spent_ns = 0
+
+    @property
+    def records_waiting(self) -> int:
+        """How many records wait for device times, and those behind them."""
+        return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step is being timed and no record waits, so that a record may be given on another thread."""
+        return self._timing is None and not self._waiting
+
+    def find_next(self, step: int) -> int:
+        """The first step after this one whose begin, or whose end, must be seen at its moment."""
+        return step + 1 if self._timing is not None else self.plan.find_next(step)
+
+    # -- what StepTimer and the hooks tell ----------------------------------------------------------------------------
+
+    def read_moment_ns(self) -> int:
+        """The time of a moment by the host clock; within a step that is timed the stream is marked, too."""
+        now_ns = self._read_clock_ns()
+        if self._timing is not None:
+            self._mark(self._timing, now_ns)
+        elif self._waiting and now_ns - self._asked_ns >= QUERY_INTERVAL_NS:
+            self._settle(now_ns)
+        return now_ns
+
+    def on_boundary(self, step: int) -> None:
+        """A step begins at this very moment."""
+        if self._is_off or not self.plan.is_due(step):
+            return
+        try:
+            if self._cuda.is_initialized():  # asking anything else would start CUDA
+                self._begin(step)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+            self._fail(error)
+
+    def on_charge(self, now_ns: int, phase: str) -> None:
+        """StepTimer has charged the time from the moment before up to that of `now_ns` to the phase."""
+        if self._timing is not None:
+            self._timing.charges.append((now_ns, phase))
+
+    def on_pause(self) -> None:
+        """The step that had begun is none: an evaluation begins."""
+        timing, self._timing = self._timing, None
+        if timing is not None:
+            self._release(timing)
+
+    def on_record(self, record: StepRecord) -> None:
+        """A step has ended. Its record goes on at once unless it, or one before it, waits for its device times."""
+        timing = self._timing
+        if timing is not None and timing.step == record.step:
+            self._timing = None
+            timing = self._seal(timing, record)
+        else:
+            timing = None
+        if timing is None and not self._waiting:
+            self._on_record(record)
+            return
+        self._waiting.append((record, timing))
+        self._settle(self._read_clock_ns())
+
+    def close(self) -> None:
+        """Nothing more is timed, and what waits goes on: with its device times where they are known by now."""
+        self.on_pause()
+        if self._waiting:
+            self._settle(self._read_clock_ns())
+        self._is_off = True
+        self._flush(NOT_READY)
+
+    # -- a step that is timed -----------------------------------------------------------------------------------------
+
+    def _begin(self, step: int) -> None:
+        self.on_pause()
+        begin_ns = self._read_clock_ns()
+        timing = _Timing(step, get_ident(), None, None)
+        if self._captures.is_open():
+            timing.skip = CAPTURE
+        else:
+            timing.stream = self._cuda.current_stream()
+            timing.start = self._record(timing)
+        timing.costs_ns.append(self._read_clock_ns() - begin_ns)
+        self._timing = timing
+
+    def _mark(self, timing: _Timing, now_ns: int) -> None:
+        if timing.skip is not None or now_ns in timing.events:
+            return
+        try:
+            timing.skip = self._find_obstacle(timing)
+            if timing.skip is None:
+                event = self._record(timing)
+                if event is not None:
+                    timing.events[now_ns] = event
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+        timing.costs_ns.append(self._read_clock_ns() - now_ns)
+
+    def _find_obstacle(self, timing: _Timing) -> str | None:
+        if get_ident() != timing.thread:
+            return OTHER_THREAD
+        if self._captures.is_open():
+            return CAPTURE
+        if self._cuda.current_stream() != timing.stream:
+            return STREAM_CHANGED  # times of two streams do not follow one another
+        return None
+
+    def _record(self, timing: _Timing) -> Any:
+        """A mark in the step's stream; None when no event is left."""
+        free = self._free.setdefault(timing.stream.device_index, [])  # an event belongs to the device it was used on
+        if free:
+            event = free.pop()
+        elif self._events_made < self._events_max:
+            self._events_made += 1
+            event = self._cuda.Event(enable_timing=True)
+        else:
+            timing.skip = POOL_EMPTY
+            return None
+        event.record(timing.stream)
+        return event
+
+    def _seal(self, timing: _Timing, record: StepRecord) -> _Timing | None:
+        """The timing of the step that has ended, cut to its end; None when it is given up."""
+        self.spent_ns += timing.marks_cost_ns
+        timing.charges = [charge for charge in timing.charges if charge[0] <= record.end_host_ns]
+        if timing.skip is None and not all(now_ns in timing.events for now_ns, _ in timing.charges):
+            timing.skip = NO_MOMENT
+        if timing.skip is not None:
+            self._give_up(timing, timing.skip)
+            return None
+        timing.last = timing.events[timing.charges[-1][0]] if timing.charges else timing.start
+        return timing
+
+    # -- records that wait --------------------------------------------------------------------------------------------
+
+    def _settle(self, now_ns: int) -> None:
+        """Let go on what need not wait any more."""
+        self._asked_ns = now_ns
+        try:
+            while self._waiting:
+                record, timing = self._waiting[0]
+                if timing is not None:
+                    obstacle = self._find_wait(timing)
+                    if obstacle is None:
+                        record = self._resolve(record, timing)
+                    elif len(self._waiting) <= self._records_waiting_max:
+                        break
+                    else:
+                        self._give_up(timing, obstacle)
+                self._waiting.popleft()
+                self._on_record(record)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+        self.spent_ns += self._read_clock_ns() - now_ns
+
+    def _find_wait(self, timing: _Timing) -> str | None:
+        """Why the device times cannot be read now; None when they can."""
+        if get_ident() != timing.thread:
+            return OTHER_THREAD
+        if self._captures.is_open():
+            return CAPTURE
+        return None if timing.last.query() else NOT_READY
+
+    def _resolve(self, record: StepRecord, timing: _Timing) -> StepRecord:
+        """The record with its device times. Each charge ends where the next begins, so that they sum to the step."""
+        begin_ns = self._read_clock_ns()
+        phases_ns = dict.fromkeys(record.phases_ns, 0)
+        at_ns = 0
+        for moment_ns, phase in timing.charges:
+            until_ns = round(timing.start.elapsed_time(timing.events[moment_ns]) * NS_PER_MS)
+            phases_ns[phase] = phases_ns.get(phase, 0) + until_ns - at_ns
+            at_ns = until_ns
+        self._release(timing)
+        self.plan.learn_cost(timing.marks_cost_ns + self._read_clock_ns() - begin_ns)
+        return msgspec.structs.replace(record, device_phases_ns=phases_ns)
+
+    def _flush(self, reason: str) -> None:
+        while self._waiting:
+            record, timing = self._waiting.popleft()
+            if timing is not None:
+                self._give_up(timing, reason)
+            self._on_record(record)
+
+    def _give_up(self, timing: _Timing, reason: str) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self._release(timing)
+
+    def _release(self, timing: _Timing) -> None:
+        """Its events may be used again, also those the device has not come to: recording them anew forgets that."""
+        if timing.stream is not None:
+            free = self._free.setdefault(timing.stream.device_index, [])
+            free.extend(timing.events.values())
+            if timing.start is not None:
+                free.append(timing.start)
+
+    def _fail(self, error: Exception) -> None:
+        self._guard.record(PART, error)
+        self._is_off = True
+        if self._timing is not None:
+            self.skipped[ERROR] = self.skipped.get(ERROR, 0) + 1
+            self._timing = None
+        self._flush(ERROR)
+
+
+def find_cuda() -> Any:
+    """torch.cuda where torch is built for GPUs and has what is needed, else None. Does not start CUDA."""
+    import torch  # noqa: PLC0415 - the user's torch, imported by now
+
+    needed = ("Event", "CUDAGraph", "current_stream", "is_current_stream_capturing", "is_initialized")
+    version = getattr(torch, "version", None)
+    built = any(getattr(version, toolkit, None) is not None for toolkit in ("cuda", "hip"))
+    return torch.cuda if built and all(hasattr(torch.cuda, name) for name in needed) else None

@@ -1,0 +1,123 @@
+"""Plain steps that followed each other, kept as the times of their moments until somebody wants their records.
+
+To make the records takes longer than to see that the steps are plain, so it is left to the agent thread.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, overload
+
+from rankscope.agent.steps.batch_size import BatchSize
+from rankscope.measure.records import StepRecord
+
+MOMENTS: Final = 6
+"""Of a plain step, after the one at which it begins."""
+
+
+class PlainRun:
+    """Steps numbered on from `first_step`. `times_ns` are the begin of the first and then MOMENTS of each, in the order
+    of `plain_steps.py`; `sizes` what the batch of each held.
+    """
+
+    __slots__ = ("_records", "first_step", "sizes", "times_ns")
+
+    def __init__(self, first_step: int, times_ns: Sequence[int], sizes: Sequence[BatchSize]) -> None:
+        self.first_step = first_step
+        self.times_ns = times_ns
+        self.sizes = sizes
+        self._records: list[StepRecord] | None = None
+
+    def __len__(self) -> int:
+        """How many steps."""
+        return len(self.sizes)
+
+    @property
+    def end_host_ns(self) -> int:
+        """When the last one ended."""
+        return self.times_ns[-1]
+
+    def to_records(self) -> list[StepRecord]:
+        """The steps; made when they are first asked for."""
+        if self._records is None:
+            self._records = self._make_records()
+        return self._records
+
+    def _make_records(self) -> list[StepRecord]:
+        begins_ns, *moments_ns = (self.times_ns[place:-1:MOMENTS] for place in range(MOMENTS))
+        ends_ns = self.times_ns[MOMENTS::MOMENTS]
+        return [
+            StepRecord(
+                step=step,
+                start_host_ns=begin_ns,
+                duration_ns=end_ns - begin_ns,
+                phases_ns={
+                    "data": data_ns - begin_ns,
+                    "forward": forward_ns - data_ns,
+                    "backward": backward_ns - forward_ns,
+                    "optimizer": optimizer_ns - between_ns,
+                    "other": between_ns - backward_ns + end_ns - optimizer_ns,
+                },
+                batches=1,
+                backwards=1,
+                samples=size.samples,
+                tokens=size.tokens,
+            )
+            for step, size, begin_ns, data_ns, forward_ns, backward_ns, between_ns, optimizer_ns, end_ns in zip(
+                range(self.first_step, self.first_step + len(self)),
+                self.sizes,
+                begins_ns,
+                *moments_ns,
+                ends_ns,
+                strict=True,
+            )
+        ]
+
+
+def tell_each(on_record: Callable[[StepRecord], None]) -> Callable[[PlainRun], None]:
+    """What tells `on_record` of each step of a run."""
+
+    def on_run(run: PlainRun) -> None:
+        for record in run.to_records():
+            on_record(record)
+
+    return on_run
+
+
+Steps = StepRecord | PlainRun
+"""One step, or several in a row."""
+
+
+def count_steps(steps: Steps) -> int:
+    """How many steps it stands for."""
+    return len(steps) if isinstance(steps, PlainRun) else 1
+
+
+class LateRecords(Sequence[StepRecord]):
+    """The records of all these steps, in order, made when the first is asked for."""
+
+    def __init__(self, steps: Sequence[Steps] = ()) -> None:
+        self._steps = steps
+        self._records: list[StepRecord] | None = None
+
+    def __len__(self) -> int:
+        """How many steps; makes none."""
+        return sum(map(count_steps, self._steps))
+
+    @overload
+    def __getitem__(self, place: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[StepRecord]: ...
+    def __getitem__(self, place: int | slice) -> StepRecord | list[StepRecord]:
+        """As in a list."""
+        return self._made()[place]
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        """As in a list."""
+        return iter(self._made())
+
+    def _made(self) -> list[StepRecord]:
+        if self._records is None:
+            records: list[StepRecord] = []
+            for steps in self._steps:
+                records += steps.to_records() if isinstance(steps, PlainRun) else [steps]
+            self._records, self._steps = records, records
+        return self._records

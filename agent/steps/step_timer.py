@@ -1,0 +1,510 @@
+"""Steps and their phases, from the few moments that hooks see: begin and end of a batch, a backward, an optimizer step.
+
+Every moment charges the time since the one before it to exactly one phase, so the phases of a step sum to the step:
+
+    moment            the time before it was           moment           the time before it was
+    data begins       other                            data ends        data
+    backward begins   forward                          backward ends    backward
+    optimizer begins  other                            optimizer ends   optimizer
+
+Inside an optimizer step that calls a closure (LBFGS, Lightning) the same holds, so the optimizer phase is what is left
+after the last backward. Inside the user's own `phase()` gaps belong to that phase.
+
+Where a step ends
+-----------------
+A step ends at the first data or backward moment after an optimizer step. If it is a backward (a loop without a data
+loader), the forward before it already belongs to the next step, so the step ends at the moment before: the end of the
+optimizer step, or the begin of the next one when the backward is called by its closure.
+With several optimizers (GAN) what the last cycle used tells whether one is over; while that is unknown, the end is held
+back until the next optimizer step: one already seen in this cycle confirms the end, a new one joins the two halves.
+Optimizer steps that follow without a batch or a backward between them (sharded and chained ones) are one burst.
+Optimizers that are stepped by hooks inside a backward come as one optimizer step right behind it, which took no time:
+what they took is part of that backward.
+
+A batch fetched while gradients are off belongs to an evaluation: it ends the step, and the time until training goes on
+belongs to no step. Some switch gradients off around the model only (Transformers' Trainer), and are known when the next
+batch is asked for: one loader was read to its end without a backward. A step without an optimizer step is no step.
+
+The CPU time of a step
+----------------------
+Reading the thread's CPU clock takes 5 us amid training, so it is read once a step at most: where a batch is asked for,
+if steps end there in this loop, else at the end of the optimizer step. A step that ends where the one before did not
+has no CPU time; nor has one that began or ended at a moment written down without the clock (`event_buffer.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic_ns, thread_time_ns
+
+from rankscope.agent.steps.batch_size import UNKNOWN, UNTOLD, BatchSize, Told, add_sizes
+from rankscope.agent.steps.step_run import PlainRun, tell_each
+from rankscope.measure.records import PHASES, StepRecord
+from rankscope.measure.text import to_unicode
+
+
+@dataclass(slots=True, repr=False)
+class OpenStep:
+    """A step that is still running."""
+
+    start_ns: int
+    start_cpu_ns: int | None
+    phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    batches: int = 0
+    backwards: int = 0
+    optimizers: set[int] = field(default_factory=set)
+    loaders: set[int] = field(default_factory=set)
+    looked_through: bool = False
+    read: BatchSize | None = None
+    said: BatchSize | None = None
+    told: Told = UNTOLD
+
+    def find_cpu_ns(self, end_cpu_ns: int | None) -> int | None:
+        """Its CPU time, when the clock said that at its end; None: not known."""
+        if self.start_cpu_ns is None or end_cpu_ns is None:
+            return None
+        return max(0, end_cpu_ns - self.start_cpu_ns)
+
+    def join(self, later: "OpenStep") -> None:
+        """Take in what was thought to be the next step."""
+        for name, duration_ns in later.phases_ns.items():
+            self.phases_ns[name] = self.phases_ns.get(name, 0) + duration_ns
+        self.batches += later.batches
+        self.backwards += later.backwards
+        self.optimizers |= later.optimizers
+        self.loaders |= later.loaders
+        self.read = add_sizes(self.read, later.read)
+        self.said = add_sizes(self.said, later.said)
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class HeldStep:
+    """A step that may have ended: the next optimizer step tells."""
+
+    step: OpenStep
+    end_ns: int
+    end_cpu_ns: int | None
+
+
+DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
+
+PHASE_LENGTH_MAX = 128
+"""Characters of a phase's name that are kept: it becomes a label of series. A report has room for four times as many.
+"""
+EVALUATION = "evaluation"
+"""The phase of an evaluation that the user marks amid a step."""
+
+
+class StepTimer:
+    """Turns moments into StepRecords. One thread calls it; its methods take the moment's time in host ns.
+
+    `on_record` gets every finished step in order, numbered from 0; plain ones go to `on_run` together, if it is given.
+    `on_boundary` is called with the number of a step at the very moment it begins: profiler windows are started and
+    stopped there. `on_pause` is called when an evaluation begins: what was started at a boundary must not go on through
+    it. `on_charge` is told every moment up to which time was charged to a step, and the phase.
+
+    While `is_live` is False moments come late: no clock is read, and no boundary told.
+    """
+
+    def __init__(
+        self,
+        on_record: Callable[[StepRecord], None],
+        on_boundary: Callable[[int], None] = lambda _step: None,
+        on_pause: Callable[[], None] = lambda: None,
+        *,
+        on_run: Callable[[PlainRun], None] | None = None,
+        on_charge: Callable[[int, str], None] | None = None,
+        phases_max: int = 16,
+        read_clock_ns: Callable[[], int] = monotonic_ns,
+        read_cpu_ns: Callable[[], int] = thread_time_ns,
+    ) -> None:
+        self._on_record = on_record
+        self._on_boundary = on_boundary
+        self._on_pause = on_pause
+        self._on_run = on_run or tell_each(on_record)
+        self._on_charge = on_charge
+        self._phases_max = phases_max
+        self._read_clock_ns = read_clock_ns
+        self._read_cpu_clock_ns = read_cpu_ns
+        self.is_live = True
+        self._next_step = 0
+        self._open: OpenStep | None = None
+        self._held: HeldStep | None = None
+        self._mark_ns = 0
+        self._stepped = False
+        self._stepped_cpu_ns: int | None = None
+        self._said_cpu_ns: int | None = None
+        self._ends_at_batch = False
+        self._cycle: frozenset[int] = frozenset()
+        self._names: set[str] = set(PHASES)
+        self._user_phases: list[str] = []
+        self._data_depth = 0
+        self._backward_depth = 0
+        self._optimizer_depth = 0
+        self._optimizer = 0
+        self._evaluating = False
+        self._evaluates_amid_step = False
+        self._outside = False
+        self._manual = False
+        self._fetches_training = True
+        self._told = UNTOLD
+        self._said_ahead: BatchSize | None = None
+        self._has_ends = False
+        self._backwards_without_end = 0
+
+    @property
+    def backwards_without_end(self) -> int:
+        """How many backwards there were in a loop in which nothing has ended a step; 0 once something has."""
+        return 0 if self._has_ends else self._backwards_without_end
+
+    @property
+    def step(self) -> int:
+        """The number of the first step that has not been told of."""
+        return self._next_step
+
+    @property
+    def ends_at_batch(self) -> bool:
+        """Whether the steps of this loop end where a batch is asked for, so not at the end of an optimizer step."""
+        return self._ends_at_batch
+
+    def count_ends_until(self, step: int) -> int:
+        """How many more optimizer steps must end, or calls of `end_step` come, before that step can begin; 0 when it
+        may begin with the next moment.
+        """
+        if self._open is None or self._held is not None:
+            return 0
+        return max(0, step - self._next_step - self._stepped)
+
+    @property
+    def has_plain_cycle(self) -> bool:
+        """Whether each step, as far as is known, has one optimizer step and ends where the next batch is asked for."""
+        return self._ends_at_batch and len(self._cycle) == 1 and not (self._held or self._manual)
+
+    @property
+    def plain_optimizer(self) -> int | None:
+        """The optimizer of which plain steps may follow, right after a step has begun with a fetch; None when anything
+        out of the ordinary is going on, so that each moment must be looked at.
+        """
+        step = self._open
+        is_fresh = step is not None and step == OpenStep(step.start_ns, step.start_cpu_ns)
+        is_plain = (self._data_depth, self._backward_depth, self._optimizer_depth) == (1, 0, 0) and not (
+            self._held or self._user_phases or self._on_charge or self._manual or self._evaluates_amid_step
+        )
+        is_known = is_fresh and is_plain and self._fetches_training and len(self._cycle) == 1
+        return next(iter(self._cycle)) if is_known else None
+
+    def add_plain_steps(self, run: PlainRun) -> None:
+        """These steps have come since, numbered on, and at the end of the last the next batch was asked for."""
+        self._ends_at_batch = True
+        self._next_step += len(run)
+        self._on_run(run)
+        self._begin(run.end_host_ns, None)
+
+    # -- moments ------------------------------------------------------------------------------------------------------
+
+    def clock_read(self, _now_ns: int, cpu_ns: int, _step: int) -> None:
+        """What the CPU clock said when the batch was asked for that comes next."""
+        self._said_cpu_ns = cpu_ns
+
+    def data_begin(self, now_ns: int, training: bool = True) -> None:  # noqa: FBT001, FBT002 - moments are kept with their arguments as a row
+        """A batch is asked for. `training` is False while gradients are off."""
+        said_cpu_ns, self._said_cpu_ns, self._data_depth = self._said_cpu_ns, None, self._data_depth + 1
+        if self._data_depth > 1:
+            return
+        self._fetches_training = training
+        if self._has_evaluated():
+            self._leave_steps(now_ns)
+        if not training and self._enter_evaluation(now_ns):
+            return
+        resumes = self._evaluating and self._open is None
+        self._evaluating = False
+        self._charge(now_ns, OTHER)
+        if training and self._may_end():
+            self._cross(self._read_cpu_ns() if said_cpu_ns is None else said_cpu_ns, at_this_moment=True)
+        self._ensure_open(now_ns)
+        if resumes and self._open is not None:
+            self._announce()
+
+    def data_end(
+        self,
+        now_ns: int,
+        got_batch: bool = True,  # noqa: FBT001, FBT002 - as data_begin
+        loader: int = 0,
+        size: BatchSize = UNKNOWN,
+    ) -> None:
+        """The batch is there, or the loader has no more; `loader` tells loaders that are in use apart."""
+        self._data_depth = max(0, self._data_depth - 1)
+        if self._data_depth:
+            return
+        self._charge(now_ns, DATA, inside=True)
+        if self._open is None or (self._manual and not self._fetches_training):
+            return
+        if got_batch:
+            self._open.batches += 1
+            self._open.loaders.add(loader)
+            self._open.read = add_sizes(self._open.read, size)
+        elif self._open.loaders == {loader}:
+            self._open.looked_through = True
+
+    def backward_begin(self, now_ns: int) -> None:
+        """loss.backward() begins."""
+        self._backward_depth += 1
+        if self._backward_depth > 1:
+            return
+        # After an evaluation training may go on without a loader: its forward began when the last batch was done with.
+        self._ensure_open(self._mark_ns if self._evaluating else now_ns)
+        self._evaluating = False
+        if self._may_end():
+            self._cross(self._stepped_cpu_ns, at_this_moment=False)
+        self._charge(now_ns, FORWARD)
+
+    def backward_end(self, now_ns: int) -> None:
+        """loss.backward() has returned or raised."""
+        self._backward_depth = max(0, self._backward_depth - 1)
+        if self._backward_depth or self._open is None:
+            return
+        self._charge(now_ns, BACKWARD, inside=True)
+        self._open.backwards += 1
+        self._backwards_without_end += 1
+
+    def optimizer_begin(self, now_ns: int, optimizer: int) -> None:
+        """optimizer.step() begins; `optimizer` tells optimizers apart."""
+        self._optimizer_depth += 1
+        if self._optimizer_depth > 1:
+            return
+        self._optimizer = optimizer
+        self._evaluating = False
+        self._ensure_open(now_ns)
+        self._charge(now_ns, OTHER)
+        self._resolve_held()
+
+    def optimizer_end(self, now_ns: int) -> None:
+        """optimizer.step() has returned or raised."""
+        self._optimizer_depth = max(0, self._optimizer_depth - 1)
+        step = self._open
+        if self._optimizer_depth or step is None:
+            return
+        self._charge(now_ns, OPTIMIZER, inside=True)
+        if step.batches == 0 and step.backwards == 0:
+            return  # the rest of the burst that ended the step before
+        step.optimizers.add(self._optimizer)
+        self._stepped = self._has_ends = True
+        ends_here = step.batches == 0 and self._cycle_is_complete() and not self._manual
+        self._stepped_cpu_ns = self._read_cpu_ns() if ends_here or not self._ends_at_batch else None
+        if ends_here:
+            self._seal(self._stepped_cpu_ns)
+
+    def end_step(self, now_ns: int, size: BatchSize = UNKNOWN) -> None:
+        """The user says that a step ends here, and perhaps what it held. From now on only the user does."""
+        self._manual, self._evaluating, self._has_ends = True, False, True
+        self._rejoin_held()
+        self._ensure_open(now_ns)
+        self._charge(now_ns, OTHER)
+        if self._open is not None and size != UNKNOWN:
+            self._told = self._told.and_of(size)
+            self._open.said = size.or_else(self._open.said or UNKNOWN)
+        self._seal(self._read_cpu_ns())
+
+    def say_batch(self, _now_ns: int, size: BatchSize) -> None:
+        """The user says what a batch holds. From now on only the user does.
+
+        In a loop without a data loader it is said before the step it belongs to is known to have begun.
+        """
+        self._told = self._told.and_of(size)
+        if self._open is None or (self._may_end() and not self._open.batches):
+            self._said_ahead = add_sizes(self._said_ahead, size)
+        else:
+            self._open.said = add_sizes(self._open.said, size)
+
+    def evaluation_begin(self, now_ns: int) -> None:
+        """The user says that an evaluation begins. No moments come until its end; amid a step it is a phase of it."""
+        step = self._open
+        self._evaluates_amid_step = (
+            step is not None and bool(step.batches or step.backwards) and (self._manual or not self._stepped)
+        )
+        if self._evaluates_amid_step:
+            self.phase_begin(now_ns, EVALUATION)
+            self._on_pause()
+        else:
+            self._leave_steps(now_ns)
+            self._outside = True
+
+    def evaluation_end(self, now_ns: int) -> None:
+        """The evaluation is over."""
+        if self._evaluates_amid_step:
+            self._evaluates_amid_step = False
+            self.phase_end(now_ns)
+        elif self._outside:
+            self._outside = False
+            self._resume(now_ns)
+
+    def take_over(self, now_ns: int) -> None:
+        """A framework is about to say where steps end: what was found until now ends, and no step has begun."""
+        self._leave_steps(now_ns)
+        self._evaluating = False
+        self._manual = self._has_ends = True
+
+    def give_back(self, now_ns: int) -> None:
+        """The framework has said its last step: steps are found again. What came after that step belongs to none."""
+        self._leave_steps(now_ns)
+        self._manual = False
+
+    def phase_begin(self, now_ns: int, name: str) -> None:
+        """The user's phase begins. Beyond `phases_max` names of their own, time is charged to `other`."""
+        self._ensure_open(now_ns)
+        self._charge(now_ns, OTHER)
+        name = to_unicode(name[:PHASE_LENGTH_MAX])
+        if name not in self._names and len(self._names) >= len(PHASES) + self._phases_max:
+            name = OTHER
+        self._names.add(name)
+        self._user_phases.append(name)
+
+    def phase_end(self, now_ns: int) -> None:
+        """The user's phase ends."""
+        if self._user_phases:
+            self._charge(now_ns, OTHER)
+            self._user_phases.pop()
+
+    def finish(self) -> None:
+        """Nothing comes any more: the last step ends at its last moment; one without an optimizer step is dropped."""
+        self._publish_held()
+        if self._open is not None and self._stepped and not self._manual:
+            self._publish(self._open, self._mark_ns, self._stepped_cpu_ns)
+        self._open = None
+
+    # -- where a step ends --------------------------------------------------------------------------------------------
+
+    def _may_end(self) -> bool:
+        return self._stepped and self._open is not None and not self._manual
+
+    def _cycle_is_complete(self) -> bool:
+        return self._open is not None and bool(self._cycle) and self._open.optimizers >= self._cycle
+
+    def _enter_evaluation(self, now_ns: int) -> bool:
+        """True when this batch belongs to an evaluation between steps, not to the middle of one."""
+        is_amid_step = self._open is not None and not self._stepped and (self._open.backwards or self._open.batches)
+        if self._manual or is_amid_step:
+            return False
+        self._leave_steps(now_ns)
+        return True
+
+    def _has_evaluated(self) -> bool:
+        """True when all that happened since the last step was that one loader was read to its end, without a backward.
+
+        Not known yet while that loader's batches may still be trained on: one that is prefetched, or an epoch that was
+        fetched as a whole.
+        """
+        step = self._open
+        return (
+            step is not None
+            and step.looked_through
+            and not (step.backwards or self._stepped or self._manual)
+            and not (self._backward_depth or self._optimizer_depth)
+        )
+
+    def _leave_steps(self, now_ns: int) -> None:
+        """From here on the time belongs to no step, until training goes on."""
+        self._charge(now_ns, OTHER)
+        self._publish_held()
+        if self._may_end() and self._open is not None:
+            self._publish(self._open, now_ns, self._read_cpu_ns())
+        self._open = None
+        if not self._evaluating:
+            self._evaluating = True
+            self._on_pause()
+
+    def _resume(self, now_ns: int) -> None:
+        """Training goes on at this moment. Where steps are found it is known only by what comes next."""
+        self._mark_ns = now_ns
+        if self._manual:
+            self._evaluating = False
+            self._ensure_open(now_ns)
+            self._announce()
+
+    def _cross(self, end_cpu_ns: int | None, *, at_this_moment: bool) -> None:
+        """The step ends at the last moment charged, unless the cycle of optimizers may still go on.
+
+        A backward never ends it at once: it may be the second optimizer's of a cycle that grows.
+        """
+        self._ends_at_batch = at_this_moment
+        if at_this_moment and self._cycle_is_complete():
+            self._seal(end_cpu_ns)
+        elif self._open is not None:
+            self._held = HeldStep(self._open, self._mark_ns, end_cpu_ns)
+            self._begin(self._mark_ns, end_cpu_ns)
+            if self._optimizer_depth:
+                self._resolve_held()
+
+    def _resolve_held(self) -> None:
+        """The optimizer that steps now says whether the held step had ended."""
+        if self._held is not None and self._optimizer in self._held.step.optimizers:
+            self._publish_held()
+        else:
+            self._rejoin_held()
+
+    def _rejoin_held(self) -> None:
+        """The held step had not ended: what has come since belongs to it."""
+        held, self._held = self._held, None
+        if held is not None and self._open is not None:
+            held.step.join(self._open)
+            self._open = held.step
+
+    def _seal(self, end_cpu_ns: int | None) -> None:
+        """The step ends at this moment, the last one charged, and the next begins."""
+        if self._open is None:
+            return
+        self._publish(self._open, self._mark_ns, end_cpu_ns)
+        self._begin(self._mark_ns, end_cpu_ns)
+        self._announce()
+
+    def _announce(self) -> None:
+        """A step begins at this moment; what others do at the boundary is charged to it."""
+        if self.is_live:
+            self._on_boundary(self._next_step)
+            self._charge(self._read_clock_ns(), OTHER)
+
+    def _read_cpu_ns(self) -> int | None:
+        return self._read_cpu_clock_ns() if self.is_live else None
+
+    def _begin(self, start_ns: int, start_cpu_ns: int | None) -> None:
+        self._open = OpenStep(start_ns, start_cpu_ns, said=self._said_ahead, told=self._told)
+        self._said_ahead = None
+        self._mark_ns = start_ns
+        self._stepped = False
+
+    def _ensure_open(self, now_ns: int) -> None:
+        if self._open is None and not self._outside:
+            self._begin(now_ns, self._read_cpu_ns())
+
+    def _publish_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._publish(held.step, held.end_ns, held.end_cpu_ns)
+
+    def _publish(self, step: OpenStep, end_ns: int, end_cpu_ns: int | None) -> None:
+        if step.optimizers:
+            self._cycle = frozenset(step.optimizers)
+        size = step.told.choose(step.read, step.said)
+        record = StepRecord(
+            step=self._next_step,
+            start_host_ns=step.start_ns,
+            duration_ns=end_ns - step.start_ns,
+            phases_ns=step.phases_ns,
+            cpu_ns=step.find_cpu_ns(end_cpu_ns),
+            batches=step.batches,
+            backwards=step.backwards,
+            samples=size.samples,
+            tokens=size.tokens,
+        )
+        self._next_step += 1
+        self._on_record(record)
+
+    def _charge(self, now_ns: int, name: str, *, inside: bool = False) -> None:
+        """Charge the time since the last moment. A gap inside the user's own phase belongs to that phase."""
+        if self._open is not None:
+            if self._user_phases and not inside:
+                name = self._user_phases[-1]
+            phases_ns = self._open.phases_ns
+            phases_ns[name] = phases_ns.get(name, 0) + now_ns - self._mark_ns
+            if self._on_charge is not None:
+                self._on_charge(now_ns, name)
+        self._mark_ns = now_ns

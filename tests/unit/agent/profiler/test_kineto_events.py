@@ -1,0 +1,99 @@
+"""What a session tells on torch before 2.13, beside what it tells since."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope.agent.profiler import kineto_events
+from rankscope.agent.profiler.kineto_events import OF_DEVICE, HostActivity, SessionEvents, check_events, read_saved
+from rankscope.measure.errors import UnavailableError
+from tests.unit.agent.profiler.older_torch import DEVICE, HOST, to_session_events
+from tests.unit.agent.traced_activities import TracedActivity
+
+ROOT = Path(__file__).parents[4]
+
+
+SESSIONS_WITH_COLLECTIVES = """
+import json, os, sys
+import torch
+from torch import distributed
+from rankscope.agent.profiler.process_groups import GroupProgress, ProcessGroups
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.profiler.window_reduction import parse_bytes
+from tests.unit.agent.profiler.older_torch import find_older_profiler
+
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+told = []
+for find in (TorchProfiler.find, find_older_profiler):
+    profiler = find()
+    profiler.start(full=False)
+    for elements in (5, 7):
+        distributed.all_reduce(torch.ones(elements, dtype=torch.bfloat16))
+    distributed.barrier()
+    found = sorted(profiler.stop().trace_activities(), key=lambda activity: activity.timestamp())
+    threads = set(map(int, os.listdir("/proc/self/task")))
+    told.append({
+        "names": [activity.name() for activity in found],
+        "bytes": [parse_bytes(activity.metadata_json()) for activity in found],
+        "kinds": sorted({activity.type() for activity in found}),
+        "shortest_ns": min(activity.duration() for activity in found),
+        "strange_threads": sorted({activity.resource_id() for activity in found} - threads),
+    })
+recorded = GroupProgress(1).read_enqueued()
+print(json.dumps([*told, list(recorded.values()), list(ProcessGroups(1).count_on_host().values())]), flush=True)
+os._exit(0)  # gloo's threads, amid which the interpreter may not end (agent/last_works.py), are not what is asked about
+"""
+
+
+def test_a_light_session_tells_a_collectives_name_size_time_and_thread_on_any_torch(tmp_path: Path) -> None:
+    # In a process of its own: torch's flight recorder would remember the group.
+    command = [sys.executable, "-c", SESSIONS_WITH_COLLECTIVES, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    told = ended.stdout.splitlines()[-1]  # some versions of gloo have something to say before
+    since, before, recorded, counted = json.loads(told)
+    assert since.pop("shortest_ns") > 0
+    assert before.pop("shortest_ns") > 0
+    assert since == before
+    assert since == {
+        "names": ["gloo:all_reduce", "gloo:all_reduce", "gloo:barrier"],
+        "bytes": [10, 14, None],
+        "kinds": ["user_annotation"],
+        "strange_threads": [],
+    }
+    assert recorded == counted == [6], "three in each session"
+
+
+def test_of_what_ran_on_a_device_an_event_does_not_tell_its_kind() -> None:
+    event = SimpleNamespace(device_type=lambda: DEVICE, scope=lambda: 0)
+    assert HostActivity(event, HOST).type() == OF_DEVICE
+
+
+def test_the_file_of_a_session_is_read_and_nothing_of_it_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto_events, "MEMORY", str(tmp_path))
+    saved = read_saved(to_session_events([TracedActivity("gemm", "kernel", 10, 5, 7)]))
+    assert b'"name": "gemm"' in saved
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_torch_could_not_write_is_an_error() -> None:
+    with pytest.raises(OSError, match=r"window\.json"):
+        read_saved(SessionEvents(SimpleNamespace(save=lambda _path: None), HOST))
+
+
+def test_the_events_of_this_torch_have_all_that_is_asked_of_them() -> None:
+    check_events(torch._C._autograd)
+
+
+def test_what_the_events_of_a_torch_lack_is_named() -> None:
+    event: Any = SimpleNamespace(name=0, scope=0, device_type=0, start_us=0)
+    with pytest.raises(UnavailableError, match="events have no start_ns"):
+        check_events(SimpleNamespace(_KinetoEvent=event))

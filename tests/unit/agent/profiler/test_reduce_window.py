@@ -1,0 +1,361 @@
+"""Full windows: what is read off the profiler, how a step of a device is bounded, and what of it is told.
+
+Windows of a device written by hand are drawn in microseconds. Real ones are the trace files of tests/traces, their
+events handed over as live activities.
+"""
+
+import gzip
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rankscope.agent.profiler.reduce_window import (
+    DeviceCollective,
+    StepBounds,
+    WindowAnswer,
+    WindowRequest,
+    reduce_window,
+)
+from rankscope.agent.profiler.window_reading import read_window
+from rankscope.agent.profiler.window_scheduler import RawWindow
+from rankscope.collector.traces.files import read_chunks
+from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.rank_view import RankView
+from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.traced_collectives import find_collectives
+from rankscope.measure.window_columns import WindowColumns, to_trace
+from tests.unit.agent.traced_activities import PARAM_COMMS, TRACES, TracedActivity, read_events, to_activities
+
+WALL_AHEAD_NS = 7_000_000
+MAIN, STREAM, COMMUNICATION_STREAM = 100, 7, 20
+
+
+def read_columns(activities: Sequence[TracedActivity], *, on_device: bool) -> WindowColumns:
+    window = RawWindow(True, (), None, 0, {}, {}, 0, on_device)
+    columns = read_window(window, list(activities), lambda: None).columns
+    assert columns is not None
+    return columns
+
+
+def reduce(activities: Sequence[TracedActivity], bounds_us: Sequence[int], *, on_device: bool = True) -> WindowAnswer:
+    """Steps number 10 and up, whose bounds are on the host clock; the activities are on the wall clock."""
+    steps = [StepBounds(10 + i, begin * 1000, end * 1000) for i, (begin, end) in enumerate(pairwise(bounds_us))]
+    return reduce_window(
+        WindowRequest(
+            columns=read_columns(activities, on_device=on_device),
+            steps=tuple(steps),
+            wall_minus_host_ns=WALL_AHEAD_NS,
+            on_device=on_device,
+        )
+    )
+
+
+def at(kind: str, name: str, start_us: int, length_us: int, lane: int, **more: Any) -> TracedActivity:
+    return TracedActivity(name, kind, start_us * 1000 + WALL_AHEAD_NS, length_us * 1000, lane, **more)
+
+
+_numbers = iter(range(1, 1_000_000))
+
+
+def ran(
+    called_us: int,
+    start_us: int,
+    length_us: int,
+    name: str = "gemm",
+    *,
+    kind: str = "kernel",
+    call: str = "cudaLaunchKernel",
+    told: str | None = None,
+) -> list[TracedActivity]:
+    """A call and what it launched."""
+    number = next(_numbers)
+    operator = None if told is None else at("cpu_op", PARAM_COMMS, called_us, 1, MAIN, metadata=told)
+    stream = STREAM if told is None else COMMUNICATION_STREAM
+    return [
+        at("cuda_runtime", call, called_us, 1, MAIN, correlation=number),
+        at(kind, name, start_us, length_us, stream, correlation=number, linked=operator),
+    ]
+
+
+def told(sequence: int, group: str = "0") -> str:
+    """What torch says of an all-reduce of 1,000 floats."""
+    return (
+        f'"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "Group size": 2, '
+        f'"dtype": "Float", "Process Group Name": "{group}", "Process Group Description": "default_pg", '
+        f'"Process Group Ranks": "[0, 1]", "Seq": {sequence}'
+    )
+
+
+# -- the steps of a device --------------------------------------------------------------------------------------------
+
+# host    | step 10   0-100   | step 11  100-200   | step 12  200-300
+# calls     10  20  30          110                  210
+# device              ...60     90 100-140  150-190  230-270          310-350
+QUEUE = [
+    *ran(10, 60, 30),
+    *ran(20, 100, 40),
+    *ran(30, 150, 40, "Memcpy HtoD", kind="gpu_memcpy", call="cudaMemcpyAsync"),
+    *ran(110, 230, 40),
+    *ran(210, 310, 40),
+]
+BOUNDS_US = (0, 100, 200, 300)
+
+
+def test_a_step_of_a_device_lasts_from_the_first_work_it_launched_to_the_first_work_of_the_next() -> None:
+    first, second = reduce(QUEUE, BOUNDS_US).breakdowns
+    assert (first.first_step, first.window_ns) == (10, (230 - 60) * 1000)
+    assert (first.compute_ns, first.copy_ns, first.idle_ns) == ((30 + 40) * 1000, 40_000, (170 - 110) * 1000)
+    assert (second.first_step, second.window_ns, second.compute_ns) == (11, (310 - 230) * 1000, 40_000)
+
+
+def test_kernels_are_counted_and_copies_are_not() -> None:
+    assert [found.operator_count for found in reduce(QUEUE, BOUNDS_US).breakdowns] == [2, 1]
+
+
+def test_the_last_step_of_a_window_only_bounds_the_one_before() -> None:
+    answer = reduce(QUEUE, BOUNDS_US)
+    assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([10, 11], 0)
+
+
+def test_a_step_whose_kernel_was_launched_and_did_not_run_in_the_window_is_cut() -> None:
+    queued = at("cuda_runtime", "cudaLaunchKernelExC", 120, 1, MAIN, correlation=10**7)
+    answer = reduce([*QUEUE, queued], BOUNDS_US)
+    assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([10], 1)
+
+
+@pytest.mark.parametrize("call", ["cudaMemsetAsync", "cudaMemcpyAsync", "cudaStreamSynchronize", "cudaEventRecord"])
+def test_a_call_that_may_well_leave_no_work_behind_cuts_no_step(call: str) -> None:
+    answer = reduce([*QUEUE, at("cuda_runtime", call, 120, 1, MAIN, correlation=10**7)], BOUNDS_US)
+    assert answer.steps_cut == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernelEx", "hipLaunchKernel",
+     "hipExtModuleLaunchKernel", "cudaGraphLaunch", "urEnqueueKernelLaunch"],
+)  # fmt: skip
+def test_every_spelling_of_a_launch_is_missed_when_its_work_is(call: str) -> None:
+    answer = reduce([*QUEUE, at("cuda_runtime", call, 120, 1, MAIN, correlation=10**7)], BOUNDS_US)
+    assert answer.steps_cut == 1
+
+
+def test_a_step_that_launched_nothing_has_no_bounds_and_nor_has_the_one_before() -> None:
+    answer = reduce([*ran(10, 60, 30), *ran(210, 310, 40), *ran(310, 400, 1)], (0, 100, 200, 300, 400))
+    assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([12], 2)
+
+
+def test_work_launched_before_the_window_does_not_make_its_first_step_longer() -> None:
+    before = at("kernel", "gemm", 5, 50, STREAM, correlation=10**7)
+    assert reduce([before, *QUEUE], BOUNDS_US).breakdowns == reduce(QUEUE, BOUNDS_US).breakdowns
+
+
+def test_a_device_that_did_nothing_tells_nothing() -> None:
+    answer = reduce([at("cpu_op", "aten::add", 10, 50, MAIN)], BOUNDS_US)
+    assert answer == WindowAnswer(first_step=10, steps_cut=2, on_device=True)
+
+
+# -- collectives of a device ------------------------------------------------------------------------------------------
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def test_a_collective_has_what_torch_said_of_it_and_its_kernels_time_on_the_host_clock() -> None:
+    answer = reduce([*QUEUE, *ran(40, 130, 50, NCCL, told=told(9))], BOUNDS_US)
+    assert answer.collectives == (
+        DeviceCollective(
+            step=10,
+            op="all_reduce",
+            group_name="0",
+            sequence=9,
+            bytes=4_000,  # 1,000 floats of 4 bytes
+            start_host_ns=130_000,
+            duration_ns=50_000,
+            exposed_ns=40_000,
+        ),
+    )
+    first = answer.breakdowns[0]
+    assert (first.communication_ns, first.overlap_ns, first.exposed_communication_ns) == (50_000, 10_000, 40_000)
+
+
+def test_a_collective_belongs_to_the_step_that_launched_it_on_every_rank_however_far_behind_the_device_is() -> None:
+    answer = reduce([*QUEUE, *ran(90, 240, 50, NCCL, told=told(9))], BOUNDS_US)
+    assert [found.step for found in answer.collectives] == [10]
+
+
+def test_a_collective_that_ran_as_several_kernels_counts_once() -> None:
+    parts = [*ran(40, 120, 10, NCCL, told=told(9)), *ran(41, 140, 20, NCCL, told=told(9))]
+    (found,) = reduce([*QUEUE, *parts], BOUNDS_US).collectives
+    assert (found.start_host_ns, found.duration_ns) == (120_000, (160 - 120) * 1000)
+
+
+def test_a_collective_of_a_replayed_graph_tells_its_operation_by_its_name_alone() -> None:
+    (found,) = reduce([*QUEUE, *ran(40, 120, 10, NCCL, call="cudaGraphLaunch")], BOUNDS_US).collectives
+    assert (found.op, found.group_name, found.sequence, found.bytes) == ("all_reduce", None, None, None)
+
+
+def test_collectives_of_a_step_that_is_cut_are_not_told() -> None:
+    queued = at("cuda_runtime", "cudaLaunchKernel", 50, 1, MAIN, correlation=10**7)
+    answer = reduce([*QUEUE, queued, *ran(40, 120, 10, NCCL, told=told(9))], BOUNDS_US)
+    assert (answer.collectives, [found.first_step for found in answer.breakdowns]) == ((), [11])
+
+
+def test_a_range_of_the_backend_tells_the_operation_where_torch_does_not() -> None:
+    enqueue = at("user_annotation", "nccl:_all_gather_base", 39, 5, MAIN)
+    (found,) = reduce([*QUEUE, enqueue, *ran(40, 120, 10, "ncclDevKernel_Generic_1")], BOUNDS_US).collectives
+    assert found.op == "all_gather"
+
+
+# -- real traces of devices -------------------------------------------------------------------------------------------
+
+WITH_DEVICE = (
+    "a100_nccl_2ranks_r0", "h100_bert_small", "mi250_minitoy", "mi300x_resnet18", "v100_dlrm_8ranks_r0",
+    "v100dgxs_resnet50_workers0_a",
+)  # fmt: skip
+ON_CPU = ("cpu_only_r34", "gloo-2.13/ddp_2r_clean/rank0", "gloo-2.13/fsdp2_2r_clean/rank1")
+
+
+@cache
+def read_both_ways(name: str) -> tuple[RankView, RankView]:
+    """The view of a trace as its file is read, and as a live window with the same events is."""
+    path = TRACES / f"{name}.json.gz"
+    columns = read_columns(to_activities(read_events(path)), on_device=name in WITH_DEVICE)
+    return RankView(read_trace(read_chunks(str(path)))), RankView(to_trace(columns))
+
+
+@pytest.mark.parametrize("name", WITH_DEVICE + ON_CPU)
+def test_a_live_window_is_the_same_sets_of_time_as_a_file_of_its_events(name: str) -> None:
+    file, live = read_both_ways(name)
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(live.sets, file.sets, strict=True))
+    assert np.array_equal(live.unit_starts_ns, file.unit_starts_ns)
+
+
+@pytest.mark.parametrize("name", WITH_DEVICE)
+def test_a_live_window_has_the_collectives_of_a_file_of_its_events(name: str) -> None:
+    file, live = read_both_ways(name)
+    # Windows are recorded without shapes: what only the shapes of an old trace's operators tell is not known.
+    expected = [one if one.group_size else msgspec.structs.replace(one, bytes=None) for one in find_collectives(file)]
+    assert find_collectives(live) == expected
+
+
+@pytest.mark.parametrize("name", WITH_DEVICE)
+def test_in_a_live_window_the_same_calls_launched_the_same_work_as_in_a_file(name: str) -> None:
+    file, live = read_both_ways(name)
+    assert np.array_equal(live.work_by_call[1], file.work_by_call[1])
+    assert np.array_equal(live.work.start_ns[live.work_by_call[0]], file.work.start_ns[file.work_by_call[0]])
+
+
+@pytest.mark.parametrize("name", ["a100_nccl_2ranks_r0", "v100dgxs_resnet50_workers0_a"])
+def test_a_real_window_in_the_file_that_torch_saved_is_broken_down_as_one_in_columns(name: str) -> None:
+    path = TRACES / f"{name}.json.gz"
+    file, _ = read_both_ways(name)
+    base_ns = file.trace.head.get("baseTimeNanoseconds", 0)
+    in_columns = WindowRequest(
+        columns=read_columns(to_activities(read_events(path)), on_device=True),
+        steps=tuple(StepBounds(step.number, step.start_ns, step.next_start_ns) for step in file.steps),
+        wall_minus_host_ns=0,
+        on_device=True,
+    )
+    in_file = msgspec.structs.replace(
+        in_columns,
+        columns=WindowColumns(),
+        saved=gzip.decompress(path.read_bytes()),
+        wall_minus_host_ns=base_ns,  # the steps are on the file's own clock
+    )
+    answer = reduce_window(in_file)
+    assert len(answer.breakdowns) >= 1
+    assert answer == reduce_window(in_columns)
+
+
+@pytest.mark.parametrize("name", ["a100_nccl_2ranks_r0", "v100dgxs_resnet50_workers0_a"])
+def test_the_steps_of_a_real_window_follow_one_another_and_hold_all_its_work(name: str) -> None:
+    file, _ = read_both_ways(name)
+    steps = tuple(StepBounds(step.number, step.start_ns, step.next_start_ns) for step in file.steps)
+    columns = read_columns(to_activities(read_events(TRACES / f"{name}.json.gz")), on_device=True)
+    answer = reduce_window(WindowRequest(columns=columns, steps=steps, wall_minus_host_ns=0, on_device=True))
+    assert [found.first_step for found in answer.breakdowns] == [step.step for step in steps[:-1]]
+    places, call_ns = file.work_by_call
+    begins = [int(file.work.start_ns[places[call_ns >= step.start_host_ns]].min()) for step in steps]
+    assert sum(found.window_ns for found in answer.breakdowns) == begins[-1] - begins[0]
+    kernels = file.work.start_ns[file.work.is_kernel]
+    within = int(((kernels >= begins[0]) & (kernels < begins[-1])).sum())
+    assert sum(found.operator_count or 0 for found in answer.breakdowns) == within
+
+
+# -- a real window of the CPU, against sums made without any set of intervals ------------------------------------------
+
+
+class Swept:
+    """How a window was spent, by walking through its events' edges with counters; nothing of ours is used."""
+
+    def __init__(self, events: Sequence[dict[str, Any]], start_ns: int, end_ns: int) -> None:
+        gloo = [event for event in events if event["name"].startswith("gloo:")]
+        workers = {event["tid"] for event in gloo}
+        operators = [event for event in events if event["cat"] == "cpu_op"]
+        computing = [e for e in operators if e["tid"] not in workers and not e["name"].startswith("c10d::")]
+        self.tops = sum(start_ns <= begin < end_ns for begin in _begins_of_outermost(computing, operators))
+        edges: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+        for kind, mine in enumerate((computing, gloo)):
+            for event in mine:
+                begin, end = _bounds_ns(event)
+                edges[min(max(begin, start_ns), end_ns)][kind] += 1
+                edges[min(max(end, start_ns), end_ns)][kind] -= 1
+        edges[start_ns], edges[end_ns] = edges[start_ns], edges[end_ns]
+        self.ns = dict.fromkeys(("idle", "compute", "communication", "both"), 0)
+        moments = sorted(edges)
+        open_now = [0, 0]
+        for moment, following in pairwise(moments):
+            open_now = [now + change for now, change in zip(open_now, edges[moment], strict=True)]
+            names = ("idle", "compute", "communication", "both")
+            self.ns[names[bool(open_now[0]) + 2 * bool(open_now[1])]] += following - moment
+
+
+def _bounds_ns(event: dict[str, Any]) -> tuple[int, int]:
+    begin = int(event["ts"] * 1000)
+    return begin, begin + int(event["dur"] * 1000)
+
+
+def _begins_of_outermost(computing: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list[int]:
+    """Operators that no operator of their thread encloses, found by comparing with those before."""
+    found = []
+    ours = {id(event) for event in computing}
+    by_thread = defaultdict(list)
+    for event in operators:
+        by_thread[event["tid"]].append((*_bounds_ns(event), id(event)))
+    for mine in by_thread.values():
+        open_until = -1
+        for begin, end, key in sorted(mine, key=lambda one: (one[0], -one[1])):
+            if end > open_until:
+                open_until = end
+                found += [begin] if key in ours else []
+    return found
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_step_of_a_real_gloo_window_is_spent_as_counting_along_its_edges_says(rank: int) -> None:
+    path = TRACES / f"gloo-2.13/ddp_2r_clean/rank{rank}.json.gz"
+    events = read_events(path)
+    file = RankView(read_trace(read_chunks(str(path))))
+    steps = tuple(StepBounds(step.number, step.start_ns, step.next_start_ns) for step in file.steps)
+    columns = read_columns(to_activities(events), on_device=False)
+    answer = reduce_window(WindowRequest(columns=columns, steps=steps, wall_minus_host_ns=0, on_device=False))
+    assert len(answer.breakdowns) == len(steps) > 1
+    for step, found in zip(steps, answer.breakdowns, strict=True):
+        swept = Swept(events, step.start_host_ns, step.end_host_ns)
+        assert found == WindowBreakdown(
+            first_step=step.step,
+            step_count=1,
+            window_ns=step.end_host_ns - step.start_host_ns,
+            compute_ns=swept.ns["compute"] + swept.ns["both"],
+            communication_ns=swept.ns["communication"] + swept.ns["both"],
+            overlap_ns=swept.ns["both"],
+            exposed_communication_ns=swept.ns["communication"],
+            copy_ns=0,
+            idle_ns=swept.ns["idle"],
+            operator_count=swept.tops,
+        )

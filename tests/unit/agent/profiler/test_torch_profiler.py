@@ -1,0 +1,176 @@
+"""TorchProfiler: what a session records, by whether a device is in use. torch's C functions are a strict stand-in."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope.agent.profiler.torch_profiler import (
+    DeviceKind,
+    TorchProfiler,
+    communicates,
+    find_devices,
+    is_current_stream_capturing,
+)
+
+ACTIVITY = SimpleNamespace(CPU="CPU", CUDA="CUDA", XPU="XPU")
+SCOPE = SimpleNamespace(USER_SCOPE="user", FUNCTION="function", BACKWARD_FUNCTION="backward")
+
+
+@dataclass
+class Autograd:
+    """The profiler's entrances. A session must be prepared with the activities it is enabled with."""
+
+    _ProfilerResult = SimpleNamespace(trace_activities=None)
+    supported: frozenset[str] = frozenset({"CPU", "CUDA"})
+    sessions: list[tuple[bool, set[str], set[str]]] = field(default_factory=list)
+    counted_devices: int = 0
+    _prepared: object = None
+    _is_on: bool = False
+
+    def _profiler_enabled(self) -> bool:
+        return self._is_on
+
+    def _prepare_profiler(self, configuration: Any, activities: set[str]) -> None:
+        assert not self._is_on
+        self._prepared = (configuration, activities)
+
+    def _enable_profiler(self, configuration: Any, activities: set[str], scopes: set[str]) -> None:
+        assert self._prepared == (configuration, activities)
+        self._is_on = True
+        self.sessions.append((configuration.with_shapes, set(activities), set(scopes)))
+
+    def _disable_profiler(self) -> str:
+        assert self._is_on
+        self._is_on = False
+        return "result"
+
+    def _supported_activities(self) -> frozenset[str]:
+        self.counted_devices += 1
+        return self.supported
+
+
+def c_profiler(*, knows_trace_only: bool = True) -> Any:
+    def experimental(**options: bool) -> dict[str, bool]:
+        if options and not knows_trace_only:
+            raise TypeError("an unknown keyword")
+        return options
+
+    def configure(_state: object, with_shapes: object, *rest: object) -> Any:
+        return SimpleNamespace(with_shapes=with_shapes, experimental=rest[-1])
+
+    return SimpleNamespace(
+        ProfilerActivity=ACTIVITY, RecordScope=SCOPE, ProfilerState=SimpleNamespace(KINETO="kineto"),
+        ProfilerConfig=configure, _ExperimentalConfig=experimental,
+    )  # fmt: skip
+
+
+@dataclass
+class Script:
+    """What the training script has done so far."""
+
+    uses_device: bool = False
+    communicates: bool = False
+    autograd: Autograd = field(default_factory=Autograd)
+
+    def profiler(self) -> TorchProfiler:
+        device = DeviceKind(lambda: self.uses_device, lambda: True, "CUDA")
+        return TorchProfiler(self.autograd, c_profiler(), None, (device,), lambda: self.communicates)
+
+
+@pytest.mark.parametrize(
+    ("script", "activities", "scopes"),
+    [
+        (Script(), {"CPU"}, {"user", "function", "backward"}),
+        (Script(communicates=True), {"CPU"}, {"user", "function", "backward"}),
+        (Script(uses_device=True), {"CPU", "CUDA"}, {"user"}),
+        (Script(uses_device=True, communicates=True), {"CPU", "CUDA"}, {"user", "function"}),
+    ],
+)
+def test_a_full_session_records_what_a_breakdown_needs_and_no_more(
+    script: Script, activities: set[str], scopes: set[str]
+) -> None:
+    script.profiler().start(full=True)
+    assert script.autograd.sessions == [(False, activities, scopes)]
+
+
+def test_a_light_session_touches_no_device() -> None:
+    script = Script(uses_device=True, communicates=True)
+    profiler = script.profiler()
+    profiler.start(full=False)
+    assert script.autograd.sessions == [(True, {"CPU"}, {"user"})]
+    assert profiler.is_first_of_device
+
+
+def test_the_first_full_session_of_a_device_is_told_from_those_that_follow() -> None:
+    script = Script()
+    profiler = script.profiler()
+    seen = []
+    for script.uses_device in (False, True, True):
+        seen.append((profiler.sees_device, profiler.is_first_of_device))
+        profiler.start(full=True)
+        profiler.stop()
+    assert seen == [(False, False), (True, True), (True, False)]
+
+
+def test_an_older_torch_makes_its_event_objects() -> None:
+    autograd = Autograd()
+    profiler = TorchProfiler(autograd, c_profiler(knows_trace_only=False))
+    profiler.start(full=True)
+    assert (profiler.stop(), len(autograd.sessions)) == ("result", 1)
+
+
+# -- which devices there are ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Module:
+    """torch.cuda or torch.xpu, as far as it is asked."""
+
+    compiled: bool
+    initialized: bool = False
+
+    def _is_compiled(self) -> bool:
+        return self.compiled
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+
+def profiler_of(autograd: Autograd) -> TorchProfiler:
+    return TorchProfiler(autograd, c_profiler(), None, find_devices(autograd, c_profiler()))
+
+
+def test_devices_are_not_counted_before_the_script_uses_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, autograd = Module(compiled=True), Autograd()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    profiler = profiler_of(autograd)
+    assert (profiler.sees_device, profiler.misses_device) == (False, False)
+    assert autograd.counted_devices == 0, "to count them would initialise the driver"
+    cuda.initialized = True
+    assert (profiler.sees_device, profiler.misses_device, autograd.counted_devices) == (True, False, 1)
+
+
+@pytest.mark.parametrize(("supported", "teardown"), [({"CPU"}, "0"), ({"CPU", "CUDA"}, "1")])
+def test_a_device_in_use_that_cannot_be_recorded_is_missed(
+    monkeypatch: pytest.MonkeyPatch, supported: set[str], teardown: str
+) -> None:
+    monkeypatch.setenv("TEARDOWN_CUPTI", teardown)
+    monkeypatch.setattr(torch, "cuda", Module(compiled=True, initialized=True))
+    profiler = profiler_of(Autograd(frozenset(supported)))
+    assert (profiler.sees_device, profiler.misses_device, profiler.is_first_of_device) == (False, True, False)
+
+
+def test_a_torch_that_does_not_tell_what_it_was_built_for_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace())
+    monkeypatch.setattr(torch, "xpu", None)
+    assert find_devices(Autograd(), c_profiler()) == ()
+
+
+def test_this_torch_is_asked_as_any_other() -> None:
+    profiler = TorchProfiler.find()
+    assert profiler.sees_device == torch.cuda.is_initialized()
+    assert not torch.cuda.is_initialized()
+    assert (communicates(), is_current_stream_capturing()) == (False, False)

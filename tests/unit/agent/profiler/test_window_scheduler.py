@@ -1,0 +1,305 @@
+"""KinetoWindows: when the profiler is on, what is handed over, and who gives way to whom.
+
+The profiler is a strict stand-in. It and the real one pass the same few tests, at the head of this file.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.profiler.window_scheduler import PART, Profiler
+from tests.unit.agent.profiler.older_torch import find_older_profiler
+from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training
+
+DEADLINE_S = 60.0
+
+# Torch before 2.13 warns so at the first of its profilers in a process, with the default.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+
+
+# -- what the stand-in and the real profiler have in common -----------------------------------------------------------
+
+
+class Rig(NamedTuple):
+    """A profiler, and what a script can do meanwhile."""
+
+    profiler: Profiler
+    enter_range: Callable[[str], None]
+    somebody_else: Callable[[], "torch.profiler.profile | FakeElse"]
+
+
+class FakeElse:
+    """Somebody else's profiler as a block, for the stand-in."""
+
+    def __init__(self, profiler: FakeProfiler) -> None:
+        self._profiler = profiler
+
+    def __enter__(self) -> None:
+        self._profiler.somebody_elses_is_on = True
+
+    def __exit__(self, *_: object) -> None:
+        self._profiler.somebody_elses_is_on = False
+
+
+def enter_real_range(name: str) -> None:
+    with torch.profiler.record_function(name):
+        pass
+
+
+@pytest.fixture(params=["stand-in", "torch", "older torch"])
+def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    if request.param == "stand-in":
+        fake = FakeProfiler()
+        yield Rig(fake, fake.enter_range, lambda: FakeElse(fake))
+        return
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    real = TorchProfiler.find() if request.param == "torch" else find_older_profiler()
+    yield Rig(real, enter_real_range, lambda: torch.profiler.profile(activities=activities))
+    if real.is_busy():
+        real.stop()
+
+
+def test_a_profiler_is_busy_from_start_to_stop(rig: Rig) -> None:
+    before = rig.profiler.is_busy()
+    rig.profiler.start(full=False)
+    during = rig.profiler.is_busy()
+    rig.profiler.stop()
+    assert (before, during, rig.profiler.is_busy()) == (False, True, False)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_session_holds_the_ranges_entered_within_it(rig: Rig, full: bool) -> None:
+    rig.enter_range("before")
+    rig.profiler.start(full=full)
+    rig.enter_range("gloo:all_reduce")
+    result = rig.profiler.stop()
+    rig.enter_range("after")
+    assert [activity.name() for activity in result.trace_activities()] == ["gloo:all_reduce"]
+
+
+def test_starting_twice_is_refused_and_the_first_session_goes_on(rig: Rig) -> None:
+    rig.profiler.start(full=False)
+    with pytest.raises(RuntimeError, match="on already"):
+        rig.profiler.start(full=True)
+    rig.enter_range("gloo:barrier")
+    assert [activity.name() for activity in rig.profiler.stop().trace_activities()] == ["gloo:barrier"]
+
+
+def test_stopping_what_is_off_is_refused(rig: Rig) -> None:
+    with pytest.raises(RuntimeError, match="begun on this thread"):
+        rig.profiler.stop()
+
+
+def test_starting_while_somebody_elses_is_on_is_refused(rig: Rig) -> None:
+    with rig.somebody_else():
+        assert rig.profiler.is_busy()
+        with pytest.raises(RuntimeError, match="on already"):
+            rig.profiler.start(full=False)
+    assert not rig.profiler.is_busy()
+
+
+def test_another_thread_cannot_stop_a_session(rig: Rig) -> None:
+    rig.profiler.start(full=False)
+    assert isinstance(error_on_another_thread(rig.profiler.stop), RuntimeError)
+    assert rig.profiler.is_busy()
+    rig.profiler.stop()
+
+
+def error_on_another_thread(action: Callable[[], object]) -> BaseException | None:
+    """Run something on a thread of its own; what it raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(DEADLINE_S)
+    return errors[0] if errors else None
+
+
+@pytest.mark.parametrize("find", [TorchProfiler.find, find_older_profiler])
+def test_only_a_full_session_of_torchs_profiler_holds_operators(
+    find: Callable[[], TorchProfiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
+    profiler = find()
+    seen = {}
+    for full in (False, True):
+        profiler.start(full=full)
+        torch.ones(3) + 1
+        seen[full] = {activity.name() for activity in profiler.stop().trace_activities()}
+    assert seen[False] == set()
+    assert "aten::add" in seen[True]
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_window_spans_its_steps_and_light_ones_fill_the_time_between() -> None:
+    training = Training().run(WARMUP_STEPS + 2 * LIGHT)
+    assert training.spans() == [("full", 2, 4), ("light", 5, 9), ("light", 10, 17)]
+    assert training.profiler.log[-1] == "light"
+
+
+def test_the_next_full_window_cuts_a_light_one_short() -> None:
+    training = Training().run(WARMUP_STEPS + 32 + FULL_STEPS)
+    assert training.spans()[-2:] == [("light", 26, 33), ("full", 34, 36)]
+
+
+def test_light_windows_alone_follow_each_other_without_a_gap() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 3 * LIGHT)
+    assert training.spans() == [("light", 2, 9), ("light", 10, 17), ("light", 18, 25)]
+
+
+def test_full_windows_alone_leave_the_profiler_off_in_between() -> None:
+    training = Training(light=False).run(WARMUP_STEPS + 40)
+    assert training.profiler.log == ["full", "stop", "full", "stop"]
+    assert training.spans() == [("full", 2, 4), ("full", 34, 36)]
+
+
+def test_a_window_knows_what_was_resident_at_its_begin() -> None:
+    """Here 100 bytes more with each step; the first windows begin with the step after the warm-up."""
+    training = Training(full=False).run(WARMUP_STEPS + 3 * LIGHT)
+    assert [window.resident_before_bytes for window in training.windows_taken] == [
+        100 * window.steps[0].step for window in training.windows_taken
+    ]
+    assert len(training.windows_taken) > 1
+
+
+def test_a_window_knows_what_was_enqueued_before_and_after_it() -> None:
+    window = Training(full=False).run(WARMUP_STEPS + LIGHT).windows_taken[0]
+    assert (window.enqueued_before, window.enqueued_after) == ({0: 4}, {0: 20})  # two collectives in each of 8 steps
+
+
+def test_the_cost_of_a_window_is_its_begin_and_its_end_even_when_the_next_has_begun() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 2 * LIGHT)
+    assert all(window.training_cost_ns > 0 for window in training.windows_taken)
+    assert sum(window.training_cost_ns for window in training.windows_taken) <= training.windows.light_spent_ns
+    assert training.windows.full_spent_ns == 0
+
+
+def test_what_full_windows_cost_is_told_apart_from_what_light_ones_cost() -> None:
+    training = Training().run(WARMUP_STEPS + LIGHT)
+    assert training.spans() == [("full", 2, 4), ("light", 5, 9)]
+    full_ns, light_ns = (window.training_cost_ns for window in training.windows_taken)
+    assert training.windows.full_spent_ns == full_ns
+    assert training.windows.light_spent_ns >= light_ns
+
+
+def test_a_window_that_nobody_has_room_for_is_counted() -> None:
+    training = Training(full=False, room=1).run(WARMUP_STEPS + 3 * LIGHT)
+    assert (len(training.windows_taken), training.windows.skipped) == (1, {"backlog": 2})
+
+
+def test_closing_hands_over_the_steps_so_far_and_the_plan_goes_on() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 3)
+    training.windows.close()
+    training.windows.close()
+    assert training.spans() == [("light", 2, 4)]
+    assert not training.profiler.is_busy()
+    assert training.run(LIGHT).profiler.log == ["light", "stop", "light"]
+
+
+def test_closing_on_another_thread_leaves_the_window_to_its_own() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 3)
+    assert error_on_another_thread(training.windows.close) is None
+    assert training.guard.errors == {}
+    assert training.run(LIGHT).spans() == [("light", 2, 9)]
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_counted_and_the_next_window_is_tried() -> None:
+    training = Training(full=False).run(WARMUP_STEPS)
+    training.profiler.stop()  # somebody ended our session behind our back
+    training.run(3 * LIGHT)
+    assert training.guard.errors == {PART: 1}
+    assert training.spans() == [("light", 18, 25)]  # nothing of steps 2 to 9, and the boundary at 10 was lost with them
+
+
+def test_a_part_that_is_switched_off_ends_its_window_and_begins_no_other() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 1)
+    for _ in range(3):  # the errors of reading windows on the agent thread count for the same part
+        training.guard.record(PART, ValueError("x"))
+    training.run(5 * LIGHT)
+    assert training.profiler.log == ["light", "stop"]
+
+
+# -- the user's own profiler ------------------------------------------------------------------------------------------
+
+
+def test_ours_is_off_before_the_users_begins_and_what_it_saw_is_thrown_away() -> None:
+    training = Training().run(WARMUP_STEPS + 1)
+    training.windows.on_user_profiler(begins=True)
+    assert (training.profiler.log, training.windows_taken) == (["full", "stop"], [])
+    assert training.windows.skipped == {"user_profiler": 1}
+
+
+def test_no_window_begins_while_the_users_profiler_is_on_or_warming_up() -> None:
+    training = Training(full=False).run(WARMUP_STEPS - 1)
+    training.windows.on_user_profiler(begins=True)
+    training.run(1 + 2 * LIGHT)
+    assert (training.profiler.log, training.windows.skipped) == ([], {"user_profiler": 3})
+
+
+def test_windows_come_back_when_the_last_of_the_users_profilers_has_ended() -> None:
+    training = Training(full=False).run(1)
+    for begins in (True, True, False):
+        training.windows.on_user_profiler(begins)
+    training.run(WARMUP_STEPS + 1)
+    assert training.profiler.log == []
+    training.windows.on_user_profiler(begins=False)
+    assert training.run(LIGHT).profiler.log == ["light"]
+
+
+def test_no_window_begins_while_a_profiler_is_on_that_we_were_not_told_of() -> None:
+    training = Training(full=False)
+    training.profiler.somebody_elses_is_on = True
+    training.run(WARMUP_STEPS)
+    assert training.windows.skipped == {"user_profiler": 1}
+    assert training.guard.errors == {}
+
+
+def test_an_end_without_a_begin_does_no_harm() -> None:
+    training = Training(full=False)
+    training.windows.on_user_profiler(begins=False)
+    assert training.run(WARMUP_STEPS).profiler.log == ["light"]
+
+
+def test_a_users_profiler_on_another_thread_waits_until_a_boundary_has_ended_ours() -> None:
+    training = Training(full=False, wait_s=DEADLINE_S).run(WARMUP_STEPS + 1)
+    ours_was_on: list[bool] = []
+
+    def profile() -> None:
+        training.windows.on_user_profiler(begins=True)
+        ours_was_on.append(training.profiler.is_on)
+
+    thread = threading.Thread(target=profile)
+    thread.start()
+    while thread.is_alive():
+        training.run(1)
+    assert ours_was_on == [False]
+    assert training.windows.skipped["user_profiler"] >= 1
+    assert training.guard.errors == {}
+
+
+def test_when_no_boundary_comes_in_time_ours_is_never_stopped_again() -> None:
+    # Stopping it after the user's has ended on the other thread is a SIGSEGV in torch 2.13.
+    training = Training(full=False, wait_s=0.0).run(WARMUP_STEPS + 1)
+    assert error_on_another_thread(lambda: training.windows.on_user_profiler(begins=True)) is None
+    assert error_on_another_thread(lambda: training.windows.on_user_profiler(begins=False)) is None
+    training.run(2 * LIGHT)
+    training.windows.close()
+    assert (training.profiler.log, training.windows_taken) == (["light"], [])
+    assert training.windows.skipped == {"user_profiler": 1 + 2}  # the one lost, and the two that could not begin
+    assert training.guard.errors == {}

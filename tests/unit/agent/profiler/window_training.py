@@ -1,0 +1,113 @@
+"""A training thread with windows on it, and a profiler that stands in for torch's."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.agent.profiler.window_scheduler import KinetoWindows, RawWindow
+from rankscope.measure.records import StepRecord
+from rankscope.measure.units import NS_PER_S
+
+WARMUP_STEPS = 2
+LIGHT = 8
+FULL = 32
+"""Steps of 1 s between two windows of a kind."""
+FULL_STEPS = 3
+
+
+class FakeProfiler:
+    """A profiler that refuses everything the real one would not survive. `log` tells what was done."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.somebody_elses_is_on = False
+        self.sees_device = False
+        self.misses_device = False
+        self._has_seen_device = False
+        self._thread: int | None = None
+        self._ranges: list[str] = []
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a session of ours is on, on any thread."""
+        return self._thread is not None
+
+    @property
+    def is_first_of_device(self) -> bool:
+        return self.sees_device and not self._has_seen_device
+
+    def is_busy(self) -> bool:
+        return self.somebody_elses_is_on or self._thread == threading.get_ident()
+
+    def start(self, *, full: bool) -> None:
+        if self._thread is not None or self.somebody_elses_is_on:
+            raise RuntimeError("a profiler is on already")
+        self._thread, self._ranges = threading.get_ident(), []
+        self._has_seen_device |= full and self.sees_device
+        self.log.append("full" if full else "light")
+
+    def stop(self) -> Any:
+        if self._thread != threading.get_ident():
+            raise RuntimeError("no session was begun on this thread")
+        self._thread = None
+        self.log.append("stop")
+        activities = [SimpleNamespace(name=lambda name=name: name) for name in self._ranges]
+        return SimpleNamespace(trace_activities=lambda: activities)
+
+    def enter_range(self, name: str) -> None:
+        if self._thread is not None:
+            self._ranges.append(name)
+
+
+class Training:
+    """A training thread that takes steps, with windows on it. Every step enqueues two collectives of group 0."""
+
+    def __init__(self, *, light: bool = True, full: bool = True, room: int = 100, wait_s: float = 0.0) -> None:
+        self.profiler = FakeProfiler()
+        self.guard = Guard(error_budget=3)
+        self.windows_taken: list[RawWindow] = []
+        self.room = room
+        self.step = 0
+        self.is_capturing = False
+        self.light_tells = True
+        self.plan = WindowPlan(
+            warmup_steps=WARMUP_STEPS,
+            collective_window_ns=LIGHT * NS_PER_S,
+            full_window_interval_ns=FULL * NS_PER_S,
+            full_window_steps=FULL_STEPS,
+            overhead_ratio_max=1.0,
+        )
+        self.plan.learn_step(NS_PER_S)
+        self.windows = KinetoWindows(
+            self.profiler,
+            self.plan,
+            self.guard,
+            self._take,
+            lambda: {0: 2 * self.step},
+            light=light,
+            full=full,
+            user_profiler_wait_s=wait_s,
+            is_capturing=lambda: self.is_capturing,
+            light_tells=lambda: self.light_tells,
+            find_resident_bytes=lambda: 100 * self.step,
+        )
+
+    def _take(self, window: RawWindow) -> bool:
+        if len(self.windows_taken) >= self.room:
+            return False
+        self.windows_taken.append(window)
+        return True
+
+    def run(self, steps: int) -> "Training":
+        for _ in range(steps):
+            record = StepRecord(step=self.step, start_host_ns=self.step, duration_ns=1, phases_ns={})
+            self.step += 1
+            self.windows.on_steps(record)
+            self.windows.on_boundary(self.step)
+        return self
+
+    def spans(self) -> list[tuple[str, int, int]]:
+        """Each window handed over: its kind, first and last step."""
+        return [("full" if w.full else "light", w.steps[0].step, w.steps[-1].step) for w in self.windows_taken]

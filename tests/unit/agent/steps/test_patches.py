@@ -1,0 +1,56 @@
+"""Patch: ours goes in and comes out, and what somebody has put around it stays."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rankscope.agent.steps.patches import Patch
+
+
+class Torch:
+    """What is patched."""
+
+    def greet(self) -> str:
+        return "torch"
+
+
+def with_name(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: f"{name}({original(*args)})"
+
+    return wrap
+
+
+def make() -> tuple[type[Torch], Patch]:
+    owner = type("Owner", (Torch,), {"greet": Torch.greet})
+    return owner, Patch(owner, "greet", with_name("ours"))
+
+
+def test_a_function_is_wrapped_while_the_patch_is_on() -> None:
+    owner, patch = make()
+    for _ in range(2):
+        patch.put_on()
+        patch.put_on()
+        assert owner().greet() == "ours(torch)"
+        patch.take_off()
+        patch.take_off()
+        assert owner().greet() == "torch"
+
+
+def test_what_somebody_put_around_ours_stays_and_is_not_wrapped_again() -> None:
+    owner, patch = make()
+    patch.put_on()
+    setattr(owner, "greet", with_name("theirs")(owner.greet))  # noqa: B010 - the class is made at run time
+    patch.take_off()
+    patch.put_on()
+    assert owner().greet() == "theirs(ours(torch))"
+
+
+def test_what_somebody_put_in_its_place_meanwhile_is_wrapped_and_put_back() -> None:
+    owner, patch = make()
+    patch.put_on()
+    patch.take_off()
+    setattr(owner, "greet", with_name("theirs")(owner.greet))  # noqa: B010 - as above
+    patch.put_on()
+    assert owner().greet() == "ours(theirs(torch))"
+    patch.take_off()
+    assert owner().greet() == "theirs(torch)"

@@ -1,0 +1,379 @@
+"""Steps and phases from moments, on a virtual clock: one tick is one nanosecond."""
+
+import pytest
+
+from rankscope.agent.steps.step_timer import PHASE_LENGTH_MAX, StepTimer
+from rankscope.measure.records import StepRecord
+
+
+class Loop:
+    """A training loop that lets time pass on a clock of its own."""
+
+    def __init__(self, phases_max: int = 16) -> None:
+        self.now_ns = 1_000
+        self.records: list[StepRecord] = []
+        self.boundaries: list[int] = []
+        self.pauses_ns: list[int] = []
+        self.timer = StepTimer(
+            self.records.append,
+            self.boundaries.append,
+            lambda: self.pauses_ns.append(self.now_ns),
+            phases_max=phases_max,
+            read_clock_ns=lambda: self.now_ns,
+            read_cpu_ns=lambda: self.now_ns // 2,
+        )
+
+    def wait(self, ticks: int) -> "Loop":
+        self.now_ns += ticks
+        return self
+
+    def data(self, ticks: int = 10, *, training: bool = True, got_batch: bool = True, loader: int = 1) -> "Loop":
+        self.timer.data_begin(self.now_ns, training=training)
+        self.now_ns += ticks
+        self.timer.data_end(self.now_ns, got_batch=got_batch, loader=loader)
+        return self
+
+    def backward(self, ticks: int = 200) -> "Loop":
+        self.timer.backward_begin(self.now_ns)
+        self.now_ns += ticks
+        self.timer.backward_end(self.now_ns)
+        return self
+
+    def optimizer(self, ticks: int = 30, name: int = 1) -> "Loop":
+        self.timer.optimizer_begin(self.now_ns, name)
+        self.now_ns += ticks
+        self.timer.optimizer_end(self.now_ns)
+        return self
+
+    def closure_optimizer(self, evaluations: int = 2) -> "Loop":
+        self.timer.optimizer_begin(self.now_ns, 1)
+        for _ in range(evaluations):
+            self.wait(100).backward(200)
+        self.wait(30)
+        self.timer.optimizer_end(self.now_ns)
+        return self
+
+    def finish(self) -> list[StepRecord]:
+        self.timer.finish()
+        for record in self.records:
+            assert sum(record.phases_ns.values()) == record.duration_ns
+            assert min(record.phases_ns.values()) >= 0
+        for before, after in zip(self.records, self.records[1:], strict=False):
+            assert after.step == before.step + 1
+            assert after.start_host_ns >= before.end_host_ns
+        return self.records
+
+
+def plain_step(loop: Loop) -> Loop:
+    return loop.data(10).wait(100).backward(200).wait(5).optimizer(30).wait(7)
+
+
+def test_plain_loop_gives_every_phase_its_time() -> None:
+    loop = Loop()
+    for _ in range(3):
+        plain_step(loop)
+    records = loop.finish()
+    assert [record.step for record in records] == [0, 1, 2]
+    assert records[1].phases_ns == {"data": 10, "forward": 100, "backward": 200, "optimizer": 30, "other": 5 + 7}
+    assert (records[1].duration_ns, records[1].batches, records[1].backwards) == (352, 1, 1)
+
+
+def test_last_step_of_the_script_ends_with_its_optimizer_step() -> None:
+    records = plain_step(plain_step(Loop())).finish()
+    assert records[-1].duration_ns == 10 + 100 + 200 + 5 + 30
+
+
+def test_cpu_time_of_a_step_is_that_of_the_training_thread_within_it() -> None:
+    loop = Loop()
+    for _ in range(3):
+        plain_step(loop)
+    assert loop.finish()[1].cpu_ns == 352 // 2
+
+
+def test_last_step_of_a_job_whose_steps_end_at_a_batch_has_no_cpu_time() -> None:
+    loop = Loop()
+    for _ in range(3):
+        plain_step(loop)
+    assert [record.cpu_ns for record in loop.finish()] == [352 // 2, 352 // 2, None]
+
+
+def test_loop_without_a_loader_has_cpu_time_up_to_each_optimizer_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.wait(100).backward(200).optimizer(30)
+    records = loop.finish()
+    assert [record.cpu_ns for record in records] == [record.duration_ns // 2 for record in records]
+
+
+def test_gradient_accumulation_is_one_step_of_several_batches() -> None:
+    loop = Loop()
+    for _ in range(2):
+        for _ in range(4):
+            loop.data(10).wait(100).backward(200)
+        loop.optimizer(30)
+    records = loop.finish()
+    assert [(r.batches, r.backwards, r.phases_ns["forward"]) for r in records] == [(4, 4, 400), (4, 4, 400)]
+
+
+def test_two_optimizers_make_one_step_from_the_first_cycle_on() -> None:
+    loop = Loop()
+    for _ in range(4):
+        loop.data(10).wait(100).backward(200).optimizer(30, name=1).wait(50).backward(100).optimizer(20, name=2)
+    records = loop.finish()
+    assert len(records) == 4
+    assert records[0].phases_ns == records[2].phases_ns
+    assert records[2].phases_ns == {"data": 10, "forward": 150, "backward": 300, "optimizer": 50, "other": 0}
+
+
+def test_two_optimizers_each_with_a_batch_of_its_own_make_one_step() -> None:
+    loop = Loop()
+    for _ in range(4):
+        loop.data().wait(100).backward().optimizer(name=1).data().wait(50).backward().optimizer(name=2)
+    assert [record.batches for record in loop.finish()] == [2, 2, 2, 2]
+
+
+def test_a_generator_trained_every_third_time_ends_a_step_at_each_discriminator_step() -> None:
+    loop = Loop()
+    for index in range(9):
+        loop.data().wait(100).backward().optimizer(name=1)
+        if index % 3 == 2:
+            loop.wait(50).backward().optimizer(name=2)
+    assert len(loop.finish()) == 9
+
+
+def test_loop_without_a_loader_counts_the_forward_to_its_own_step() -> None:
+    loop = Loop()
+    for ticks in (100, 100, 900, 100):
+        loop.wait(ticks).backward(200).optimizer(30)
+    records = loop.finish()
+    assert [record.phases_ns["forward"] for record in records] == [0, 100, 900, 100]
+    assert loop.boundaries == [2, 3, 4]
+
+
+def test_closure_runs_forward_and_backward_inside_the_optimizer_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.data(10).closure_optimizer(evaluations=2)
+    records = loop.finish()
+    assert records[1].phases_ns == {"data": 10, "forward": 200, "backward": 400, "optimizer": 30, "other": 0}
+    assert [record.backwards for record in records] == [2, 2, 2]
+
+
+def test_closure_without_a_loader_still_ends_each_step() -> None:
+    loop = Loop()
+    for _ in range(4):
+        loop.closure_optimizer(evaluations=3).wait(9)
+    assert [record.backwards for record in loop.finish()] == [3, 3, 3, 3]
+
+
+def test_skipped_optimizer_step_joins_the_batch_to_the_next_step() -> None:
+    loop = plain_step(Loop())
+    loop.data(10).wait(100).backward(200)
+    plain_step(loop)
+    assert [record.batches for record in plain_step(loop).finish()] == [1, 2, 1]
+
+
+def test_burst_of_optimizer_steps_is_one() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.data(10).wait(100).backward(200).optimizer(30).optimizer(30).optimizer(30)
+    assert [record.phases_ns["optimizer"] for record in loop.finish()] == [90, 90, 90]
+
+
+def test_evaluation_between_steps_belongs_to_no_step() -> None:
+    loop = plain_step(plain_step(Loop()))
+    for _ in range(5):
+        loop.data(10, training=False).wait(1_000)
+    loop.data(1, training=False, got_batch=False)
+    records = plain_step(plain_step(loop)).finish()
+    assert [record.duration_ns for record in records] == [352, 352, 352, 345]
+    assert records[2].start_host_ns - records[1].end_host_ns == 5 * 1_010 + 1
+
+
+def test_evaluation_ends_a_cycle_of_optimizers_that_might_have_gone_on() -> None:
+    loop = Loop().data(10).backward(200).optimizer(30, name=1)
+    loop.data(10, training=False).wait(1_000)
+    records = loop.data(10).backward(200).optimizer(30, name=2).finish()
+    assert [record.duration_ns for record in records] == [240, 240]
+
+
+def test_evaluation_is_announced_once_and_the_step_after_it_has_its_boundary() -> None:
+    loop = plain_step(plain_step(Loop()))
+    evaluation_ns = loop.now_ns
+    loop.data(10, training=False).data(10, training=False).data(1, training=False, got_batch=False)
+    plain_step(plain_step(loop)).finish()
+    assert loop.pauses_ns == [evaluation_ns]
+    assert loop.boundaries == [2, 3]  # the first step's end was not yet certain, so that 1 was not announced
+
+
+def look_through(loop: Loop, *, loader: int) -> Loop:
+    """An evaluation that switches gradients off around the model only, as Transformers' Trainer does: 3 031 ticks."""
+    for _ in range(3):
+        loop.data(10, loader=loader).wait(1_000)
+    return loop.data(1, got_batch=False, loader=loader)
+
+
+def test_evaluation_that_fetches_with_gradients_on_belongs_to_no_step() -> None:
+    loop = look_through(plain_step(plain_step(Loop())), loader=2)
+    records = plain_step(plain_step(loop)).finish()
+    assert [record.duration_ns for record in records] == [352, 352, 352, 345]
+    assert [record.batches for record in records] == [1, 1, 1, 1]
+    assert records[2].start_host_ns - records[1].end_host_ns == 3_031
+
+
+def test_two_evaluations_before_training_belong_to_no_step() -> None:
+    loop = look_through(look_through(Loop(), loader=2), loader=3)
+    records = plain_step(loop).finish()
+    assert [(record.batches, record.duration_ns) for record in records] == [(1, 345)]
+
+
+def test_evaluation_that_fetches_with_gradients_on_is_told_when_training_goes_on() -> None:
+    loop = plain_step(plain_step(plain_step(Loop())))
+    look_through(loop, loader=2)
+    resumed_ns = loop.now_ns
+    plain_step(loop).finish()
+    assert loop.pauses_ns == [resumed_ns]
+    assert loop.boundaries == [2, 3, 3]  # 3 was given up by the evaluation and began again after it
+
+
+def test_epoch_fetched_as_a_whole_before_its_first_backward_is_trained_on() -> None:
+    loop = Loop().data().data().data(1, got_batch=False)
+    loop.backward().backward().optimizer()
+    records = plain_step(loop).finish()
+    assert [record.batches for record in records] == [2, 1]
+
+
+def test_batch_in_hand_is_kept_when_another_loader_is_looked_through() -> None:
+    loop = plain_step(plain_step(Loop())).data(10, loader=1)
+    look_through(loop, loader=2).data(10, loader=1).backward().optimizer()
+    assert [record.batches for record in loop.finish()] == [1, 1, 1 + 3 + 1]
+
+
+def test_fetch_that_ends_the_epoch_is_no_batch_and_no_step() -> None:
+    loop = plain_step(plain_step(Loop()))
+    loop.data(3, got_batch=False)
+    records = plain_step(loop).finish()
+    assert [record.batches for record in records] == [1, 1, 1]
+    assert records[2].phases_ns["data"] == 13
+
+
+def test_prefetching_loader_shifts_batches_by_one_and_keeps_the_steps() -> None:
+    loop = Loop().data(10)
+    for _ in range(3):
+        loop.data(10).wait(100).backward(200).optimizer(30)
+    loop.data(1, got_batch=False).wait(100).backward(200).optimizer(30)
+    assert [record.batches for record in loop.finish()] == [2, 1, 1, 0]
+
+
+def test_nested_backward_of_a_checkpoint_is_counted_once() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.data(10).wait(100)
+        loop.timer.backward_begin(loop.now_ns)
+        loop.wait(50).backward(100).wait(50)
+        loop.timer.backward_end(loop.now_ns)
+        loop.optimizer(30)
+    records = loop.finish()
+    assert [(r.backwards, r.phases_ns["backward"]) for r in records] == [(1, 200), (1, 200)]
+
+
+def test_users_own_phase_takes_its_time_from_the_gaps_only() -> None:
+    loop = plain_step(Loop())
+    loop.data(10)
+    loop.timer.phase_begin(loop.now_ns, "augment")
+    loop.wait(40).data(5).wait(3)
+    loop.timer.phase_end(loop.now_ns)
+    loop.wait(100).backward(200).optimizer(30)
+    records = plain_step(loop).finish()
+    assert records[1].phases_ns["augment"] == 43
+    assert (records[1].phases_ns["data"], records[1].phases_ns["forward"]) == (15, 100)
+
+
+def test_too_many_phase_names_end_in_other() -> None:
+    loop = plain_step(Loop(phases_max=1))
+    for name in ("first", "second"):
+        loop.timer.phase_begin(loop.now_ns, name)
+        loop.wait(40)
+        loop.timer.phase_end(loop.now_ns)
+    phases_ns = plain_step(loop).finish()[0].phases_ns
+    assert (phases_ns["first"], "second" in phases_ns, phases_ns["other"]) == (40, False, 40 + 5 + 7)
+
+
+def test_phase_name_is_cut_to_what_a_label_may_have() -> None:
+    loop = Loop()
+    loop.timer.phase_begin(loop.now_ns, "x" * (PHASE_LENGTH_MAX + 1))
+    loop.wait(40)
+    loop.timer.phase_end(loop.now_ns)
+    assert plain_step(loop).finish()[0].phases_ns["x" * PHASE_LENGTH_MAX] == 40
+
+
+def test_phase_name_that_is_not_unicode_can_be_sent() -> None:
+    loop = Loop()
+    loop.timer.phase_begin(loop.now_ns, "loss \udcff")
+    loop.wait(40)
+    loop.timer.phase_end(loop.now_ns)
+    assert plain_step(loop).finish()[0].phases_ns["loss ?"] == 40
+
+
+def test_user_may_say_where_steps_end() -> None:
+    loop = Loop()
+    for _ in range(3):
+        plain_step(plain_step(loop))
+        loop.timer.end_step(loop.now_ns)
+    records = loop.finish()
+    assert [record.batches for record in records[-2:]] == [2, 2]
+
+
+def test_backwards_are_counted_until_something_ends_a_step() -> None:
+    loop = Loop()
+    for backwards in (1, 2, 3):
+        loop.data().backward()
+        assert loop.timer.backwards_without_end == backwards
+    loop.optimizer()
+    assert loop.timer.backwards_without_end == 0
+    loop.data().backward()
+    assert loop.timer.backwards_without_end == 0
+
+
+def test_a_user_who_says_where_steps_end_has_no_backwards_without_an_end() -> None:
+    loop = Loop()
+    loop.backward()
+    loop.timer.end_step(loop.now_ns)
+    loop.backward()
+    assert loop.timer.backwards_without_end == 0
+
+
+def test_script_that_never_trains_has_no_steps() -> None:
+    assert Loop().data().wait(10).data().finish() == []
+
+
+def test_boundary_is_announced_when_it_happens_and_its_cost_is_charged_to_the_new_step() -> None:
+    loop = Loop()
+    loop.timer = StepTimer(
+        loop.records.append, lambda _step: void(loop.wait(1_000)), read_clock_ns=lambda: loop.now_ns, read_cpu_ns=int
+    )
+    for _ in range(3):
+        plain_step(loop)
+    assert loop.finish()[2].phases_ns["other"] == 1_000 + 5
+
+
+def void(_value: object) -> None:
+    """Drop a value where a callable must return None."""
+
+
+@pytest.mark.parametrize("moment", ["data_end", "backward_end", "optimizer_end", "phase_end", "finish"])
+def test_an_end_without_its_begin_does_no_harm(moment: str) -> None:
+    loop = Loop()
+    arguments = () if moment == "finish" else (loop.now_ns,)
+    getattr(loop.timer, moment)(*arguments)
+    plain_step(plain_step(loop))
+    assert len(loop.finish()) == 2
+
+
+def test_an_evaluation_right_after_a_step_that_the_user_ended_pauses_what_began_with_the_next() -> None:
+    loop = Loop().data(training=False)
+    loop.timer.end_step(loop.wait(5).now_ns)
+    loop.timer.evaluation_begin(loop.wait(5).now_ns)
+    loop.timer.evaluation_end(loop.wait(5).now_ns)
+    assert loop.boundaries == [1, 1]
+    assert loop.pauses_ns == [1_000, 1_020]  # the fetch, and the evaluation: the boundary between them is undone

@@ -1,0 +1,441 @@
+"""TorchHooks on the real torch: what they see of a tiny training, and that torch is as it was once they are gone."""
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data.dataloader as loader_module
+from torch import Tensor, nn
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.steps.event_buffer import PART
+from rankscope.agent.steps.open_ranges import OpenRanges
+from rankscope.agent.steps.step_timer import StepTimer
+from rankscope.agent.steps.torch_hooks import TorchHooks, torch_version
+from rankscope.measure.records import StepRecord
+
+# Torch before 2.13 warns so at the first of its profilers in a process, with the default.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+
+DEADLINE_S = 60.0
+BATCHES = 5
+MOMENTS_PER_STEP = 6
+"""Begin and end of the batch, of the backward and of the optimizer step."""
+
+
+class Watched:
+    """Hooks on torch, and what came of them."""
+
+    def __init__(self, timer: StepTimer | None = None) -> None:
+        self.records: list[StepRecord] = []
+        self.user_profilers: list[bool] = []
+        self.guard = Guard(error_budget=3)
+        self.timer = timer or StepTimer(self.records.append)
+        self.hooks = TorchHooks(self.timer, self.guard, self.user_profilers.append)
+
+    def finish(self) -> list[StepRecord]:
+        self.timer.finish()
+        assert self.guard.errors == {}
+        return self.records
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    watched = Watched()
+    watched.hooks.install()
+    yield watched
+    watched.hooks.remove()
+
+
+class Loop:
+    """A model of one layer, its data and its optimizer."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.batches = DataLoader(TensorDataset(torch.ones(2 * BATCHES, 4)), batch_size=2)
+
+    def loss(self, batch: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss: Tensor = self.model(batch).square().mean()
+        return loss
+
+    def train(self) -> "Loop":
+        for (batch,) in self.batches:
+            self.loss(batch).backward()
+            self.optimizer.step()
+        return self
+
+    def weights(self) -> list[float]:
+        return self.model.weight.detach().flatten().tolist()
+
+
+class BrokenTimer(StepTimer):
+    """A timer of which every moment fails."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _record: None)
+        for moment in ("data_begin", "backward_begin", "optimizer_begin", "optimizer_end"):
+            setattr(self, moment, self._fail)
+
+    def _fail(self, *_: object, **__: object) -> None:
+        raise KeyError("our own mistake")
+
+
+def run_on_a_thread(action: Callable[[], object]) -> None:
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+# -- what is seen -----------------------------------------------------------------------------------------------------
+
+
+def test_every_batch_of_a_plain_loop_is_a_step(watched: Watched) -> None:
+    Loop().train()
+    assert watched.hooks.moments == BATCHES * MOMENTS_PER_STEP + 2  # and the fetch that ends the epoch
+    records = watched.finish()
+    assert [(record.batches, record.backwards) for record in records] == [(1, 1)] * BATCHES
+    assert all(sum(record.phases_ns.values()) == record.duration_ns > 0 for record in records)
+
+
+def test_samples_of_every_step_are_read_from_its_batches(watched: Watched) -> None:
+    Loop().train()
+    assert [(record.samples, record.tokens) for record in watched.finish()] == [(2, None)] * BATCHES
+
+
+def test_nothing_is_seen_while_the_hooks_pause(watched: Watched) -> None:
+    loop = Loop().train()
+    seen = watched.hooks.moments
+    watched.hooks.pause()
+    loop.train()
+    assert watched.hooks.moments == seen
+    watched.hooks.resume()
+    loop.train()
+    assert len(watched.finish()) == 2 * BATCHES
+
+
+def test_what_is_learnt_is_the_same_with_hooks_and_without(watched: Watched) -> None:
+    hooked = Loop().train().weights()
+    watched.hooks.remove()
+    assert Loop().train().weights() == hooked
+
+
+def test_a_scaler_that_skips_a_step_ends_the_step_all_the_same(watched: Watched) -> None:
+    loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=2.0)
+    before = loop.weights()
+    for (batch,) in loop.batches:
+        scaler.scale(loop.loss(batch) * float("inf")).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+    assert loop.weights() == before, "inf must have kept the optimizer from stepping"
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(1, 1)] * BATCHES
+
+
+def test_a_scaler_that_steps_is_counted_once(watched: Watched) -> None:
+    loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=2.0)
+    for (batch,) in loop.batches:
+        scaler.scale(loop.loss(batch)).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(1, 1)] * BATCHES
+
+
+def test_a_closure_runs_its_backwards_inside_the_step(watched: Watched) -> None:
+    loop = Loop()
+    optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=3)
+
+    def closure(batch: Tensor) -> float:
+        loss = loop.loss(batch)
+        loss.backward()
+        return loss.item()
+
+    for (batch,) in loop.batches:
+        optimizer.step(lambda batch=batch: closure(batch))
+    records = watched.finish()
+    assert [record.batches for record in records] == [1] * BATCHES
+    assert all(record.backwards >= 1 and record.phases_ns["optimizer"] > 0 for record in records)
+
+
+class SteppedInBackward(Loop):
+    """Each parameter has its own optimizer, which a hook steps inside the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in self.model.parameters()}
+        for parameter in self.optimizers:
+            parameter.register_post_accumulate_grad_hook(lambda parameter: self.optimizers[parameter].step())
+
+
+def test_optimizers_stepped_inside_a_backward_end_one_step_with_it(watched: Watched) -> None:
+    loop = SteppedInBackward()
+    for (batch,) in loop.batches:
+        loop.loss(batch).backward()
+    records = watched.finish()
+    assert [(record.batches, record.backwards) for record in records] == [(1, 1)] * BATCHES
+    assert [record.phases_ns["optimizer"] for record in records] == [0] * BATCHES
+    assert all(record.phases_ns["backward"] > 0 for record in records)
+
+
+def test_optimizers_stepped_inside_a_backward_need_no_loader_to_be_counted(watched: Watched) -> None:
+    loop = SteppedInBackward()
+    for _ in range(50):
+        loop.loss(torch.ones(2, 4)).backward()
+    assert [record.backwards for record in watched.finish()] == [1] * 50
+
+
+def test_a_backward_of_a_gpu_runs_its_hooks_on_a_thread_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here another thread stands for it, while the one that called backward waits. It is not taken for training's."""
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 0)
+    watched, loop = Watched(), Loop()
+    watched.hooks.install()
+
+    def step_elsewhere(_parameter: Tensor) -> None:
+        run_on_a_thread(loop.optimizer.step)
+
+    loop.model.bias.register_post_accumulate_grad_hook(step_elsewhere)
+    for (batch,) in loop.batches:
+        loop.loss(batch).backward()
+    watched.hooks.remove()
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(1, 1)] * BATCHES
+
+
+def test_an_evaluation_is_no_step(watched: Watched) -> None:
+    loop = Loop().train()
+    with torch.no_grad():
+        for (batch,) in loop.batches:
+            loop.model(batch)
+    assert len(watched.finish()) == BATCHES
+
+
+def test_evaluation_with_gradients_off_around_the_model_only_is_no_step(watched: Watched) -> None:
+    loop = Loop().train()
+    for (batch,) in loop.batches:
+        with torch.no_grad():
+            loop.model(batch)
+    loop.train()
+    assert [record.batches for record in watched.finish()] == [1] * (2 * BATCHES)
+
+
+def compiled_optimizer(loop: Loop) -> Callable[[Tensor], None]:
+    step = torch.compile(loop.optimizer.step, backend="eager")
+
+    def train(batch: Tensor) -> None:
+        loop.loss(batch).backward()
+        step()
+
+    return train
+
+
+def compiled_step(loop: Loop) -> Callable[[Tensor], None]:
+    def train(batch: Tensor) -> None:
+        loop.loss(batch).backward()
+        loop.optimizer.step()
+
+    return torch.compile(train, backend="eager")
+
+
+@pytest.mark.parametrize("compiled", [compiled_optimizer, compiled_step])
+def test_a_compiled_step_is_seen_and_the_compiler_does_not_warn_of_our_hooks(
+    watched: Watched, compiled: Callable[[Loop], Callable[[Tensor], None]]
+) -> None:
+    loop = Loop()
+    torch._dynamo.reset()  # it warns of each thing once
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train = compiled(loop)
+        for (batch,) in loop.batches:
+            train(batch)
+    assert [str(warning.message) for warning in caught if "Dynamo" in str(warning.message)] == []
+    assert [record.backwards for record in watched.finish()] == [1] * BATCHES
+
+
+# -- which thread -----------------------------------------------------------------------------------------------------
+
+
+def test_other_threads_are_not_measured(watched: Watched) -> None:
+    loop = Loop().train()
+    moments = watched.hooks.moments
+    run_on_a_thread(loop.train)
+    assert watched.hooks.moments == moments
+
+
+def test_a_training_on_a_thread_of_its_own_is_found_by_its_optimizer(watched: Watched) -> None:
+    run_on_a_thread(Loop().train)
+    records = watched.finish()
+    assert len(records) == BATCHES - 1  # the batch and the backward of the first came before it was known
+    assert records[-1].backwards == 1
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_our_own_errors_are_counted_and_not_raised_and_training_goes_on() -> None:
+    watched = Watched(BrokenTimer())
+    watched.hooks.install()
+    try:
+        weights = Loop().train().weights()
+    finally:
+        watched.hooks.remove()
+    assert watched.guard.errors == {PART: 3}, "the budget, after which the part is off"
+    assert weights == Loop().train().weights()
+
+
+def test_an_error_of_the_script_passes_through_unchanged(watched: Watched) -> None:
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.zeros(1).backward()
+    assert watched.hooks.moments == 2
+    Loop().train()
+    assert len(watched.finish()) == BATCHES
+
+
+# -- the user's profiler ----------------------------------------------------------------------------------------------
+
+CPU = [torch.profiler.ProfilerActivity.CPU]
+
+
+def test_the_begin_and_the_end_of_the_users_profiler_are_told(watched: Watched) -> None:
+    with torch.profiler.profile(activities=CPU):
+        assert watched.user_profilers == [True]
+    assert watched.user_profilers == [True, False]
+
+
+def test_a_profiler_that_is_warming_up_has_begun(watched: Watched) -> None:
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
+    told = []
+    with torch.profiler.profile(activities=CPU, schedule=schedule) as profile:
+        for _ in range(3):
+            told.append(list(watched.user_profilers))
+            profile.step()
+    assert told == [[], [True], [True]]
+    assert watched.user_profilers == [True, False]
+
+
+def test_a_profiler_that_is_not_enabled_is_none(watched: Watched) -> None:
+    with torch.autograd.profiler.profile(enabled=False):
+        torch.ones(1)
+    assert watched.user_profilers == []
+
+
+def test_the_users_trace_is_whole_when_ours_is_stopped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
+    ours = TorchProfiler.find()
+    hooks = TorchHooks(StepTimer(lambda _: None), Guard(3), lambda begins: ours.stop() if begins else None)
+    hooks.install()
+    try:
+        ours.start(full=True)
+        with torch.profiler.profile(activities=CPU) as profile:
+            torch.ones(3) + 1
+    finally:
+        hooks.remove()
+    assert "aten::add" in {event.name for event in profile.events() or ()}
+
+
+def test_an_error_in_telling_does_not_reach_the_users_profiler() -> None:
+    guard = Guard(error_budget=10)
+
+    def fail(_begins: bool) -> None:
+        raise KeyError("our own mistake")
+
+    hooks = TorchHooks(StepTimer(lambda _: None), guard, fail)
+    hooks.install()
+    try:
+        with torch.profiler.profile(activities=CPU):
+            torch.ones(3)
+    finally:
+        hooks.remove()
+    assert guard.errors == {PART: 2}
+
+
+# -- gone without a trace ---------------------------------------------------------------------------------------------
+
+
+def state_of_torch() -> list[Any]:
+    """Everything that the hooks touch, as it is now."""
+    profile = torch.autograd.profiler.profile
+    return [
+        torch.autograd.backward,
+        loader_module._BaseDataLoaderIter.__dict__["__next__"],
+        torch.amp.GradScaler.__dict__["step"],
+        profile.__dict__["_prepare_trace"],
+        profile.__dict__["__exit__"],
+        torch.cuda.CUDAGraph.__dict__["capture_begin"],
+        torch.cuda.CUDAGraph.__dict__["capture_end"],
+        dict(optimizers._global_optimizer_pre_hooks),
+        dict(optimizers._global_optimizer_post_hooks),
+    ]
+
+
+def test_removed_hooks_leave_torch_exactly_as_it_was() -> None:
+    before = state_of_torch()
+    watched = Watched()
+    watched.hooks.install()
+    hooked = state_of_torch()
+    watched.hooks.remove()
+    watched.hooks.remove()
+    assert all(one is not other and one != other for one, other in zip(before, hooked, strict=True))
+    assert state_of_torch() == before
+
+
+def state_of_ranges() -> list[Any]:
+    """What a range does when it is entered, and when it is left."""
+    record_function = torch.autograd.profiler.record_function
+    return [record_function.__dict__["__enter__"], record_function.__dict__["__exit__"]]
+
+
+def test_ranges_are_watched_while_a_profiler_is_on_and_cost_nothing_otherwise() -> None:
+    before, ranges = state_of_ranges(), OpenRanges()
+    hooks = TorchHooks(StepTimer(lambda _: None), Guard(1), lambda _begins: None, ranges)
+    hooks.install()
+    try:
+        assert state_of_ranges() == before
+        ranges.session_begins()
+        assert all(one is not other for one, other in zip(before, state_of_ranges(), strict=True))
+        ranges.session_has_ended()
+        assert state_of_ranges() == before
+        ranges.session_begins()
+    finally:
+        hooks.remove()
+    assert state_of_ranges() == before
+
+
+def test_a_torch_that_lacks_a_piece_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state_of_torch()[:3]
+    with monkeypatch.context() as patch:
+        patch.delattr(torch.autograd.profiler.profile, "_prepare_trace")
+        with pytest.raises(AttributeError, match="_prepare_trace"):
+            Watched().hooks.install()
+    assert state_of_torch()[:3] == before
+    assert state_of_torch()[-2:] == [{}, {}]
+
+
+def test_a_hook_that_somebody_has_wrapped_stays_in_place_and_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.autograd.backward
+    watched = Watched()
+    watched.hooks.install()
+    ours = torch.autograd.backward
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        return ours(*args, **kwargs)
+
+    torch.autograd.backward = theirs
+    try:
+        watched.hooks.remove()
+        assert torch.autograd.backward is theirs
+        Loop().train()
+    finally:
+        monkeypatch.undo()
+        torch.autograd.backward = original
+    assert (watched.hooks.moments, watched.finish()) == (0, [])
+
+
+def test_the_version_is_that_of_the_torch_in_use() -> None:
+    assert torch_version() == torch.__version__
