@@ -18,8 +18,8 @@ from datetime import timedelta
 from typing import IO, Any
 
 from rankscope.agent.collector_address import CollectorAddress
-from rankscope.agent.exit_gate import ExitGate
 from rankscope.agent.identity import leave_out_rank
+from rankscope.agent.shutdown.torch_call_gate import ExitGate
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity

@@ -132,7 +132,7 @@ def start(*, alone: bool = True) -> bool:
     from rankscope.agent.import_path import standard_library_first  # noqa: PLC0415
 
     with standard_library_first():
-        from rankscope.agent.late_rank import (  # noqa: PLC0415
+        from rankscope.agent.deferred_start import (  # noqa: PLC0415
             describe_group,
             is_in_group,
             is_one_of_many,
@@ -172,8 +172,8 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
             settled = _settle(environment)
             if not settled.is_usable:
                 return False
-            from rankscope.agent.child_end import stop_with_process  # noqa: PLC0415
             from rankscope.agent.session import Session  # noqa: PLC0415
+            from rankscope.agent.shutdown.spawn_exit import stop_with_process  # noqa: PLC0415
 
         session = Session.start(settled.config, environment)
         if session is not None:

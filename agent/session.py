@@ -21,21 +21,21 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rankscope.agent.agent_thread import Probes, Reporter
 from rankscope.agent.capture.stacks import find_raised_line
 from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import AgentConfig
-from rankscope.agent.exit_gate import ExitGate
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
-from rankscope.agent.last_works import wait_for_last_works
 from rankscope.agent.once_per_node import say_once_per_node
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.torch_profiler import TorchProfiler, is_current_stream_capturing
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import KinetoWindows, RawWindow
 from rankscope.agent.report.builder import ScriptEnd
-from rankscope.agent.reporter import Probes, Reporter
 from rankscope.agent.sample.torch_device import TrainingDevice
+from rankscope.agent.shutdown.gloo_drain import wait_for_last_works
+from rankscope.agent.shutdown.torch_call_gate import ExitGate
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
 from rankscope.agent.steps.cpu_time_sampling import ClockedSteps
 from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda

@@ -9,8 +9,8 @@ import importlib
 import sys
 from typing import Any
 
-from rankscope.agent.integrations.told_steps import ToldSteps
-from rankscope.agent.late_rank import describe_launch
+from rankscope.agent.deferred_start import describe_launch
+from rankscope.agent.integrations.explicit_steps import ToldSteps
 
 __all__ = ["RankscopeCallback"]
 

@@ -3,7 +3,7 @@
     while it is a zombie        the last field of /proc/PID/stat, until its parent has taken it (torchrun: within 0.1 s)
     after that, Linux >= 6.15   ioctl PIDFD_GET_INFO on a pidfd that was opened while it lived
 
-Both give the status as waitpid does. Tried on Linux 6.18: `tests/unit/agent/test_exit_status.py`.
+Both give the status as waitpid does. Tried on Linux 6.18: `tests/unit/agent/sidecar/test_exit_status.py`.
 """
 
 import contextlib

@@ -8,7 +8,7 @@
 A rank that said goodbye and ended as it said needs no notice. One a node and not one a rank: 20 MB instead of 160 on a
 node of eight GPUs, and it sees all of them die, so that the OOM killer's victims are told from the launcher's.
 
-What the ranks have left on the disk (`spill_dir`) is delivered beside all that, see left_reports.py.
+What the ranks have left on the disk (`spill_dir`) is delivered beside all that, see orphan_delivery.py.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from rankscope.agent.capture.flight_dump import find_names, find_pending, to_sta
 from rankscope.agent.capture.stacks import find_torch_folder
 from rankscope.agent.sidecar import beacon
 from rankscope.agent.sidecar.beacon import Beat, Descriptor
-from rankscope.agent.sidecar.courier import GIVE_UP_NS, TURN_NS, Courier, Notice
 from rankscope.agent.sidecar.crash_text import CAUGHT, parse_crash
 from rankscope.agent.sidecar.endings import Evidence, tell_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus, has_ended, open_process, read_exit_status
 from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.agent.sidecar.kernel_view import read_threads
-from rankscope.agent.sidecar.left_reports import LEFT_NS_MAX, LeftReports
+from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, TURN_NS, Courier, Notice
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
+from rankscope.agent.sidecar.orphan_delivery import LEFT_NS_MAX, LeftReports
 from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
 from rankscope.measure.clock import Clock
 from rankscope.measure.messages import RankEnded, RankUnresponsive

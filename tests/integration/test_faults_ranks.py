@@ -7,8 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope.agent.report.left_behind import Address, take_life
-from rankscope.agent.report.left_delivery import deliver
+from rankscope.agent.report.orphaned_reports import Address, deliver, take_life
 from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
 from rankscope.agent.report.spill_format import REPORT, decode_records
 from rankscope.agent.sidecar.beacon import find_names

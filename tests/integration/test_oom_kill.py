@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.measure.messages import RankEnded
-from tests.unit.agent.watched_node import Node
+from tests.unit.agent.sidecar.watched_node import Node
 
 MOUNTS = Path("/sys/fs/cgroup")
 LIMIT_BYTES = 64 * 2**20
@@ -19,7 +19,7 @@ EAT_ALL = "kept = []\nwhile True: kept.append(bytearray(b'x') * 2**20)"
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
     """An empty cgroup with a limit of memory. Only root can make one, and in many containers not even root; how an end
-    is told from the counts is tested on files in tests/unit/agent/test_oom_kills.py all the same.
+    is told from the counts is tested on files in tests/unit/agent/sidecar/test_oom_kills.py all the same.
     """
     for mount in (MOUNTS / "memory", MOUNTS, MOUNTS / "unified"):
         folder = mount / f"rankscope-{secrets.token_hex(4)}"

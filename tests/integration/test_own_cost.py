@@ -2,6 +2,7 @@
 
 import re
 
+from rankscope.agent.agent_thread import RARE_REPORTS_TIMES
 from rankscope.agent.governor import (
     AGENT_THREAD,
     DROP_ORDER,
@@ -13,7 +14,6 @@ from rankscope.agent.governor import (
     STEP_HOOKS,
 )
 from rankscope.agent.profiler.window_plan import FULL_COST_ASSUMED_NS
-from rankscope.agent.reporter import RARE_REPORTS_TIMES
 from rankscope.measure.messages import Report
 from rankscope.measure.units import ns_to_s
 from tests.integration.listening_collector import Life, listening
@@ -79,7 +79,7 @@ def test_what_reads_windows_is_not_loaded_where_there_are_none() -> None:
         (life,) = collector.lives
     assert len(life.steps) == 5
     loaded = set(ended.stdout.split())
-    assert "rankscope.agent.reporter" in loaded
+    assert "rankscope.agent.agent_thread" in loaded
     assert not {"rankscope.agent.profiler.reduction_process", "rankscope.measure.kineto"} & loaded
 
 

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.agent.report.left_behind import Address, take_life
-from rankscope.agent.report.left_delivery import deliver
+from rankscope.agent.report.orphaned_reports import Address, deliver, take_life
 from rankscope.agent.report.spill_folder import find_lives, open_folder
-from rankscope.agent.sidecar.left_reports import ATTEMPT_NS
+from rankscope.agent.sidecar.orphan_delivery import ATTEMPT_NS
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from rankscope.agent.last_works import wait_for_last_works
+from rankscope.agent.shutdown.gloo_drain import wait_for_last_works
 
 FIRST_STEPS = 3
 SCHEDULED_STEPS = 24

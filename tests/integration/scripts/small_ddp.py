@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset
 
-from rankscope.agent.last_works import wait_for_last_works
+from rankscope.agent.shutdown.gloo_drain import wait_for_last_works
 
 WIDTH = 64
 BATCH = 4

@@ -13,7 +13,7 @@ from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.watchdog import SIDECAR, STALLS, Watchdog
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.records import GroupInfo
-from tests.unit.agent.ranks_of_a_node import S, identity_of
+from tests.unit.agent.sidecar.ranks_of_a_node import S, identity_of
 
 CONFIG = AgentConfig(sidecar=False, stall_s=30.0)
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from rankscope.agent.steps.stepless import BACKWARDS_CERTAIN, BACKWARDS_MIN, PATIENCE_NS, SteplessNotice
-from tests.unit.agent.ranks_of_a_node import S, identity_of
+from tests.unit.agent.sidecar.ranks_of_a_node import S, identity_of
 
 CURE = (
     "If the loop updates its parameters in another way, call rankscope.step() at the end of each step (docs/loops.md)."

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from rankscope.agent.guard import print_traceback
-from rankscope.agent.report.left_behind import Address, LeftLife, LeftRefusedError, describe_damage, take_life
+from rankscope.agent.report.orphaned_reports import Address, LeftLife, LeftRefusedError, describe_damage, take_life
 from rankscope.agent.report.spill_folder import find_files, find_lives, remove_old
 from rankscope.agent.sidecar.beacon import Descriptor
 from rankscope.agent.sidecar.faults import SidecarFaults
@@ -156,6 +156,6 @@ class LeftReports:
 
 
 def _deliver(life: LeftLife, address: Address, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]) -> bool:
-    from rankscope.agent.report.left_delivery import deliver  # noqa: PLC0415 - loads ZeroMQ
+    from rankscope.agent.report.orphaned_reports import deliver  # noqa: PLC0415 - loads ZeroMQ
 
     return deliver(life, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)

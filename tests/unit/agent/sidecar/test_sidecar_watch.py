@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, Beat
-from rankscope.agent.sidecar.left_reports import LeftReports
+from rankscope.agent.sidecar.orphan_delivery import LeftReports
 from rankscope.agent.sidecar.watch import REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.stalls import StackFrame
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
-from tests.unit.agent.ranks_of_a_node import ENDS, MS, S
-from tests.unit.agent.spilled_lives import frame_of, spill_in
-from tests.unit.agent.watched_node import Node, Post
+from tests.unit.agent.report.spilled_lives import frame_of, spill_in
+from tests.unit.agent.sidecar.ranks_of_a_node import ENDS, MS, S
+from tests.unit.agent.sidecar.watched_node import Node, Post
 
 REASONS = {
     "exit 0": "finished", "exit 3": "failed", "os._exit 7": "failed", "SIGSEGV": "crashed", "abort()": "crashed",

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.left_behind import Address, LeftLife, LeftRefusedError, take_life
+from rankscope.agent.report.orphaned_reports import Address, LeftLife, LeftRefusedError, take_life
 from rankscope.agent.report.spill_folder import find_lives, open_folder
-from rankscope.agent.sidecar import left_reports
+from rankscope.agent.sidecar import orphan_delivery
 from rankscope.agent.sidecar.beacon import Descriptor
-from rankscope.agent.sidecar.left_reports import LeftReports
+from rankscope.agent.sidecar.orphan_delivery import LeftReports
 from rankscope.measure.clock import Clock, SystemClock
 from rankscope.measure.errors import SettingError
-from tests.unit.agent.spilled_lives import BOOT_ID, RUN, frame_of, hello_of, spill_in
+from tests.unit.agent.report.spilled_lives import BOOT_ID, RUN, frame_of, hello_of, spill_in
 
 DEADLINE_S = 30.0
 ENDPOINT = "tcp://collector:1"
@@ -48,7 +48,7 @@ class Collector:
 @pytest.fixture
 def brought(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Collector], LeftReports]]:
     """An errand to that collector, which tries again at once."""
-    monkeypatch.setattr(left_reports, "PAUSE_S", 0.001)
+    monkeypatch.setattr(orphan_delivery, "PAUSE_S", 0.001)
     made: list[LeftReports] = []
 
     def make(collector: Collector) -> LeftReports:

@@ -13,7 +13,7 @@ from rankscope.agent.report.spill import FILES, PAUSE_MAX, Spill
 from rankscope.agent.report.spill_folder import KEPT_S, find_files, find_lives, open_folder
 from rankscope.agent.report.spill_format import REPORT, decode_records
 from rankscope.uplink.resend_buffer import ResendBuffer
-from tests.unit.agent.spilled_lives import BOOT_ID, frame_of, hold_lock, spill_in
+from tests.unit.agent.report.spilled_lives import BOOT_ID, frame_of, hold_lock, spill_in
 
 
 @pytest.fixture

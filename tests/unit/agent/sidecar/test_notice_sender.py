@@ -5,10 +5,10 @@ from collections import deque
 import pytest
 import zmq
 
-from rankscope.agent.sidecar.courier import ATTEMPTS, NOTICES_MAX, RESEND_NS, Courier
+from rankscope.agent.sidecar.notice_sender import ATTEMPTS, NOTICES_MAX, RESEND_NS, Courier
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Ack, Message, RankEnded
-from tests.unit.agent.ranks_of_a_node import identity_of
+from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
 
 class Dealer:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rankscope.agent.exit_gate import ExitGate
+from rankscope.agent.shutdown.torch_call_gate import ExitGate
 
 SECONDS = 60.0
 
@@ -54,7 +54,7 @@ def test_a_process_that_ends_amid_the_search_for_the_collector_ends_well() -> No
         import threading, time
         from torch._C._distributed_c10d import TCPStore
         from rankscope.agent import embedded
-        from rankscope.agent.exit_gate import ExitGate
+        from rankscope.agent.shutdown.torch_call_gate import ExitGate
         from rankscope.agent.identity import read_identity
 
         embedded.LOOK_AGAIN_S = 0.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.last_works import THREAD_NAME, wait_for_last_works
+from rankscope.agent.shutdown.gloo_drain import THREAD_NAME, wait_for_last_works
 
 LONG_S = 60.0
 

@@ -13,7 +13,7 @@ from rankscope.agent.sidecar.exit_status import (
     read_exit_status,
     read_start_ticks,
 )
-from tests.unit.agent.ranks_of_a_node import ENDS, Process
+from tests.unit.agent.sidecar.ranks_of_a_node import ENDS, Process
 
 each_end = pytest.mark.parametrize("end", ENDS)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.left_behind import describe_damage, take_life
+from rankscope.agent.report.orphaned_reports import describe_damage, take_life
 from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
 from rankscope.agent.report.spill_format import HEAD_BYTES, HELLO, encode_record
-from tests.unit.agent.spilled_lives import BOOT_ID, frame_of, hello_of, hold_lock, spill_in
+from tests.unit.agent.report.spilled_lives import BOOT_ID, frame_of, hello_of, hold_lock, spill_in
 
 
 def leave(tmp_path: Path, through: int, released: int = 0, bytes_max: int = 1 << 20, size: int = 10) -> str:

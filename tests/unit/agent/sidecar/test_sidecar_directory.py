@@ -18,7 +18,7 @@ from rankscope.agent.sidecar.directory import (
     take_lock,
 )
 from rankscope.measure.errors import UnavailableError
-from tests.unit.agent.ranks_of_a_node import Process, identity_of, light_beacon
+from tests.unit.agent.sidecar.ranks_of_a_node import Process, identity_of, light_beacon
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from rankscope.agent.sidecar.beacon import (
     read_descriptor,
     remove_files,
 )
-from tests.unit.agent.ranks_of_a_node import Process, light_beacon
+from tests.unit.agent.sidecar.ranks_of_a_node import Process, light_beacon
 
 NAME = "boot-of-0"
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from rankscope.agent.sidecar.beacon import Beat
-from rankscope.agent.sidecar.courier import Courier, Notice
+from rankscope.agent.sidecar.notice_sender import Courier, Notice
 from rankscope.agent.sidecar.watch import Watch
 from rankscope.measure.units import HostNs, WallNs
-from tests.unit.agent.ranks_of_a_node import MS, Process, S, light_beacon
+from tests.unit.agent.sidecar.ranks_of_a_node import MS, Process, S, light_beacon
 
 
 class Clock:

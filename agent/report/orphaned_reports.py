@@ -1,22 +1,30 @@
 """What lives that have ended have left on the disk.
 
 take_life(folder, boot_id) -> LeftLife      its reports, its files locked; None while it lives or another has them
-deliver (left_delivery.py)                  Hello, reports, acknowledgements, as from the life
+deliver (orphaned_reports.py)                  Hello, reports, acknowledgements, as from the life
 LeftLife.remove()                           then the files go
 """
 
 import contextlib
 import os
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
+
+from rankscope.agent.report.sender import Sender
 from rankscope.agent.report.spill_folder import SpillFile, find_files, remove_life, take_lock
 from rankscope.agent.report.spill_format import HELLO, RELEASED, REPORT, Record, decode_records
+from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode
 from rankscope.measure.errors import DecodeError, RankscopeError
 from rankscope.measure.key_files import ClientKeys
 from rankscope.measure.messages import Hello
-from rankscope.uplink.resend_buffer import HeldFrame
+from rankscope.measure.units import NS_PER_MS
+from rankscope.uplink.delivery import Delivery, DeliveryState
+from rankscope.uplink.resend_buffer import HeldFrame, ResendBuffer
 
 BYTES_READ_MAX: Final = 256 * 1024 * 1024
 """Of one life at most so much is read, the newest files first: it is delivered from memory."""
@@ -140,3 +148,64 @@ def _decode_hello(record: Record, boot_id: str) -> Hello | None:
         if isinstance(message, Hello) and message.identity.boot_id == boot_id:
             return message
     return None
+
+
+# The way of a life's left reports to the collector: in its name, under its numbers, by the rules of a life.
+#
+# The collector takes each report once, whatever it had before: its Welcome says where it stands (delivery.py). Reports
+# that the disk has lost divide the others into parts. Each part begins with a Hello of its own, whose `first_sequence`
+# tells the collector not to wait for what lies before it, and so to count that as lost.
+
+TURN_NS: Final = 200 * NS_PER_MS
+"""How often a delivery looks whether it is to stop."""
+
+SEQUENCE_MAX: Final = 2**63 - 1
+
+
+def deliver(
+    life: LeftLife, address: Address, clock: Clock, *, deadline_ns: int, is_stopping: Callable[[], bool]
+) -> bool:
+    """Deliver the reports of a life to a collector; whether all were acknowledged by the deadline.
+
+    Raises SettingError for an endpoint that cannot be read, LeftRefusedError when the collector will never take them.
+    """
+    return all(
+        _deliver_run(run, life.hello, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)
+        for run in life.runs
+    )
+
+
+def _deliver_run(
+    run: Sequence[HeldFrame],
+    hello: Hello,
+    address: Address,
+    clock: Clock,
+    *,
+    deadline_ns: int,
+    is_stopping: Callable[[], bool],
+) -> bool:
+    boot_id = hello.identity.boot_id
+    buffer = ResendBuffer(len(run), BYTES_READ_MAX, after=run[0].sequence - 1)
+    for held in run:
+        buffer.push(held.sequence, held.frame, held.step_count)
+    # The life may have sent any of them before it ended, and later ones that the disk has lost since.
+    delivery = Delivery(buffer, random.Random(boot_id), sent_through=SEQUENCE_MAX)  # noqa: S311 - spreads connects, no secret
+
+    def introduce(first_sequence: int) -> Hello:
+        return msgspec.structs.replace(hello, first_sequence=first_sequence, left_behind=True)
+
+    sender = Sender(delivery, clock, boot_id, introduce)
+    try:
+        sender.open(address.endpoint, address.keys)
+        while not delivery.everything_acknowledged:
+            now_ns = clock.monotonic_ns()
+            if delivery.state is DeliveryState.REFUSED:
+                raise LeftRefusedError(
+                    f"the collector at {address.endpoint} refuses the reports left on the disk: {delivery.refusal}"
+                )
+            if now_ns >= deadline_ns or is_stopping():
+                return False
+            sender.exchange(min(deadline_ns, now_ns + TURN_NS))
+        return True
+    finally:
+        sender.close()
