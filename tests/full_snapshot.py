@@ -3,14 +3,8 @@
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.state.account import StepCounts
-from rankscope.collector.state.snapshot import (
-    CollectiveTotals,
-    CollectorCounts,
-    LostSeconds,
-    RankSnapshot,
-    RunSnapshot,
-    Snapshot,
-)
+from rankscope.collector.state.snapshot import CollectorCounts, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.records import (

@@ -18,8 +18,8 @@ from rankscope.collector.detect.root_cause import (
     name_throttle,
     pause_per_step,
 )
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.view import JobView
+from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import WindowBreakdown
 from rankscope.measure.units import format_duration
 

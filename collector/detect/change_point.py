@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats
+from rankscope.collector.steps.step_series import Floats
 
 SIDE_MIN = 3
 """Fewest values on either side of a change: one or two outliers at an end are no change."""

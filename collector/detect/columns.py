@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats, StepSeries
-from rankscope.collector.detect.twins import Comparison, Twins
 from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.steps.peer_groups import Comparison, Twins
+from rankscope.collector.steps.step_series import Floats, StepSeries
 
 
 def view_columns(view: JobView, columns: Sequence[Floats], comparisons: Sequence[Comparison]) -> JobView:

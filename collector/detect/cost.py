@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Slow
 from rankscope.collector.detect.view import JobView
+from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import ns_to_s
 
 

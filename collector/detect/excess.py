@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
-from rankscope.collector.detect.series import Floats, Ints, StepSeries, in_blocks, medians_of_last
-from rankscope.collector.detect.twins import Twins
+from rankscope.collector.steps.peer_groups import Twins
+from rankscope.collector.steps.step_series import Floats, Ints, StepSeries, in_blocks, medians_of_last
 
 PARTS: Final = 4
 """Of so many parts of a series the medians are compared before a change is looked for: it would show in one of them."""

@@ -19,10 +19,10 @@ from rankscope.collector.detect.cost import Cost, price
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding, format_ranks
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.sentence import say_cost
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.twins import Comparison
 from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.steps.peer_groups import Comparison
+from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import format_duration
 
 IMBALANCE: Final = "imbalance"

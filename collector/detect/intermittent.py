@@ -18,10 +18,10 @@ import numpy as np
 
 from rankscope.collector.detect.levels import SIGMA_FLOOR
 from rankscope.collector.detect.noise import MAD_TO_SIGMA
-from rankscope.collector.detect.series import Flags, Floats, Ints
 from rankscope.collector.detect.stragglers import Slow, Thresholds
-from rankscope.collector.detect.twins import ASKED_MAX
 from rankscope.collector.detect.view import JobView
+from rankscope.collector.steps.peer_groups import ASKED_MAX
+from rankscope.collector.steps.step_series import Flags, Floats, Ints
 
 SLOW_DEVIATIONS: Final = 4.0
 CHANCE_MAX: Final = 1e-9

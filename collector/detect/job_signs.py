@@ -21,8 +21,8 @@ import numpy as np
 
 from rankscope.collector.detect.excess import KNOWN_MIN
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.series import Floats, medians_of_last
 from rankscope.collector.detect.view import AllocatorCounts, JobView
+from rankscope.collector.steps.step_series import Floats, medians_of_last
 from rankscope.measure.records import WindowBreakdown
 
 RANKS_ASKED_MAX: Final = 64

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.collector.detect.change_point import find_change
 from rankscope.collector.detect.noise import measure_noise
-from rankscope.collector.detect.series import Floats
+from rankscope.collector.steps.step_series import Floats
 
 SIGMA_FLOOR: Final = 0.01
 """1 %: what identical ranks differ by for reasons nobody can act on."""

@@ -1,8 +1,8 @@
 """Which links are slow: whose data movement takes longer than that of groups that do the same, or than it used to.
 
-The transfer of a synchronising collective is the shortest duration of any member (`waits.py`), so a rank that comes
-late does not lengthen it: what is left is the links. A group is to its siblings what a rank is to its twins, and is
-judged by the same rules (`stragglers.py`), on
+The transfer of a synchronising collective is the shortest duration of any member (`wait_times.py`), so a rank that
+comes late does not lengthen it: what is left is the links. A group is to its siblings what a rank is to its twins, and
+is judged by the same rules (`stragglers.py`), on
 
     x[step] = log(transfer of the group / median transfer of its siblings)
 
@@ -28,10 +28,10 @@ from rankscope.collector.detect.columns import view_columns
 from rankscope.collector.detect.excess import find_excess_ns
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.noise import measure_noise
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.twins import TWINS_MIN, Comparison
 from rankscope.collector.detect.view import JobView
+from rankscope.collector.steps.peer_groups import TWINS_MIN, Comparison
+from rankscope.collector.steps.step_series import Floats
 
 SAME_BYTES_RATIO: Final = 0.05
 """Amounts that differ by less than 5 % move alike: padding is below it, the small batch that ends an epoch above."""

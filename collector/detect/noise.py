@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats
+from rankscope.collector.steps.step_series import Floats
 
 MAD_TO_SIGMA = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""

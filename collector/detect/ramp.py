@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats, Ints
+from rankscope.collector.steps.step_series import Floats, Ints
 
 OUTLIER_QUANTILE: Final = 0.05
 """Values beyond this quantile at either end are pulled in to it: one stall must not bend the ramp."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.memory_pressure import find_memory_pressure
-from rankscope.collector.detect.series import Cells, Ints, StepSeries
 from rankscope.collector.detect.stragglers import Slow
 from rankscope.collector.detect.view import GcPauses, Samples
+from rankscope.collector.steps.step_series import Cells, Ints, StepSeries
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 from rankscope.measure.units import format_duration
 

@@ -11,9 +11,9 @@ from rankscope.collector.detect.link_location import Location, find_locations
 from rankscope.collector.detect.links import Links, Past, SlowLink, build_links, find_slow_links
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.sentence import COST_WORTH_SAYING, say_cost
-from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.stragglers import Slow, Thresholds
 from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import format_duration, ns_to_s
 
 SLOW_LINK: Final = "slow_link"
@@ -76,7 +76,7 @@ class SlowLinks:
 
 def is_explained_by_links(slow: Slow, view: JobView, explained: Sequence[Finding]) -> bool:
     """Whether a slow rank is one that slow links hold up. Where nobody tells how much of a collective was exposed, the
-    transfer counts as a rank's own time (`waits.py`), and all members of a group with a slow link look slow.
+    transfer counts as a rank's own time (`wait_times.py`), and all members of a group with a slow link look slow.
 
     It is when its excess is no more than that of the transfers of its groups in open findings about links.
     """

@@ -23,9 +23,9 @@ from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.noise import measure_noise
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.sentence import say_cost
-from rankscope.collector.detect.series import Floats, sum_computing
 from rankscope.collector.detect.stragglers import Thresholds
 from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.steps.step_series import Floats, sum_computing
 from rankscope.measure.units import format_duration
 
 STAGE, RUN = "stage_slowdown", "run_slowdown"

@@ -1,7 +1,7 @@
 """Who is the straggler: whose own work takes persistently longer than its twins' (docs/definitions.md section 4).
 
 In synchronous training every rank's step takes the same time, because the others wait for the slow one. So ranks are
-compared by their *self time*: the step less the waiting that others caused (`waits.py`).
+compared by their *self time*: the step less the waiting that others caused (`wait_times.py`).
 
     x[step] = log(self time of the rank / median self time of its twins)
 
@@ -30,9 +30,9 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.levels import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.noise import MAD_TO_SIGMA, Noise, measure_noise, measure_noises, median_errors
 from rankscope.collector.detect.ramp import fit_ramp
-from rankscope.collector.detect.series import Flags, Floats, Ints, in_blocks
-from rankscope.collector.detect.twins import Peers
 from rankscope.collector.detect.view import JobView
+from rankscope.collector.steps.peer_groups import Peers
+from rankscope.collector.steps.step_series import Flags, Floats, Ints, in_blocks
 
 WORTH_JUDGING_Z: Final = 1.5
 """A rank is judged only if some stretch up to now stands out by so many errors: far below any `robust_z_min` that is

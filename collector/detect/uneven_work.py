@@ -21,8 +21,8 @@ import numpy as np
 from rankscope.collector.detect.cost import Cost, price
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.past import WHEN, put_in_past
-from rankscope.collector.detect.series import Floats, Ints
 from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.measure.units import format_duration
 
 UNEVEN_WORK: Final = "uneven_work"

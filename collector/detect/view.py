@@ -9,10 +9,10 @@ import numpy as np
 
 from rankscope.collector.detect.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Flags, Floats, Ints, StepSeries, in_blocks
 from rankscope.collector.detect.standing import RankStanding
-from rankscope.collector.detect.transfers import GroupTransfers
-from rankscope.collector.detect.twins import Twins
+from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.collector.steps.peer_groups import Twins
+from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
 
 

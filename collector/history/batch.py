@@ -6,10 +6,10 @@ from collections import deque
 from typing import Final
 
 from rankscope.collector.history.rank_intervals import RankInterval
-from rankscope.collector.state.collective_counts import CountsDraft
 from rankscope.collector.state.saved import LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import Snapshot
-from rankscope.collector.state.step_history import StepAggregate
+from rankscope.collector.steps.collective_totals import CountsDraft
+from rankscope.collector.steps.step_aggregates import StepAggregate
 
 STEPS_WAITING_MAX: Final = 100_000
 """About 60 MB, and a day of a run with a step a second; beyond that the oldest give way and are counted."""

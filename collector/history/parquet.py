@@ -18,7 +18,7 @@ import numpy as np
 
 from rankscope.collector.history.rank_intervals import COLUMNS, RankInterval
 from rankscope.collector.history.reading import RunHistory
-from rankscope.collector.state.step_history import StepAggregate
+from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.measure.errors import UnavailableError
 
 ROWS_PER_GROUP: Final = 50_000

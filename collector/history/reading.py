@@ -11,7 +11,7 @@ import msgspec
 from rankscope.collector.history.rank_intervals import Column, RankInterval, unpack
 from rankscope.collector.history.store import KeptRun, load_run
 from rankscope.collector.run_ids import choose_run_id
-from rankscope.collector.state.step_history import StepAggregate
+from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.store.database import has_table, reading
 from rankscope.measure.errors import UnavailableError
 

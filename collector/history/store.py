@@ -14,8 +14,8 @@ import msgspec
 
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.rank_intervals import RankInterval, pack
-from rankscope.collector.state.collective_counts import SavedCounts, unpack_counts
 from rankscope.collector.state.saved import LifeDraft, SavedLife, SavedRun, SavedStory
+from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.store.database import Database, explaining, transaction
 from rankscope.collector.turns import Turns
 

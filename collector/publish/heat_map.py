@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.history.rank_intervals import RankInterval
 from rankscope.collector.state.step_picture import Numbers, StepPicture
+from rankscope.collector.steps.step_series import Floats
 
 EQUAL: Final = 128
 """The cell of a rank that is as fast as the others."""

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect import ratios
-from rankscope.collector.detect.twins import Comparison
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.state.step_picture import Numbers, StepPicture
+from rankscope.collector.steps.peer_groups import Comparison
 
 BY_RANK: Final = "rank"
 BY_SLOWDOWN: Final = "slowdown"

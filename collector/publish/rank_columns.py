@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.detect import ratios
 from rankscope.collector.state.account import StepCounts
-from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot
+from rankscope.collector.state.snapshot import RankSnapshot
+from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
 from rankscope.measure.units import ns_to_s
 

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rankscope.collector.detect.series import Floats
-from rankscope.collector.detect.signatures import Signature
-from rankscope.collector.detect.twins import Twins, find_twins
-from rankscope.collector.state.collective_counts import CollectiveCounts
-from rankscope.collector.state.comparison import NOT_COMPARED, Comparison
 from rankscope.collector.state.group_members import GroupMembers
 from rankscope.collector.state.intake import Intake
 from rankscope.collector.state.rank import RankState
-from rankscope.collector.state.window import StepWindow
+from rankscope.collector.steps.collective_totals import CollectiveCounts
+from rankscope.collector.steps.peer_groups import Twins, find_twins
+from rankscope.collector.steps.rank_medians import NOT_COMPARED, Comparison
+from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.steps.step_table import StepWindow
+from rankscope.collector.steps.workload_signature import Signature
 from rankscope.measure.identity import RankIdentity
 
 

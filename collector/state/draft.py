@@ -12,11 +12,11 @@ import msgspec
 
 from rankscope.collector.detect.clock_alignment import PackedSamples, find_alignment, unpack_samples
 from rankscope.collector.state.account import StepDraft
-from rankscope.collector.state.collective_counts import CountsPicture
-from rankscope.collector.state.comparison import Comparison
 from rankscope.collector.state.latest import Latest
-from rankscope.collector.state.snapshot import CollectiveTotals, RankSnapshot, RunSnapshot
+from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.state.vitals import Ending
+from rankscope.collector.steps.collective_totals import CollectiveTotals, CountsPicture
+from rankscope.collector.steps.rank_medians import Comparison
 from rankscope.measure.messages import Hello, RankEnded, RankUnresponsive
 from rankscope.measure.records import Totals, WindowBreakdown
 from rankscope.measure.stalls import GroupStatus, Stall

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.rank import RankState
-from rankscope.collector.state.window import StepWindow
+from rankscope.collector.steps.step_table import StepWindow
 from rankscope.collector.turns import go_on
 from rankscope.measure.table import stack_tables
 

@@ -19,8 +19,6 @@ from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.view import JobView
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.state.attempt import Attempt
-from rankscope.collector.state.collective_counts import CollectiveCounts, CountsDraft, SavedCounts
-from rankscope.collector.state.comparison import NOT_COMPARED, Comparison
 from rankscope.collector.state.draft import RunDraft
 from rankscope.collector.state.effects import AskClock, JobEffect
 from rankscope.collector.state.events import (
@@ -44,10 +42,12 @@ from rankscope.collector.state.samples import read_samples
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import RunSnapshot
 from rankscope.collector.state.standings import build_standings
-from rankscope.collector.state.step_history import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.state.step_picture import StepPicture
 from rankscope.collector.state.verdicts import Verdicts
-from rankscope.collector.state.window import StepWindow
+from rankscope.collector.steps.collective_totals import CollectiveCounts, CountsDraft, SavedCounts
+from rankscope.collector.steps.rank_medians import NOT_COMPARED, Comparison
+from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
+from rankscope.collector.steps.step_table import StepWindow
 from rankscope.collector.turns import go_on, in_pieces
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello

@@ -7,7 +7,6 @@ import msgspec
 from rankscope.collector.detect.clock_alignment import ClockAlignment
 from rankscope.collector.detect.view import AllocatorCounts
 from rankscope.collector.state.account import StepAccount
-from rankscope.collector.state.comparison import NOT_COMPARED
 from rankscope.collector.state.draft import RankDraft
 from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.latest import NOTHING_REPORTED, Latest
@@ -15,6 +14,7 @@ from rankscope.collector.state.rings import BreakdownRing, PackedRing, PauseRing
 from rankscope.collector.state.saved import Clocks, LifeDraft, SavedLife
 from rankscope.collector.state.snapshot import RankSnapshot
 from rankscope.collector.state.vitals import Vitals
+from rankscope.collector.steps.rank_medians import NOT_COMPARED
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import WindowBreakdown

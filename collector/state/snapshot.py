@@ -11,6 +11,7 @@ from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.run_end import RunEnd
 from rankscope.collector.state.step_picture import StepPicture
+from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.records import (
@@ -23,22 +24,6 @@ from rankscope.measure.records import (
     WindowBreakdown,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
-
-
-class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One kind of collective of one rank, counted up. None: never measured. `matched` of the `count` were found on
-    all members of the group, and only those have waiting and transfer.
-    """
-
-    group: str
-    op: str
-    count: int
-    duration_ns: int
-    bytes: int | None = None
-    matched: int = 0
-    wait_ns: int | None = None
-    transfer_ns: int | None = None
-    bus_bandwidth_bytes_per_s: float | None = None
 
 
 class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.detect.series import Floats, Ints
-from rankscope.collector.detect.twins import Twins
 from rankscope.collector.detect.view import JobView
+from rankscope.collector.steps.peer_groups import Twins
+from rankscope.collector.steps.step_series import Floats, Ints
 
 STEPS_MAX: Final = 512
 """More are not told apart on a screen."""

@@ -8,11 +8,11 @@ import numpy as np
 
 from rankscope.collector.detect.finding import HANG, Abstain, Finding
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
-from rankscope.collector.detect.series import Floats, Ints, StepSeries
 from rankscope.collector.detect.view import Candidate, Detector, JobView
 from rankscope.collector.state.effects import CloseFinding, JobEffect, OpenFinding, UpdateFinding
 from rankscope.collector.state.run_end import RunEnd
 from rankscope.collector.state.snapshot import LostSeconds
+from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
 from rankscope.collector.turns import go_on
 from rankscope.measure.units import ns_to_s
 

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.collector.detect.blame import BEHIND_NS, Blame, find_blame
+from rankscope.collector.steps.wait_attribution import BEHIND_NS, Blame, find_blame
 from rankscope.measure.table import MISSING
-from tests.unit.collector.collective_steps import RankCollectives, split_ranks, step_of
+from tests.unit.collector.steps.collective_steps import RankCollectives, split_ranks, step_of
 
 RANKS = 4
 GROUPS = {"world": (0, 1, 2, 3), "tp/0-1": (0, 1), "tp/2-3": (2, 3), "dp/0,2": (0, 2), "dp/1,3": (1, 3)}

@@ -7,15 +7,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.slow_links import SlowLinks
 from rankscope.collector.detect.view import JobView
-from rankscope.collector.detect.waits import split_waits
-from rankscope.collector.state.transfer_ring import sum_groups
+from rankscope.collector.steps.group_transfers import sum_groups
+from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.steps.wait_times import split_waits
 from rankscope.measure.table import MISSING
-from tests.unit.collector.collective_steps import RankCollectives, step_of
-from tests.unit.collector.group_transfers import LINKS, mesh, view_with
-from tests.unit.collector.step_series import series_of, view_of
+from tests.unit.collector.steps.collective_steps import RankCollectives, step_of
+from tests.unit.collector.steps.group_transfers import LINKS, mesh, view_with
+from tests.unit.collector.steps.step_series import series_of, view_of
 
 MESH = mesh(2, 4)
 

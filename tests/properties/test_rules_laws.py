@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.rules import JobRules
-from rankscope.collector.detect.series import StepSeries
-from rankscope.collector.detect.transfers import GroupTransfers
-from rankscope.collector.detect.twins import find_twins
 from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 
 RANKS = 4

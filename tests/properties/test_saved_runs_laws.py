@@ -7,10 +7,10 @@ import msgspec
 from hypothesis import given, settings
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.state.collective_counts import unpack_counts
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import Clocks, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.steps.collective_totals import unpack_counts
 from tests.library_exporter import SnapshotExporter
 from tests.unit.collector.job_stories import S, Story
 

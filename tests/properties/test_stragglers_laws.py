@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.view import JobView
-from tests.unit.collector.step_series import view_of
+from rankscope.collector.steps.step_series import Floats, StepSeries
+from tests.unit.collector.steps.step_series import view_of
 
 THRESHOLDS = Thresholds()
 

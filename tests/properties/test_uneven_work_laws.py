@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.uneven_work import UnevenWork, find_chance_limit
-from tests.unit.collector.step_series import series_of, view_of
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import series_of, view_of
 
 
 @st.composite

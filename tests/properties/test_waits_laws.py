@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
-from tests.unit.collector.collective_steps import RankCollectives, ReadWaits, split_ranks
+from tests.unit.collector.steps.collective_steps import RankCollectives, ReadWaits, split_ranks
 
 RANKS = 4
 GROUPS = {"world": (0, 1, 2, 3), "tp/0-1": (0, 1), "tp/2-3": (2, 3), "me/0": (0,)}

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.blame import Blame, find_blame
+from rankscope.collector.steps.wait_attribution import Blame, find_blame
 from rankscope.measure.table import MISSING
 from tests.simulation.engine import Call, Engine, Step
 from tests.simulation.noise import NOISES, Weather
 from tests.simulation.program import KERNEL, KINDS, Scale
 from tests.simulation.topology import Topology
-from tests.unit.collector.collective_steps import RankCollectives, step_of
+from tests.unit.collector.steps.collective_steps import RankCollectives, step_of
 
 SLOW = 3
 STEPS = 10

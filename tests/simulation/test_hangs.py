@@ -5,9 +5,9 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.hangs import Hangs
-from rankscope.collector.detect.series import StepSeries
-from rankscope.collector.detect.twins import find_twins
 from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.step_series import StepSeries
 from tests.simulation.hangs import HOWS, Fault, Standstill, draw_fault
 from tests.simulation.topology import Topology
 

@@ -14,7 +14,7 @@ from rankscope.measure.stalls import (
     Stall,
     ThreadStack,
 )
-from tests.unit.collector.step_series import series_of, view_of
+from tests.unit.collector.steps.step_series import series_of, view_of
 
 S = 1_000_000_000
 STALLED_NS = 40 * S

@@ -6,11 +6,11 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.rules import JobRules
-from rankscope.collector.detect.series import Floats
-from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.view import AllocatorCounts, JobView, Samples
+from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown
-from tests.unit.collector.step_series import MS, series_of, view_of
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 STEPS = 32
 STEP_MS = 100

@@ -12,7 +12,7 @@ from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.state.account import StepCounts
 from rankscope.collector.state.saved import SavedLife, SavedRun
 from rankscope.collector.state.snapshot import LostSeconds
-from rankscope.collector.state.step_history import StepAggregate
+from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.store.database import Database
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello

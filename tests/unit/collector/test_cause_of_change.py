@@ -7,10 +7,10 @@ import pytest
 
 from rankscope.collector.detect.cause_of_change import find_cause_of_change
 from rankscope.collector.detect.root_cause import Cause
-from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.view import GcPauses, Samples
+from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.measure.records import DeviceSample, WindowBreakdown
-from tests.unit.collector.step_series import MS, UNKNOWN, Rows, series_of, view_of
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, view_of
 
 SINCE, STEPS, RANKS = 10, 20, 4
 MINE = (0, 1)

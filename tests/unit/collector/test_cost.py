@@ -3,7 +3,7 @@
 import pytest
 
 from rankscope.collector.detect.cost import Cost, lost_to, price
-from tests.unit.collector.step_series import UNKNOWN, Rows, series_of, slow_of, view_of
+from tests.unit.collector.steps.step_series import UNKNOWN, Rows, series_of, slow_of, view_of
 
 NO_COST = Cost(1.0, 0.0, 0.0)
 

@@ -4,9 +4,9 @@ import pytest
 
 from rankscope.collector.history import batch as batch_module
 from rankscope.collector.history.batch import Batch
-from rankscope.collector.state.collective_counts import CollectiveCounts
 from rankscope.collector.state.saved import SavedStory
 from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.steps.collective_totals import CollectiveCounts
 from tests.unit.collector.kept_runs import interval_of, life_of, run_of, step_of
 
 

@@ -5,10 +5,10 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.imbalance import Imbalance
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Thresholds
 from rankscope.collector.detect.view import Candidate, JobView
-from tests.unit.collector.step_series import MS, series_of, view_of
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 FIRST, LAST = (0, 1, 2, 3), (4, 5, 6, 7)
 STAGES = dict.fromkeys(FIRST, "first") | dict.fromkeys(LAST, "last")

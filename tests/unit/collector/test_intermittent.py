@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.intermittent import chance_of, find_intermittent, find_period, has_passed
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Slow, Thresholds
 from rankscope.collector.detect.view import JobView
-from tests.unit.collector.step_series import UNKNOWN, series_of, view_of
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
 
 THRESHOLDS = Thresholds()
 SLOW = 3

@@ -11,8 +11,8 @@ from rankscope.collector.detect.job_signs import (
     WINDOWS_LOOKED_AT,
     WINDOWS_MIN,
 )
-from rankscope.collector.detect.series import StepSeries
 from rankscope.collector.detect.view import AllocatorCounts
+from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.records import AllocatorSample
 from tests.unit.collector.job_views import (
     BUSY,
@@ -29,7 +29,7 @@ from tests.unit.collector.job_views import (
     window_of,
     with_samples,
 )
-from tests.unit.collector.step_series import UNKNOWN, series_of, view_of
+from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 

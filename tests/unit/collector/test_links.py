@@ -5,10 +5,10 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.links import Past, SlowLink, build_links, find_past, find_slow_links
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.view import JobView
-from tests.unit.collector.group_transfers import LINKS, MB, STEP_MS, draw, mesh, noisy, view_with
-from tests.unit.collector.step_series import MS
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.group_transfers import LINKS, MB, STEP_MS, draw, mesh, noisy, view_with
+from tests.unit.collector.steps.step_series import MS
 
 FOUR_PAIRS = {f"mesh_tp/{rank}-{rank + 1}": (rank, rank + 1) for rank in (0, 2, 4, 6)}
 SLOW = "mesh_tp/2-3"

@@ -7,7 +7,7 @@ import pytest
 from rankscope.collector.detect.root_cause import Cause, find_cause
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
-from tests.unit.collector.step_series import MS, series_of, slow_of
+from tests.unit.collector.steps.step_series import MS, series_of, slow_of
 
 SLOW = 3
 PEERS = (0, 1, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.noise import CORRELATION_MAX, Noise, measure_noise
-from rankscope.collector.detect.series import Floats
+from rankscope.collector.steps.step_series import Floats
 
 
 def white(count: int, deviation: float = 0.1, seed: int = 3) -> Floats:

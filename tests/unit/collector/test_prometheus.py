@@ -14,7 +14,8 @@ from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.state.account import StepCounts
-from rankscope.collector.state.snapshot import CollectiveTotals, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.state.snapshot import LostSeconds, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.catalog import CATALOG
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.ramp import fit_ramp
-from rankscope.collector.detect.series import Floats
+from rankscope.collector.steps.step_series import Floats
 
 
 def noisy(values: Floats, seed: int, deviation: float = 0.03) -> Floats:

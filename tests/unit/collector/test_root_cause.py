@@ -13,7 +13,7 @@ import pytest
 from rankscope.collector.detect.root_cause import Cause, find_cause
 from rankscope.collector.detect.view import GcPauses, Samples
 from rankscope.measure.records import DeviceSample, WindowBreakdown
-from tests.unit.collector.step_series import MS, UNKNOWN, Rows, series_of, slow_of
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, slow_of
 
 SLOW = 3
 PEERS = (0, 1, 2)

@@ -27,7 +27,7 @@ from tests.unit.collector.job_views import (
     window_of,
     with_samples,
 )
-from tests.unit.collector.step_series import MS, UNKNOWN, view_of
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, view_of
 
 # -- each rule --------------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ import pytest
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, LifeCounts, UnknownPeer
-from rankscope.collector.state.collective_counts import unpack_counts
 from rankscope.collector.state.events import EndSeen, ProcessGone, ReportAdmitted
 from rankscope.collector.state.excerpt import Excerpt
 from rankscope.collector.state.job import JobState
 from rankscope.collector.state.saved import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
 from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.steps.collective_totals import unpack_counts
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, RankEnded, Refused, Report, Welcome
 from rankscope.measure.records import Losses, Totals

@@ -6,9 +6,9 @@ import pytest
 from rankscope.collector.detect.cost import Cost
 from rankscope.collector.detect.root_cause import Cause
 from rankscope.collector.detect.sentence import write_sentence
-from rankscope.collector.detect.series import StepSeries
 from rankscope.collector.detect.stragglers import Slow
-from tests.unit.collector.step_series import series_of, slow_of, view_of
+from rankscope.collector.steps.step_series import StepSeries
+from tests.unit.collector.steps.step_series import series_of, slow_of, view_of
 
 NO_COST = Cost(1.0, 0.0, 0.0)
 LATE_DATA = Cause("data_loading", "it waits 40.0 ms a step longer for its data loader", {})

@@ -5,12 +5,12 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.past import close_finding
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.slow_links import SlowLinks, is_explained_by_links
 from rankscope.collector.detect.view import Candidate, JobView, Samples
+from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import DeviceSample
-from tests.unit.collector.group_transfers import LINKS, MB, Groups, draw, mesh, noisy, view_with
-from tests.unit.collector.step_series import slow_of
+from tests.unit.collector.steps.group_transfers import LINKS, MB, Groups, draw, mesh, noisy, view_with
+from tests.unit.collector.steps.step_series import slow_of
 
 MESH = mesh(2, 4)
 """Tensor parallel pairs 0-1, 2-3, 4-5, 6-7, and the data parallel groups of the even and of the odd ranks."""

@@ -1,7 +1,7 @@
 """Slow ranks of one machine: the node is named where nearly all of its ranks are slow, and only there."""
 
 from rankscope.collector.detect.nodes import join_nodes
-from tests.unit.collector.step_series import slow_of
+from tests.unit.collector.steps.step_series import slow_of
 
 NODES = {rank: f"node{rank // 4}" for rank in range(12)}
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.slow_ranks import SlowRanks
 from rankscope.collector.detect.stragglers import Thresholds
 from rankscope.collector.detect.view import Candidate, JobView
-from tests.unit.collector.step_series import MS, series_of, view_of
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 DETECTOR = SlowRanks(Thresholds())
 NODES = {rank: f"node{rank // 4}" for rank in range(12)}

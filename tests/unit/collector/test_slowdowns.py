@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.slowdowns import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.stragglers import Thresholds
 from rankscope.collector.detect.view import JobView
-from tests.unit.collector.step_series import UNKNOWN, series_of, view_of
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
 
 STAGES = {rank: rank // 4 for rank in range(12)}
 STAGE, RUN = StageSlowdowns(Thresholds()), RunSlowdown(Thresholds())

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.series import StepSeries
-from rankscope.collector.detect.twins import find_twins
 from rankscope.collector.detect.view import JobView, Samples
 from rankscope.collector.state.step_picture import StepPicture
+from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.step_series import StepSeries
 from tests.unit.collector.job_stories import MS, Story
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.slow_ranks import SlowRanks
 from rankscope.collector.detect.stragglers import Thresholds
+from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.job_stories import Story
-from tests.unit.collector.step_series import MS, series_of, view_of
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 STEPS = 20
 SLOW = 2

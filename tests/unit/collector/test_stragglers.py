@@ -8,10 +8,10 @@ import pytest
 from rankscope.collector.detect.change_point import find_change
 from rankscope.collector.detect.excess import find_excess, slowdown_ratios
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.twins import find_twins
-from tests.unit.collector.step_series import view_of
+from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.step_series import Floats, StepSeries
+from tests.unit.collector.steps.step_series import view_of
 
 STEP_NS = 100e6
 

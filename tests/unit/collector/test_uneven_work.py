@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.uneven_work import UnevenWork, correlate_with_batches, find_chance_limit, find_gaps
 from rankscope.collector.detect.view import Candidate, JobView
-from tests.unit.collector.step_series import MS, series_of, view_of
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 DETECTOR = UnevenWork(cost_ratio_min=0.1)
 

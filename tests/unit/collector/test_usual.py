@@ -5,12 +5,12 @@ import pytest
 
 from rankscope.collector.detect.excess import find_usual
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.slow_ranks import SlowRanks, read_usual
 from rankscope.collector.detect.stragglers import Thresholds
-from rankscope.collector.detect.twins import find_twins
 from rankscope.collector.detect.view import JobView
-from tests.unit.collector.step_series import series_of, view_of
+from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import series_of, view_of
 
 WORK = np.repeat([80.0, 100.0, 100.0, 140.0], 2)
 """Four stages of two ranks each, with different work, in ms."""

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.view import Candidate, JobView
 from rankscope.collector.state.effects import CloseFinding, OpenFinding, UpdateFinding
 from rankscope.collector.state.verdicts import Verdicts
+from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import NS_PER_S
 from tests.unit.collector.findings import RUN, slow
-from tests.unit.collector.step_series import view_of
+from tests.unit.collector.steps.step_series import view_of
 
 
 class Told:

@@ -5,12 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.series import StepSeries
-from rankscope.collector.state.window import STAND_IN_NS, STAND_IN_STEPS, StepWindow
-from rankscope.collector.state.window_distance import WindowDistance
+from rankscope.collector.steps.step_series import StepSeries
+from rankscope.collector.steps.step_table import STAND_IN_NS, STAND_IN_STEPS, StepWindow, WindowDistance
 from rankscope.measure.records import steps_to_table
 from rankscope.measure.units import NS_PER_MS
-from tests.unit.collector.test_window import GROUP, STEP_NS, reduce_all, step_of
+from tests.unit.collector.steps.test_step_table import GROUP, STEP_NS, reduce_all, step_of
 
 RANKS = (0, 1)
 KEPT = 8

@@ -45,7 +45,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.detect.collective_blocks import (
+from rankscope.collector.steps.collectives import (
     Kinds,
     Rows,
     Step,
@@ -54,7 +54,7 @@ from rankscope.collector.detect.collective_blocks import (
     number_rows,
     stack,
 )
-from rankscope.collector.detect.series import Floats, Ints
+from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.measure import intervals
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS

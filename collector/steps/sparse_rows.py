@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.detect.series import Floats, Ints
+from rankscope.collector.steps.step_series import Floats, Ints
 
 
 class SparseRows:

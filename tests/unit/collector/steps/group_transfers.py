@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats
 from rankscope.collector.detect.stragglers import Thresholds
-from rankscope.collector.detect.transfers import GroupTransfers
 from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import DeviceSample
-from tests.unit.collector.step_series import MS, series_of, view_of
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 STEP_MS = 100.0
 TRANSFER_MS = 10.0

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rankscope.collector.state import transfer_ring
-from rankscope.collector.state.transfer_ring import TransferRing
-from tests.unit.collector.collective_steps import KindWaits, columns_of
+from rankscope.collector.steps import group_transfers
+from rankscope.collector.steps.group_transfers import TransferRing
+from tests.unit.collector.steps.collective_steps import KindWaits, columns_of
 
 SIZES = {"dp": 4, "tp": 2}
 KEPT = 4
@@ -23,7 +23,7 @@ def kind(rank: int = 0, group: str = "dp", op: str = "all_reduce", **changed: in
 
 
 def sum_groups(kinds: list[KindWaits], sizes: dict[str, int]) -> dict[str, Sequence[float]]:
-    return transfer_ring.sum_groups(columns_of(kinds), sizes)
+    return group_transfers.sum_groups(columns_of(kinds), sizes)
 
 
 def put(made: TransferRing, slot: int, kinds: list[KindWaits], sizes: dict[str, int] = SIZES) -> None:

@@ -30,7 +30,7 @@ class StepSeries:
 
     `self_is_measured` is False where waiting could not be measured and phases without communication stand in. `tokens`
     is how many the batches of each step held, shape (n, ranks), NaN where not known; None: of none.
-    `wait_caused_ns`: the waiting of all ranks that each one caused (`blame.py`), known of some steps only.
+    `wait_caused_ns`: the waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only.
     `earlier_count`: the first so many steps are from before those that are kept one by one, and are here because their
     waiting is known.
     """

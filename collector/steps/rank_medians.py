@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rankscope.collector.detect.series import Cells, Floats, StepSeries, medians_of_last
+from rankscope.collector.steps.step_series import Cells, Floats, StepSeries, medians_of_last
 from rankscope.collector.turns import go_on
 
 Known = Sequence[float | None]

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from rankscope.collector.detect import blame as blame_module
-from rankscope.collector.detect.blame import BEHIND_NS, Blame, find_blame
+from rankscope.collector.steps import wait_attribution as blame_module
+from rankscope.collector.steps.wait_attribution import BEHIND_NS, Blame, find_blame
 from rankscope.measure.table import MISSING
-from tests.unit.collector.collective_steps import RankCollectives, step_of
+from tests.unit.collector.steps.collective_steps import RankCollectives, step_of
 
 MS = 10 * BEHIND_NS
 TP_01, TP_23, DP_02, DP_13 = "tp/0-1", "tp/2-3", "dp/0,2", "dp/1,3"

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.collective_blocks import COLUMNS, CollectiveBlock, NameLists
-from rankscope.collector.detect.series import Ints
-from rankscope.collector.detect.waits import KindColumns, split_waits
+from rankscope.collector.steps.collectives import COLUMNS, CollectiveBlock, NameLists
+from rankscope.collector.steps.step_series import Ints
+from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.measure.table import MISSING
 
 

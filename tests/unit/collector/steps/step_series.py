@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rankscope.collector.detect.series import Floats, StepSeries
 from rankscope.collector.detect.standing import RankStanding
 from rankscope.collector.detect.stragglers import Slow
-from rankscope.collector.detect.transfers import GroupTransfers
-from rankscope.collector.detect.twins import Peers, find_twins
 from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.collector.steps.peer_groups import Peers, find_twins
+from rankscope.collector.steps.step_series import Floats, StepSeries
 
 MS = 1_000_000
 UNKNOWN = float("nan")

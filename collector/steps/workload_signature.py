@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.collective_blocks import (
+from rankscope.collector.steps.collectives import (
     Kinds,
     Rows,
     differs_from_previous,
     number_codes,
     order_by,
 )
-from rankscope.collector.detect.series import Ints
+from rankscope.collector.steps.step_series import Ints
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.table import MISSING
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rankscope.collector.detect.twins import Peers, find_twins
+from rankscope.collector.steps.peer_groups import Peers, find_twins
 
 
 def find_peers(rank: int, signatures: Mapping[int, object], ranks: tuple[int, ...]) -> Peers:

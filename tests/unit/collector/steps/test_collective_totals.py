@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.collector.state import collective_counts
-from rankscope.collector.state.collective_counts import (
+from rankscope.collector.steps import collective_totals
+from rankscope.collector.steps.collective_totals import (
     KINDS_MAX,
     CollectiveCounts,
+    CollectiveTotals,
     SavedCounts,
     unpack_counts,
 )
-from rankscope.collector.state.snapshot import CollectiveTotals
 from rankscope.measure.communication import bus_factor
-from tests.unit.collector.collective_steps import KindWaits, columns_of
+from tests.unit.collector.steps.collective_steps import KindWaits, columns_of
 
 RANK = 3
 GROUP = "dp"
@@ -115,7 +115,7 @@ def test_of_more_kinds_in_one_step_than_there_is_room_for_the_first_are_counted(
 
 
 def test_more_kinds_than_a_run_may_have_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collective_counts, "KINDS_OF_RUN_MAX", 1)
+    monkeypatch.setattr(collective_totals, "KINDS_OF_RUN_MAX", 1)
     found = counts_of([kind_of("all_reduce"), kind_of("barrier")], [kind_of("barrier")]).picture({}).of(RANK)
     assert [(kind.op, kind.count) for kind in found] == [("all_reduce", 2)]
 
@@ -208,9 +208,9 @@ def test_counts_of_no_rank_are_gone_on_with_too() -> None:
         {"keys": (-1).to_bytes(8, "little", signed=True)},
         {
             "keys": (5).to_bytes(8, "little") + (-(2**63)).to_bytes(8, "little", signed=True),
-            "sums": b"\0" * 16 * collective_counts.COLUMN_COUNT,
+            "sums": b"\0" * 16 * collective_totals.COLUMN_COUNT,
         },
-        {"keys": b"\0" * 16, "sums": b"\0" * 16 * collective_counts.COLUMN_COUNT},
+        {"keys": b"\0" * 16, "sums": b"\0" * 16 * collective_totals.COLUMN_COUNT},
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any]) -> None:

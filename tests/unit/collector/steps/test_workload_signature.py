@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from rankscope.collector.detect import signatures as module
-from rankscope.collector.detect.collective_blocks import stack
-from rankscope.collector.detect.signatures import (
+from rankscope.collector.steps import workload_signature as module
+from rankscope.collector.steps.collectives import stack
+from rankscope.collector.steps.workload_signature import (
     FIRST_RECEIVES,
     FIRST_SENDS,
     GroupFacts,
@@ -16,7 +16,7 @@ from rankscope.collector.detect.signatures import (
     find_signatures,
 )
 from rankscope.measure.table import MISSING
-from tests.unit.collector.collective_steps import RankCollectives, step_of
+from tests.unit.collector.steps.collective_steps import RankCollectives, step_of
 
 SIZES = {"world": 4, "tp": 2, "pp": 2}
 PLACES = {(0, "pp"): 0, (2, "pp"): 1}

@@ -1,17 +1,32 @@
 """What the data movement of each process group took, step by step: a ring of steps, one column per group."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.collective_blocks import differs_from_previous, order_by
-from rankscope.collector.detect.series import Floats, Ints
-from rankscope.collector.detect.transfers import GroupTransfers
-from rankscope.collector.detect.waits import KindColumns
+from rankscope.collector.steps.collectives import differs_from_previous, order_by
+from rankscope.collector.steps.step_series import Floats, Ints
+from rankscope.collector.steps.wait_times import KindColumns
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.records import SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
+
+
+class GroupTransfers(NamedTuple):
+    """By process group, of its matched synchronising collectives, summed over each step of a series: shape (n,), NaN
+    where a step is not known.
+
+    `ns` is the transfer time, `size_bytes` what was moved, `bus_bytes` the same times the bus factor of its operation
+    (`bus_bytes` over transfer is the bus bandwidth; a barrier moves nothing), `exposed_ns` how much of the transfer was
+    exposed on the member on which the least was.
+    """
+
+    ns: Mapping[str, Floats] = {}
+    size_bytes: Mapping[str, Floats] = {}
+    bus_bytes: Mapping[str, Floats] = {}
+    exposed_ns: Mapping[str, Floats] = {}
+
 
 GROUPS_MAX: Final = 4096
 """Process groups kept of a run, 32 bytes each in every step that is known: 16,384 ranks in tensor parallel groups of

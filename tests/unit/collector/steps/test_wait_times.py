@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.collective_blocks import number_codes
-from rankscope.collector.detect.waits import split_waits
+from rankscope.collector.steps.collectives import number_codes
+from rankscope.collector.steps.wait_times import split_waits
 from rankscope.measure.table import MISSING
-from tests.unit.collector.collective_steps import RankCollectives, ReadWaits, split_ranks, step_of
+from tests.unit.collector.steps.collective_steps import RankCollectives, ReadWaits, split_ranks, step_of
 
 Call = tuple[str, int, int, int]  # op, sequence, start, duration
 

@@ -33,9 +33,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.detect.collective_blocks import Step, count_rows, find_ranks
-from rankscope.collector.detect.series import Floats, Ints
-from rankscope.collector.detect.waits import Matched, match_operations
+from rankscope.collector.steps.collectives import Step, count_rows, find_ranks
+from rankscope.collector.steps.step_series import Floats, Ints
+from rankscope.collector.steps.wait_times import Matched, match_operations
 from rankscope.measure.units import NS_PER_MS
 
 OPERATIONS_MAX: Final = 1024

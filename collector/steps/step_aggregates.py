@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.series import Cells, Floats, Ints
+from rankscope.collector.steps.step_series import Cells, Floats, Ints
 
 PATIENCE_STEPS: Final = 32
 """At 16,384 ranks so many steps that wait are 4 MB, looked at each tick; a rank that is later is mostly dead."""

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from rankscope.collector.detect import blame
-from rankscope.collector.state.window import PHASES_MAX, STAND_IN_STEPS, StepWindow
+from rankscope.collector.steps import wait_attribution
+from rankscope.collector.steps.step_table import PHASES_MAX, STAND_IN_STEPS, StepWindow
 from rankscope.measure.records import CollectiveRecord, StepRecord, collectives_to_table, steps_to_table
-from tests.unit.collector.collective_steps import KindWaits, rows_of
+from tests.unit.collector.steps.collective_steps import KindWaits, rows_of
 
 STEP_NS = 100
 GROUP = "default_pg"
@@ -407,7 +407,7 @@ def test_of_the_steps_that_a_report_completes_one_is_charged_another_each_time()
 
 
 def test_step_too_large_to_be_charged_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blame, "CELLS_MAX", 0)
+    monkeypatch.setattr(wait_attribution, "CELLS_MAX", 0)
     window = window_of(2, steps=1)
     for rank in (0, 1):
         reduce_all(window, rank, 10, 0)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.detect import series as series_module
-from rankscope.collector.detect.series import in_blocks, medians_of_last
+from rankscope.collector.steps import step_series as series_module
+from rankscope.collector.steps.step_series import in_blocks, medians_of_last
 
 NAN = float("nan")
 

@@ -10,10 +10,9 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.collective_blocks import count_within
-from rankscope.collector.detect.series import Ints
-from rankscope.collector.detect.waits import KindColumns
-from rankscope.collector.state.snapshot import CollectiveTotals
+from rankscope.collector.steps.collectives import count_within
+from rankscope.collector.steps.step_series import Ints
+from rankscope.collector.steps.wait_times import KindColumns
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.records import SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
@@ -38,6 +37,22 @@ KEPT_BETWEEN_COLLECTORS: Final = LAST_BYTES
 """So many of the columns mean something to the next collector: the last step is none of its own."""
 
 Kind = tuple[str, str]
+
+
+class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One kind of collective of one rank, counted up. None: never measured. `matched` of the `count` were found on
+    all members of the group, and only those have waiting and transfer.
+    """
+
+    group: str
+    op: str
+    count: int
+    duration_ns: int
+    bytes: int | None = None
+    matched: int = 0
+    wait_ns: int | None = None
+    transfer_ns: int | None = None
+    bus_bandwidth_bytes_per_s: float | None = None
 
 
 class SavedCounts(msgspec.Struct, frozen=True, array_like=True):

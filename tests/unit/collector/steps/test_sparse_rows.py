@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rankscope.collector.state.sparse_rows import SparseRows
+from rankscope.collector.steps.sparse_rows import SparseRows
 
 NAN = float("nan")
 

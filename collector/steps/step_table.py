@@ -16,19 +16,47 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.collector.detect.blame import find_blame
-from rankscope.collector.detect.collective_blocks import CollectiveBlock, NameLists
-from rankscope.collector.detect.series import Cells, Floats, Ints, StepSeries, sum_computing
-from rankscope.collector.detect.signatures import GroupFacts, Signature, find_signatures
-from rankscope.collector.detect.transfers import GroupTransfers
-from rankscope.collector.detect.waits import KindColumns, split_waits
-from rankscope.collector.state.sparse_rows import SparseRows
-from rankscope.collector.state.transfer_ring import TransferRing
-from rankscope.collector.state.window_distance import WindowDistance
+from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
+from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
+from rankscope.collector.steps.sparse_rows import SparseRows
+from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
+from rankscope.collector.steps.wait_attribution import find_blame
+from rankscope.collector.steps.wait_times import KindColumns, split_waits
+from rankscope.collector.steps.workload_signature import GroupFacts, Signature, find_signatures
 from rankscope.collector.turns import go_on
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block, Table, stack_tables
 from rankscope.measure.units import NS_PER_S
+
+
+class WindowDistance:
+    """Of one attempt. `is_watched`: whether any rank has had a window. `longest`: the most steps from one measured step
+    to the next so far.
+    """
+
+    def __init__(self) -> None:
+        self.is_watched = False
+        self.longest = 0
+        self._first_step: int | None = None
+        self._last_measured: int | None = None
+
+    def begin(self, step: int) -> None:
+        """That step has been reported; the first one told is where looking begins."""
+        if self._first_step is None:
+            self._first_step = step
+
+    def take(self, first_step: int, last_step: int) -> None:
+        """From the first to the last of these steps waiting is known; ranks tell of them in any order."""
+        if self._last_measured is not None:
+            self.longest = max(self.longest, first_step - self._last_measured)
+            last_step = max(last_step, self._last_measured)
+        self._last_measured = last_step
+
+    def steps_behind(self, latest_step: int) -> int:
+        """How many steps ago waiting was known; where it never was, how many are known at all."""
+        since = self._last_measured if self._last_measured is not None else self._first_step
+        return 0 if since is None else latest_step - since
+
 
 WHOLE_CELLS_MAX = 2**20
 """Up to so many steps x ranks, 8 MiB, a duration is kept in 64 bits; beyond (4,096 ranks at the default of 256 steps)

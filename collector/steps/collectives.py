@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.detect.series import Ints
+from rankscope.collector.steps.step_series import Ints
 from rankscope.measure.table import MISSING
 
 Names = tuple[str, ...]
