@@ -33,8 +33,8 @@ from rankscope.collector.relay_command import add_relay
 from rankscope.collector.report_command import add_report
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.service import Service
-from rankscope.collector.state.snapshot import Snapshot
 from rankscope.collector.status_command import add_status
 from rankscope.collector.top_command import add_top
 from rankscope.collector.trace_commands import add_analyze, add_merge

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.clock import Clock
 from rankscope.measure.units import s_to_ns
 

@@ -29,32 +29,34 @@ from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.ingest.relays import Relays
+from rankscope.collector.pacing import LookTimes, Pace, Turns
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metric_pages import MetricPages
 from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.state.effects import AskClock, CloseFinding, JobEffect, OpenFinding, UpdateFinding
-from rankscope.collector.state.events import (
+from rankscope.collector.runs.checkpoint import Clocks, SavedLife
+from rankscope.collector.runs.events import (
+    AskClock,
+    CloseFinding,
     CollectorAway,
     EndSeen,
     GoodbyeAdmitted,
+    JobEffect,
     JobEvent,
+    OpenFinding,
     PeerEvent,
     ProcessGone,
     RankJoined,
     ReportAdmitted,
     Tick,
+    UpdateFinding,
     find_boot_id,
 )
-from rankscope.collector.state.job import JobState
-from rankscope.collector.state.look_times import LookTimes
-from rankscope.collector.state.pace import Pace
-from rankscope.collector.state.run_end_words import find_failure
-from rankscope.collector.state.runs import Runs
-from rankscope.collector.state.saved import Clocks, SavedLife
-from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
-from rankscope.collector.turns import Turns
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.run_end_words import find_failure
+from rankscope.collector.runs.runs import Runs
+from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError

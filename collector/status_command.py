@@ -22,8 +22,8 @@ from rankscope.collector.reports.status_text import render_all_ranks, render_one
 from rankscope.collector.reports.terminal_colors import Colors, choose_colors
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.run_ids import choose_run_id, name_run, read_run_name
-from rankscope.collector.state.run_status import RunStatus
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.run_status import RunStatus
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.errors import SettingError, UnavailableError
 
 WORST: Final = 10

@@ -1,9 +1,9 @@
 """A snapshot of which everything is known: the one behind the golden page of metrics."""
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.goodput import GoodputSnapshot
-from rankscope.collector.state.account import StepCounts
-from rankscope.collector.state.snapshot import CollectorCounts, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.snapshot import CollectorCounts, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded

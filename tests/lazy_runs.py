@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import Totals
 
 

@@ -14,7 +14,7 @@ from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.overview import OVERVIEW_READERS, build_overview
 from rankscope.collector.publish.prometheus import READERS, Value
 from rankscope.collector.publish.rank_columns import RANK_READERS
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
 from rankscope.measure.exported import Measure
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rankscope.collector.detect import ratios
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs import ratios
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 
 
 class DemoRank(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ import msgspec
 from rankscope.collector.demo.result import DemoResult, build_result
 from rankscope.collector.reports.status_text import render_run
 from rankscope.collector.reports.summary import summarise
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 

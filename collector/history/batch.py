@@ -6,8 +6,8 @@ from collections import deque
 from typing import Final
 
 from rankscope.collector.history.rank_intervals import RankInterval
-from rankscope.collector.state.saved import LifeDraft, SavedLife, SavedRun, SavedStory
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.checkpoint import LifeDraft, SavedLife, SavedRun, SavedStory
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CountsDraft
 from rankscope.collector.steps.step_aggregates import StepAggregate
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 
 COLUMNS: Final = ("rank", "steps", "step_ns", "data_ns", "self_ns", "slowdown_ratio", "wait_caused_ns")
 """Of an interval: `steps` in it and their mean duration `step_ns`, of which `data_ns` in the phase `data`; the medians

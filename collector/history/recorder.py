@@ -23,14 +23,14 @@ from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.rank_intervals import RankIntervals
 from rankscope.collector.history.store import HistoryStore, KeptRun
-from rankscope.collector.state.job import JobState
-from rankscope.collector.state.saved import Clocks, LifeDraft, SavedRun, SavedStory
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.pacing import TakeTurn, Turns, in_pieces
+from rankscope.collector.runs.checkpoint import Clocks, LifeDraft, SavedRun, SavedStory
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CountsDraft
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.store.database import DamagedStoreError, Database, RefusedRowError
 from rankscope.collector.store.file_watch import StoreLoss
-from rankscope.collector.turns import TakeTurn, Turns, in_pieces
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import UnavailableError
 

@@ -14,10 +14,10 @@ import msgspec
 
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.rank_intervals import RankInterval, pack
-from rankscope.collector.state.saved import LifeDraft, SavedLife, SavedRun, SavedStory
+from rankscope.collector.pacing import Turns
+from rankscope.collector.runs.checkpoint import LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.store.database import Database, explaining, transaction
-from rankscope.collector.turns import Turns
 
 T = TypeVar("T")
 

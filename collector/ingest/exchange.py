@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rankscope.collector.state.events import PeerEvent
+from rankscope.collector.runs.events import PeerEvent
 
 EVENTS_WAITING_MAX: Final = 32_768
 """Two seconds of 16,384 ranks, about 60 MB. Beyond that the receiving thread reads no more until the state has caught

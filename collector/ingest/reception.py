@@ -20,7 +20,6 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.detect.clock_alignment import latest_arrival_ns
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
@@ -31,7 +30,8 @@ from rankscope.collector.ingest.read_pauses import ReadPauses
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import Refusal, RefusalLog
 from rankscope.collector.ingest.router import Ready
-from rankscope.collector.state.events import (
+from rankscope.collector.runs.clock_alignment import latest_arrival_ns
+from rankscope.collector.runs.events import (
     ClockSampled,
     DuplicateSeen,
     EndSeen,
@@ -41,7 +41,7 @@ from rankscope.collector.state.events import (
     ReportAdmitted,
     UnresponsiveSeen,
 )
-from rankscope.collector.state.excerpt import Excerpt
+from rankscope.collector.runs.last_report import Excerpt
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (

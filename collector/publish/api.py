@@ -30,9 +30,9 @@ from rankscope.collector.publish.rank_answers import ORDERS, list_ranks, show_ra
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
 from rankscope.collector.publish.shares import ShareStretch
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.state.run_status import build_status
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
-from rankscope.collector.state.step_picture import StepPicture
+from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.run_status import build_status
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.errors import UnavailableError
 
 OPENAPI_PATH: Final = "/api/v1/openapi.json"

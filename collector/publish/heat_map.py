@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.history.rank_intervals import RankInterval
-from rankscope.collector.state.step_picture import Numbers, StepPicture
+from rankscope.collector.runs.heat_map import Numbers, StepPicture
 from rankscope.collector.steps.step_series import Floats
 
 EQUAL: Final = 128

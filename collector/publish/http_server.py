@@ -33,6 +33,7 @@ from typing import Any, Final, cast
 
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.pacing import TakeTurn
 from rankscope.collector.publish.api import Api
 from rankscope.collector.publish.http_access import (
     CHALLENGE,
@@ -49,8 +50,7 @@ from rankscope.collector.publish.paced_snapshots import PacedSnapshots
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.publish.routes import Response, Routes, refuse
-from rankscope.collector.state.snapshot import Snapshot
-from rankscope.collector.turns import TakeTurn
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.settings import find_address_problem

@@ -25,10 +25,10 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
 from rankscope.collector.publish.shares import Shares, ShareStretch
-from rankscope.collector.state.run_end import RunEnd
-from rankscope.collector.state.run_end_words import write_end
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
-from rankscope.collector.state.step_picture import StepPicture
+from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.run_end_words import write_end
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 
 EVENTS_PATH: Final = "/api/v1/events"
 EVENT_STREAM: Final = "text/event-stream"

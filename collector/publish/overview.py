@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect import ratios
+from rankscope.collector.pacing import go_on
 from rankscope.collector.publish.prometheus import Value
 from rankscope.collector.publish.rank_columns import Number, is_live
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
-from rankscope.collector.turns import go_on
+from rankscope.collector.runs import ratios
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.exported import WORST_RANKS
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 from rankscope.measure.units import ns_to_s

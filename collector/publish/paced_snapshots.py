@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from rankscope.collector.state.pace import Pace
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.pacing import Pace
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.units import NS_PER_S
 
 SHARE: Final = 0.05

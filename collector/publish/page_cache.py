@@ -23,13 +23,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.footprint import name_this_thread
+from rankscope.collector.pacing import TakeTurn, Turns
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.publish.page_lead import PageLead
 from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.publish.scrape_beat import ScrapeBeat
-from rankscope.collector.state.snapshot import Snapshot
-from rankscope.collector.turns import TakeTurn, Turns
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
 
 GZIP_LEVEL: Final = 1

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from rankscope.collector.state.pace import Pace
+from rankscope.collector.pacing import Pace
 from rankscope.measure.clock import Clock
 from rankscope.measure.units import NS_PER_MS, ns_to_s, s_to_ns
 

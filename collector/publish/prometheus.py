@@ -15,7 +15,7 @@ from typing import Final
 from rankscope.collector.detect.finding import STRAGGLER
 from rankscope.collector.publish import run_values
 from rankscope.collector.publish.rank_columns import Labels, Number, is_live
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.units import ns_to_s
 
 Value = tuple[Labels, Number]

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect import ratios
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
-from rankscope.collector.state.step_picture import Numbers, StepPicture
+from rankscope.collector.runs import ratios
+from rankscope.collector.runs.heat_map import Numbers, StepPicture
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.peer_groups import Comparison
 
 BY_RANK: Final = "rank"

@@ -13,9 +13,9 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
 
-from rankscope.collector.detect import ratios
-from rankscope.collector.state.account import StepCounts
-from rankscope.collector.state.snapshot import RankSnapshot
+from rankscope.collector.runs import ratios
+from rankscope.collector.runs.snapshot import RankSnapshot
+from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
 from rankscope.measure.units import ns_to_s

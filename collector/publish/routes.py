@@ -10,16 +10,16 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from rankscope.collector.detect.throughput import find_throughput
 from rankscope.collector.incidents.incident import STATES, Incident
+from rankscope.collector.pacing import TakeTurn
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
 from rankscope.collector.publish.negotiation import accepts_gzip, choose_format
 from rankscope.collector.publish.page_cache import PageCache, decompress
 from rankscope.collector.publish.picture_orders import PictureOrders
-from rankscope.collector.state.run_end import RunEnd
-from rankscope.collector.state.run_end_words import describe_end
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
-from rankscope.collector.turns import TakeTurn
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.run_end_words import describe_end
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.runs.throughput import find_throughput
 from rankscope.measure.errors import UnavailableError
 
 GZIP_LEVEL: Final = 1

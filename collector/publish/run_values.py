@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import HANG, Finding
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
-from rankscope.collector.state.vitals import ENDED_WELL
+from rankscope.collector.runs.liveness import ENDED_WELL
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 
 MISSING_SHOWN_MAX: Final = 64
 """Missing ranks of a run that are shown by name: eight nodes of eight GPUs. Of more nobody reads each."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.records import Totals
 
 STRETCHES_MAX: Final = 360

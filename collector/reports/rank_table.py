@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from rankscope.collector.detect import ratios
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
-from rankscope.collector.state.run_status import describe_state
-from rankscope.collector.state.snapshot import RankSnapshot
-from rankscope.collector.state.vitals import ENDED_WELL
+from rankscope.collector.runs import ratios
+from rankscope.collector.runs.liveness import ENDED_WELL
+from rankscope.collector.runs.run_status import describe_state
+from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.records import PHASES, WindowBreakdown
 from rankscope.measure.units import NS_PER_MS
 

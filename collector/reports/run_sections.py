@@ -20,8 +20,8 @@ from rankscope.collector.reports.trace_cells import (
     rank_list,
     word,
 )
-from rankscope.collector.state.run_end import RunEnd
-from rankscope.collector.state.run_end_words import (
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.run_end_words import (
     describe_end,
     describe_first_to_fail,
     describe_lost,

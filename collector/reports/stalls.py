@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rankscope.collector.state.snapshot import RankSnapshot
+from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import PendingCollective, Stall, describe_frame, find_script_frame
 from rankscope.measure.units import format_duration

@@ -9,8 +9,8 @@ from rankscope.collector.reports.stalls import describe_stall
 from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
-from rankscope.collector.state.run_status import RunStatus, build_status, describe_state
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.run_status import RunStatus, build_status, describe_state
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.units import format_duration
 
 FINDINGS_SHOWN_MAX: Final = 5

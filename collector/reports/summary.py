@@ -1,15 +1,15 @@
 """A run in a few lines when it is over: how it went, how each rank ended, and the verdict in one sentence."""
 
 from rankscope.collector.detect.finding import HANG, Finding
-from rankscope.collector.detect.goodput import GoodputSnapshot
-from rankscope.collector.detect.throughput import find_throughput
-from rankscope.collector.state.run_end_words import (
+from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.run_end_words import (
     describe_end,
     describe_first_to_fail,
     describe_lost,
     describe_no_first,
 )
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.runs.throughput import find_throughput
 from rankscope.measure.units import format_duration
 
 SHARE_WORTH_SAYING = 0.0005

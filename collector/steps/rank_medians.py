@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from rankscope.collector.pacing import go_on
 from rankscope.collector.steps.step_series import Cells, Floats, StepSeries, medians_of_last
-from rankscope.collector.turns import go_on
 
 Known = Sequence[float | None]
 """A value a rank, None where it is not known."""

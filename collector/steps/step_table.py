@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.collector.pacing import go_on
 from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.sparse_rows import SparseRows
@@ -23,7 +24,6 @@ from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSerie
 from rankscope.collector.steps.wait_attribution import find_blame
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, find_signatures
-from rankscope.collector.turns import go_on
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block, Table, stack_tables
 from rankscope.measure.units import NS_PER_S

@@ -14,7 +14,7 @@ from rich.text import Text
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.trace_cells import printable
-from rankscope.collector.state.run_end_words import describe_end
+from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.top.board import ORDERS, Board
 from rankscope.collector.top.picture import Picture, RankLine
 from rankscope.measure.records import PHASES

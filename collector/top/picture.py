@@ -7,7 +7,7 @@ import msgspec
 
 from rankscope.collector.inquiry import Credentials, ask_for, ask_for_runs
 from rankscope.collector.run_ids import choose_run_id
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 
 RANKS_MAX = 16_384
 """The most the API gives at once: the largest job there is."""

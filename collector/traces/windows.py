@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.collector.detect import ratios
+from rankscope.collector.runs import ratios
 from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import DeviceReport, LaunchedWork, StepReport, Timeline
 from rankscope.collector.traces.tables import uses_tensor_cores

@@ -31,11 +31,11 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.footprint import keep_one_heap, spare_the_garbage_collector
 from rankscope.collector.history.recorder import Recorder
 from rankscope.collector.ingest.admission import Admission, Admitted
-from rankscope.collector.state.events import RankJoined, ReportAdmitted, Tick
-from rankscope.collector.state.excerpt import Excerpt
-from rankscope.collector.state.job import JobState
-from rankscope.collector.state.saved import Clocks
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.checkpoint import Clocks
+from rankscope.collector.runs.events import RankJoined, ReportAdmitted, Tick
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.store.database import Database
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report

@@ -20,7 +20,7 @@ from rankscope.collector.publish.live import build_picture
 from rankscope.collector.publish.rank_answers import BY_SLOWDOWN, list_ranks, show_rank
 from rankscope.collector.publish.routes import GZIP_LEVEL
 from rankscope.collector.publish.shares import RunShares
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.integration.chromium import starting_chromium
 from tests.integration.live_pages import LivePage

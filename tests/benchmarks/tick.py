@@ -18,9 +18,9 @@ import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.footprint import read_resident_bytes
-from rankscope.collector.state.events import RankJoined, ReportAdmitted, Tick
-from rankscope.collector.state.excerpt import Excerpt
-from rankscope.collector.state.job import JobState
+from rankscope.collector.runs.events import RankJoined, ReportAdmitted, Tick
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.run import JobState
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
 from rankscope.measure.records import (

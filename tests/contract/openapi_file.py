@@ -13,8 +13,8 @@ import msgspec
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish import api, heat_map, live, rank_answers, routes
 from rankscope.collector.reports.run_report import RunReport
-from rankscope.collector.state.run_status import RunStatus
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.run_status import RunStatus
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure import __version__
 from tests.contract.schema_text import settle
 

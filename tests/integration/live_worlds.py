@@ -17,13 +17,13 @@ from rankscope.collector.publish.http_access import OPEN, HttpAccess
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
-from rankscope.collector.state.step_picture import StepPicture
+from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.peer_groups import find_twins
 from rankscope.collector.steps.step_series import StepSeries, medians_of_last
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.records import Totals, WindowBreakdown
-from tests.unit.collector.job_stories import MS, Story
+from tests.unit.collector.runs.job_stories import MS, Story
 
 RANKS_PER_NODE = 8
 STEPS = 64

@@ -26,7 +26,7 @@ from urllib.parse import quote
 import msgspec
 import psutil
 
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 
 START_S_MAX = 60.0
 """How long a collector may take to say where it listens. On two busy cores it has taken 6 s."""

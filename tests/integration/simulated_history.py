@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.state.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.records import AgentCost, AllocatorSample, DeviceSample, HostSample, Losses, Totals
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
 from tests.library_exporter import SnapshotExporter

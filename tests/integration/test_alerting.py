@@ -19,14 +19,14 @@ import msgspec
 import pytest
 import zmq
 
-from rankscope.collector.state.events import GoodbyeAdmitted, JobEvent, RankJoined, ReportAdmitted
+from rankscope.collector.runs.events import GoodbyeAdmitted, JobEvent, RankJoined, ReportAdmitted
 from rankscope.measure import __version__
 from rankscope.measure.machine import read_machine_id
 from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
 from tests.integration.monitoring import Labels, Notice, Running, Webhook, alerting
 from tests.integration.serving import read_url, serving, wait_for
 from tests.integration.wire_ranks import WireRanks
-from tests.unit.collector.job_stories import TRANSFER_NS, Story
+from tests.unit.collector.runs.job_stories import TRANSFER_NS, Story
 
 WELL, SICK, CUT = "well", "sick", "cut"
 RANKS, RANKS_A_NODE = 4, 2

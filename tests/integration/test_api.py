@@ -13,7 +13,7 @@ from rankscope.collector.publish.api import read_openapi
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.live import EVENTS_PATH
 from tests.integration.live_worlds import LiveWorld, slow_story
-from tests.unit.collector.kept_runs import keep_run
+from tests.unit.collector.runs.kept_runs import keep_run
 
 pytest.importorskip("schemathesis", reason="Python 3.10 has no release of it that knows this description")
 import schemathesis

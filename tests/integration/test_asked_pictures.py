@@ -8,8 +8,8 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.publish.picture_orders import NEW_S, SHARE
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.service import Service
-from rankscope.collector.state.snapshot import Snapshot
 from rankscope.measure.units import NS_PER_S
 from tests.driven_clock import DrivenClock
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.messages import Goodbye, Report
 from rankscope.measure.records import Losses
 from tests.integration.serving import (

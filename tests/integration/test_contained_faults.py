@@ -12,11 +12,10 @@ from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.router import Ready
 from rankscope.collector.relay.config import RelayConfig
 from rankscope.collector.relay.service import Relay
+from rankscope.collector.runs.draft import RunDraft
+from rankscope.collector.runs.events import JobEffect, JobEvent, RankJoined, ReportAdmitted
+from rankscope.collector.runs.run import JobState
 from rankscope.collector.service import Service
-from rankscope.collector.state.draft import RunDraft
-from rankscope.collector.state.effects import JobEffect
-from rankscope.collector.state.events import JobEvent, RankJoined, ReportAdmitted
-from rankscope.collector.state.job import JobState
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import Ack, Goodbye, HelloWanted, Report
 from tests.integration.serving import serving, wait_for

@@ -11,10 +11,10 @@ from rankscope.agent.profiler.window_reduction import GroupSource, WindowReducti
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.state.events import RankJoined, ReportAdmitted
-from rankscope.collector.state.excerpt import Excerpt
-from rankscope.collector.state.job import JobState
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.events import RankJoined, ReportAdmitted
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report

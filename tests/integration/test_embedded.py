@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.serving import (
     Api,
     can_listen,

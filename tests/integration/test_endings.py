@@ -16,9 +16,9 @@ import pytest
 
 from rankscope.collector.detect.finding import HANG
 from rankscope.collector.reports.summary import HEALTHY, verdict
-from rankscope.collector.state.run_end import RunEnd
-from rankscope.collector.state.run_end_words import FAILURE, write_end
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.run_end_words import FAILURE, write_end
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from tests.connections import list_connections
 from tests.integration.serving import Served, can_listen, find_rank, have_ended, read_url, serving

@@ -12,7 +12,7 @@ from rankscope.agent.report.spill_folder import find_files, find_lives, open_fol
 from rankscope.agent.report.spill_format import REPORT, decode_records
 from rankscope.agent.sidecar.beacon import find_names
 from rankscope.agent.sidecar.directory import find_root
-from rankscope.collector.state.snapshot import RankSnapshot
+from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.units import s_to_ns
 from tests.integration.fault_figures import Fault

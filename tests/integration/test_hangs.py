@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.agent.sidecar.directory import find_root, folder_name
 from rankscope.collector.detect.finding import HANG, Finding
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.stalls import PendingCollective
 from tests.integration.serving import Served, find_rank, have_ended, serving
 from tests.integration.torchrun import SCRIPTS, Job, started, torchrun

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.collector.history.reading import opening_run
 from rankscope.collector.history.store import HistoryStore
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.store.database import Database
 from rankscope.measure.errors import UnavailableError
 from tests.integration.killed_writer import kill_writer
@@ -24,7 +24,7 @@ from tests.integration.serving import Api, Served, find_fixed_port, have_ended, 
 from tests.integration.small_disk import fill, mounted
 from tests.integration.torchrun import Ended, python, run, started, torchrun
 from tests.integration.wire_ranks import telling
-from tests.unit.collector.job_stories import Story
+from tests.unit.collector.runs.job_stories import Story
 
 RANKS = 4
 SLOW_RANK = 2
@@ -315,7 +315,7 @@ from pathlib import Path
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.store.database import Database
-from tests.unit.collector.kept_runs import interval_of, life_of, run_of, step_of
+from tests.unit.collector.runs.kept_runs import interval_of, life_of, run_of, step_of
 
 store = HistoryStore(Database(Path(sys.argv[1])))
 for number in itertools.count():

@@ -19,7 +19,7 @@ from rankscope.collector.publish.http_access import OPEN, HttpAccess, read_http_
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.page_files import read_page_files
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.snapshot import Snapshot
 from tests.certificates import make_certificate
 from tests.integration.serving import wait_for
 

@@ -20,7 +20,7 @@ from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.store.database import Database
 from tests.integration.serving import HTTP_TIMEOUT_S, Served, serving, wait_for
-from tests.unit.collector.kept_runs import life_of, run_of
+from tests.unit.collector.runs.kept_runs import life_of, run_of
 
 MIB = 1 << 20
 CONNECTIONS = 96

@@ -19,7 +19,7 @@ import pytest
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import Totals

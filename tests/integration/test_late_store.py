@@ -13,15 +13,15 @@ from rankscope.collector.history.reading import opening_run
 from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.incidents.journal import RETRY_S
 from rankscope.collector.ingest.receiver import Received
+from rankscope.collector.runs.events import RankJoined, ReportAdmitted
 from rankscope.collector.service import Service
-from rankscope.collector.state.events import RankJoined, ReportAdmitted
 from rankscope.collector.store.database import Database
 from rankscope.measure.codec import decode
 from rankscope.measure.messages import Hello
 from tests.driven_clock import DrivenClock
 from tests.integration.serving import wait_for
-from tests.unit.collector.job_stories import Story
-from tests.unit.collector.kept_runs import life_of, run_of
+from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.kept_runs import life_of, run_of
 
 
 class Direct:

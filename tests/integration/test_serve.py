@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import MAGIC, PROTOCOL, decode, encode
 from rankscope.measure.messages import Ack, Refused
 from tests.integration.serving import Served, have_ended, serving

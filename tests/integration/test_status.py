@@ -11,9 +11,9 @@ import pytest
 from rankscope.collector.cli import main
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.publish.http_server import HttpServer
-from rankscope.collector.state.run_end import RunEnd
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
-from tests.unit.collector.run_snapshots import rank_of
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from tests.unit.collector.runs.run_snapshots import rank_of
 
 RANKS = 64
 SLOW = Finding(kind="straggler", ranks=(3,), cause="host_cpu", sentence="Rank 3 is slow.")

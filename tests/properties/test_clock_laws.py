@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.collector.detect.clock_alignment import DRIFT_PER_S_NS, ClockAlignment
+from rankscope.collector.runs.clock_alignment import DRIFT_PER_S_NS, ClockAlignment
 from rankscope.measure.units import NS_PER_S, JobNs
 
 READING_NS = 1

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 
 from rankscope.collector.publish.exposition import Lines, TextFormat, render_numbers, render_samples
 from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
-from rankscope.collector.state.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.exported import GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
 from rankscope.measure.identity import RankIdentity

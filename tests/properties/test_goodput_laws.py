@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.collector.detect.goodput import Goodput, GoodputSnapshot
+from rankscope.collector.runs.goodput import Goodput, GoodputSnapshot
 
 BEGIN = 10**12
 GROWING = ("wall_ns", "steps_ns", "slow_ns", "startup_ns", "between_steps_ns", "stalled_ns", "restart_ns")

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.state.runs import FORMER_RUNS_MAX
-from tests.unit.collector.test_runs import Launches
+from rankscope.collector.runs.runs import FORMER_RUNS_MAX
+from tests.unit.collector.runs.test_runs import Launches
 
 RUNS_MAX, RANKS_MAX, WORLD = 5, 8, 2
 

@@ -7,12 +7,12 @@ import msgspec
 from hypothesis import given, settings
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.state.job import JobState
-from rankscope.collector.state.saved import Clocks, SavedLife, SavedRun, SavedStory
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.checkpoint import Clocks, SavedLife, SavedRun, SavedStory
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
 from tests.library_exporter import SnapshotExporter
-from tests.unit.collector.job_stories import S, Story
+from tests.unit.collector.runs.job_stories import S, Story
 
 RANKS = 3
 WALL_S = 1_800_000_000.0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.units import ns_to_s
 from tests.library_exporter import SnapshotExporter
 from tests.simulation.world import World

@@ -6,11 +6,19 @@ from typing import NamedTuple
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump
-from rankscope.collector.state.effects import AskClock, CloseFinding, OpenFinding
-from rankscope.collector.state.events import ClockSampled, DuplicateSeen, RankJoined, ReportAdmitted, Tick
-from rankscope.collector.state.excerpt import Excerpt
-from rankscope.collector.state.job import JobState
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.events import (
+    AskClock,
+    ClockSampled,
+    CloseFinding,
+    DuplicateSeen,
+    OpenFinding,
+    RankJoined,
+    ReportAdmitted,
+    Tick,
+)
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import decode
 from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.units import ns_to_s

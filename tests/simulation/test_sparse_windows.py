@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.simulation.faults import Fault
 from tests.simulation.noise import NOISES
 from tests.simulation.ranks import Windows

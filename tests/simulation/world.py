@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.agent.steps.ring import Ring
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import encode
 from rankscope.measure.records import Losses
 from rankscope.measure.units import NS_PER_S

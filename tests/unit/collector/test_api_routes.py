@@ -13,9 +13,9 @@ from rankscope.collector.publish.heat_map import unpack
 from rankscope.collector.publish.rank_answers import RankAnswer, RankList
 from rankscope.collector.publish.routes import Response
 from rankscope.collector.publish.shares import ShareStretch
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
-from tests.unit.collector.job_stories import Story
-from tests.unit.collector.kept_runs import keep_run
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.kept_runs import keep_run
 
 NAMED = "bert/large 100% ü"
 OF_RUN = f"/api/v1/runs/{quote(NAMED, safe='')}"

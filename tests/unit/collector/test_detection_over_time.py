@@ -12,9 +12,9 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers
-from rankscope.collector.state.effects import AskClock, CloseFinding, OpenFinding
+from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
 from rankscope.collector.steps.step_series import Floats, StepSeries
-from tests.unit.collector.job_stories import Story
+from tests.unit.collector.runs.job_stories import Story
 from tests.unit.collector.steps.step_series import MS, view_of
 
 KEPT = 256

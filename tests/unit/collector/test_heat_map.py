@@ -8,8 +8,8 @@ import pytest
 
 from rankscope.collector.history.rank_intervals import COLUMNS, RankInterval
 from rankscope.collector.publish.heat_map import HeatMapColumn, of_intervals, of_steps, to_cells, unpack
-from rankscope.collector.state.step_picture import StepPicture
-from tests.unit.collector.job_stories import Story
+from rankscope.collector.runs.heat_map import StepPicture
+from tests.unit.collector.runs.job_stories import Story
 
 
 def picture_of(story: Story) -> StepPicture:

@@ -4,10 +4,10 @@ import pytest
 
 from rankscope.collector.history import batch as batch_module
 from rankscope.collector.history.batch import Batch
-from rankscope.collector.state.saved import SavedStory
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.checkpoint import SavedStory
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveCounts
-from tests.unit.collector.kept_runs import interval_of, life_of, run_of, step_of
+from tests.unit.collector.runs.kept_runs import interval_of, life_of, run_of, step_of
 
 
 def test_a_newer_state_takes_the_place_of_an_older_one() -> None:

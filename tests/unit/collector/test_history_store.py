@@ -12,15 +12,15 @@ from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.reading import CurvePoint, opening_run
 from rankscope.collector.history.store import LIVES_AT_ONCE, HistoryStore, KeptRun, Loaded
 from rankscope.collector.incidents.store import IncidentStore
-from rankscope.collector.state.saved import SavedStory
+from rankscope.collector.pacing import Turns
+from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.steps.collective_totals import CollectiveCounts, CountsDraft, SavedCounts, unpack_counts
 from rankscope.collector.store.database import APPLICATION_ID, Database
 from rankscope.collector.store.migrations import MIGRATIONS
-from rankscope.collector.turns import Turns
 from rankscope.measure.errors import UnavailableError
 from tests.turn_log import TurnLog
 from tests.unit.collector.findings import slow
-from tests.unit.collector.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
+from tests.unit.collector.runs.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 from tests.unit.collector.steps.collective_steps import KindWaits, columns_of
 
 VERSION_2 = (

@@ -12,9 +12,9 @@ from rankscope.collector.incidents.ledger import (
     Ledger,
     RunLook,
 )
-from rankscope.collector.state.effects import CloseFinding, OpenFinding, UpdateFinding
+from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFinding
 from tests.unit.collector.findings import RUN, slow
-from tests.unit.collector.job_stories import Story
+from tests.unit.collector.runs.job_stories import Story
 
 RULES = Rules(incidents_max=10, reopen_s=100.0, escalate_s=1e6, escalate_rank_s=1e6, restart_grace_s=50.0)
 

@@ -5,7 +5,7 @@ import os
 import msgspec
 
 from rankscope.collector.embedded import FAREWELL_S, Lifetime
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.units import HostNs, WallNs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.state.look_times import PUT_OFF_NS_MAX, WRITING_NS_MAX, LookTimes
+from rankscope.collector.pacing import PUT_OFF_NS_MAX, WRITING_NS_MAX, LookTimes
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 SHARE = 0.05

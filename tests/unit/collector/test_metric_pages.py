@@ -17,7 +17,7 @@ from rankscope.collector.publish.metric_pages import (
     parse_page,
 )
 from rankscope.collector.publish.overview import OVERVIEW_READERS
-from rankscope.collector.state.snapshot import OUTLINED, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import OUTLINED, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, SERIES_PER_RANK_MAX
 from rankscope.measure.exported import COLLECTIVE_KINDS_MAX, GPUS_PER_RANK_MAX, PHASE_NAMES_MAX

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rankscope.collector.publish.overview import OVERVIEW_READERS, build_overview
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import DeviceSample, Totals, WindowBreakdown
 

@@ -1,6 +1,6 @@
 """How often a costly turn is taken: no more than its share of the time, and a cheap one whenever it may."""
 
-from rankscope.collector.state.pace import Pace
+from rankscope.collector.pacing import Pace
 
 SECOND_NS = 10**9
 

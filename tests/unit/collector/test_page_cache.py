@@ -17,7 +17,7 @@ from rankscope.collector.publish.page_cache import (
     SMALL_BYTES_MAX,
     PageCache,
 )
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.runs.snapshot import Snapshot
 from tests.turn_log import TurnLog
 from tests.unit.collector.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, CountedPages, World
 

@@ -3,10 +3,10 @@
 import pytest
 
 from rankscope.collector.publish.rank_answers import RankAnswer, list_ranks, show_rank
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import DeviceSample, WindowBreakdown
-from tests.unit.collector.job_stories import MS, Story
-from tests.unit.collector.run_snapshots import rank_of
+from tests.unit.collector.runs.job_stories import MS, Story
+from tests.unit.collector.runs.run_snapshots import rank_of
 
 
 def run_of(*ranks: RankSnapshot) -> RunSnapshot:

@@ -5,9 +5,9 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.rank_table import HEAD, render_rank
 from rankscope.collector.reports.status_text import render_run
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.records import Totals, WindowBreakdown
-from tests.unit.collector.run_snapshots import rank_of
+from tests.unit.collector.runs.run_snapshots import rank_of
 
 MS = 1_000_000
 

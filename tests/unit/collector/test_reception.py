@@ -12,8 +12,8 @@ from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Excha
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.ingest.refusal_log import Refusal
-from rankscope.collector.state.events import DuplicateSeen, GoodbyeAdmitted, RankJoined, ReportAdmitted
-from rankscope.collector.state.excerpt import Excerpt
+from rankscope.collector.runs.events import DuplicateSeen, GoodbyeAdmitted, RankJoined, ReportAdmitted
+from rankscope.collector.runs.last_report import Excerpt
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.units import NS_PER_S, HostNs, WallNs

@@ -15,13 +15,13 @@ from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.reading import opening_run
 from rankscope.collector.history.recorder import EXPORT_LAG_S_MAX, Recorder
 from rankscope.collector.history.store import HistoryStore
-from rankscope.collector.state.job import JobState
-from rankscope.collector.state.saved import Clocks, SavedRun
-from rankscope.collector.state.snapshot import Snapshot
+from rankscope.collector.pacing import PIECE
+from rankscope.collector.runs.checkpoint import Clocks, SavedRun
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.store.database import Database
-from rankscope.collector.turns import PIECE
-from tests.unit.collector.job_stories import S, Story
-from tests.unit.collector.kept_runs import run_of, step_of
+from tests.unit.collector.runs.job_stories import S, Story
+from tests.unit.collector.runs.kept_runs import run_of, step_of
 
 DEADLINE_S = 20.0
 WALL_S = 1_800_000_000.0

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.collector.publish.routes import Response, Routes
-from rankscope.collector.state.snapshot import CollectorCounts, Snapshot
+from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
 from rankscope.measure.errors import UnavailableError
 
 NAMED = "bert/report 100% ü"

@@ -9,8 +9,7 @@ from rankscope.collector.detect.job_signs import (
 )
 from rankscope.collector.detect.rules import CLOSE_RATIO, RULES
 from rankscope.collector.detect.view import JobView
-from rankscope.collector.state.effects import AskClock, CloseFinding, OpenFinding
-from tests.unit.collector.job_stories import Story
+from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
 from tests.unit.collector.job_views import (
     BUSY,
     GROUP,
@@ -27,6 +26,7 @@ from tests.unit.collector.job_views import (
     window_of,
     with_samples,
 )
+from tests.unit.collector.runs.job_stories import Story
 from tests.unit.collector.steps.step_series import MS, UNKNOWN, view_of
 
 # -- each rule --------------------------------------------------------------------------------------------------------

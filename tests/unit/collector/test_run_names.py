@@ -12,10 +12,10 @@ from rankscope.collector.publish.live import build_picture
 from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page
 from rankscope.collector.publish.routes import Routes
 from rankscope.collector.publish.shares import Shares
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.records import Totals
 from tests.unit.collector.findings import slow
-from tests.unit.collector.run_snapshots import rank_of
+from tests.unit.collector.runs.run_snapshots import rank_of
 
 FORMER, LATEST = "bert@20261125T103005Z", "bert@20261125T113005Z"
 

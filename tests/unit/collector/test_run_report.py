@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.history.batch import Batch
 from rankscope.collector.history.reading import CurvePoint, opening_run
 from rankscope.collector.history.store import HistoryStore
@@ -20,11 +19,12 @@ from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report, report_as_json
 from rankscope.collector.reports.run_sections import draw_together
 from rankscope.collector.reports.run_text import render_text
-from rankscope.collector.state.saved import SavedStory
+from rankscope.collector.runs.checkpoint import SavedStory
+from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Goodbye
 from tests.unit.collector.findings import slow
-from tests.unit.collector.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
+from tests.unit.collector.runs.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 
 HOSTILE = "<script>alert('1')</script>\x1b[2J"
 

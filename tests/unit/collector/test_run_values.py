@@ -4,7 +4,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.publish import run_values
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import RankIdentity
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rankscope.collector.publish.shares import RANKS_PER_SECOND, RunShares, Shares
-from rankscope.collector.state.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.records import Totals
 from tests.lazy_runs import LazyRun
-from tests.unit.collector.run_snapshots import rank_of
+from tests.unit.collector.runs.run_snapshots import rank_of
 
 MS = 1_000_000
 

@@ -2,7 +2,7 @@
 
 from rankscope.collector.reports.stalls import describe_stall
 from rankscope.collector.reports.status_text import render_run
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import (

@@ -9,7 +9,7 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.slow_ranks import SlowRanks
 from rankscope.collector.detect.stragglers import Thresholds
 from rankscope.collector.steps.step_series import Floats
-from tests.unit.collector.job_stories import Story
+from tests.unit.collector.runs.job_stories import Story
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 STEPS = 20

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.goodput import GoodputSnapshot
 from rankscope.collector.reports.summary import HEALTHY, describe_ended_run, summarise, verdict
-from rankscope.collector.state.run_end import FirstToFail, RunEnd
-from rankscope.collector.state.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.run_end import FirstToFail, RunEnd
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import Totals
-from tests.unit.collector import run_snapshots
+from tests.unit.collector.runs import run_snapshots
 
 MS = 1_000_000
 S = 1_000 * MS

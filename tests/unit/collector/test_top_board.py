@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board, press
 from rankscope.collector.top.picture import Picture, RankLine
 

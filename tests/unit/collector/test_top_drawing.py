@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.goodput import GoodputSnapshot
-from rankscope.collector.state.run_end import FirstToFail, RunEnd
-from rankscope.collector.state.snapshot import RunSnapshot
+from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.run_end import FirstToFail, RunEnd
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board, press
 from rankscope.collector.top.drawing import draw
 from rankscope.collector.top.loop import print_once

@@ -2,9 +2,9 @@
 
 import time
 
-from rankscope.collector.turns import PAUSE_S, PIECE, WORK_PER_WAIT, WORK_S, Turns
+from rankscope.collector.pacing import PAUSE_S, PIECE, WORK_PER_WAIT, WORK_S, Turns
 from tests.turn_log import TurnLog
-from tests.unit.collector.job_stories import Story
+from tests.unit.collector.runs.job_stories import Story
 
 
 def test_who_works_rests_after_some_work_and_not_before() -> None:

@@ -1,0 +1,250 @@
+"""The findings of one run over time: opened when a detector gives them, kept up to date, merged, charged, closed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.detect.finding import HANG, Abstain, Finding
+from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
+from rankscope.collector.detect.view import Candidate, Detector, JobView
+from rankscope.collector.pacing import go_on
+from rankscope.collector.runs.events import CloseFinding, JobEffect, OpenFinding, UpdateFinding
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.snapshot import LostSeconds
+from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
+from rankscope.measure.units import ns_to_s
+
+
+@dataclass(slots=True)
+class _Open:
+    """A finding that holds at the moment. `charged_through` is the last step whose cost has been added up. It began at
+    `began_job_ns`, and was seen last at `seen_job_ns`, after `seen_step`.
+    """
+
+    finding: Finding
+    charged_through: int
+    lost_rank_seconds: float = 0.0
+    began_job_ns: int = 0
+    seen_job_ns: int = 0
+    seen_step: int | None = None
+
+    def see(self, view: JobView) -> None:
+        """It still holds: a standstill now, anything else in the steps that are known by now."""
+        step = _last_step(view.series) if len(view.series.steps) else None
+        if self.finding.kind == HANG or not self.seen_job_ns or step != self.seen_step:
+            self.seen_job_ns = view.now_job_ns
+        self.seen_step = step
+
+    def close(self) -> Finding:
+        """The finding as it is told when it is over."""
+        lasted_s = ns_to_s(max(0, self.seen_job_ns - self.began_job_ns))
+        return close_finding(self.finding, until_step=self.seen_step, lasted_s=lasted_s)
+
+
+class Verdicts:
+    """Written by JobState only."""
+
+    def __init__(self, run: str, detectors: Sequence[Detector], findings_max: int) -> None:
+        self._run = run
+        self._detectors = detectors
+        self._findings_max = findings_max
+        self._opened = 0
+        self._attempt_from = 1
+        self._open: list[_Open] = []
+        self._closed: list[Finding] = []
+        self._lost: dict[tuple[int | None, str], float] = {}
+        self.charged: list[tuple[Ints, Floats]] = []
+        """The steps that the last look has charged to each finding, and what each lost in ns."""
+        self.abstained: dict[str, str] = {}
+        """Why a detector gives no verdict, by the first of its kinds."""
+
+    @property
+    def open_findings(self) -> tuple[Finding, ...]:
+        """Those that hold now, in the order of their ranks."""
+        return tuple(one.finding for one in sorted(self._open, key=_place))
+
+    @property
+    def closed_findings(self) -> tuple[Finding, ...]:
+        """Those that no longer hold, as they were last."""
+        return tuple(self._closed)
+
+    @property
+    def lost(self) -> tuple[LostSeconds, ...]:
+        """What has been lost so far, by rank and cause."""
+        by_name = sorted(self._lost.items(), key=lambda item: (item[0][0] is None, item[0][0] or 0, item[0][1]))
+        return tuple(LostSeconds(rank, cause, lost_s) for (rank, cause), lost_s in by_name)
+
+    @property
+    def opened(self) -> int:
+        """How many there have been."""
+        return self._opened
+
+    @property
+    def told_as_past(self) -> tuple[Finding, ...]:
+        """All of them as they are to be told if nothing more is heard: what is kept for a collector that comes after
+        this one, which finds anew what still holds.
+        """
+        return (*self._closed, *(one.close() for one in sorted(self._open, key=_place)))
+
+    def restore(
+        self, opened: int, findings: Sequence[Finding], lost: Sequence[LostSeconds], *, attempts: int = 0
+    ) -> None:
+        """Go on where a collector stood that is no more. Findings that were open then are over: those that still hold
+        are found anew, under another number. Which of them are of the present attempt is known of the first one only.
+        """
+        self._opened = opened
+        self._attempt_from = opened + 1 if attempts else 1
+        self._closed = list(findings)[-self._findings_max :]
+        self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
+
+    def look(self, view: JobView, rest: Callable[[], None] = go_on) -> list[JobEffect]:
+        """Ask every detector, and say what has changed. `rest` is called between any two of them."""
+        effects: list[JobEffect] = []
+        self.charged.clear()
+        for detector in self._detectors:
+            found = detector.find(view, [one.finding for one in self._open])
+            rest()
+            kind = min(detector.kinds)
+            self.abstained.pop(kind, None)
+            if isinstance(found, Abstain):
+                self.abstained[kind] = found.reason
+                continue
+            given = {id(one) for candidate in found for one in self._take(candidate, view, effects)}
+            left = [one for one in self._open if one.finding.kind in detector.kinds and id(one) not in given]
+            known = [one.finding for one in self._open]
+            effects += [self._close(one, "passed") for one in left if detector.has_passed(view, one.finding, known)]
+        return effects
+
+    def close_all(self, reason: str) -> list[JobEffect]:
+        """What was found holds no longer, whoever it is about."""
+        return [self._close(one, reason) for one in list(self._open)]
+
+    def begin_attempt(self) -> list[JobEffect]:
+        """Another attempt of the run begins, in which steps count anew."""
+        self._attempt_from = self._opened + 1
+        return self.close_all("restarted")
+
+    def close_hangs(self, reason: str) -> list[JobEffect]:
+        """Close hangs when the run has ended. A look would say that they have passed: nobody waits any more."""
+        return [self._close(one, reason) for one in list(self._open) if one.finding.kind == HANG]
+
+    def conclude(
+        self, end: RunEnd, last_step: int | None, reason: str, effects: Sequence[JobEffect] = ()
+    ) -> list[JobEffect]:
+        """The run is over: close what is open, and say of each hang of this attempt how it ended. `last_step` is the
+        last of the attempt; `effects` are those of the last look, which are told anew too.
+        """
+        effects = [*effects, *self.close_all(reason)]
+        closed_now = {one.finding.number for one in effects if isinstance(one, CloseFinding) and one.reason == reason}
+        self._closed = [
+            _tell_outcome(finding, end, last_step, has_lasted=finding.number in closed_now)
+            if finding.number >= self._attempt_from else finding
+            for finding in self._closed
+        ]  # fmt: skip
+        told = {finding.number: finding for finding in self._closed}
+        return [
+            effect._replace(finding=told.get(effect.finding.number, effect.finding))
+            if isinstance(effect, CloseFinding) else effect
+            for effect in effects
+        ]  # fmt: skip
+
+    def _take(self, candidate: Candidate, view: JobView, effects: list[JobEffect]) -> list[_Open]:
+        """Open a finding, or bring the open one up to date; others that it takes in are closed."""
+        finding, series = candidate.finding, view.series
+        same = [one for one in self._open if one.finding.is_about_the_same(finding)]
+        if not same:
+            self._opened += 1
+            since = finding.since_step if finding.since_step is not None else _last_step(series) + 1
+            began_job_ns = view.now_job_ns - _find_length_ns(finding, view, since)
+            same = [_Open(msgspec.structs.replace(finding, number=self._opened), since - 1, began_job_ns=began_job_ns)]
+            self._open += same
+            effects.append(OpenFinding(self._run, same[0].finding))
+        kept, *merged = same
+        effects += [self._merge(one, kept.finding.number) for one in merged]
+        kept.lost_rank_seconds += sum(one.lost_rank_seconds for one in merged)
+        kept.began_job_ns = min(one.began_job_ns for one in same)
+        kept.see(view)
+        before = kept.finding
+        self._charge(kept, finding, candidate.lost_ns, series)
+        lost_s = kept.lost_rank_seconds if candidate.lost_ns is not None else None
+        kept.finding = msgspec.structs.replace(finding, number=before.number, lost_rank_seconds=lost_s)
+        if _essence(kept.finding) != _essence(before):
+            effects.append(UpdateFinding(self._run, kept.finding))
+        return [kept]
+
+    def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | None, series: StepSeries) -> None:
+        """What is lost is known of the steps whose waiting was measured: each stands for those before it that were not,
+        back to the last one charged.
+        """
+        if lost_ns is None:
+            return
+        rows = (series.steps > one.charged_through) & ~np.isnan(lost_ns)
+        steps = series.steps[rows]
+        charged_ns = lost_ns[rows] * np.diff(steps, prepend=one.charged_through)
+        self.charged.append((steps, charged_ns))
+        lost_s = ns_to_s(float(charged_ns.sum())) * len(series.ranks)
+        one.charged_through = int(steps[-1]) if len(steps) else one.charged_through
+        one.lost_rank_seconds += lost_s
+        # Of a group's links it is not known that it is those of one of its ranks, unless only one is named.
+        rank = None if finding.group is not None and len(finding.ranks) > 1 else finding.rank
+        key = (rank, finding.cause)
+        self._lost[key] = self._lost.get(key, 0.0) + lost_s
+
+    def _merge(self, one: _Open, into: int) -> CloseFinding:
+        return self._close(one, f"part of finding {into}")._replace(merged_into=into)
+
+    def _close(self, one: _Open, reason: str) -> CloseFinding:
+        self._open.remove(one)
+        closed = one.close()
+        self._closed = [*self._closed, closed][-self._findings_max :]
+        return CloseFinding(self._run, closed, reason)
+
+
+def _essence(finding: Finding) -> tuple[object, ...]:
+    """What people are told again when it changes."""
+    return finding.ranks, finding.nodes, finding.cause, finding.severity, finding.pattern
+
+
+def _place(one: _Open) -> tuple[tuple[int, ...], int]:
+    return one.finding.ranks, one.finding.number
+
+
+def _find_length_ns(finding: Finding, view: JobView, since_step: int) -> int:
+    """How long it has been so when it is found: a standstill as it says itself, anything else over its steps, of which
+    those that are not known are as long as the next one that is.
+    """
+    if finding.kind == HANG:
+        return round(finding.evidence.get("stalled_ns", 0.0))
+    rows = (view.series.steps >= since_step) & ~np.isnan(view.longest_ns)
+    steps = np.diff(view.series.steps[rows], prepend=since_step - 1)
+    return round(float((view.longest_ns[rows] * steps).sum()))
+
+
+def _tell_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> Finding:
+    """`has_lasted`: the run still stood still when it ended."""
+    if finding.kind != HANG:
+        return finding
+    return close_finding(
+        finding,
+        until_step=finding.until_step,
+        lasted_s=finding.lasted_s,
+        outcome=_find_outcome(finding.since_step, end, last_step, has_lasted=has_lasted),
+    )
+
+
+def _find_outcome(since_step: int | None, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> str:
+    """The last step of a run ends with the run, so that work after the training stands in it: only another step behind
+    the one in which it hung shows that the run went on. Where no step had ended yet, it hung in the first one.
+    """
+    hung_step = 0 if since_step is None else since_step
+    if last_step is not None and last_step > hung_step:
+        return WENT_ON
+    if end.is_good:
+        return FINISHED
+    return ENDED if has_lasted and last_step != hung_step else ""
+
+
+def _last_step(series: StepSeries) -> int:
+    return int(series.steps[-1]) if len(series.steps) else -1

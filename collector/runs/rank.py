@@ -1,0 +1,182 @@
+"""What is known of one life of one rank."""
+
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.detect.view import AllocatorCounts
+from rankscope.collector.runs.checkpoint import Clocks, LifeDraft, SavedLife
+from rankscope.collector.runs.clock_alignment import ClockAlignment
+from rankscope.collector.runs.draft import RankDraft
+from rankscope.collector.runs.last_report import NOTHING_REPORTED, Excerpt, Latest
+from rankscope.collector.runs.liveness import Vitals
+from rankscope.collector.runs.sample_rings import BreakdownRing, PackedRing, PauseRing
+from rankscope.collector.runs.snapshot import RankSnapshot
+from rankscope.collector.runs.step_accounting import StepAccount
+from rankscope.collector.steps.rank_medians import NOT_COMPARED
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello
+from rankscope.measure.records import WindowBreakdown
+
+BREAKDOWNS_KEPT = 32
+GC_PAUSES_KEPT = 256
+ALLOCATOR_COUNTS_KEPT = 32
+
+_ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
+
+
+class RankState:
+    """One life, from its Hello to its end. Written by JobState only."""
+
+    def __init__(self, hello: Hello, now_job_ns: int) -> None:
+        self.identity: RankIdentity = hello.identity
+        self._hello = hello
+        self.last_seen_job_ns = now_job_ns
+        self.last_report_wall_s: float | None = None
+        self.next_ping_job_ns = now_job_ns
+        self.clock = ClockAlignment()
+        self.vitals = Vitals()
+        self.latest: Latest = NOTHING_REPORTED
+        self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
+        self._breakdown: WindowBreakdown | None = None
+        self.steps = StepAccount(hello.first_sequence)
+        self.admitted = 0
+        self.duplicates = 0
+        self.first_sequence = hello.first_sequence
+        self.last_sequence = hello.first_sequence - 1
+        self.last_step: int | None = None
+        self.is_awaited = False
+        """Whether it is known from the store only: nothing has come from it since the collector was started again."""
+        self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
+        self.gc_pauses = PauseRing(GC_PAUSES_KEPT)
+
+    @classmethod
+    def restore(cls, saved: SavedLife, clocks: Clocks) -> "RankState":
+        """A life as it was saved. It counts as heard of just now: it has all the time to come back."""
+        rank = cls(saved.hello, clocks.job_ns)
+        rank.is_awaited = True
+        rank.first_sequence, rank.last_sequence, rank.admitted = (
+            saved.first_sequence, saved.last_sequence, saved.admitted,
+        )  # fmt: skip
+        rank.duplicates = saved.duplicates
+        rank.steps.restore(saved.steps, saved.losses.steps_dropped_in_reports)
+        rank.last_report_wall_s, rank.last_step = saved.last_report_wall_s, saved.last_step
+        rank.latest = Latest.restore(saved.totals, saved.losses, saved.devices)
+        ended_ns = None if saved.ended_wall_s is None else clocks.to_job_ns(saved.ended_wall_s)
+        rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
+        return rank
+
+    def save(self, clocks: Clocks, step_ns_median: float | None) -> LifeDraft:
+        """What is kept of this life, and the median of its steps."""
+        vitals = self.vitals
+        ended_ns = None if self.is_live else vitals.ended_job_ns
+        life = SavedLife(
+            hello=self._hello,
+            first_sequence=self.first_sequence,
+            last_sequence=self.last_sequence,
+            admitted=self.admitted,
+            duplicates=self.duplicates,
+            steps=self.steps.counts,
+            last_report_wall_s=self.last_report_wall_s,
+            last_step=self.last_step,
+            step_ns_median=step_ns_median,
+            said=vitals.said,
+            seen=vitals.seen,
+            is_gone=vitals.is_gone,
+            ended_wall_s=None if ended_ns is None else clocks.to_wall_s(ended_ns),
+        )
+        return LifeDraft(life, self.latest)
+
+    @property
+    def counters(self) -> tuple[object, ...]:
+        """What must not be lost of it, in short: when this has changed it has to be saved."""
+        return self.identity.boot_id, self.missing, self.steps.late, self.vitals.ending
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended; None while it lives."""
+        ending = self.vitals.ending
+        return None if ending is None else ending.reason
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has not ended."""
+        return self.ended is None
+
+    def goes_on_as(self, identity: RankIdentity) -> bool:
+        """Return whether that life is the same process, whose agent was stopped and started again. A process of another
+        container may have the same numbers: so this one must have stopped its agent, and nobody have seen it end.
+        """
+        mine = self.identity
+        is_same = bool(identity.machine_id) and (mine.machine_id, mine.pid) == (identity.machine_id, identity.pid)
+        return is_same and self.ended == "stopped" and self.vitals.seen is None
+
+    def pass_over(self, away_ns: int, now_job_ns: int) -> None:
+        """The collector has not looked for so long. What was sent meanwhile still waits to be read: no silence."""
+        if self.is_live:
+            self.last_seen_job_ns = min(now_job_ns, self.last_seen_job_ns + away_ns)
+
+    def take(self, report: Excerpt, now_job_ns: int, now_wall_s: float) -> None:
+        """Everything of a report but its steps and collectives."""
+        dropped = 0  # asked for only of a rank that a collector before this one knew
+        if self.is_awaited:
+            dropped = report.reports_dropped - self.latest.counted.losses.reports_dropped
+        self.count_admitted(report.sequence, dropped=dropped)
+        self.last_seen_job_ns = now_job_ns
+        self.last_report_wall_s = now_wall_s
+        self.latest = self.latest.after(report)
+        if report.breakdowns:
+            for window in report.breakdowns:
+                self.breakdowns.append(window)
+            self._breakdown = self.breakdowns.sum
+        if report.allocator is not None:
+            self.allocators.append(AllocatorCounts(report.said.reported, report.allocator))
+        if report.gc_pause_ns is not None:
+            self.gc_pauses.append(report.said.reported, report.gc_pause_ns)
+        self.vitals.take(report)
+
+    @property
+    def missing(self) -> int:
+        """Numbered messages of this life that were given up: the numbers up to the last one that never came."""
+        return self.last_sequence - self.first_sequence + 1 - self.admitted
+
+    def count_admitted(self, sequence: int, *, dropped: int = 0) -> None:
+        """A numbered message was admitted. The first after a restart of the collector may not be the next one: those
+        between went to the collector before, which acknowledged them and had no time to save that. Only as many are
+        missing as the rank has dropped meanwhile.
+        """
+        if self.is_awaited:
+            self.is_awaited = False
+            between = max(0, sequence - self.last_sequence - 1)
+            self.admitted += max(0, between - max(0, dropped))
+        self.admitted += 1
+        self.last_sequence = sequence
+
+    def draft(self) -> RankDraft:
+        """What the picture of this life at this moment is made from."""
+        vitals = self.vitals
+        return RankDraft(
+            self._hello,
+            vitals.ending,
+            self.last_report_wall_s,
+            self.last_step,
+            self.admitted,
+            self.duplicates,
+            self.first_sequence,
+            self.last_sequence,
+            self.steps.draft(),
+            self._breakdown,
+            self.latest,
+            self.clock.samples,
+            vitals.is_stalled,
+            vitals.stall,
+            vitals.unresponsive,
+            vitals.progress,
+            vitals.seen,
+            vitals.ended_job_ns,
+            self.is_awaited,
+        )
+
+    def snapshot(self, now_job_ns: int) -> RankSnapshot:
+        """The picture of this life alone, compared with nobody and without its collectives."""
+        return self.draft().build(now_job_ns, NOT_COMPARED, ())

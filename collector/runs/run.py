@@ -1,0 +1,529 @@
+"""One run: the only writer of its state. `handle(event)` returns what the world should do; nothing here does it.
+
+A run goes through *attempts*: an elastic restart begins a new one, in which steps count from 0 again. The lives of the
+attempts before are kept as a count only. A start that is no restart of this run begins another run of the same name
+(`belongs_here`, runs.py).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.detectors import build_detectors
+from rankscope.collector.detect.excess import slowdown_ratios
+from rankscope.collector.detect.finding import STRAGGLER, Finding
+from rankscope.collector.detect.slow_ranks import read_usual
+from rankscope.collector.detect.standing import RankStanding
+from rankscope.collector.detect.view import JobView
+from rankscope.collector.pacing import go_on, in_pieces
+from rankscope.collector.run_ids import read_run_name
+from rankscope.collector.runs.attempt import Attempt, build_standings, find_end_of_steps, read_samples
+from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, LifeDraft, SavedLife, SavedRun, SavedStory
+from rankscope.collector.runs.draft import RunDraft
+from rankscope.collector.runs.events import (
+    AskClock,
+    ClockSampled,
+    CollectorAway,
+    DuplicateSeen,
+    EndSeen,
+    GoodbyeAdmitted,
+    JobEffect,
+    JobEvent,
+    ProcessGone,
+    RankJoined,
+    ReportAdmitted,
+    Tick,
+    UnresponsiveSeen,
+)
+from rankscope.collector.runs.findings import Verdicts
+from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.run_ending import RunEnding
+from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.steps.collective_totals import CollectiveCounts, CountsDraft, SavedCounts
+from rankscope.collector.steps.rank_medians import NOT_COMPARED, Comparison
+from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
+from rankscope.collector.steps.step_table import StepWindow
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello
+from rankscope.measure.records import GroupInfo
+from rankscope.measure.units import s_to_ns
+
+NOBODY_YET = "no rank has reported yet"
+RUN_IS_OVER = "the run is over"
+SKIP_STEPS = 3
+"""The first steps compile, allocate and fill caches; they are nobody's slowness."""
+
+ENDED_ON_PURPOSE: Final = frozenset({"finished", "stopped", "interrupted"})
+"""A run all of whose ranks ended so is complete, or its user stopped it: whatever starts next is no restart of it."""
+
+PINGS_PER_S_MAX = 256
+"""A ping and its answer cost 50 us, so this is 1 % of a core. Beyond 1,280 ranks at the default of `clock_ping_s` each
+is asked less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms, and a verdict tells tenths of seconds.
+"""
+
+
+class JobState:
+    """The truth about one run. `run` is its id (run_ids.py), `name` what its launcher calls it."""
+
+    def __init__(self, run: str, config: CollectorConfig) -> None:
+        self.run = run
+        self.name = read_run_name(run)
+        self.is_superseded = False
+        """Whether a later run of this name has begun. Written by Runs only."""
+        self._config = config
+        self.rest: Callable[[], None] = go_on
+        """Called between the parts of what is done for all ranks, by whoever others wait for."""
+        self._attempt: Attempt | None = None
+        self._rank_of_boot: dict[str, int] = {}
+        self._former_boots: frozenset[str] = frozenset()
+        self._group_sizes: dict[str, int] = {}
+        self._verdicts = Verdicts(run, build_detectors(config), config.findings_max)
+        self._goodput = CarriedGoodput()
+        self._attempts = 0
+        self._begun_job_ns: int | None = None
+        self._lost_rank_s = 0.0
+        self._ending = RunEnding()
+        self.last_change_job_ns = 0
+        self._heard_job_ns = 0
+        """When something last came from any of its ranks, also from those of a collector before this one."""
+        self.last_report_wall_s: float | None = None
+        self.step_picture: StepPicture | None = None
+        """The steps that the last look was at; None before any."""
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: JobEvent) -> list[JobEffect]:
+        """Take an event in. Unknown lives are ignored: they belong to an attempt that is over."""
+        match event:
+            case RankJoined():
+                return self._join(event)
+            case Tick():
+                return self._tick(event)
+            case CollectorAway(away_ns, now_job_ns):
+                for each in self._ranks().values():
+                    each.pass_over(away_ns, now_job_ns)
+            case _:
+                life = self._life(event.boot_id)
+                if life is not None:
+                    self._handle_life(life, event)
+        return []
+
+    def live_identities(self, machine_id: str) -> list[RankIdentity]:
+        """The lives on that machine that have not ended, to be looked for there."""
+        attempt = self._attempt
+        here = attempt.by_machine.get(machine_id, ()) if attempt is not None else ()
+        return [rank.identity for rank in here if rank.is_live or rank.ended == "silent"]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank of the run has joined and ended; once a later run of its name has begun, whether no rank
+        reports: those that are silent or never came are not waited for any more.
+        """
+        attempt = self._attempt
+        if attempt is None:
+            return False
+        if self.is_superseded:
+            return not self.has_live_ranks
+        if len(attempt.ranks) < attempt.world_size:
+            return False
+        return not any(rank.is_live or rank.ended == "silent" for rank in attempt.ranks.values())
+
+    def knows(self, boot_id: str) -> bool:
+        """Return whether this life is one of the present attempt or of the one before."""
+        return boot_id in self._rank_of_boot or boot_id in self._former_boots
+
+    @property
+    def boot_ids(self) -> frozenset[str]:
+        """The lives that `knows` is true of."""
+        return self._former_boots.union(self._rank_of_boot)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the present attempt has; 0 before any."""
+        return 0 if self._attempt is None else self._attempt.world_size
+
+    def belongs_here(self, hello: Hello, now_job_ns: int) -> bool:
+        """Return whether a life that is not known yet is one of this run, or begins another run of the same name.
+
+        It is one of this run while any rank reports, or where its process has only started its agent again. After a run
+        that ended on purpose it begins another one. Otherwise it is the next try of this run where the launcher counts
+        a restart, or where this run was heard of `restart_within_s` ago at most.
+        """
+        attempt = self._attempt
+        if attempt is None or any(rank.is_live and not rank.is_awaited for rank in attempt.ranks.values()):
+            return True
+        identity, present = hello.identity, attempt.ranks.get(hello.identity.rank)
+        if present is not None and present.goes_on_as(identity):
+            return True
+        if self._has_ended_on_purpose(attempt):
+            return False
+        if identity.restart_count > attempt.restart_count:
+            return True
+        return now_job_ns - self._heard_job_ns <= s_to_ns(self._config.restart_within_s)
+
+    def _has_ended_on_purpose(self, attempt: Attempt) -> bool:
+        return self.is_over and all(rank.ended in ENDED_ON_PURPOSE for rank in attempt.ranks.values())
+
+    @property
+    def has_live_ranks(self) -> bool:
+        """Whether any rank still reports."""
+        return any(rank.is_live for rank in self._ranks().values())
+
+    def _ranks(self) -> Mapping[int, RankState]:
+        return self._attempt.ranks if self._attempt is not None else {}
+
+    def _life(self, boot_id: str) -> RankState | None:
+        rank = self._ranks().get(self._rank_of_boot.get(boot_id, -1))
+        return rank if rank is not None and rank.identity.boot_id == boot_id else None
+
+    def _join(self, event: RankJoined) -> list[JobEffect]:
+        """A life says Hello. A life of an attempt that is over is not taken in again: it may be slow to die."""
+        identity = event.hello.identity
+        attempt = self._attempt
+        present = attempt.ranks.get(identity.rank) if attempt is not None else None
+        if not self._is_new(event.hello, present):
+            return []
+        effects: list[JobEffect] = []
+        # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted. A
+        # launcher that was itself started anew counts from 0 again.
+        if attempt is None or present is not None or attempt.is_followed_by(identity):
+            effects = self._verdicts.begin_attempt()
+            if attempt is not None:
+                self._goodput.restart(event.now_job_ns)
+            attempt = self._begin_attempt(identity)
+        if identity.rank < attempt.world_size:
+            attempt.put(RankState(event.hello, event.now_job_ns))
+            self._rank_of_boot[identity.boot_id] = identity.rank
+            self._goodput.begin(event.now_job_ns)
+            if self._begun_job_ns is None:
+                self._begun_job_ns = event.now_job_ns
+            self._hear(event.now_job_ns)
+        return effects
+
+    def _hear(self, now_job_ns: int) -> None:
+        self.last_change_job_ns = self._heard_job_ns = now_job_ns
+
+    def _is_new(self, hello: Hello, present: RankState | None) -> bool:
+        """Whether a life is to be taken in. One that has ended and whose reports come afterwards only where it is in
+        nobody's way: it takes no rank's place and begins no attempt anew.
+        """
+        identity, attempt = hello.identity, self._attempt
+        if identity.boot_id in self._former_boots:
+            return False
+        if attempt is not None:
+            # Of a node that has no life in this attempt yet no count is known to compare with.
+            known = attempt.counts_by_node.get(identity.node)
+            is_older = known is not None and identity.restart_count < known and self.has_live_ranks
+            count = attempt.restart_count if known is None else known
+            is_other_attempt = (identity.restart_count, identity.world_size) != (count, attempt.world_size)
+            if is_older or (hello.left_behind and is_other_attempt):
+                return False
+        return present is None or (not hello.left_behind and present.identity.boot_id != identity.boot_id)
+
+    def _begin_attempt(self, identity: RankIdentity) -> Attempt:
+        self._former_boots = frozenset(self._rank_of_boot)
+        self._rank_of_boot.clear()
+        self._attempts += self._attempt is not None
+        window = StepWindow(self._config.steps_kept, identity.world_size, self._config.detect_steps)
+        self._group_sizes = {}
+        former_nodes = frozenset(() if self._attempt is None else self._attempt.counts_by_node)
+        self._attempt = Attempt(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
+        return self._attempt
+
+    def _handle_life(self, rank: RankState, event: JobEvent) -> None:
+        match event:
+            case ReportAdmitted():
+                self._take(rank, event)
+            case DuplicateSeen():
+                rank.duplicates += 1
+            case GoodbyeAdmitted():
+                rank.count_admitted(event.goodbye.sequence)
+                rank.vitals.take_goodbye(event.goodbye, event.now_job_ns)
+                self._hear(event.now_job_ns)
+            case ClockSampled():
+                rank.clock.add(event.sent_job_ns, event.host_ns, event.received_job_ns)
+            case ProcessGone() if rank.is_live or rank.ended == "silent":
+                rank.vitals.lose_process(event.now_job_ns)
+            case EndSeen():
+                rank.vitals.take_end(event.seen, rank.clock, event.now_job_ns)
+                self._hear(event.now_job_ns)
+            case UnresponsiveSeen():
+                # Its process lives, so it is not silent.
+                rank.last_seen_job_ns = event.now_job_ns
+                rank.vitals.take_unresponsive(event.seen)
+            case _:
+                pass
+
+    def _take(self, rank: RankState, event: ReportAdmitted) -> None:
+        attempt = self._attempt
+        if attempt is None:
+            return
+        report = event.report
+        self._hear(event.now_job_ns)
+        self.last_report_wall_s = event.now_wall_s
+        rank.take(report, event.now_job_ns, event.now_wall_s)
+        for group in report.groups or ():
+            self._learn_group(attempt, group)
+        attempt.intake.add(rank, report)
+        if report.step_ns > attempt.step_ns:
+            self._goodput.take_steps(find_end_of_steps(report, event.now_job_ns), report.step_ns - attempt.step_ns)
+            attempt.step_ns = report.step_ns
+
+    def _learn_group(self, attempt: Attempt, group: GroupInfo) -> None:
+        """A rank tells who is in a group; mostly somebody has before."""
+        known = attempt.groups.by_label.get(group.label)
+        members = attempt.groups.learn(group)
+        if members is None or members is known:
+            return
+        self._group_sizes[group.label] = len(members)
+        attempt.window.learn_group(group.label, len(members))
+        for place, member in enumerate(members):
+            attempt.window.learn_place(member, group.label, place)
+
+    def settle(self, *, steps_max: int | None = None) -> None:
+        """Place the steps and collectives of the reports that were handled since this was last called. To be called
+        after a batch of events; whatever reads the window calls it too. Of steps that all ranks have told of so many
+        are resolved, which takes 60 ms each with 16,384 ranks; None: all, as a tick does.
+        """
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.intake.settle(self.rest)
+            for step in attempt.window.resolve(steps_max, self.rest):
+                attempt.collectives.add(step)
+
+    # -- the tick -----------------------------------------------------------------------------------------------------
+
+    def _tick(self, tick: Tick) -> list[JobEffect]:
+        self.settle()
+        attempt = self._attempt
+        if attempt is None:
+            return []
+        effects: list[JobEffect] = []
+        silent_ns = s_to_ns(self._config.rank_silent_s)
+        # Of many ranks each is asked less often, so that the first ones do not use up what may be asked.
+        ping_pause_ns = s_to_ns(max(self._config.clock_ping_s, len(attempt.ranks) / PINGS_PER_S_MAX))
+        pings_max = max(1, round(PINGS_PER_S_MAX * self._config.tick_s))
+        stalled: list[RankState] = []
+        for rank in in_pieces(attempt.ranks.values(), self.rest):
+            # Of 16,384 ranks nearly all need nothing: whether they live is asked last.
+            if tick.now_job_ns - rank.last_seen_job_ns > silent_ns and rank.is_live:
+                rank.vitals.fall_silent()
+            if tick.now_job_ns >= rank.next_ping_job_ns and len(effects) < pings_max and rank.is_live:
+                rank.next_ping_job_ns = tick.now_job_ns + ping_pause_ns
+                effects.append(AskClock(rank.identity.boot_id))
+            if rank.vitals.is_stalled and rank.ended in {None, "silent"}:
+                stalled.append(rank)
+        if any(rank.is_live for rank in stalled):
+            self._goodput.stall(tick.now_job_ns)
+        elif self.is_over:
+            self._goodput.end(self._find_end_job_ns(attempt))
+        self._ending.update(attempt.ranks, attempt.world_size, Clocks(tick.now_job_ns, tick.now_wall_s))
+        if not tick.looks or self._ending.is_concluded:
+            return effects
+        end = self._ending.end
+        if end is not None and not end.lost_ranks:  # who is only silent may come back, and what was found holds then
+            return effects + self._conclude(attempt, tick.now_job_ns, end)
+        standings = build_standings(attempt.ranks, tick.now_job_ns) if stalled else {}
+        return effects + self._detect(attempt, tick.now_job_ns, standings)
+
+    def _find_end_job_ns(self, attempt: Attempt) -> int:
+        """When the last rank ended; where that is not known of all of them, when the run was heard of last."""
+        known = [rank.vitals.ended_job_ns for rank in attempt.ranks.values()]
+        ended = [ended_ns for ended_ns in known if ended_ns is not None]
+        return max(ended) if ended and len(ended) == len(known) else max([self._heard_job_ns, *ended])
+
+    def _conclude(self, attempt: Attempt, now_job_ns: int, end: RunEnd) -> list[JobEffect]:
+        """Look for the last time, at the steps that came with the end, and close what was found."""
+        self._ending.is_concluded = True
+        effects = self._verdicts.close_hangs(RUN_IS_OVER)
+        effects += self._detect(attempt, now_job_ns, {})
+        last_step = max((rank.last_step for rank in attempt.ranks.values() if rank.last_step is not None), default=None)
+        return self._verdicts.conclude(end, last_step, RUN_IS_OVER, effects)
+
+    def _detect(self, attempt: Attempt, now_job_ns: int, standings: Mapping[int, RankStanding]) -> list[JobEffect]:
+        ranks = tuple(sorted(attempt.ranks))
+        attempt.is_looked_at = True
+        series = attempt.window.series(ranks, skip_steps=SKIP_STEPS)
+        view = JobView(
+            now_job_ns=now_job_ns,
+            world_size=attempt.world_size,
+            series=series,
+            twins=attempt.find_twins(ranks),
+            nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
+            samples=read_samples(attempt.ranks),
+            groups=attempt.groups.by_label,
+            transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
+            standings=standings,
+            known_usual=read_usual(self._verdicts.open_findings),
+            steps_min=self._config.detect_steps_min,
+        )
+        self.rest()
+        effects = self._verdicts.look(view, self.rest)
+        for steps, lost_ns in self._verdicts.charged:
+            self._goodput.lose(steps.tolist(), lost_ns.tolist())
+        attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
+        self.rest()
+        attempt.comparison = Comparison(series, attempt.slowdowns, self._config.detect_steps, self.rest)
+        self.rest()
+        self.step_picture = StepPicture.of(self._attempts, view)
+        return effects
+
+    # -- what is kept -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def restore(
+        cls,
+        config: CollectorConfig,
+        run: SavedRun,
+        story: SavedStory,
+        lives: Sequence[SavedLife],
+        clocks: Clocks,
+        *,
+        collectives: SavedCounts | None = None,
+    ) -> "JobState":
+        """The run as it was saved by a collector that is no more; its ranks are awaited."""
+        job = cls(run.run, config)
+        window = StepWindow(config.steps_kept, run.world_size, config.detect_steps)
+        attempt = job._attempt = Attempt(run.restart_count, run.world_size, window)
+        attempt.step_ns, attempt.recorded_step = run.step_ns, run.recorded_step
+        for life in lives:
+            rank = RankState.restore(life, clocks)
+            attempt.put(rank)
+            job._rank_of_boot[rank.identity.boot_id] = rank.identity.rank
+        if collectives is not None:
+            ranks = max([run.world_size, *(number + 1 for number in attempt.ranks)])
+            attempt.collectives.restore(collectives, ranks)
+        job._attempts, job._former_boots = run.attempt, frozenset(story.former_boots)
+        job._verdicts.restore(run.findings_opened, story.findings, run.lost, attempts=run.attempt)
+        job._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
+        job._goodput.resume(run.goodput, clocks.to_job_ns(run.settled_wall_s), is_over=run.is_over)
+        job._begun_job_ns = clocks.to_job_ns(run.begun_wall_s)
+        job._heard_job_ns = clocks.to_job_ns(run.changed_wall_s)
+        job.last_change_job_ns = job._heard_job_ns if run.is_over else clocks.job_ns
+        reported_wall_s = (life.last_report_wall_s for life in lives)
+        job.last_report_wall_s = max((one for one in reported_wall_s if one is not None), default=None)
+        return job
+
+    def save(self, clocks: Clocks) -> SavedRun | None:
+        """What is kept of the run itself; None before any rank has joined."""
+        attempt = self._attempt
+        if attempt is None:
+            return None
+        goodput = self._goodput.snapshot(clocks.job_ns)
+        begun_job_ns = clocks.job_ns if self._begun_job_ns is None else self._begun_job_ns
+        # All time up to the end of a run that is over is settled, and there is no more.
+        settled_job_ns = self.last_change_job_ns if self.is_over else clocks.job_ns - goodput.unreported_ns
+        return SavedRun(
+            run=self.run,
+            world_size=attempt.world_size,
+            restart_count=attempt.restart_count,
+            attempt=self._attempts,
+            begun_wall_s=clocks.to_wall_s(begun_job_ns),
+            changed_wall_s=clocks.to_wall_s(self._heard_job_ns),
+            settled_wall_s=clocks.to_wall_s(settled_job_ns),
+            is_over=self.is_over,
+            step_ns=attempt.step_ns,
+            recorded_step=attempt.recorded_step,
+            goodput=goodput,
+            lost=self._verdicts.lost,
+            findings_opened=self._verdicts.opened,
+            end=self._ending.end,
+        )
+
+    def save_story(self) -> SavedStory:
+        """What seldom changes of what is kept."""
+        return SavedStory(findings=self.told_as_past, former_boots=tuple(sorted(self._former_boots)))
+
+    @property
+    def lives(self) -> Mapping[int, RankState]:
+        """The ranks of the present attempt, to be saved."""
+        self.settle(steps_max=0)
+        return self._ranks()
+
+    def save_life(self, rank: RankState, clocks: Clocks) -> LifeDraft:
+        """What is kept of one of them."""
+        comparison = NOT_COMPARED if self._attempt is None else self._attempt.comparison
+        return rank.save(clocks, comparison.step_ns_median(rank.identity.rank))
+
+    def save_collectives(self) -> CountsDraft:
+        """What is kept of the collectives of all ranks of the present attempt."""
+        self.settle(steps_max=0)
+        counts = CollectiveCounts() if self._attempt is None else self._attempt.collectives
+        return counts.draft()
+
+    def take_settled_steps(self, wall_s: float) -> list[StepAggregate]:
+        """The steps that are settled since this was last called, for the history."""
+        self.settle(steps_max=0)
+        attempt = self._attempt
+        if attempt is None:
+            return []
+        patience = 0 if self.is_over else PATIENCE_STEPS
+        steps, durations_ns, phases_ns = attempt.window.settled(attempt.recorded_step, patience=patience)
+        if not len(steps):
+            return []
+        attempt.recorded_step = int(steps[-1])
+        return aggregate_steps(self._attempts, wall_s, steps, durations_ns, phases_ns)
+
+    # -- the picture --------------------------------------------------------------------------------------------------
+
+    def snapshot(self, now_job_ns: int) -> RunSnapshot:
+        """The immutable picture of the run, with all that it has been told."""
+        self.settle()
+        return self.draft(now_job_ns).build()
+
+    def draft(self, now_job_ns: int) -> RunDraft:
+        """What the picture of the run at this moment is made from, by any thread at any time."""
+        self.settle(steps_max=0)
+        attempt = self._attempt
+        if attempt is None:
+            nobody = RunSnapshot(run=self.name, run_id=self.run, world_size=0, restart_count=0, ranks=())
+            return RunDraft(nobody, (), NOT_COMPARED, CollectiveCounts().picture({}), now_job_ns)
+        open_findings, end = self.open_findings, self._ending.end
+        head = RunSnapshot(
+            run=self.name,
+            run_id=self.run,
+            world_size=attempt.world_size,
+            restart_count=attempt.restart_count,
+            ranks=(),
+            open_findings=open_findings,
+            findings=(*self._verdicts.closed_findings, *open_findings) if end is None else self.told_as_past,
+            lost=self._verdicts.lost,
+            abstained=self.abstained,
+            run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings) if end is None else None,
+            goodput=self._goodput.snapshot(now_job_ns),
+            end=end,
+        )
+        ranks = [attempt.ranks[number].draft() for number in in_pieces(sorted(attempt.ranks), self.rest)]
+        return RunDraft(head, ranks, attempt.comparison, attempt.collectives.picture(self._group_sizes), now_job_ns)
+
+    @property
+    def open_findings(self) -> tuple[Finding, ...]:
+        """Those that hold at this moment; none of a run that is over."""
+        return self._verdicts.open_findings if self._ending.end is None else ()
+
+    @property
+    def told_as_past(self) -> tuple[Finding, ...]:
+        """All its findings as they are told when they are over."""
+        return self._verdicts.told_as_past
+
+    @property
+    def end(self) -> RunEnd | None:
+        """How the run ended; None while it goes on."""
+        return self._ending.end
+
+    @property
+    def abstained(self) -> str | None:
+        """Why detection gives no verdict; None when it looks."""
+        attempt = self._attempt
+        return self._verdicts.abstained.get(STRAGGLER, None if attempt and attempt.is_looked_at else NOBODY_YET)
+
+
+def _run_slowdown_ratio(attempt: Attempt, open_findings: Sequence[Finding]) -> float | None:
+    """The largest of any finding; 1 when none has a cost, None before the ranks could be compared."""
+    if attempt.slowdowns is None or bool(np.isnan(attempt.slowdowns).all()):
+        return None
+    return max((finding.job_slowdown_ratio or 1.0 for finding in open_findings), default=1.0)

@@ -1,0 +1,122 @@
+"""How a run ended, in words for people. Pure; whoever shows a run that is over says it with these."""
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Final
+
+from rankscope.collector.detect.finding import Finding, format_ranks
+from rankscope.collector.runs.run_end import LOST, FirstToFail, RunEnd
+
+DETAIL_LENGTH_MAX: Final = 160
+FAILURE: Final = "run_failure"
+"""The kind of incident that a run opens which ended badly (`incidents/ledger.py`)."""
+ON_PURPOSE: Final = frozenset({"interrupted", "terminated"})
+"""Ends that somebody outside brings about: a person, a scheduler, a launcher."""
+NOBODY_SAW: Final = "its process was gone, and its exit status is not known"
+VERBS: Final[Mapping[str, str]] = {
+    "finished": "finished",
+    "stopped": "stopped reporting (rankscope.agent.stop)",
+    "failed": "failed",
+    "crashed": "crashed",
+    "killed": "was killed",
+    "out_of_memory": "ran out of memory",
+    "collective_timeout": "was ended by a collective's timeout",
+    "interrupted": "was interrupted",
+    "terminated": "was terminated",
+    LOST: "was lost",
+}
+SUGGESTIONS: Final[Mapping[str, str]] = {
+    "failed": "Read the exception in the log of the first rank to fail; restart from the last checkpoint.",
+    "crashed": "See the line and the core file of the first rank to fail; an Xid of its GPU then may be why.",
+    "killed": "Find out what ended the process on that node: a person, a scheduler, a limit of its cgroup.",
+    "out_of_memory": "Look at the host's memory: data loader workers, pinned memory, the container's limit.",
+    "collective_timeout": "See which rank the others waited for: the hang found before, and the ranks' stacks.",
+    LOST: "Look at the machines: their power, their network, and whether the processes still run.",
+}
+
+
+def describe_end(end: RunEnd) -> str:
+    """How and when the run ended, as half a sentence: `crashed at 2026-11-25 10:03:01 UTC`."""
+    verb = VERBS.get(end.reason, f"ended: {end.reason}")
+    if end.reason == LOST:
+        since_s = end.ended_wall_s  # of any rank: the first one that was lost may have been so for long by then
+        return f"{verb}: not heard of since {'an unknown time' if since_s is None else format_moment(since_s)}"
+    return verb if end.ended_wall_s is None else f"{verb} at {format_moment(end.ended_wall_s)}"
+
+
+def describe_first_to_fail(first: FirstToFail) -> str:
+    """`rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 412`."""
+    known = first.detail or first.signal or (NOBODY_SAW if first.reason == "killed" else "")
+    detail = f" ({_shorten(known)})" if known else ""
+    place = f" at {first.line}" if first.line else ""
+    step = "no step reported" if first.last_step is None else f"the last step it reported was {first.last_step}"
+    text = f"rank {first.rank} ({first.node}), {first.reason}{detail}{place}, {step}"
+    if not first.together:
+        return text
+    ranks = f"rank{'' if len(first.together) == 1 else 's'} {format_ranks(first.together)}"
+    return f"{text}; {ranks} died within a second of it"
+
+
+def describe_lost(end: RunEnd) -> str:
+    """Which ranks are not heard of any more, and since when; empty where that is none."""
+    if not end.lost_ranks:
+        return ""
+    count = end.ranks.get("silent", len(end.lost_ranks))
+    shown = format_ranks(end.lost_ranks)
+    who = f"{'rank' if count == 1 else 'ranks'} {shown}{', ...' if count > len(end.lost_ranks) else ''}"
+    since = "" if end.lost_since_wall_s is None else f" since {format_moment(end.lost_since_wall_s)}"
+    if count > 1 and end.ended_wall_s is not None and not since.endswith(format_moment(end.ended_wall_s)):
+        since = f", the first of them{since}"  # the others may have been heard of later
+    whether = "its process still runs" if count == 1 else "their processes still run"
+    return f"{who} not heard of{since}; whether {whether} is not known"
+
+
+def describe_no_first(end: RunEnd) -> str:
+    """Return why no rank is named as the first to fail; empty where one is, or where that is no question."""
+    if not end.unknown or end.reason in ON_PURPOSE:
+        return end.unknown
+    return f"not known, {end.unknown}"
+
+
+def find_failure(end: RunEnd | None) -> Finding | None:
+    """The end of a run that did not end well, in the form of a finding, for its incident; None for any other run.
+
+    It has the number 0, which no finding of detection has.
+    """
+    if end is None or end.is_good:
+        return None
+    first = end.first
+    return Finding(
+        kind=FAILURE,
+        ranks=end.lost_ranks if first is None else tuple(sorted((first.rank, *first.together))),
+        cause=end.reason,
+        sentence=write_end(end),
+        suggestion=SUGGESTIONS.get(end.reason, ""),
+        severity="info" if end.reason in ON_PURPOSE else "warning",
+    )
+
+
+def write_end(end: RunEnd) -> str:
+    """How the run ended, as sentences: when, who was the first to fail, who is not heard of any more."""
+    told = [f"The run {describe_end(end)}."]
+    if end.first is not None:
+        told.append(f"The first to fail: {describe_first_to_fail(end.first)}.")
+    elif end.reason in ON_PURPOSE and end.unknown:
+        told.append(f"{end.unknown[0].upper()}{end.unknown[1:]}.")
+    elif end.unknown:
+        told.append(f"The first rank to fail is not known: {end.unknown}.")
+    lost = describe_lost(end)
+    return " ".join([*told, *([f"{lost[0].upper()}{lost[1:]}."] if lost else [])])
+
+
+def format_moment(wall_s: float) -> str:
+    """A moment for people.
+
+    >>> format_moment(0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= DETAIL_LENGTH_MAX else f"{text[: DETAIL_LENGTH_MAX - 3]}..."

@@ -1,0 +1,58 @@
+"""Keeps the account of how a run ended up to date: made when its last rank ends, and again when more is known."""
+
+from collections.abc import Collection, Mapping
+
+from rankscope.collector.runs.checkpoint import Clocks
+from rankscope.collector.runs.liveness import Ending
+from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.run_end import LifeEnd, RunEnd, find_run_end
+from rankscope.measure.messages import RankEnded
+from rankscope.measure.units import s_to_ns
+
+
+class RunEnding:
+    """Written by JobState only."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._known: list[tuple[Ending | None, RankEnded | None]] = []
+        self._clocks: Clocks | None = None
+        self.end: RunEnd | None = None
+        """How the run ended; None while it goes on."""
+        self.is_concluded = False
+        """Whether what was found has been closed since the run ended."""
+
+    def update(self, ranks: Mapping[int, RankState], world_size: int, clocks: Clocks) -> None:
+        """Bring the account up to date. While a rank is live this costs next to nothing."""
+        lives = ranks.values()
+        if not lives or any(rank.is_live for rank in lives):
+            self._forget()
+            return
+        known = [(rank.vitals.ending, rank.vitals.seen) for rank in lives]
+        if self.end is not None and known == self._known:
+            return
+        # The clocks of the first look: a wall clock that is set must not move an end that is past.
+        self._clocks = self._clocks or clocks
+        self._known = known
+        self.end = find_run_end(read_ends(lives, self._clocks), world_size)
+
+
+def read_ends(ranks: Collection[RankState], clocks: Clocks) -> list[LifeEnd]:
+    """What is known of the end of each rank."""
+    return [_read_end(rank, clocks) for rank in ranks]
+
+
+def _read_end(rank: RankState, clocks: Clocks) -> LifeEnd:
+    vitals = rank.vitals
+    ended_job_ns = None if vitals.ending is None else vitals.ended_job_ns
+    return LifeEnd(
+        rank=rank.identity.rank,
+        node=rank.identity.node,
+        ending=vitals.ending,
+        ended_wall_ns=None if ended_job_ns is None else s_to_ns(clocks.to_wall_s(ended_job_ns)),
+        heard_wall_s=rank.last_report_wall_s,
+        seen=vitals.seen,
+        last_step=rank.last_step,
+    )

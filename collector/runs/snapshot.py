@@ -1,0 +1,321 @@
+"""The immutable picture of every run, which the exporter, the API and the reports read without a lock."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.run_ids import choose_run_id
+from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.step_accounting import StepCounts
+from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import RankEnded, RankUnresponsive
+from rankscope.measure.records import (
+    AgentCost,
+    AllocatorSample,
+    DeviceSample,
+    HostSample,
+    Losses,
+    Totals,
+    WindowBreakdown,
+)
+from rankscope.measure.stalls import GroupStatus, Stall
+
+
+class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One rank in its present life. The medians and ratios are over the last steps that detection looks at.
+    `wait_caused_ns_median`: the waiting of all ranks in a step that this one caused.
+
+    `stalled`: by its own or its sidecar's word, None when nobody knows or it has ended. `stall` and `unresponsive` are
+    what was seen then, also the last of a life that has ended; `end` is what the sidecar saw of the end, None where the
+    rank said it itself and nobody saw it otherwise. `awaited`: the collector was started again and has not heard of the
+    rank since; what stands here is what was known before, and its counters may be behind.
+    """
+
+    identity: RankIdentity
+    up: bool
+    ended: str | None = None
+    ended_detail: str = ""
+    exit_code: int | None = None
+    torch_version: str = ""
+    agent_version: str = ""
+    last_report_wall_s: float | None = None
+    last_step: int | None = None
+    reports_admitted: int = 0
+    reports_duplicate: int = 0
+    report_gaps: int = 0
+    first_sequence: int | None = None
+    last_sequence: int = 0
+    records_late: int = 0
+    step_ns_median: float | None = None
+    phases_ns_median: Mapping[str, float] = {}
+    self_ns_median: float | None = None
+    slowdown_ratio: float | None = None
+    breakdown: WindowBreakdown | None = None
+    totals: Totals = Totals()
+    losses: Losses = Losses()
+    collectives: tuple[CollectiveTotals, ...] = ()
+    host: HostSample | None = None
+    devices: tuple[DeviceSample, ...] = ()
+    overhead_ratio: float | None = None
+    clock_error_ns: int | None = None
+    cost: AgentCost = AgentCost()
+    allocator: AllocatorSample | None = None
+    wait_caused_ns_median: float | None = None
+    stalled: bool | None = None
+    stall: Stall | None = None
+    unresponsive: RankUnresponsive | None = None
+    progress: tuple[GroupStatus, ...] = ()
+    end: RankEnded | None = None
+    ended_job_ns: int | None = None
+    steps: StepCounts = StepCounts()
+    awaited: bool = False
+
+
+OUTLINED: Final = frozenset(
+    {
+        "identity", "up", "ended", "awaited", "stalled", "torch_version", "agent_version", "reports_admitted", "totals",
+        "devices", "breakdown", "step_ns_median", "self_ns_median", "slowdown_ratio", "wait_caused_ns_median",
+    }
+)  # fmt: skip
+"""What the measures of runs and nodes, and the history, are read from: to make only this of a rank takes a third."""
+
+
+class LostSeconds(msgspec.Struct, frozen=True, gc=False):
+    """What findings of one cause that lead with a rank have cost so far, all ranks together; None: with no rank."""
+
+    rank: int | None
+    cause: str
+    lost_rank_seconds: float
+
+
+class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One run. `open_findings` are those of this moment, `findings` every one of the run's life, open ones included;
+    `abstained` says why detection gives no verdict, None when it looks. `end` is how the run ended, None while it goes
+    on. `run` is its name, which runs after one another may share, `run_id` its own (run_ids.py), the name where none is
+    given.
+    """
+
+    run: str
+    world_size: int
+    restart_count: int
+    ranks: tuple[RankSnapshot, ...]
+    run_id: str = ""
+    open_findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    lost: tuple[LostSeconds, ...] = ()
+    abstained: str | None = None
+    run_slowdown_ratio: float | None = None
+    goodput: GoodputSnapshot = GoodputSnapshot()
+    end: RunEnd | None = None
+
+    def __post_init__(self) -> None:
+        if not self.run_id:
+            msgspec.structs.force_setattr(self, "run_id", self.run)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is known from the store only: nobody of it has been heard of since the collector was started."""
+        return bool(self.ranks) and all(rank.awaited for rank in self.ranks)
+
+    @property
+    def size(self) -> int:
+        """How many ranks it is to have, or more if it has more: a picture of some of its ranks has all the others too
+        in its world.
+        """
+        return max(self.world_size, len(self.ranks))
+
+    def read_totals(self) -> dict[str, Totals]:
+        """What each life that has reported has counted, by its boot id."""
+        return {rank.identity.boot_id: rank.totals for rank in self.ranks if rank.reports_admitted}
+
+    def outline(self) -> "RunSnapshot":
+        """Itself: where all is there already nothing is spared."""
+        return self
+
+    def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
+        """Those ranks whose number is wanted, at most so many at a time."""
+        wanted = [rank for rank in self.ranks if is_wanted(rank.identity.rank)]
+        for first in range(0, len(wanted), ranks_max):
+            yield tuple(wanted[first : first + ranks_max])
+
+
+class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The collector about itself, counted up since it started, and what relays have said of themselves. `connections`
+    are those of now, and `read_pause_s` is the longest of late. The last three are about its store, None without one:
+    whether it can be written to, what it holds, and the lines of history that gave way while it could not be.
+    """
+
+    frames_received: int = 0
+    connections: int = 0
+    read_pause_s: float = 0.0
+    frames_refused: Mapping[str, int] = {}
+    peers_refused: Mapping[str, int] = {}
+    answers_unsent: Mapping[str, int] = {}
+    relays: int = 0
+    relay_batches: int = 0
+    relay_dropped: Mapping[str, int] = {}
+    relay_refused: Mapping[str, int] = {}
+    http_refused: Mapping[str, int] = {}
+    runs_evicted: int = 0
+    contained_errors: Mapping[str, int] = {}
+    stores_lost: Mapping[str, int] = {}
+    """How often the store's file was removed, replaced, truncated or damaged while it was open, by reason."""
+    store_writable: bool | None = None
+    store_bytes: int | None = None
+    history_dropped: int | None = None
+
+
+NOTHING_COUNTED: Final = CollectorCounts()
+
+
+class Draft(Protocol):
+    """A picture of a run that is still to be made."""
+
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+        ...
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """As that of the picture."""
+        ...
+
+    def read_totals(self) -> dict[str, Totals]:
+        """As that of the picture, without making it."""
+        ...
+
+    def build(self) -> RunSnapshot:
+        """Make it; it is the same whenever that is done."""
+        ...
+
+    def outline(self) -> RunSnapshot:
+        """Make it with ranks that have only OUTLINED."""
+        ...
+
+    def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
+        """Make those of the ranks whose number is wanted, at most so many at a time, when they are asked for."""
+        ...
+
+
+class Snapshot:
+    """Everything the collector knows at one moment. Never changed; any thread may read it. `steps`: the last steps of
+    each run that has been looked at, by its id.
+
+    The pictures of runs that are given as drafts are made when `runs` is asked for, by the thread that asks.
+    """
+
+    def __init__(
+        self,
+        *,
+        wall_s: float,
+        version: str,
+        runs: Iterable[RunSnapshot | Draft] = (),
+        counts: CollectorCounts = NOTHING_COUNTED,
+        steps: Mapping[str, StepPicture] | None = None,
+    ) -> None:
+        self.wall_s = wall_s
+        self.version = version
+        self.counts = counts
+        self.steps: Mapping[str, StepPicture] = steps or {}
+        self._drafts: tuple[RunSnapshot | Draft, ...] = tuple(runs)
+        self._runs: tuple[RunSnapshot, ...] | None = None
+        self._latest: Snapshot | None = None
+
+    @property
+    def runs(self) -> tuple[RunSnapshot, ...]:
+        """Every run, in the order of their names, those of one name oldest first. Two threads that ask first at the
+        same time both make them.
+        """
+        runs = self._runs
+        if runs is None:
+            runs = tuple(one if isinstance(one, RunSnapshot) else one.build() for one in self._drafts)
+            self._runs = runs
+        return runs
+
+    def find_run(self, asked: str) -> RunSnapshot | None:
+        """Return the run with this id, or the latest one of this name; None when there is none."""
+        run_id = choose_run_id(asked, (one.run_id for one in self._drafts))
+        return next((run for run in self.runs if run.run_id == run_id), None)
+
+    def keep_latest(self) -> "Snapshot":
+        """Return the same moment with the latest run of each name only, always the same object: a time series is named
+        after its run, and must not have two values.
+        """
+        if len({one.run for one in self._drafts}) == len(self._drafts):
+            return self
+        if self._latest is None:
+            latest = {one.run: one for one in self._drafts}.values()
+            self._latest = Snapshot(
+                wall_s=self.wall_s, version=self.version, runs=latest, counts=self.counts, steps=self.steps
+            )
+        return self._latest
+
+    def outline(self) -> "Snapshot":
+        """The same moment for who tells of runs and nodes. Its ranks have only `OUTLINED`; all else may be missing. No
+        pictures are made for it; what is made goes with what is returned.
+        """
+        return Snapshot(
+            wall_s=self.wall_s,
+            version=self.version,
+            runs=[one.outline() for one in self._runs or self._drafts],
+            counts=self.counts,
+            steps=self.steps,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each run."""
+        return [one.run for one in self._drafts]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many ranks each run has or is to have, by its id. No picture is made for it, nor for `read_totals`."""
+        return {one.run_id: one.size for one in self._drafts}
+
+    def outline_run(self, run_id: str) -> RunSnapshot:
+        """One run as `outline` has it. Raises KeyError for a run that is not here."""
+        return self._find(run_id).outline()
+
+    def read_totals(self, run_id: str) -> dict[str, Totals]:
+        """What each life of a run that has reported has counted, by its boot id. Raises KeyError for a run that is not
+        here.
+        """
+        return self._find(run_id).read_totals()
+
+    def _find(self, run_id: str) -> RunSnapshot | Draft:
+        for one in self._drafts:
+            if one.run_id == run_id:
+                return one
+        raise KeyError(run_id)
+
+    def blocks(
+        self, choose: Callable[[str], Callable[[int], bool]], ranks_max: int
+    ) -> Iterator[tuple[str, tuple[RankSnapshot, ...]]]:
+        """Some ranks of every run, at most so many at a time, with its name: `choose` gives for the name of a run what
+        says whether a rank is wanted, by its number. Where the pictures of all ranks have not been made, those of a
+        block are when it is asked for, and nobody keeps them.
+        """
+        runs: Sequence[RunSnapshot | Draft] = self._runs or self._drafts
+        for one in runs:
+            for ranks in one.blocks(choose(one.run), ranks_max):
+                yield one.run, ranks
+                del ranks  # let go of before the next are made, which are then made in the same memory
+
+    def let_go(self) -> None:
+        """Forget the pictures that were made of drafts: of 16,384 ranks they are 0.1 GB. Who asks again has them made
+        anew, and they are the same.
+        """
+        self._runs = None
+        if self._latest is not None:
+            self._latest.let_go()

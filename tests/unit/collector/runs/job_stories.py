@@ -1,0 +1,164 @@
+"""Ranks that report what they are told to, for stories about one run's state. Nothing here is random or timed."""
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.runs.events import GoodbyeAdmitted, JobEffect, RankJoined, ReportAdmitted, Tick
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.records import (
+    CollectiveRecord,
+    GroupInfo,
+    StepRecord,
+    Totals,
+    WindowBreakdown,
+    collectives_to_table,
+    steps_to_table,
+)
+
+MS = 1_000_000
+S = 1_000 * MS
+TRANSFER_NS = 5 * MS
+GROUP = "default_pg"
+
+
+def boot_of(rank: int, life: int = 0) -> str:
+    return f"boot-{life}-{rank:04d}"
+
+
+class Story:
+    """One synchronous data-parallel job. Every step ends when the slowest rank has entered its all-reduce."""
+
+    def __init__(self, ranks: int, config: CollectorConfig | None = None) -> None:
+        self.job = JobState("story", config or CollectorConfig())
+        self.ranks = ranks
+        self.restart_count = 0
+        self.life = 0
+        self.step = 0
+        self.now_ns = 1_000 * S
+        self.sequence = dict.fromkeys(range(ranks), 0)
+        self.totals = dict.fromkeys(range(ranks), Totals())
+        self.effects: list[JobEffect] = []
+
+    def join(self, *ranks: int) -> "Story":
+        for rank in ranks or range(self.ranks):
+            self.sequence[rank] = 0
+            self.totals[rank] = Totals()
+        return self.come_back(*ranks)
+
+    def come_back(self, *ranks: int) -> "Story":
+        """Say Hello as the life that it is, with what it has not sent yet."""
+        for rank in ranks or range(self.ranks):
+            hello = Hello(
+                identity=RankIdentity(
+                    run="story",
+                    rank=rank,
+                    local_rank=rank,
+                    world_size=self.ranks,
+                    node="node-a",
+                    restart_count=self.restart_count,
+                    boot_id=boot_of(rank, self.life),
+                    pid=1_000 + rank,
+                ),
+                first_sequence=self.sequence[rank] + 1,
+                host_ns=0,
+                wall_ns=0,
+                report_interval_ns=S,
+            )
+            self.job.handle(RankJoined(hello, self.now_ns))
+        return self
+
+    def restart(self, *, counted: bool = True) -> "Story":
+        """Every rank begins a new life; torchrun counts it only where a rank has failed."""
+        self.restart_count += counted
+        self.life += 1
+        self.step = 0
+        return self.join()
+
+    def train(self, steps: int, **work_ms: dict[int, float]) -> "Story":
+        """So many steps, reported at once. `forward`, `data`, `backward`: by rank, in ms; 10 ms of each otherwise."""
+        records: dict[int, list[StepRecord]] = {rank: [] for rank in range(self.ranks)}
+        collectives: dict[int, list[CollectiveRecord]] = {rank: [] for rank in range(self.ranks)}
+        for _ in range(steps):
+            self._one_step(work_ms, records, collectives)
+        for rank in range(self.ranks):
+            self.report(rank, records[rank], collectives[rank])
+        return self.tick()
+
+    def report(
+        self,
+        rank: int,
+        records: list[StepRecord],
+        collectives: list[CollectiveRecord],
+        breakdowns: tuple[WindowBreakdown, ...] = (),
+    ) -> None:
+        self.sequence[rank] += 1
+        self.totals[rank] = Totals(
+            steps=self.totals[rank].steps + len(records),
+            step_ns=self.totals[rank].step_ns + sum(record.duration_ns for record in records),
+        )
+        report = Report(
+            sequence=self.sequence[rank],
+            host_ns=self.now_ns,
+            steps=steps_to_table(records),
+            collectives=collectives_to_table(collectives),
+            covered_steps=((records[0].step, records[-1].step),) if records and collectives else (),
+            breakdowns=breakdowns,
+            totals=self.totals[rank],
+            groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
+        )
+        self.job.handle(ReportAdmitted(boot_of(rank, self.life), Excerpt.of(report), self.now_ns, 0.0))
+
+    def say_goodbye(self, rank: int, reason: str = "finished") -> "Story":
+        self.sequence[rank] += 1
+        goodbye = Goodbye(sequence=self.sequence[rank], reason=reason, exit_code=0)
+        self.job.handle(GoodbyeAdmitted(boot_of(rank, self.life), goodbye, self.now_ns))
+        return self
+
+    def tick(self, seconds: float = 1.0) -> "Story":
+        self.now_ns += round(seconds * S)
+        self.effects += self.job.handle(Tick(self.now_ns, 0.0))
+        return self
+
+    def snapshot(self) -> RunSnapshot:
+        return self.job.snapshot(self.now_ns)
+
+    def _one_step(
+        self,
+        work_ms: dict[str, dict[int, float]],
+        records: dict[int, list[StepRecord]],
+        collectives: dict[int, list[CollectiveRecord]],
+    ) -> None:
+        def length_ns(rank: int, phase: str) -> int:
+            return round(work_ms.get(phase, {}).get(rank, 10.0) * MS)
+
+        phases = ("data", "forward", "backward")
+        arrival_ns = {rank: sum(length_ns(rank, phase) for phase in phases) for rank in range(self.ranks)}
+        end_ns = max(arrival_ns.values()) + TRANSFER_NS
+        for rank in range(self.ranks):
+            wait_ns = end_ns - arrival_ns[rank]
+            phases_ns = {phase: length_ns(rank, phase) for phase in phases}
+            phases_ns["backward"] += wait_ns
+            record = StepRecord(
+                step=self.step,
+                start_host_ns=self.now_ns,
+                duration_ns=end_ns,
+                phases_ns={**phases_ns, "optimizer": 0, "other": 0},
+                cpu_ns=arrival_ns[rank],
+                batches=1,
+                backwards=1,
+            )
+            records[rank].append(record)
+            call = CollectiveRecord(
+                step=self.step,
+                group=GROUP,
+                op="all_reduce",
+                start_host_ns=self.now_ns + arrival_ns[rank],
+                duration_ns=wait_ns,
+                sequence=self.step + 1,
+                bytes=4_000,
+            )
+            collectives[rank].append(call)
+        self.now_ns += end_ns
+        self.step += 1

@@ -1,0 +1,165 @@
+"""Reports placed together are placed as they would be one by one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.runs.events import JobEvent, RankJoined, ReportAdmitted, Tick
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello, Report
+from rankscope.measure.records import (
+    PHASES,
+    CollectiveRecord,
+    GroupInfo,
+    Losses,
+    StepRecord,
+    Totals,
+    collectives_to_table,
+    steps_to_table,
+)
+
+RANKS = 4
+NOW_NS = 10**12
+KEPT = 128
+
+
+def hello_of(rank: int) -> RankJoined:
+    identity = RankIdentity(
+        run="r",
+        rank=rank,
+        local_rank=rank,
+        world_size=RANKS,
+        node="n",
+        restart_count=0,
+        boot_id=f"boot-{rank:04}",
+        pid=1,
+    )
+    hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=10**9)
+    return RankJoined(hello, NOW_NS)
+
+
+def report_of(rank: int, sequence: int, steps: range, chance: np.random.Generator) -> ReportAdmitted:
+    """These steps with an all-reduce each; every other report has a phase of the user's own."""
+    records, collectives = [], []
+    for step in steps:
+        own = {"checkpoint": 5} if sequence % 2 else {}
+        phases = {**{name: int(chance.integers(1, 100)) for name in PHASES}, **own}
+        records.append(
+            StepRecord(step=step, start_host_ns=step * 1000, duration_ns=sum(phases.values()), phases_ns=phases)
+        )
+        collectives.append(
+            CollectiveRecord(
+                step=step, group="default_pg", op="all_reduce", start_host_ns=step * 1000,
+                duration_ns=int(chance.integers(1, 100)), sequence=step, bytes=64,
+            )
+        )  # fmt: skip
+    covered = ((steps[0], steps[-1]),) if steps else ()
+    made = steps.stop
+    report = Report(
+        sequence=sequence,
+        host_ns=0,
+        steps=steps_to_table(records),
+        collectives=collectives_to_table(collectives),
+        covered_steps=covered,
+        totals=Totals(steps=made, step_ns=made * 100),
+        losses=Losses(steps_made=made, steps_buffered=0),
+        groups=(GroupInfo(label="default_pg", description="d", ranks=tuple(range(RANKS)), backend="gloo"),),
+    )
+    return ReportAdmitted(f"boot-{rank:04}", Excerpt.of(report), NOW_NS, 1.0)
+
+
+def random_story(seed: int) -> list[JobEvent]:
+    """Ranks that report none to three steps at a time, in any order among each other."""
+    chance = np.random.default_rng(seed)
+    at, sequence = [0] * RANKS, [0] * RANKS
+    events: list[JobEvent] = []
+    for _ in range(80):
+        rank = int(chance.integers(RANKS))
+        count = int(chance.integers(0, 4))
+        steps = range(at[rank], at[rank] + count)
+        at[rank] += count
+        sequence[rank] += 1
+        events.append(report_of(rank, sequence[rank], steps, chance))
+    return events
+
+
+def tell(
+    events: Sequence[JobEvent], batch: int, *, steps_max: int | None = None, kept: int = KEPT
+) -> tuple[RunSnapshot, list[list[float]]]:
+    job = JobState("r", CollectorConfig(steps_kept=kept, detect_steps=16))
+    for rank in range(RANKS):
+        job.handle(hello_of(rank))
+    for first in range(0, len(events), batch):
+        for event in events[first : first + batch]:
+            job.handle(event)
+        job.settle(steps_max=steps_max)
+    job.settle()
+    attempt = job._attempt
+    assert attempt is not None
+    series = attempt.window.series(tuple(range(RANKS)), skip_steps=0)
+    return job.snapshot(NOW_NS), [series.step_ns.tolist(), series.self_ns.tolist()]
+
+
+def test_in_batches_of_any_size_the_same_comes_out() -> None:
+    """Within a batch tables of one shape are placed together, so only the moment at which a step counts as too late may
+    differ; these stories have no step that is late by that.
+    """
+    for seed in range(6):
+        events = [event for event in random_story(seed) if isinstance(event, ReportAdmitted)]
+        one_by_one, columns = tell(events, 1)
+        for batch in (3, 80):
+            together, columns_together = tell(events, batch)
+            np.testing.assert_array_equal(columns_together, columns, err_msg=f"seed {seed}, batches of {batch}")
+            assert [rank.collectives for rank in together.ranks] == [rank.collectives for rank in one_by_one.ranks]
+            assert [rank.steps.unaccounted for rank in together.ranks] == [0] * RANKS
+            assert [rank.last_step for rank in together.ranks] == [rank.last_step for rank in one_by_one.ranks]
+
+
+def test_steps_resolved_later_come_to_the_same() -> None:
+    for seed in range(6):
+        events = [event for event in random_story(seed) if isinstance(event, ReportAdmitted)]
+        at_once, columns = tell(events, 3)
+        for steps_max in (0, 1):
+            later, columns_later = tell(events, 3, steps_max=steps_max)
+            np.testing.assert_array_equal(columns_later, columns, err_msg=f"seed {seed}, {steps_max} steps a batch")
+            assert [rank.collectives for rank in later.ranks] == [rank.collectives for rank in at_once.ranks]
+
+
+def test_steps_that_leave_the_window_before_they_are_resolved_are_counted() -> None:
+    chance = np.random.default_rng(0)
+    events = [report_of(rank, number, range(number * 3 - 3, number * 3), chance) for number in range(1, 31)
+              for rank in range(RANKS)]  # fmt: skip
+    for steps_max in (None, 0):
+        told, _ = tell(events, RANKS, steps_max=steps_max, kept=32)
+        assert [[kind.count for kind in rank.collectives] for rank in told.ranks] == [[90]] * RANKS
+
+
+def test_batch_resolves_so_many_steps_and_a_picture_none() -> None:
+    job = JobState("r", CollectorConfig())
+    for rank in range(RANKS):
+        job.handle(hello_of(rank))
+    for rank in range(RANKS):
+        job.handle(report_of(rank, 1, range(3), np.random.default_rng(rank)))
+    job.settle(steps_max=1)
+    assert count_in_picture(job) == 1
+    job.settle(steps_max=1)
+    assert (count_in_picture(job), count_in_picture(job)) == (2, 2)
+    job.handle(Tick(NOW_NS, 1.0))
+    assert count_in_picture(job) == 3
+
+
+def count_in_picture(job: JobState) -> int:
+    """Collectives of rank 0 in the picture of this moment."""
+    return sum(kind.count for kind in job.draft(NOW_NS).build().ranks[0].collectives)
+
+
+def test_what_was_not_settled_is_before_anybody_looks() -> None:
+    job = JobState("r", CollectorConfig())
+    job.handle(hello_of(0))
+    job.handle(report_of(0, 1, range(3), np.random.default_rng(0)))
+    (rank,) = job.snapshot(NOW_NS).ranks
+    assert (rank.steps.published, rank.last_step) == (3, 2)

@@ -1,0 +1,114 @@
+"""A picture that is made later is the picture of the moment it was taken at."""
+
+import msgspec
+import pytest
+
+from rankscope.collector.runs.snapshot import OUTLINED, RankSnapshot, Snapshot
+from tests.lazy_runs import LazyRun
+from tests.unit.collector.runs.job_stories import Story, boot_of
+
+
+def snapshot_of(story: Story) -> Snapshot:
+    """The present moment of a story, with its picture still to be made."""
+    return Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns)])
+
+
+def test_a_picture_made_later_shows_the_moment_it_was_taken_at() -> None:
+    story = Story(3).join().train(20).tick()
+    taken = story.job.draft(story.now_ns)
+    at_once = taken.build()
+    moment_ns = story.now_ns
+    story.train(20, forward={1: 30}).tick(5.0)
+    story.say_goodbye(2)
+    assert taken.build() == at_once
+    assert story.job.draft(moment_ns).build() != at_once
+
+
+def test_pictures_are_made_once_and_only_when_they_are_asked_for() -> None:
+    story = Story(2).join().train(3)
+    lazy = LazyRun(lambda: story.job.snapshot(story.now_ns), run="story", size=2)
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=[lazy])
+    assert (snapshot.sizes, lazy.made) == ({"story": 2}, 0)
+    assert snapshot.runs is snapshot.runs
+    assert ([run.run for run in snapshot.runs], lazy.made) == (["story"], 1)
+
+
+def test_pictures_that_were_let_go_of_are_made_anew_and_are_the_same() -> None:
+    story = Story(2).join().train(3)
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns), story.job.snapshot(story.now_ns)])
+    before = snapshot.runs
+    snapshot.let_go()
+    assert snapshot.runs is not before
+    assert snapshot.runs == before
+
+
+def is_odd(rank: int) -> bool:
+    return rank % 2 == 1
+
+
+def test_the_pictures_of_some_ranks_are_those_of_them_among_all() -> None:
+    """Whether they are made of the draft, which nobody keeps, or were made before."""
+    story = Story(6).join().train(3)
+    snapshot = snapshot_of(story)
+    alone = list(snapshot.blocks(lambda _run: is_odd, 2))
+    (whole,) = snapshot.runs
+    assert [[rank.identity.rank for rank in ranks] for _, ranks in alone] == [[1, 3], [5]]
+    assert [rank for _, ranks in alone for rank in ranks] == list(whole.ranks[1::2])
+    assert {run for run, _ in alone} == set(snapshot.sizes)
+    assert list(snapshot.blocks(lambda _run: is_odd, 2)) == alone
+
+
+def test_which_ranks_are_wanted_may_differ_from_run_to_run() -> None:
+    story = Story(2).join().train(1)
+    picture = story.job.snapshot(story.now_ns)
+    runs = [msgspec.structs.replace(picture, run=run, run_id=run) for run in ("a", "b")]
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=runs)
+    found = snapshot.blocks(lambda run: is_odd if run == "a" else lambda rank: not is_odd(rank), 2)
+    assert [(run, [rank.identity.rank for rank in ranks]) for run, ranks in found] == [("a", [1]), ("b", [0])]
+    assert snapshot.sizes == {"a": 2, "b": 2}
+
+
+def test_what_the_lives_have_counted_is_read_without_their_pictures() -> None:
+    story = Story(2).join()
+    before = story.job.draft(story.now_ns)
+    story.train(4)
+    snapshot = snapshot_of(story)
+    counted = snapshot.read_totals("story")
+    assert counted == snapshot.runs[0].read_totals()
+    assert {life: totals.steps for life, totals in counted.items()} == {boot_of(0): 4, boot_of(1): 4}
+    assert before.read_totals() == before.build().read_totals() == {}, "nobody had reported"
+    with pytest.raises(KeyError):
+        snapshot.read_totals("other")
+
+
+def outline_of(rank: RankSnapshot) -> dict[str, object]:
+    return {name: getattr(rank, name) for name in OUTLINED}
+
+
+def test_an_outline_is_the_picture_as_far_as_it_goes() -> None:
+    story = Story(3).join().train(20, forward={1: 30}).tick()
+    story.say_goodbye(2)
+    (whole,), (outline,) = (each.runs for each in (snapshot_of(story), snapshot_of(story).outline()))
+    assert msgspec.structs.replace(outline, ranks=()) == msgspec.structs.replace(whole, ranks=())
+    assert list(map(outline_of, outline.ranks)) == list(map(outline_of, whole.ranks))
+    assert [rank.ended for rank in outline.ranks] == [None, None, "finished"]
+    assert all(rank.totals.steps == 20 and rank.slowdown_ratio for rank in outline.ranks)
+    assert snapshot_of(story).outline_run("story") == outline
+
+
+def test_an_outline_has_nothing_that_is_not_said() -> None:
+    story = Story(2).join().train(20).tick()
+    (whole,), (outline,) = (each.runs for each in (snapshot_of(story), snapshot_of(story).outline()))
+    left_out = set(RankSnapshot.__struct_fields__) - OUTLINED
+    nothing = RankSnapshot(identity=whole.ranks[0].identity, up=True)
+    assert all(getattr(rank, name) == getattr(nothing, name) for rank in outline.ranks for name in left_out)
+    assert any(getattr(whole.ranks[0], name) != getattr(nothing, name) for name in left_out)
+
+
+def test_pictures_that_were_made_are_their_own_outlines() -> None:
+    story = Story(2).join().train(3)
+    snapshot = snapshot_of(story)
+    whole = snapshot.runs
+    assert snapshot.outline().runs == whole
+    with pytest.raises(KeyError):
+        snapshot.outline_run("other")

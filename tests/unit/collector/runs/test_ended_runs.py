@@ -1,0 +1,181 @@
+"""What the state of a run says once the run is over, told as stories of its ranks."""
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON
+from rankscope.collector.reports.summary import HEALTHY, verdict
+from rankscope.collector.runs.checkpoint import Clocks
+from rankscope.collector.runs.events import CloseFinding, Tick
+from rankscope.collector.runs.findings import _find_outcome
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.run_end import RunEnd
+from tests.unit.collector.runs.job_stories import S, Story
+from tests.unit.collector.runs.test_hang_story import LIMIT_S, HangStory
+
+RANKS = 4
+SLOW_RANK = 2
+
+
+def slow_story() -> Story:
+    """Steps 0 to 39 as usual; in 40 to 99 one rank's forward takes 30 ms instead of 10."""
+    return Story(RANKS).join().train(40).train(60, forward={SLOW_RANK: 30.0})
+
+
+def finish(story: Story, reason: str = "finished") -> None:
+    for rank in range(RANKS):
+        story.say_goodbye(rank, reason)
+    story.tick()
+
+
+def test_run_that_goes_on_has_no_end() -> None:
+    assert slow_story().snapshot().end is None
+
+
+def test_what_was_found_is_closed_with_the_run_and_told_as_past() -> None:
+    story = slow_story()
+    finish(story)
+    run = story.snapshot()
+    assert run.open_findings == ()
+    (found,) = run.findings
+    # Own work of 55 ms against 35 ms; steps of 55 ms and 5 ms of transfer, of which 60 are 3.6 s at most.
+    assert found.sentence.startswith("Rank 2 (node-a) was 1.57 times as slow as its 3 peers from step 40 to step 99 (3")
+    assert found.until_step == 99
+    assert [effect.reason for effect in story.effects if isinstance(effect, CloseFinding)] == ["the run is over"]
+
+
+def test_finding_that_has_passed_is_told_as_past_while_the_run_goes_on() -> None:
+    story = slow_story().train(60)
+    (found,) = story.snapshot().findings
+    assert " was 1.57 times as slow " in found.sentence
+    assert story.snapshot().end is None
+
+
+def test_run_that_finished_says_when_and_has_no_failure() -> None:
+    story = slow_story()
+    finish(story)
+    end = story.snapshot().end
+    assert end is not None
+    assert (end.reason, end.ranks, end.first) == ("finished", {"finished": RANKS}, None)
+    assert end.ended_wall_s == pytest.approx(-1.0)  # the goodbyes came one second before the tick, at 0 by the wall
+
+
+def test_healthy_run_that_finished_was_healthy() -> None:
+    story = Story(RANKS).join().train(60)
+    finish(story)
+    assert verdict(story.snapshot()) == HEALTHY
+
+
+def test_run_too_short_to_compare_is_not_called_healthy() -> None:
+    story = Story(RANKS).join().train(5)
+    finish(story)
+    assert verdict(story.snapshot()).startswith("No verdict: the own times of all 4 ranks are known in ")
+
+
+def test_run_that_is_heard_of_again_is_not_over() -> None:
+    config = CollectorConfig(rank_silent_s=2)
+    story = Story(RANKS, config).join().train(40).train(60, forward={SLOW_RANK: 30.0})
+    story.tick(3.0)
+    lost = story.snapshot()
+    assert lost.end is not None
+    assert (lost.end.reason, lost.end.lost_ranks, lost.open_findings) == ("lost", (0, 1, 2, 3), ())
+    story.train(1, forward={SLOW_RANK: 30.0})
+    back = story.snapshot()
+    assert back.end is None
+    assert [finding.number for finding in back.open_findings] == [1]
+
+
+def test_restart_takes_the_end_back() -> None:
+    story = slow_story()
+    finish(story, "failed")
+    assert story.snapshot().end is not None
+    story.restart().tick()
+    assert story.snapshot().end is None
+
+
+def test_next_collector_knows_the_end_that_was_kept() -> None:
+    story = slow_story()
+    finish(story, "failed")
+    clocks = Clocks(story.now_ns, 0.0)
+    saved = story.job.save(clocks)
+    assert saved is not None
+    assert saved.end is not None
+    lives = [story.job.save_life(rank, clocks).build() for rank in story.job.lives.values()]
+    job = JobState.restore(CollectorConfig(), saved, story.job.save_story(), lives, clocks)
+    job.handle(Tick(story.now_ns + S, 1.0))
+    assert job.end is not None
+    assert (job.end.reason, job.end.first) == (saved.end.reason, saved.end.first)
+
+
+def test_hang_is_told_with_its_length_until_the_run_was_ended() -> None:
+    story = HangStory(RANKS)
+    story.join()
+    story.move(7)
+    story.hang(2, LIMIT_S + 1)
+    for rank in range(RANKS):
+        story.end(rank, "terminated")
+    story.tick()
+    (hang,) = story.snapshot().findings
+    assert hang.sentence.startswith("Rank 2 (node-a) stood still at train.py:74 (main), and 3 ranks waited for it")
+    assert hang.sentence.endswith("The run hung for 31 s, until it ended.")
+    assert hang.severity == "critical"
+
+
+def test_standstill_after_which_the_run_finished_is_no_hang() -> None:
+    story = HangStory(RANKS)
+    story.join()
+    story.move(7)
+    story.hang(2, LIMIT_S + 1)
+    finish(story)
+    (hang,) = story.snapshot().findings
+    assert hang.severity == "info"
+    assert hang.sentence.endswith("The run stood still for 31 s, and then finished.")
+
+
+def test_hang_that_lasted_until_the_end_is_closed_with_how_it_ended() -> None:
+    story = HangStory(RANKS)
+    story.join()
+    story.move(7)
+    story.hang(2, LIMIT_S + 1)
+    for rank in range(RANKS):
+        story.end(rank, "terminated")
+    story.tick()
+    (closed,) = [effect for effect in story.effects if isinstance(effect, CloseFinding)]
+    assert (closed.reason, closed.finding) == ("the run is over", story.snapshot().findings[0])
+
+
+def test_hang_that_had_passed_before_the_run_was_ended_did_not_last_until_then() -> None:
+    """It went on within its step, an hour of evaluation for example."""
+    story = HangStory(RANKS)
+    story.join()
+    story.move(7)
+    story.hang(2, LIMIT_S + 1)
+    story.move(3_000)
+    for rank in range(RANKS):
+        story.end(rank, "terminated")
+    story.tick()
+    (hang,) = story.snapshot().findings
+    assert hang.sentence.endswith("The run hung for 31 s.")
+
+
+@pytest.mark.parametrize(
+    ("since_step", "last_step", "is_good", "has_lasted", "outcome"),
+    [
+        (30, 31, True, False, WENT_ON),
+        (30, 31, False, False, WENT_ON),
+        (30, 30, True, True, FINISHED),
+        (30, 29, False, True, ENDED),
+        (30, 29, False, False, ""),
+        (None, None, False, True, ENDED),
+        # It hung before its first step had ended, and then made a hundred.
+        (None, 99, True, False, WENT_ON),
+        (None, None, True, False, FINISHED),
+        # Whether the step in which it hung was finished before the end or by it is not known.
+        (30, 30, False, True, ""),
+    ],
+)
+def test_only_another_step_shows_that_a_run_went_on(
+    since_step: int | None, last_step: int | None, is_good: bool, has_lasted: bool, outcome: str
+) -> None:
+    end = RunEnd(reason="finished" if is_good else "crashed")
+    assert _find_outcome(since_step, end, last_step, has_lasted=has_lasted) == outcome

@@ -1,0 +1,105 @@
+"""What the state takes from a report: the same as it says, and nothing of it kept twice."""
+
+import msgspec
+
+from rankscope.collector.runs import last_report
+from rankscope.collector.runs.last_report import Excerpt, StepsSaid
+from rankscope.measure.codec import decode, encode
+from rankscope.measure.messages import Report
+from rankscope.measure.records import (
+    AllocatorSample,
+    CollectiveRecord,
+    DeviceSample,
+    GroupInfo,
+    HostSample,
+    Losses,
+    StepRecord,
+    Totals,
+    WindowBreakdown,
+    collectives_to_table,
+    steps_to_table,
+)
+from rankscope.measure.stalls import GroupStatus, Stall
+
+STEP = StepRecord(step=3, start_host_ns=1, duration_ns=2, phases_ns={"data": 1})
+WHOLE = Report(
+    sequence=5,
+    host_ns=9,
+    steps=steps_to_table([STEP]),
+    collectives=collectives_to_table(
+        [CollectiveRecord(step=3, group="g", op="all_reduce", start_host_ns=1, duration_ns=1, sequence=1)]
+    ),
+    covered_steps=((3, 3),),
+    breakdowns=(
+        WindowBreakdown(
+            first_step=3, step_count=1, window_ns=9, compute_ns=5, communication_ns=4, overlap_ns=2,
+            exposed_communication_ns=2, copy_ns=0, idle_ns=2, operator_count=1,
+        ),
+    ),
+    host=HostSample(host_ns=9, gc_pause_ns=11, gc_collections=1),
+    devices=(DeviceSample(host_ns=9, uuid="GPU-1"),),
+    totals=Totals(steps=7, step_ns=700),
+    losses=Losses(
+        steps_overwritten=1, steps_dropped_in_reports=2, reports_dropped=4, steps_made=8, steps_buffered=0
+    ),
+    groups=(GroupInfo(label="g", description="g", ranks=(0,), backend="b"),),
+    allocator=AllocatorSample(host_ns=9, allocated_bytes=2**40),
+    progress=(GroupStatus(group="g", enqueued=4),),
+    stalled_since_host_ns=5,
+    stall=Stall(number=1, since_host_ns=5, taken_host_ns=9, limit_ns=3, activity="step"),
+)  # fmt: skip
+
+
+def test_what_stands_in_both_is_the_same() -> None:
+    found = Excerpt.of(WHOLE)
+    both = set(Excerpt.__struct_fields__) & set(Report.__struct_fields__)
+    assert both == {
+        "sequence", "host_ns", "steps", "collectives", "covered_steps", "breakdowns", "groups", "allocator", "progress",
+        "stalled_since_host_ns", "stall",
+    }  # fmt: skip
+    assert {name: getattr(found, name) for name in both} == {name: getattr(WHOLE, name) for name in both}
+
+
+def test_what_is_taken_out_of_the_samples_and_counts_is_what_they_say() -> None:
+    found = Excerpt.of(WHOLE)
+    assert found.said == StepsSaid(made=8, buffered=0, overwritten=1, dropped_in_reports=2, reported=7)
+    assert (found.step_ns, found.reports_dropped, found.gc_pause_ns) == (700, 4, 11)
+    assert (found.has_host, found.has_devices) == (True, True)
+
+
+def test_a_report_without_samples_says_that_it_has_none() -> None:
+    found = Excerpt.of(Report(sequence=1, host_ns=0))
+    assert (found.has_host, found.has_devices, found.gc_pause_ns) == (False, False, None)
+    assert found.said == StepsSaid(made=None, buffered=None, overwritten=0, dropped_in_reports=0, reported=0)
+
+
+def test_the_frame_is_the_one_that_came_or_says_the_same() -> None:
+    frame = encode(WHOLE)
+    assert Excerpt.of(WHOLE, frame).frame is frame
+    assert decode(Excerpt.of(WHOLE).frame) == WHOLE
+
+
+def test_reports_with_the_same_columns_share_their_names() -> None:
+    one, other = (Excerpt.of(read_anew(WHOLE)) for _ in range(2))
+    assert one.steps.names is other.steps.names
+    assert one.steps.names == WHOLE.steps.names
+
+
+def test_names_that_a_stranger_makes_up_do_not_pile_up() -> None:
+    for number in range(2 * last_report.NAMES_MAX):
+        named = steps_to_table([msgspec.structs.replace(STEP, phases_ns={f"own {number}": 1})])
+        assert Excerpt.of(Report(sequence=1, host_ns=0, steps=named)).steps == named
+    assert len(last_report._shared_names) <= last_report.NAMES_MAX
+
+
+def test_reports_without_collectives_share_that_there_are_none() -> None:
+    one, other = (Excerpt.of(read_anew(Report(sequence=number, host_ns=0))) for number in (1, 2))
+    assert one.collectives is other.collectives
+    assert one.collectives == Report(sequence=1, host_ns=0).collectives
+
+
+def read_anew(report: Report) -> Report:
+    """A report as it comes over the wire, with objects of its own."""
+    found = decode(encode(report))
+    assert isinstance(found, Report)
+    return found

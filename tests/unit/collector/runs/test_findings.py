@@ -1,0 +1,117 @@
+"""The findings of a run over time, from a detector that finds what the test tells it to."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFinding
+from rankscope.collector.runs.findings import Verdicts
+from rankscope.collector.steps.step_series import Floats, StepSeries
+from rankscope.measure.units import NS_PER_S
+from tests.unit.collector.findings import RUN, slow
+from tests.unit.collector.steps.step_series import view_of
+
+
+class Told:
+    """The detector: `answer` is what it finds, `passed` what it says of findings it does not give again."""
+
+    kinds = frozenset({"straggler", "slow_link"})
+
+    def __init__(self) -> None:
+        self.answer: Sequence[Candidate] | Abstain = []
+        self.passed = False
+
+    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+        """What it was told."""
+        del view, explained
+        return self.answer
+
+    def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
+        """What it was told."""
+        del view, finding, explained
+        return self.passed
+
+
+def view_until(step: int) -> JobView:
+    self_ns = np.full((step + 1, 4), 1e6)
+    return view_of(StepSeries(np.arange(step + 1), (0, 1, 2, 3), self_ns, self_ns, self_ns, {}, self_is_measured=True))
+
+
+def seconds(*lost_s: float) -> Floats:
+    return np.array(lost_s) * NS_PER_S
+
+
+def started(*findings: Finding) -> tuple[Told, Verdicts]:
+    told = Told()
+    told.answer = [Candidate(finding) for finding in findings]
+    verdicts = Verdicts(RUN, (told,), 10)
+    verdicts.look(view_until(3))
+    return told, verdicts
+
+
+def test_end_of_a_merged_finding_names_the_one_that_took_it_in() -> None:
+    told, verdicts = started(slow(2), slow(3))
+    told.answer = [Candidate(slow(ranks=(2, 3)))]
+    closed = [effect for effect in verdicts.look(view_until(3)) if isinstance(effect, CloseFinding)]
+    assert [(end.finding.ranks, end.reason, end.merged_into) for end in closed] == [((3,), "part of finding 1", 1)]
+    assert [end.merged_into for end in verdicts.close_all("restarted") if isinstance(end, CloseFinding)] == [None]
+
+
+def test_finding_keeps_its_number_and_is_told_again_only_when_it_has_changed() -> None:
+    told, verdicts = started()
+    told.answer = [Candidate(slow(2))]
+    (opened,) = verdicts.look(view_until(3))
+    assert isinstance(opened, OpenFinding)
+    assert opened.finding.number == 1
+    assert verdicts.look(view_until(4)) == []
+    told.answer = [Candidate(slow(ranks=(2, 3)))]
+    (changed,) = verdicts.look(view_until(5))
+    assert isinstance(changed, UpdateFinding)
+    assert (changed.finding.number, changed.finding.ranks) == (1, (2, 3))
+
+
+def test_finding_that_is_not_given_again_stays_until_it_has_passed() -> None:
+    told, verdicts = started(slow(2))
+    told.answer = []
+    assert verdicts.look(view_until(4)) == []
+    told.passed = True
+    (closed,) = verdicts.look(view_until(5))
+    assert isinstance(closed, CloseFinding)
+    assert closed.reason == "passed"
+    assert (verdicts.open_findings, len(verdicts.closed_findings)) == ((), 1)
+
+
+def test_finding_stays_while_its_detector_abstains_and_the_reason_is_kept_as_long() -> None:
+    told, verdicts = started(slow(2))
+    told.answer, told.passed = Abstain("too few steps"), True
+    assert verdicts.look(view_until(4)) == []
+    assert verdicts.abstained == {"slow_link": "too few steps"}
+    told.answer = []
+    verdicts.look(view_until(5))
+    assert (verdicts.abstained, verdicts.open_findings) == ({}, ())
+
+
+def test_each_step_is_charged_once_for_all_ranks_and_stands_for_the_unknown_ones_before_it() -> None:
+    told, verdicts = started()
+    told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, np.nan, 0.2))]
+    verdicts.look(view_until(3))
+    verdicts.look(view_until(3))
+    told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, 0.4, 0.2, 0.3))]
+    verdicts.look(view_until(4))
+    lost_s = 0.1 + 2 * 0.2 + 0.3
+    assert [found.lost_rank_seconds for found in verdicts.open_findings] == [pytest.approx(4 * lost_s)]
+    (lost,) = verdicts.lost
+    assert (lost.rank, lost.cause) == (2, "host_cpu")
+    assert lost.lost_rank_seconds == pytest.approx(4 * lost_s)
+
+
+@pytest.mark.parametrize(("ranks", "charged"), [((1, 2), None), ((1,), 1), ((), None)])
+def test_group_is_charged_to_a_rank_only_where_one_is_named(ranks: tuple[int, ...], charged: int | None) -> None:
+    told, verdicts = started()
+    link = Finding(kind="slow_link", ranks=ranks, group="mesh_dp/1-2", since_step=0, cause="slow_link", sentence="")
+    told.answer = [Candidate(link, seconds(1.0, 1.0))]
+    verdicts.look(view_until(1))
+    assert [lost.rank for lost in verdicts.lost] == [charged]

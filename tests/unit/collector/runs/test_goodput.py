@@ -1,0 +1,223 @@
+"""Where the time of a run went, by a clock that moves as told. Times in s, so small that they add up in one's head."""
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.runs.events import ReportAdmitted
+from rankscope.collector.runs.goodput import LOST_STEPS_KEPT, Goodput, GoodputSnapshot
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.measure.messages import Report
+from rankscope.measure.records import Totals
+from tests.unit.collector.runs.job_stories import MS, TRANSFER_NS, S, Story, boot_of
+
+BEGIN = 1_000
+
+
+def account() -> Goodput:
+    """Of a run whose first rank joined at BEGIN."""
+    goodput = Goodput()
+    goodput.begin(BEGIN)
+    return goodput
+
+
+def stepping() -> Goodput:
+    """Of a run that took 10 s to start and had made 5 s of steps at BEGIN + 15."""
+    goodput = account()
+    goodput.take_steps(BEGIN + 15, 5)
+    return goodput
+
+
+def spent(goodput: Goodput, now: int) -> dict[str, int]:
+    """What is not 0, without the wall."""
+    found = goodput.snapshot(now)
+    names = ("productive", "slow", "startup", "between_steps", "stalled", "restart", "unreported")
+    parts = {name: int(getattr(found, f"{name}_ns")) for name in names}
+    assert sum(parts.values()) == found.wall_ns
+    return {name: value for name, value in parts.items() if value}
+
+
+def test_nothing_is_known_of_a_run_that_has_not_begun() -> None:
+    assert Goodput().snapshot(BEGIN) == GoodputSnapshot()
+    assert GoodputSnapshot().goodput_ratio is None
+
+
+def test_only_the_first_rank_begins_the_run() -> None:
+    goodput = account()
+    goodput.begin(BEGIN + 7)
+    assert spent(goodput, BEGIN + 10) == {"unreported": 10}
+
+
+def test_time_before_the_first_step_is_start_up() -> None:
+    assert spent(stepping(), BEGIN + 15) == {"startup": 10, "productive": 5}
+    assert stepping().snapshot(BEGIN + 15).goodput_ratio == 5 / 15
+
+
+def test_steps_made_before_the_collector_came_are_not_part_of_the_time_that_it_knows() -> None:
+    goodput = account()
+    goodput.take_steps(BEGIN + 2, 5_000)
+    goodput.take_steps(BEGIN + 12, 4)
+    assert spent(goodput, BEGIN + 12) == {"productive": 2 + 4, "between_steps": 6}
+
+
+def test_time_that_no_step_fills_is_between_steps() -> None:
+    goodput = stepping()
+    goodput.take_steps(BEGIN + 25, 8)
+    assert spent(goodput, BEGIN + 26) == {"startup": 10, "productive": 13, "between_steps": 2, "unreported": 1}
+
+
+def test_step_time_that_a_late_report_left_no_room_for_is_made_good() -> None:
+    goodput = stepping()
+    goodput.take_steps(BEGIN + 16, 3)  # 2 more than there was time for
+    assert spent(goodput, BEGIN + 16)["productive"] == 5 + 1
+    goodput.take_steps(BEGIN + 22, 3)
+    assert spent(goodput, BEGIN + 22) == {"startup": 10, "productive": 5 + 1 + 5, "between_steps": 1}
+
+
+def test_report_of_an_earlier_moment_than_the_last_takes_no_time_back() -> None:
+    goodput = stepping()
+    goodput.take_steps(BEGIN + 12, 0)
+    assert spent(goodput, BEGIN + 15) == {"startup": 10, "productive": 5}
+
+
+def test_stall_lasts_from_the_last_step_before_it_to_the_first_report_after_it() -> None:
+    goodput = stepping()
+    for now in (50, 60):
+        goodput.stall(BEGIN + now)
+    assert spent(goodput, BEGIN + 61) == {"startup": 10, "productive": 5, "stalled": 45, "unreported": 1}
+    goodput.take_steps(BEGIN + 63, 48)  # the step that stalled
+    goodput.take_steps(BEGIN + 65, 2)
+    assert spent(goodput, BEGIN + 65) == {"startup": 10, "productive": 7, "stalled": 48}
+
+
+def test_restart_lasts_from_the_last_step_of_an_attempt_to_the_first_of_the_next() -> None:
+    goodput = stepping()
+    goodput.restart(BEGIN + 20)
+    goodput.take_steps(BEGIN + 40, 6)
+    assert spent(goodput, BEGIN + 40) == {"startup": 10, "productive": 11, "restart": 19}
+
+
+def test_attempt_that_never_made_a_step_was_start_up() -> None:
+    goodput = account()
+    goodput.restart(BEGIN + 20)
+    goodput.take_steps(BEGIN + 30, 4)
+    assert spent(goodput, BEGIN + 30) == {"startup": 20, "restart": 6, "productive": 4}
+
+
+def test_time_stops_when_the_run_is_over() -> None:
+    goodput = stepping()
+    goodput.end(BEGIN + 18)
+    goodput.end(BEGIN + 30)
+    goodput.stall(BEGIN + 30)
+    goodput.take_steps(BEGIN + 30, 5)
+    assert spent(goodput, BEGIN + 99) == {"startup": 10, "productive": 5, "between_steps": 3}
+
+
+@pytest.mark.parametrize(("doing", "part"), [("stall", "stalled"), ("restart", "restart")])
+def test_what_a_run_did_last_it_did_to_its_end(doing: str, part: str) -> None:
+    goodput = stepping()
+    getattr(goodput, doing)(BEGIN + 20)
+    goodput.end(BEGIN + 22)
+    assert spent(goodput, BEGIN + 99) == {"startup": 10, "productive": 5, part: 7}
+
+
+def test_run_that_ended_and_is_restarted_goes_on() -> None:
+    goodput = stepping()
+    goodput.end(BEGIN + 18)
+    goodput.restart(BEGIN + 28)
+    goodput.take_steps(BEGIN + 30, 1)
+    assert spent(goodput, BEGIN + 30) == {"startup": 10, "productive": 6, "between_steps": 3, "restart": 11}
+
+
+def test_what_slow_ranks_cost_is_not_productive_and_never_more_than_the_steps() -> None:
+    goodput = stepping()
+    goodput.lose([7, 8], [1.2, 0.9])
+    assert spent(goodput, BEGIN + 15) == {"startup": 10, "productive": 3, "slow": 2}
+    goodput.lose([9], [100.0])
+    assert spent(goodput, BEGIN + 15) == {"startup": 10, "slow": 5}
+    assert goodput.snapshot(BEGIN + 15).steps_ns == 5
+
+
+def test_step_that_several_findings_are_about_is_lost_once_to_the_costliest() -> None:
+    goodput = stepping()
+    goodput.lose([7, 8], [1.0, 2.0])
+    goodput.lose([7, 8], [2.0, 1.0])
+    assert spent(goodput, BEGIN + 15)["slow"] == 2 + 2
+
+
+def test_steps_of_the_next_attempt_are_others_than_those_before_with_the_same_numbers() -> None:
+    goodput = stepping()
+    goodput.lose([7], [2.0])
+    goodput.restart(BEGIN + 15)
+    goodput.lose([7], [2.0])
+    assert spent(goodput, BEGIN + 15)["slow"] == 4
+
+
+def test_what_was_lost_is_remembered_of_the_last_steps_only() -> None:
+    goodput = account()
+    goodput.take_steps(BEGIN + 10 * LOST_STEPS_KEPT, 10 * LOST_STEPS_KEPT)
+    goodput.lose(range(LOST_STEPS_KEPT + 1), [1.0] * (LOST_STEPS_KEPT + 1))
+    # The newer half is known, the older one is not any more.
+    goodput.lose([0, LOST_STEPS_KEPT], [1.0, 1.0])
+    assert spent(goodput, BEGIN)["slow"] == LOST_STEPS_KEPT + 1 + 1
+
+
+# -- as a run feeds it ------------------------------------------------------------------------------------------------
+
+
+def spent_ms(story: Story) -> dict[str, float]:
+    found = story.snapshot().goodput
+    names = ("productive", "slow", "startup", "between_steps", "stalled", "restart", "unreported")
+    parts = {name: int(getattr(found, f"{name}_ns")) for name in names}
+    assert sum(parts.values()) == found.wall_ns
+    return {name: value / MS for name, value in parts.items() if value}
+
+
+STEP_MS = 30 + TRANSFER_NS / MS
+"""10 ms each of data, forward and backward."""
+
+
+def test_run_that_trains_has_its_steps_as_productive_time() -> None:
+    story = Story(4).join()
+    story.now_ns += 2 * S
+    story.train(10)  # and a tick 1 s later
+    assert spent_ms(story) == {"startup": 2_000, "productive": 10 * STEP_MS, "unreported": 1_000}
+
+
+def test_steps_are_counted_to_their_own_end_however_late_their_report_comes() -> None:
+    story = Story(2).join().train(10)
+    # The tick after the first ten took 1 s in which nothing was reported: it lay between the steps.
+    story.train(10)
+    assert spent_ms(story) == {"productive": 20 * STEP_MS, "between_steps": 1_000, "unreported": 1_000}
+
+
+def test_restart_of_a_run_is_restart_until_its_first_step() -> None:
+    story = Story(2).join().train(10).restart()
+    story.now_ns += 3 * S
+    story.train(4)
+    assert spent_ms(story) == {"productive": 14 * STEP_MS, "restart": 4_000, "unreported": 1_000}
+
+
+def test_run_whose_ranks_have_all_ended_is_over_when_the_last_one_did() -> None:
+    story = Story(2).join().train(10)
+    story.say_goodbye(0).tick(2)
+    story.say_goodbye(1).tick(50)
+    assert spent_ms(story) == {"productive": 10 * STEP_MS, "between_steps": 3_000}
+
+
+def test_stalled_rank_stalls_the_run() -> None:
+    story = Story(2).join().train(10)
+    stalled = Report(sequence=2, host_ns=story.now_ns, stalled_since_host_ns=0, totals=Totals())
+    story.job.handle(ReportAdmitted(boot_of(0), Excerpt.of(stalled), story.now_ns, 0.0))
+    story.tick(2)
+    assert spent_ms(story) == {"productive": 10 * STEP_MS, "stalled": 3_000}
+
+
+def test_what_a_slow_rank_costs_is_slow_time() -> None:
+    story = Story(4, CollectorConfig()).join()
+    for _ in range(4):
+        story.train(8, forward={2: 40.0})
+    slow = story.snapshot().goodput.slow_ns
+    (finding,) = story.snapshot().open_findings
+    # The first three steps of a run are nobody's slowness; in each of the others 30 of 65 ms are lost.
+    assert slow / MS == pytest.approx(29 * 30)
+    assert slow / S * 4 == pytest.approx(finding.lost_rank_seconds)

@@ -1,0 +1,196 @@
+"""Hangs as the collector comes to know them: from reports, notices of sidecars, and time."""
+
+import msgspec
+import pytest
+
+from rankscope.collector.runs.events import (
+    ClockSampled,
+    CloseFinding,
+    EndSeen,
+    OpenFinding,
+    ReportAdmitted,
+    UnresponsiveSeen,
+    UpdateFinding,
+)
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import RankEnded, RankUnresponsive, Report
+from rankscope.measure.records import GroupInfo
+from tests.unit.collector.hang_standings import call, progress_of, stall_of
+from tests.unit.collector.runs.job_stories import GROUP, S, Story, boot_of
+
+RANKS = 4
+LIMIT_S = 30.0
+INTERVAL_S = 1.0
+
+
+class HangStory(Story):
+    """A job whose ranks report every second how far they are, by clocks that started at other times."""
+
+    def say(self, rank: int, enqueued: int, completed: int, **known: object) -> None:
+        """One report, without steps."""
+        self.sequence[rank] += 1
+        report = Report(
+            sequence=self.sequence[rank],
+            host_ns=self.host_ns(rank),
+            progress=progress_of({GROUP: (enqueued, completed)}),
+            groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
+            **known,  # type: ignore[arg-type]
+        )
+        self.job.handle(ReportAdmitted(boot_of(rank, self.life), Excerpt.of(report), self.now_ns, 0.0))
+
+    def host_ns(self, rank: int) -> int:
+        return self.now_ns + rank * 1_000 * S
+
+    def say_stalled(self, rank: int, stalled_s: float, *, is_waiting: bool, activity: str = "other") -> None:
+        """One report of a rank that has been stalled for so long."""
+        pending = (call(sequence=8),) if is_waiting else ()
+        stall = msgspec.structs.replace(
+            stall_of("collective" if is_waiting else activity, pending), limit_ns=round(LIMIT_S * S)
+        )
+        since_host_ns = self.host_ns(rank) - round(stalled_s * S)
+        self.say(rank, 7 + is_waiting, 7, stall=stall, stalled_since_host_ns=since_host_ns)
+
+    def hang(self, missing: int, stalled_s: float, *others_said: int, activity: str = "other") -> "HangStory":
+        """Everybody's report while rank `missing` does not enter, or only those of some ranks; then a look."""
+        for rank in others_said or range(self.ranks):
+            self.say_stalled(rank, stalled_s, is_waiting=rank != missing, activity=activity)
+        self.tick(INTERVAL_S)
+        return self
+
+    def move(self, completed: int) -> "HangStory":
+        """Everybody's report while the job moves; then a look."""
+        for rank in range(self.ranks):
+            self.say(rank, completed, completed)
+        self.tick(INTERVAL_S)
+        return self
+
+    def identity(self, rank: int) -> RankIdentity:
+        return self.snapshot().ranks[rank].identity
+
+    def end(self, rank: int, reason: str = "killed") -> None:
+        seen = RankEnded(
+            sequence=1,
+            identity=self.identity(rank),
+            host_ns=self.host_ns(rank),
+            wall_ns=0,
+            reason=reason,
+            detail="SIGKILL",
+        )
+        self.job.handle(EndSeen(boot_of(rank, self.life), seen, self.now_ns))
+
+    def hangs(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(one.cause, one.ranks) for one in self.snapshot().open_findings if one.kind == "hang"]
+
+
+@pytest.fixture
+def story() -> HangStory:
+    story = HangStory(RANKS)
+    story.join()
+    story.move(7)
+    return story
+
+
+def test_a_hang_is_told_with_the_first_reports_that_say_so(story: HangStory) -> None:
+    story.hang(2, LIMIT_S + 1)
+    assert story.hangs() == [("missing_rank", (2,))]
+    (finding,) = story.snapshot().open_findings
+    assert (finding.kind, finding.severity, finding.number) == ("hang", "critical", 1)
+    assert "Rank 2 (node-a) stands still at train.py:74 (main), and 3 ranks wait for it" in finding.sentence
+    assert finding.sentence.count("31.0 s") == 1
+
+
+def test_it_is_told_at_the_latest_when_the_missing_rank_has_said_that_it_is_stalled(story: HangStory) -> None:
+    story.hang(2, LIMIT_S + 1, 0, 1, 3)
+    assert story.hangs() == []
+    story.hang(2, LIMIT_S + 2)
+    assert story.hangs() == [("missing_rank", (2,))]
+
+
+def test_one_hang_is_one_finding_from_its_begin_to_its_end(story: HangStory) -> None:
+    for second in range(1, 10):
+        story.hang(2, LIMIT_S + second)
+    story.move(8)
+    story.move(9)
+    told = [effect for effect in story.effects if isinstance(effect, OpenFinding | UpdateFinding | CloseFinding)]
+    assert [type(effect) for effect in told] == [OpenFinding, CloseFinding]
+    assert story.hangs() == []
+    assert [one.cause for one in story.snapshot().findings] == ["missing_rank"]
+
+
+def test_waiting_for_data_opens_no_finding(story: HangStory) -> None:
+    story.hang(2, LIMIT_S + 1, activity="data")
+    assert story.hangs() == []
+    story.hang(2, 10 * LIMIT_S + 1, activity="data")
+    assert story.hangs() == [("missing_rank", (2,))]
+
+
+@pytest.mark.parametrize("activity", ["checkpoint", "compile", "import"])
+def test_neither_do_checkpoints_and_compilations(story: HangStory, activity: str) -> None:
+    story.hang(2, LIMIT_S + 1, activity=activity)
+    assert story.hangs() == []
+
+
+def test_a_rank_that_was_killed_before_the_others_came_to_a_standstill_is_the_cause(story: HangStory) -> None:
+    story.end(1)
+    story.tick(LIMIT_S)
+    story.hang(1, LIMIT_S + 0.5, 0, 2, 3)
+    assert story.hangs() == [("dead_rank", (1,))]
+
+
+def test_a_death_is_dated_by_the_clocks_of_the_ranks(story: HangStory) -> None:
+    for rank in range(RANKS):
+        sample = ClockSampled(boot_of(rank), story.now_ns, story.host_ns(rank), story.now_ns)
+        story.job.handle(sample)
+    story.end(1)
+    story.tick(LIMIT_S)
+    story.hang(1, LIMIT_S, 0, 2, 3)
+    assert story.hangs() == [("dead_rank", (1,))]
+
+
+def test_ranks_that_end_because_of_a_hang_change_nothing_in_what_was_found(story: HangStory) -> None:
+    story.hang(2, LIMIT_S + 1)
+    story.tick(60.0)
+    for rank in (0, 1, 3):
+        story.end(rank, "collective_timeout")
+        story.hang(2, LIMIT_S + 62, 2)
+        assert story.hangs() == [("missing_rank", (2,))]
+    story.end(2, "terminated")
+    story.tick()
+    assert story.hangs() == []
+    assert [one.ranks for one in story.snapshot().findings] == [(2,)]
+
+
+def test_a_rank_whose_machine_is_gone_is_silent_and_not_dead(story: HangStory) -> None:
+    for _ in range(20):
+        story.tick()
+        for rank in (0, 1, 3):
+            story.say(rank, 8, 7)
+    story.hang(2, LIMIT_S + 1, 0, 1, 3)
+    assert story.hangs() == [("silent_rank", (2,))]
+
+
+def test_a_rank_whose_interpreter_is_held_is_missing_by_what_its_sidecar_says(story: HangStory) -> None:
+    seen = RankUnresponsive(
+        sequence=1,
+        identity=story.identity(2),
+        host_ns=story.host_ns(2) + 1,
+        since_host_ns=story.host_ns(2) - 20 * S,
+        state="S",
+        progress=progress_of({GROUP: (7, 7)}),
+    )
+    story.job.handle(UnresponsiveSeen(boot_of(2), seen, story.now_ns))
+    story.hang(2, LIMIT_S + 1, 0, 1, 3)
+    assert story.hangs() == [("missing_rank", (2,))]
+
+
+def test_an_elastic_restart_closes_the_hang(story: HangStory) -> None:
+    story.hang(2, LIMIT_S + 1)
+    story.restart()
+    story.tick()
+    assert story.hangs() == []
+
+
+def test_a_job_that_is_not_stalled_costs_detection_nothing(story: HangStory) -> None:
+    assert story.hangs() == []
+    assert [effect for effect in story.effects if isinstance(effect, OpenFinding)] == []

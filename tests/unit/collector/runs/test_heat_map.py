@@ -1,0 +1,82 @@
+"""The picture of the last steps: what it shows, how much, and that it stays as it was taken."""
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.step_series import StepSeries
+from tests.unit.collector.runs.job_stories import MS, Story
+
+
+def picture_of(story: Story) -> StepPicture:
+    """Of a story that has been looked at."""
+    assert story.job.step_picture is not None
+    return story.job.step_picture
+
+
+def look_at(self_ns: "np.typing.NDArray[np.float64]") -> StepPicture:
+    """The picture of ranks with these own times, shape (steps, ranks)."""
+    steps, ranks = self_ns.shape
+    numbers = tuple(range(ranks))
+    series = StepSeries(np.arange(steps), numbers, self_ns, self_ns, self_ns, {}, self_is_measured=True)
+    samples = Samples({}, {}, {})
+    view = JobView(
+        now_job_ns=0, world_size=ranks, series=series, twins=find_twins(numbers, {}), nodes={}, samples=samples
+    )
+    return StepPicture.of(0, view)
+
+
+def test_excess_is_the_own_time_over_that_of_the_twins() -> None:
+    # Three phases of 10 ms and a transfer of 5; rank 2 takes 40 ms for the first of them: 65 ms against 35.
+    picture = picture_of(Story(4).join().train(20, data={2: 40.0}))
+    assert picture.latest_step == 19
+    assert np.exp(picture.excess[-1]).tolist() == pytest.approx([1.0, 1.0, 65 / 35, 1.0])
+    assert picture.self_ns[-1].tolist() == [35 * MS, 35 * MS, 65 * MS, 35 * MS]
+
+
+def test_picture_that_was_taken_does_not_change_with_the_run() -> None:
+    story = Story(4).join().train(80)
+    picture = picture_of(story)
+    before = [values.tobytes() for values in (picture.steps, picture.self_ns, picture.excess)]
+    story.train(80, data={2: 400.0})
+    assert before == [values.tobytes() for values in (picture.steps, picture.self_ns, picture.excess)]
+    assert story.job.step_picture is not picture
+
+
+def test_step_of_which_nothing_is_known_is_left_out_and_is_still_the_latest() -> None:
+    self_ns = np.full((8, 4), 100.0)
+    self_ns[[2, 7]] = np.nan
+    self_ns[5, 1] = np.nan
+    picture = look_at(self_ns)
+    assert picture.steps.tolist() == [0, 1, 3, 4, 5, 6]
+    assert np.isnan(picture.excess[4]).tolist() == [False, True, False, False]
+    assert picture.latest_step == 7
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 512), (8_192, 256), (16_384, 128)])
+def test_picture_of_a_large_job_has_fewer_steps_the_last_ones(ranks: int, steps: int) -> None:
+    made = steps + 40
+    picture = look_at(np.full((made, ranks), 100.0))
+    assert picture.steps.tolist() == list(range(40, made))
+    assert picture.excess.shape == picture.self_ns.shape == (steps, ranks)
+
+
+def test_ranks_are_found_in_it_and_others_are_not() -> None:
+    picture = picture_of(Story(4).join(0, 1, 3).tick())
+    assert [picture.find_column(rank) for rank in range(5)] == [0, 1, None, 2, None]
+    assert picture.find_columns((0, 3)).tolist() == [0, 2]
+
+
+def test_picture_tells_the_attempts_of_a_run_apart() -> None:
+    story = Story(4).join().train(20)
+    story.restart().train(5)
+    picture = picture_of(story)
+    assert (picture.attempt, picture.latest_step) == (1, 4)
+
+
+def test_run_nobody_has_looked_at_has_no_picture_and_a_run_without_steps_no_latest_step() -> None:
+    story = Story(4)
+    assert story.job.step_picture is None
+    assert picture_of(story.join().tick()).latest_step is None

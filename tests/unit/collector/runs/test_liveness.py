@@ -1,0 +1,179 @@
+"""Whether a rank lives, hangs or has ended, from messages that come in any order."""
+
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+
+from rankscope.collector.runs.clock_alignment import ClockAlignment
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.liveness import GONE_NS_MIN, Ending, Vitals, conclude
+from rankscope.measure.identity import BootId, RankIdentity, RunId
+from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
+from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
+
+S = 1_000_000_000
+IDENTITY = RankIdentity(
+    run=RunId("bert"), rank=1, local_rank=1, world_size=4, node="n0", restart_count=0, boot_id=BootId("boot-of-1"),
+    pid=7,
+)  # fmt: skip
+
+
+def goodbye(reason: str, exit_code: int | None = None) -> Goodbye:
+    return Goodbye(sequence=9, reason=reason, detail="what it said", exit_code=exit_code)
+
+
+def seen(reason: str, *, at_host_ns: int = 0, exit_code: int | None = None, signal: int | None = None) -> RankEnded:
+    return RankEnded(
+        sequence=1, identity=IDENTITY, host_ns=at_host_ns, wall_ns=0, reason=reason, detail="what was seen",
+        exit_code=exit_code, signal=signal,
+    )  # fmt: skip
+
+
+def frozen(at_host_ns: int) -> RankUnresponsive:
+    return RankUnresponsive(sequence=1, identity=IDENTITY, host_ns=at_host_ns, since_host_ns=0, state="T")
+
+
+def report(at_host_ns: int, stalled_since_host_ns: int | None = None, stall: Stall | None = None) -> Excerpt:
+    said = Report(sequence=1, host_ns=at_host_ns, stalled_since_host_ns=stalled_since_host_ns, stall=stall)
+    return Excerpt.of(said)
+
+
+def stall_in(activity: str) -> Stall:
+    return Stall(number=1, since_host_ns=0, taken_host_ns=30 * S, limit_ns=30 * S, activity=activity)
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "reason", "detail", "exit_code"),
+    [
+        (goodbye("finished"), None, "finished", "what it said", None),
+        (None, seen("crashed", signal=11), "crashed", "what was seen", None),
+        # A rank that raised, and that the launcher then ended: it had failed by then.
+        (goodbye("failed", 1), seen("terminated", signal=15), "failed", "what it said", 1),
+        (goodbye("failed", 1), seen("failed", exit_code=1), "failed", "what it said", 1),
+        (goodbye("interrupted", 1), seen("killed", signal=9), "interrupted", "what it said", 1),
+        # Its goodbye was not heard by everybody, but it ended as it said.
+        (goodbye("finished"), seen("finished", exit_code=0), "finished", "what it said", 0),
+        (goodbye("stopped"), seen("finished", exit_code=0), "stopped", "what it said", 0),
+        # Destructors of the interpreter's end crash after the script is over.
+        (goodbye("finished"), seen("crashed", signal=11), "crashed", "after it had finished: what was seen", None),
+        (goodbye("stopped"), seen("failed", exit_code=3), "failed", "after it had stopped: what was seen", 3),
+    ],
+)
+def test_what_was_said_and_what_was_seen_make_one_end(
+    said: Goodbye | None, found: RankEnded | None, reason: str, detail: str, exit_code: int | None
+) -> None:
+    ending = conclude(said, found)
+    assert ending is not None
+    assert (ending.reason, ending.detail, ending.exit_code) == (reason, detail, exit_code)
+
+
+@pytest.mark.parametrize("found", [None, seen("terminated", signal=15)])
+def test_line_that_raised_is_kept_whatever_ended_the_process(found: RankEnded | None) -> None:
+    said = Goodbye(sequence=9, reason="failed", detail="ValueError", exit_code=1, line="train.py:24 (main)")
+    ending = conclude(said, found)
+    assert ending is not None
+    assert ending.line == "train.py:24 (main)"
+
+
+def test_the_order_in_which_it_is_told_does_not_matter() -> None:
+    tellings: list[Callable[[Vitals], None]] = [
+        lambda vitals: vitals.take_goodbye(goodbye("failed", 1), 5 * S),
+        lambda vitals: vitals.take_end(seen("terminated", signal=15), ClockAlignment(), 6 * S),
+        lambda vitals: vitals.lose_process(4 * S),
+    ]
+    for order in permutations(tellings):
+        vitals = Vitals()
+        for tell in order:
+            tell(vitals)
+        assert vitals.ending == Ending("failed", "what it said", 1)
+        assert vitals.ended_job_ns == 5 * S
+
+
+def test_a_process_that_is_gone_counts_as_killed_when_nobody_has_said_more_for_a_while() -> None:
+    vitals = Vitals()
+    vitals.lose_process(10 * S)
+    vitals.lose_process(10 * S + GONE_NS_MIN - 1)
+    assert vitals.ending is None
+    vitals.lose_process(10 * S + GONE_NS_MIN)
+    assert vitals.ending == Ending("killed", "", None)
+    assert vitals.ended_job_ns == 10 * S
+
+
+def test_the_end_was_when_the_sidecar_saw_it_by_the_collector_s_clock() -> None:
+    clock = ClockAlignment()
+    clock.add(sent_job_ns=1_000, host_ns=501_500, received_job_ns=2_000)  # host - job = 500,000
+    vitals = Vitals()
+    vitals.take_end(seen("crashed", at_host_ns=502_100), clock, 90_000)
+    assert vitals.ended_job_ns == 2_100
+
+
+def test_an_end_that_is_told_twice_is_the_first_one() -> None:
+    vitals = Vitals()
+    vitals.take_end(seen("crashed"), ClockAlignment(), 5)
+    vitals.take_end(seen("killed"), ClockAlignment(), 4)
+    assert vitals.ending == Ending("crashed", "what was seen", None)
+    assert vitals.ended_job_ns == 5
+
+
+# -- stalls -----------------------------------------------------------------------------------------------------------
+
+
+def test_before_any_report_nobody_knows_whether_it_is_stalled() -> None:
+    assert Vitals().is_stalled is None
+
+
+def test_a_rank_is_stalled_while_its_reports_say_so() -> None:
+    vitals = Vitals()
+    stall = stall_in("collective")
+    vitals.take(report(1 * S))
+    assert (vitals.is_stalled, vitals.stall) == (False, None)
+    vitals.take(report(31 * S, 1 * S, stall))
+    vitals.take(report(32 * S, 1 * S))
+    assert (vitals.is_stalled, vitals.stall) == (True, stall)
+    vitals.take(report(33 * S))
+    assert (vitals.is_stalled, vitals.stall) == (False, None)
+
+
+def test_what_may_take_minutes_is_shown_at_once_and_called_a_stall_late() -> None:
+    vitals = Vitals()
+    stall = stall_in("checkpoint")
+    vitals.take(report(31 * S, 0, stall))
+    assert (vitals.is_stalled, vitals.stall) == (False, stall)
+    vitals.take(report(EXCUSED_FACTOR * 30 * S + 1, 0))
+    assert vitals.is_stalled is True
+
+
+def test_a_rank_that_does_not_answer_is_stalled_and_not_silent() -> None:
+    vitals = Vitals()
+    vitals.take(report(1 * S))
+    vitals.fall_silent()
+    vitals.take_unresponsive(frozen(12 * S))
+    assert (vitals.is_stalled, vitals.ending) == (True, None)
+    vitals.take(report(13 * S))
+    assert (vitals.is_stalled, vitals.unresponsive) == (False, None)
+
+
+def test_a_report_from_before_does_not_excuse_a_rank_that_does_not_answer() -> None:
+    vitals = Vitals()
+    vitals.take_unresponsive(frozen(12 * S))
+    vitals.take(report(11 * S))
+    assert vitals.is_stalled is True
+
+
+def test_a_notice_that_comes_after_a_later_report_is_of_the_past() -> None:
+    vitals = Vitals()
+    vitals.take(report(13 * S))
+    vitals.take_unresponsive(frozen(12 * S))
+    assert (vitals.is_stalled, vitals.unresponsive) == (False, None)
+
+
+def test_the_last_progress_that_was_told_is_kept() -> None:
+    vitals = Vitals()
+    progress = (GroupStatus(group="default_pg", enqueued=7),)
+    vitals.take(Excerpt.of(Report(sequence=1, host_ns=1, progress=progress)))
+    vitals.take(report(2))
+    assert vitals.progress == progress

@@ -1,0 +1,239 @@
+"""How a run ended, from what is known of the end of each rank."""
+
+import pytest
+
+from rankscope.collector.detect.endings import HEAD_START_NS
+from rankscope.collector.runs.liveness import Ending
+from rankscope.collector.runs.run_end import TOGETHER_NS, FirstToFail, LifeEnd, RunEnd, find_run_end
+from rankscope.collector.runs.run_end_words import (
+    DETAIL_LENGTH_MAX,
+    NOBODY_SAW,
+    describe_end,
+    describe_first_to_fail,
+    describe_lost,
+    find_failure,
+    write_end,
+)
+from rankscope.measure.identity import BootId, RankIdentity, RunId
+from rankscope.measure.messages import RankEnded
+from rankscope.measure.stalls import StackFrame, ThreadStack
+
+S = 1_000_000_000
+SCRIPT = StackFrame("/me/a.py", 24, "run")
+LIBRARY = StackFrame("/env/lib/python3.11/ctypes/__init__.py", 517, "string_at")
+
+
+def seen(reason: str, detail: str = "", number: int | None = None, *frames: StackFrame) -> RankEnded:
+    identity = RankIdentity(
+        run=RunId("bert"), rank=1, local_rank=1, world_size=4, node="n0", restart_count=0, boot_id=BootId("boot-of-1"),
+        pid=7,
+    )  # fmt: skip
+    stacks = (ThreadStack(name="current thread", frames=frames),) if frames else ()
+    return RankEnded(
+        sequence=1, identity=identity, host_ns=0, wall_ns=0, reason=reason, detail=detail, signal=number, stacks=stacks
+    )
+
+
+def life(rank: int, reason: str | None = "finished", at_s: float = 9.0, detail: str = "", **known: object) -> LifeEnd:
+    """One that was last heard of half a second before its end."""
+    return LifeEnd(
+        rank=rank,
+        node="n0",
+        ending=None if reason is None else Ending(reason, detail),
+        ended_wall_ns=None if reason in {None, "silent"} else round(at_s * S),
+        heard_wall_s=at_s - 0.5,
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def end_of(*lives: LifeEnd, world_size: int = 2) -> RunEnd:
+    end = find_run_end(lives, world_size)
+    assert end is not None
+    return end
+
+
+def first_of(*lives: LifeEnd) -> int | None:
+    first = end_of(*lives).first
+    return None if first is None else first.rank
+
+
+def test_run_with_a_live_rank_goes_on() -> None:
+    assert find_run_end([life(0), life(1, None)], 2) is None
+
+
+def test_run_that_nobody_has_joined_has_not_ended() -> None:
+    assert find_run_end([], 2) is None
+
+
+@pytest.mark.parametrize(
+    ("reasons", "reason"),
+    [
+        (("finished", "finished"), "finished"),
+        (("finished", "stopped"), "stopped"),
+        (("finished", "terminated"), "terminated"),
+        (("terminated", "interrupted"), "interrupted"),
+        (("interrupted", "silent"), "lost"),
+        (("finished", "silent"), "lost"),
+        (("terminated", "crashed"), "crashed"),
+        (("silent", "out_of_memory"), "out_of_memory"),
+    ],
+)
+def test_reason_is_the_first_failures_else_what_came_from_outside(reasons: tuple[str, str], reason: str) -> None:
+    assert end_of(*(life(rank, one) for rank, one in enumerate(reasons))).reason == reason
+
+
+def test_end_is_that_of_the_last_rank_and_counts_who_never_came() -> None:
+    end = end_of(life(0, at_s=5.0), life(1, at_s=7.0), world_size=4)
+    assert (end.ended_wall_s, end.ranks, end.unheard, end.is_good) == (7.0, {"finished": 2}, 2, True)
+
+
+def test_failure_whose_time_is_not_known_names_nobody() -> None:
+    end = end_of(life(0)._replace(ending=Ending("crashed"), ended_wall_ns=None), life(1))
+    assert (end.reason, end.first, end.unknown) == ("crashed", None, "it is not known when each rank ended")
+
+
+@pytest.mark.parametrize("other", ["interrupted", "terminated", "silent"])
+def test_failure_whose_time_is_not_known_comes_before_what_came_from_outside(other: str) -> None:
+    end = end_of(life(0)._replace(ending=Ending("crashed"), ended_wall_ns=None), life(1, other))
+    assert (end.reason, end.first, end.unknown) == ("crashed", None, "it is not known when each rank ended")
+
+
+def test_lost_ranks_are_named_since_the_first_was_heard_of_last() -> None:
+    end = end_of(life(0, "silent", 5.0), life(1, "silent", 8.0))
+    assert (end.reason, end.ended_wall_s, end.lost_ranks, end.lost_since_wall_s) == ("lost", 7.5, (0, 1), 4.5)
+
+
+# -- the first to fail ------------------------------------------------------------------------------------------------
+
+
+def test_exception_is_told_with_the_line_that_the_rank_named() -> None:
+    raised = Ending("failed", "ValueError: no such batch", 1, "train.py:24 (main)")
+    first = end_of(life(0), life(1)._replace(ending=raised, last_step=7)).first
+    assert first is not None
+    text = "rank 1 (n0), failed (ValueError: no such batch) at train.py:24 (main), the last step it reported was 7"
+    assert describe_first_to_fail(first) == text
+
+
+def test_crash_is_told_with_its_signal_and_the_line_of_the_script() -> None:
+    crashed = life(1, "crashed", detail="SIGSEGV", seen=seen("crashed", "SIGSEGV", 11, LIBRARY, SCRIPT), last_step=7)
+    assert end_of(life(0, "terminated"), crashed).first == FirstToFail(
+        rank=1, node="n0", reason="crashed", detail="SIGSEGV", signal="SIGSEGV", line="a.py:24 (run)", last_step=7,
+        ended_wall_s=9.0,
+    )  # fmt: skip
+
+
+def test_signal_without_a_name_is_told_by_its_number() -> None:
+    first = end_of(life(0, "crashed", detail="?", seen=seen("crashed", "?", 200))).first
+    assert first is not None
+    assert first.signal == "signal 200"
+
+
+def test_peers_whose_exception_came_a_little_before_a_death_are_its_victims() -> None:
+    # The sockets of a dying process are closed before it is gone.
+    raised, head_start_s = life(0, "failed", 10.0, "RuntimeError: peer"), HEAD_START_NS / S
+    assert first_of(raised, life(1, "killed", 10.0 + head_start_s - 0.1, "SIGKILL")) == 1
+    assert first_of(raised, life(1, "killed", 10.0 + head_start_s + 0.1, "SIGKILL")) == 0
+
+
+def test_an_exit_without_a_word_is_a_death_too() -> None:
+    raised = life(0, "failed", 10.0, "RuntimeError", seen=seen("terminated"))
+    exited = life(1, "failed", 10.1, "exit code 7", seen=seen("failed", "exit code 7"))
+    assert first_of(raised, exited) == 1
+
+
+def test_a_rank_that_timed_out_waiting_is_not_put_before_the_others() -> None:
+    assert first_of(life(0, "collective_timeout", 10.2), life(1, "failed", 10.1)) == 1
+
+
+def test_nobody_failed_first_where_all_ended_well_or_were_brought_down() -> None:
+    ends = ("finished", "stopped", "terminated", "interrupted", "silent")
+    assert first_of(*(life(rank, end) for rank, end in enumerate(ends))) is None
+
+
+def test_ranks_that_died_within_a_second_may_each_have_been_the_first() -> None:
+    together_s = TOGETHER_NS / S
+    lives = [life(rank, "killed", 10.0 + at_s, "SIGKILL") for rank, at_s in enumerate((0.1, 0.0, 0.0 + together_s))]
+    first = end_of(*lives, life(3, "failed", 10.0)).first
+    assert first is not None
+    assert (first.rank, first.together) == (1, (0,))
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def test_first_to_fail_in_words_with_what_is_known() -> None:
+    first = FirstToFail(rank=1, node="n0", reason="failed", detail="ValueError: x", last_step=159, together=(2, 3))
+    assert describe_first_to_fail(first) == (
+        "rank 1 (n0), failed (ValueError: x), the last step it reported was 159; ranks 2-3 died within a second of it"
+    )
+
+
+def test_killed_rank_of_which_nobody_saw_the_end_says_so() -> None:
+    first = FirstToFail(rank=1, node="n0", reason="killed")
+    assert describe_first_to_fail(first) == f"rank 1 (n0), killed ({NOBODY_SAW}), no step reported"
+
+
+def test_a_long_text_is_cut() -> None:
+    text = describe_first_to_fail(FirstToFail(rank=0, node="n0", reason="failed", detail="x" * 1_000))
+    assert "x" * (DETAIL_LENGTH_MAX - 3) + "..." in text
+    assert "x" * DETAIL_LENGTH_MAX not in text
+
+
+def test_end_in_words_says_when() -> None:
+    assert describe_end(RunEnd(reason="out_of_memory", ended_wall_s=59.0)) == (
+        "ran out of memory at 1970-01-01 00:00:59 UTC"
+    )
+    assert describe_end(RunEnd(reason="finished")) == "finished"
+    assert describe_end(RunEnd(reason="lost")) == "was lost: not heard of since an unknown time"
+
+
+def test_more_lost_ranks_than_are_named_are_hinted_at() -> None:
+    assert describe_lost(RunEnd(reason="lost", ranks={"silent": 3}, lost_ranks=(0, 1))) == (
+        "ranks 0-1, ... not heard of; whether their processes still run is not known"
+    )
+    assert describe_lost(RunEnd(reason="finished")) == ""
+
+
+def test_failure_is_a_finding_about_the_first_to_fail() -> None:
+    first = FirstToFail(rank=1, node="n0", reason="killed", detail="SIGKILL", together=(0,))
+    failure = find_failure(RunEnd(reason="killed", ended_wall_s=59.0, first=first))
+    assert failure is not None
+    assert (failure.kind, failure.number, failure.cause, failure.ranks, failure.severity) == (
+        "run_failure", 0, "killed", (0, 1), "warning",
+    )  # fmt: skip
+    assert failure.sentence == (
+        "The run was killed at 1970-01-01 00:00:59 UTC. The first to fail: rank 1 (n0), killed (SIGKILL), no step "
+        "reported; rank 0 died within a second of it."
+    )
+
+
+def test_run_that_ended_well_or_goes_on_has_no_failure() -> None:
+    assert find_failure(RunEnd(reason="finished")) is None
+    assert find_failure(None) is None
+
+
+def test_run_that_was_ended_from_outside_is_only_to_be_known() -> None:
+    end = RunEnd(reason="terminated", unknown="nobody failed")
+    failure = find_failure(end)
+    assert failure is not None
+    assert failure.severity == "info"
+    assert write_end(end) == "The run was terminated. Nobody failed."
+
+
+def test_run_was_heard_of_until_its_last_rank_was() -> None:
+    """Rank 1 went on for an hour without rank 0: the run was not lost before."""
+    end = end_of(life(0, "silent", 60.5), life(1, "silent", 3660.5))
+    assert describe_end(end) == "was lost: not heard of since 1970-01-01 01:01:00 UTC"
+    assert describe_lost(end) == (
+        "ranks 0-1 not heard of, the first of them since 1970-01-01 00:01:00 UTC; whether their processes still run is "
+        "not known"
+    )
+
+
+def test_lost_run_in_sentences() -> None:
+    end = end_of(life(0, "silent", 60.5), life(1, "finished"))
+    assert write_end(end) == (
+        "The run was lost: not heard of since 1970-01-01 00:01:00 UTC. The first rank to fail is not known: no end "
+        "was reported for the ranks that are not heard of any more. Rank 0 not heard of since 1970-01-01 00:01:00 "
+        "UTC; whether its process still runs is not known."
+    )

@@ -1,0 +1,110 @@
+"""The last few samples of a rank: what is kept is what came in, and the sum of windows is theirs."""
+
+import msgspec
+import pytest
+
+from rankscope.collector.detect.view import AllocatorCounts, GcPauses
+from rankscope.collector.runs.sample_rings import PAUSES_LEFT_AT_ONCE, BreakdownRing, PackedRing, PauseRing
+from rankscope.measure.records import AllocatorSample, WindowBreakdown
+
+
+def window_of(**changed: int | None) -> WindowBreakdown:
+    """100 ns: 60 of compute and 30 of communication of which 10 were at once, 5 of copies, 15 of nothing."""
+    fields: dict[str, int | None] = {
+        "first_step": 7, "step_count": 1, "window_ns": 100, "compute_ns": 60, "communication_ns": 30, "overlap_ns": 10,
+        "exposed_communication_ns": 20, "copy_ns": 5, "idle_ns": 15, "operator_count": 40,
+    }  # fmt: skip
+    return WindowBreakdown(**{**fields, **changed})  # type: ignore[arg-type]
+
+
+def ring_of(*windows: WindowBreakdown, kept: int = 32) -> BreakdownRing:
+    ring = BreakdownRing(kept)
+    for window in windows:
+        ring.append(window)
+    return ring
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+def test_windows_add_up_to_one_whose_parts_still_sum_to_it() -> None:
+    long = window_of(
+        first_step=20, step_count=3, window_ns=300, compute_ns=100, communication_ns=100, overlap_ns=50,
+        exposed_communication_ns=50, copy_ns=0, idle_ns=150, operator_count=80,
+    )  # fmt: skip
+    assert ring_of(window_of(), long).sum == window_of(
+        step_count=4, window_ns=400, compute_ns=160, communication_ns=130, overlap_ns=60,
+        exposed_communication_ns=70, copy_ns=5, idle_ns=165, operator_count=120,
+    )  # fmt: skip
+
+
+def test_operators_are_counted_only_when_every_window_did() -> None:
+    added = ring_of(window_of(), window_of(operator_count=None)).sum
+    assert added is not None
+    assert added.operator_count is None
+
+
+def test_one_window_is_itself_and_none_is_none() -> None:
+    assert ring_of(window_of()).sum == window_of()
+    assert ring_of().sum is None
+
+
+def test_a_window_that_has_gone_is_in_the_sum_no_more() -> None:
+    """Of three the last two are kept: 1 + 4 steps, and operators of both."""
+    windows = (window_of(operator_count=None), window_of(first_step=8), window_of(first_step=9, step_count=4))
+    ring = ring_of(*windows, kept=2)
+    assert list(ring) == list(windows[1:])
+    assert ring.sum == window_of(
+        first_step=8, step_count=5, window_ns=200, compute_ns=120, communication_ns=60, overlap_ns=20,
+        exposed_communication_ns=40, copy_ns=10, idle_ns=30, operator_count=80,
+    )  # fmt: skip
+
+
+# -- packed samples, and pauses ---------------------------------------------------------------------------------------
+
+
+def test_packed_samples_come_back_as_they_were_the_last_ones_in_their_order() -> None:
+    samples = [AllocatorCounts(step, AllocatorSample(host_ns=step, retries=step or None)) for step in range(5)]
+    ring = PackedRing(msgspec.msgpack.Decoder(AllocatorCounts), kept=3)
+    for sample in samples:
+        ring.append(sample)
+    assert (len(ring), list(ring), ring[0], ring[-1], list(ring[1:])) == (
+        3,
+        samples[2:],
+        samples[2],
+        samples[4],
+        samples[3:],
+    )
+
+
+def test_the_last_pauses_are_kept_however_many_there_were() -> None:
+    ring = PauseRing(kept=10)
+    for step in range(1, 3 * PAUSES_LEFT_AT_ONCE):
+        ring.append(step, 5 * step)
+        first = max(1, step - 9)
+        assert list(ring) == [GcPauses(one, 5 * one) for one in range(first, step + 1)]
+
+
+def test_pauses_are_a_sequence_like_any_other() -> None:
+    ring = PauseRing(kept=10)
+    for step in (1, 2, 3):
+        ring.append(step, step)
+    assert (list(ring[1:]), ring[-3], next(reversed(ring))) == ([GcPauses(2, 2), GcPauses(3, 3)], (1, 1), (3, 3))
+    with pytest.raises(IndexError):
+        ring[3]
+
+
+@pytest.mark.parametrize("pause_ns", [1, 2**31 - 1, 2**31, 2**50])
+def test_pauses_of_any_length_are_kept_to_the_nanosecond(pause_ns: int) -> None:
+    ring = PauseRing(kept=10)
+    made = [GcPauses(step, step * pause_ns) for step in range(1, 5 * PAUSES_LEFT_AT_ONCE)]
+    for steps, so_far_ns in made:
+        ring.append(steps, so_far_ns)
+    assert list(ring) == made[-10:]
+
+
+def test_one_long_pause_among_short_ones_is_kept_to_the_nanosecond() -> None:
+    ring = PauseRing(kept=3)
+    for steps, so_far_ns in ((1, 5), (2, 2**40), (3, 2**40 + 1)):
+        ring.append(steps, so_far_ns)
+    assert list(ring) == [(1, 5), (2, 2**40), (3, 2**40 + 1)]

@@ -1,0 +1,282 @@
+"""A run that is saved by one collector and gone on with by another: what is there again, and what never goes back."""
+
+import msgspec
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, LifeCounts, UnknownPeer
+from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
+from rankscope.collector.runs.events import EndSeen, ProcessGone, ReportAdmitted
+from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.steps.collective_totals import unpack_counts
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Hello, RankEnded, Refused, Report, Welcome
+from rankscope.measure.records import Losses, Totals
+from tests.library_exporter import SnapshotExporter
+from tests.unit.collector.runs.job_stories import S, Story, boot_of
+
+WALL_S = 1_800_000_000.0
+AWAY_S = 20
+"""How long there is no collector."""
+
+
+def wall_of(story: Story) -> Clocks:
+    """The clocks of the collector that hears this story; those of all collectors agree on the wall's."""
+    return Clocks(story.now_ns, WALL_S + story.now_ns / S)
+
+
+def kill(story: Story, away_s: float = AWAY_S) -> Story:
+    """The collector is gone with all but what it had saved, and the next one goes on with that."""
+    clocks = wall_of(story)
+    saved = story.job.save(clocks)
+    assert saved is not None
+    run = msgspec.json.decode(msgspec.json.encode(saved), type=SavedRun)
+    told = msgspec.json.decode(msgspec.json.encode(story.job.save_story()), type=SavedStory)
+    lives = [
+        msgspec.json.decode(msgspec.json.encode(story.job.save_life(rank, clocks).build()), type=SavedLife)
+        for rank in story.job.lives.values()
+    ]
+    collectives = unpack_counts(story.job.save_collectives().pack())
+    story.now_ns += round(away_s * S)
+    clocks = wall_of(story)
+    story.job = JobState.restore(CollectorConfig(), run, told, lives, clocks, collectives=collectives)
+    return story
+
+
+def lose(story: Story, rank: int, reports: int, dropped: int) -> None:
+    """One report comes after so many that did not; of those the rank has dropped some itself."""
+    story.sequence[rank] += reports + 1
+    report = Report(
+        sequence=story.sequence[rank], host_ns=story.now_ns, totals=story.totals[rank],
+        losses=Losses(reports_dropped=dropped),
+    )  # fmt: skip
+    story.job.handle(ReportAdmitted(boot_of(rank), Excerpt.of(report), story.now_ns, 0.0))
+
+
+def rank_of(story: Story, number: int) -> RankSnapshot:
+    return story.snapshot().ranks[number]
+
+
+def series_of(run: RunSnapshot) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every counter of a run as Prometheus sees it."""
+    exporter = SnapshotExporter(lambda: Snapshot(wall_s=0.0, version="0", runs=(run,)))
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in exporter.collect()
+        if family.type == "counter"
+        for sample in family.samples
+        if "run" in sample.labels
+    }
+
+
+# -- what is there again ----------------------------------------------------------------------------------------------
+
+
+def test_no_counter_of_the_run_goes_backwards() -> None:
+    story = Story(4).join().train(60).train(30, forward={2: 30.0})
+    before = series_of(story.snapshot())
+    kill(story).come_back().train(5)
+    after = series_of(story.snapshot())
+    assert {name for name, _ in before} >= {
+        "rankscope_collective_wait_seconds_total", "rankscope_lost_gpu_seconds_total", "rankscope_run_seconds_total",
+    }  # fmt: skip
+    assert {key: value for key, value in before.items() if after.get(key, -1.0) < value} == {}
+
+
+def test_collectives_are_counted_on() -> None:
+    story = Story(4).join().train(40)
+    kill(story).come_back().train(5)
+    (kind,) = rank_of(story, 1).collectives
+    assert (kind.count, kind.matched, kind.transfer_ns) == (45, 45, 45 * 5_000_000)
+
+
+def test_a_rank_that_has_not_come_back_shows_no_counter_and_counts_as_up() -> None:
+    story = kill(Story(4).join().train(40))
+    assert [(rank.awaited, rank.up) for rank in story.snapshot().ranks] == [(True, True)] * 4
+    assert series_of(story.snapshot()) == {}
+    story.come_back(2)
+    story.report(2, [], [])
+    assert [rank.awaited for rank in story.snapshot().ranks] == [True, True, False, True]
+    assert {
+        dict(labels)["rank"] for name, labels in series_of(story.snapshot()) if name == "rankscope_steps_total"
+    } == {"2"}
+
+
+def test_a_rank_that_never_comes_back_falls_silent() -> None:
+    story = kill(Story(2).join().train(20))
+    story.tick(CollectorConfig().rank_silent_s + 1.0)
+    assert [rank.ended for rank in story.snapshot().ranks] == ["silent", "silent"]
+
+
+def test_reports_that_the_collector_before_had_acknowledged_are_not_missing() -> None:
+    story = kill(Story(1).join().train(20))
+    lose(story, 0, reports=7, dropped=0)
+    seen = rank_of(story, 0)
+    assert (seen.report_gaps, seen.reports_admitted, seen.last_sequence) == (0, 9, 9)
+
+
+def test_of_the_reports_between_as_many_are_missing_as_the_rank_has_dropped() -> None:
+    story = kill(Story(1).join().train(20))
+    lose(story, 0, reports=7, dropped=3)
+    assert rank_of(story, 0).report_gaps == 3
+
+
+def test_what_is_missing_later_is_missing() -> None:
+    story = kill(Story(1).join().train(20))
+    story.report(0, [], [])
+    lose(story, 0, reports=2, dropped=0)
+    assert rank_of(story, 0).report_gaps == 2
+
+
+def test_how_ranks_ended_is_known_again() -> None:
+    story = Story(3).join().train(20).say_goodbye(0)
+    identity = RankIdentity(
+        run="story", rank=1, local_rank=1, world_size=3, node="node-a", restart_count=0, boot_id=boot_of(1), pid=1
+    )
+    notice = RankEnded(sequence=1, identity=identity, host_ns=0, wall_ns=0, reason="crashed", signal=11)
+    story.job.handle(EndSeen(boot_of(1), notice, story.now_ns))
+    for _ in range(2):
+        story.job.handle(ProcessGone(boot_of(2), story.now_ns))
+        story.tick(3.0)
+    kill(story)
+    ranks = story.snapshot().ranks
+    assert [rank.ended for rank in ranks] == ["finished", "crashed", "killed"]
+    assert [rank.totals.steps for rank in ranks] == [20, 20, 20]
+    assert story.job.is_over
+    ended_ns = ranks[0].ended_job_ns
+    assert ended_ns is not None
+    assert story.now_ns - ended_ns == pytest.approx((AWAY_S + 6) * S, abs=1_000_000)
+
+
+def test_what_was_lost_is_not_forgotten_and_findings_number_on() -> None:
+    story = Story(4).join().train(40).train(60, forward={2: 30.0})
+    (before,) = story.snapshot().lost
+    (finding,) = story.snapshot().open_findings
+    kill(story).come_back()
+    assert story.snapshot().lost == (before,)
+    assert [one.number for one in story.snapshot().findings] == [finding.number]
+    story.train(60, forward={2: 30.0})
+    (open_now,) = story.snapshot().open_findings
+    assert (open_now.rank, open_now.number) == (2, finding.number + 1)
+    assert story.snapshot().lost[0].lost_rank_seconds > before.lost_rank_seconds
+
+
+def test_a_former_life_that_is_slow_to_die_is_still_kept_out() -> None:
+    story = Story(2).join().train(20).restart(counted=False).train(20)
+    kill(story)
+    story.life = 0
+    story.come_back()
+    assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(0, 1), boot_of(1, 1)]
+
+
+def test_a_new_attempt_begins_as_ever() -> None:
+    story = kill(Story(2).join().train(20)).restart().train(10)
+    saved = story.job.save(wall_of(story))
+    assert saved is not None
+    assert (saved.attempt, saved.restart_count) == (1, 1)
+    assert [rank.totals.steps for rank in story.snapshot().ranks] == [10, 10]
+
+
+def test_a_run_that_nobody_has_joined_has_nothing_to_save() -> None:
+    story = Story(2)
+    assert story.job.save(wall_of(story)) is None
+    assert story.job.take_settled_steps(0.0) == []
+    assert dict(story.job.lives) == {}
+
+
+# -- goodput ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_time_without_a_collector_is_told_by_the_totals_of_the_next_report() -> None:
+    """100 steps of 35 ms are 3.5 s; meanwhile the run made 400 more, 14 s of the 20 s."""
+    story = Story(2).join().train(100)
+    kill(story)
+    for rank in range(2):
+        totals = story.totals[rank]
+        story.totals[rank] = Totals(steps=totals.steps + 400, step_ns=totals.step_ns + 14 * S)
+        story.report(rank, [], [])
+    goodput = story.snapshot().goodput
+    assert goodput.steps_ns == pytest.approx(17.5 * S, rel=0.02)
+    assert goodput.wall_ns == pytest.approx(24.5 * S, rel=0.02)
+    parts = (
+        goodput.productive_ns + goodput.slow_ns + goodput.startup_ns + goodput.between_steps_ns + goodput.stalled_ns
+        + goodput.restart_ns + goodput.unreported_ns
+    )  # fmt: skip
+    assert parts == goodput.wall_ns
+
+
+def test_a_run_that_is_over_gets_no_more_time() -> None:
+    story = Story(2).join().train(20).say_goodbye(0).say_goodbye(1).tick()
+    before = story.snapshot().goodput
+    kill(story).tick(100.0)
+    assert story.snapshot().goodput == before
+
+
+def test_a_run_that_had_not_begun_to_step_is_still_in_its_start_up() -> None:
+    account = CarriedGoodput()
+    account.resume(GoodputSnapshot(wall_ns=10, unreported_ns=10), 100, is_over=False)
+    account.take_steps(150, 20)
+    assert account.snapshot(150) == GoodputSnapshot(wall_ns=50, productive_ns=20, startup_ns=30)
+
+
+def test_a_wall_clock_that_was_set_back_makes_no_negative_time() -> None:
+    story = kill(Story(2).join().train(20), away_s=-5.0)
+    assert story.snapshot().goodput.unreported_ns == 0
+
+
+# -- admission --------------------------------------------------------------------------------------------------------
+
+
+def hello_of(rank: int, first_sequence: int) -> Hello:
+    identity = RankIdentity(
+        run="story", rank=rank, local_rank=rank, world_size=2, node="n", restart_count=0, boot_id=boot_of(rank), pid=1
+    )
+    return Hello(
+        identity=identity, first_sequence=first_sequence, host_ns=0, wall_ns=0, report_interval_ns=S
+    )  # fmt: skip
+
+
+KEPT = LifeCounts(first_sequence=1, last_sequence=41, admitted=40, missing=1, duplicates=2, jumps=0)
+
+
+def test_a_restored_life_has_to_say_hello_and_is_told_what_is_known_of_it() -> None:
+    admission = Admission(runs_max=1, ranks_max=2)
+    hello = hello_of(0, 40)
+    assert admission.restore(hello.identity, KEPT)
+    assert isinstance(admission.number(b"peer", 42), UnknownPeer)
+    answer = admission.hello(b"peer", hello)
+    assert isinstance(answer, Welcome)
+    assert answer.admitted_through == 41
+    assert isinstance(admission.number(b"peer", 41), Duplicate)
+    assert isinstance(admission.number(b"peer", 42), Admitted)
+    assert admission.counts(boot_of(0)) == LifeCounts(
+        first_sequence=1, last_sequence=42, admitted=41, missing=1, duplicates=3, jumps=0
+    )
+
+
+def test_a_sidecar_may_speak_for_a_restored_life() -> None:
+    admission = Admission(runs_max=1, ranks_max=2)
+    admission.restore(hello_of(0, 1).identity, KEPT)
+    assert admission.knows(hello_of(0, 1).identity)
+
+
+def test_a_restored_life_and_its_run_belong_to_the_key_that_claims_it_first() -> None:
+    admission = Admission(runs_max=1, ranks_max=2)
+    admission.restore(hello_of(0, 1).identity, KEPT)
+    admission.restore(hello_of(1, 1).identity, KEPT)
+    assert admission.knows(hello_of(0, 1).identity, key="k")  # its rank may have died while no collector was there
+    assert isinstance(admission.hello(b"peer", hello_of(0, 1), key="k"), Welcome)
+    assert isinstance(admission.hello(b"peer", hello_of(0, 1), key="other"), Refused)
+    assert isinstance(admission.hello(b"two", hello_of(1, 1), key="other"), Refused)
+    assert not admission.knows(hello_of(0, 1).identity, key="other")
+
+
+def test_no_more_lives_are_restored_than_may_be_known() -> None:
+    admission = Admission(runs_max=2, ranks_max=2)
+    assert admission.restore(hello_of(0, 1).identity, KEPT)
+    other = msgspec.structs.replace(hello_of(1, 1).identity, run="other")  # its world too has two ranks
+    assert not admission.restore(other, KEPT)
+    assert isinstance(admission.hello(b"peer", msgspec.structs.replace(hello_of(1, 1), identity=other)), Refused)
