@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Final
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.hangs import Hangs
-from rankscope.collector.detect.imbalance import Imbalance
-from rankscope.collector.detect.rules import JobRules
-from rankscope.collector.detect.slow_links import SlowLinks
-from rankscope.collector.detect.slow_ranks import SlowRanks
-from rankscope.collector.detect.slowdowns import RunSlowdown, StageSlowdowns
-from rankscope.collector.detect.stragglers import Thresholds
-from rankscope.collector.detect.uneven_work import UnevenWork
+from rankscope.collector.detect.hangs.detector import Hangs
+from rankscope.collector.detect.links.detector import SlowLinks
+from rankscope.collector.detect.run_rules.batch_imbalance import UnevenWork
+from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
+from rankscope.collector.detect.run_rules.rules import JobRules
+from rankscope.collector.detect.run_rules.stage_imbalance import Imbalance
+from rankscope.collector.detect.stragglers.detector import SlowRanks
+from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Detector
 
 EVERY_STEP: Final = 0.9

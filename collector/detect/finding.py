@@ -9,6 +9,8 @@ STRAGGLER: Final = "straggler"
 """The kind of finding about ranks whose own work takes longer than that of those they are compared with."""
 HANG: Final = "hang"
 """The kind of finding about a job that does not move."""
+SLOW_LINK: Final = "slow_link"
+"""The kind and the cause of a finding about links."""
 PATTERNS: Final = ("steady", "intermittent", "drifting")
 """How a slowness shows: in one step as in the next; only in some steps; ever more."""
 SEVERITIES: Final = ("info", "warning", "critical")
@@ -16,6 +18,8 @@ SEVERITIES: Final = ("info", "warning", "critical")
 
 GROUP_SEPARATOR: Final = "; "
 """Between the names of groups in `details["groups"]`; names of groups have commas in them."""
+TRANSFER_EXCESS: Final = "transfer_excess_ns"
+"""Of each slow group by how much its transfer is longer: evidence, with the group's name behind a slash."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,11 +7,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rankscope.collector.detect.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.standing import RankStanding
+from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.steps.group_transfers import GroupTransfers
-from rankscope.collector.steps.peer_groups import Twins
+from rankscope.collector.steps.peer_groups import Comparison, Twins
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
 
@@ -138,3 +138,20 @@ class Detector(Protocol):
 
     def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Whether an open finding, which `find` has not given again, no longer holds; False also when nobody knows."""
+
+
+def view_columns(view: JobView, columns: Sequence[Floats], comparisons: Sequence[Comparison]) -> JobView:
+    """The same steps with columns, shape (n,) each in ns, in the place of the ranks' self times.
+
+    The comparisons name columns by number. A column that is a member of none is only compared with.
+    """
+    ns = np.stack(columns, axis=1) if columns else np.empty((len(view.series.steps), 0))
+    place = {column: number for number, one in enumerate(comparisons) for column in one.members}
+    return JobView(
+        now_job_ns=view.now_job_ns,
+        world_size=len(columns),
+        series=StepSeries(view.series.steps, tuple(range(len(columns))), ns, ns, ns, {}, self_is_measured=True),
+        twins=Twins(tuple(comparisons), place),
+        nodes={},
+        samples=Samples({}, {}, {}),
+    )

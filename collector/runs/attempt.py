@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.endings import date_failure
-from rankscope.collector.detect.standing import RankStanding
+from rankscope.collector.detect.hang_state import RankStanding, date_failure
 from rankscope.collector.detect.view import Samples
 from rankscope.collector.pacing import go_on
 from rankscope.collector.runs.last_report import Excerpt

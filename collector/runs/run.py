@@ -12,10 +12,10 @@ import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
-from rankscope.collector.detect.excess import slowdown_ratios
 from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.detect.slow_ranks import read_usual
-from rankscope.collector.detect.standing import RankStanding
+from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.statistics.excess import slowdown_ratios
+from rankscope.collector.detect.stragglers.detector import read_usual
 from rankscope.collector.detect.view import JobView
 from rankscope.collector.pacing import go_on, in_pieces
 from rankscope.collector.run_ids import read_run_name

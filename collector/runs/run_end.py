@@ -17,8 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.collector.detect.endings import DIED, date_failure
-from rankscope.collector.detect.standing import SILENT
+from rankscope.collector.detect.hang_state import DIED, SILENT, date_failure
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Ending
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.stalls import describe_frame, find_script_frame

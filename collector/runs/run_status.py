@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from rankscope.collector.detect.standing import SILENT
+from rankscope.collector.detect.hang_state import SILENT
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.runs.throughput import find_throughput

@@ -1,6 +1,6 @@
 """What the rules of advice.py share: the window that shares are of, and how a rank is named."""
 
-from rankscope.collector.detect.situations import CRITICAL_RATIO
+from rankscope.collector.detect.run_rules.thresholds import CRITICAL_RATIO
 from rankscope.collector.traces.report import Abstention, RankReport
 
 NO_DEVICE = "no device work in the trace"

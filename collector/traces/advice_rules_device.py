@@ -2,7 +2,7 @@
 
 import re
 
-from rankscope.collector.detect.situations import percent
+from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.traces.advice_rules import no_device, of_rank, on_rank, ranks_of
 from rankscope.collector.traces.report import Abstention, Advice, MemoryReport, RankReport
 

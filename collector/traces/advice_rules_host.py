@@ -1,6 +1,6 @@
 """Advice on the host's side: a device that waits for launches, for data, or for a host that waits for it."""
 
-from rankscope.collector.detect.situations import (
+from rankscope.collector.detect.run_rules.thresholds import (
     DATA_RATIO_MIN,
     FEED_FASTER,
     FREE_THE_ALLOCATOR,

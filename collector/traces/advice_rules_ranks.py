@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import mean
 
-from rankscope.collector.detect.situations import (
+from rankscope.collector.detect.run_rules.thresholds import (
     COMMUNICATE_LESS,
     EXPOSED_RATIO_MIN,
     HIDEABLE_RATIO_MIN,

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.excess import find_excess, slowdown_ratios
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.statistics.excess import find_excess, slowdown_ratios
 from rankscope.collector.publish.http_access import OPEN, HttpAccess
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer

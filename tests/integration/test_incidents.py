@@ -27,7 +27,7 @@ import itertools, sys
 from pathlib import Path
 from rankscope.collector.incidents.incident import begin
 from rankscope.collector.incidents.store import IncidentStore
-from tests.unit.collector.findings import slow
+from tests.unit.collector.detect.findings import slow
 
 store = IncidentStore(Path(sys.argv[1]))
 for number in itertools.count(1):

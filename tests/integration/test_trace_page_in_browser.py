@@ -16,7 +16,7 @@ from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.report import TraceReport
 from tests.integration.chromium import DEADLINE_S, find, prefer, read_log, read_requests, starting_chromium
-from tests.unit.collector.findings import slow
+from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.test_run_report import keep
 from tests.unit.collector.test_trace_page import hostile_report
 

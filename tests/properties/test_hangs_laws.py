@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.hangs import Hangs
-from rankscope.collector.detect.standing import RankStanding
+from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import END_REASONS, RankUnresponsive
 from rankscope.measure.stalls import ACTIVITIES, GroupStatus, PendingCollective, Stall
-from tests.unit.collector.hang_standings import NOW_NS, view_on
+from tests.unit.collector.detect.hang_standings import NOW_NS, view_on
 
 S = 1_000_000_000
 RANKS = 6

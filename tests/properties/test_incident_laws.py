@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import Incident, Rules
 from rankscope.collector.incidents.ledger import Ledger, RunLook
-from tests.unit.collector.findings import RUN, slow
+from tests.unit.collector.detect.findings import RUN, slow
 
 RULES = Rules(incidents_max=1_000, reopen_s=20.0, escalate_s=30.0, escalate_rank_s=50.0, restart_grace_s=15.0)
 BEGINS = frozenset({"opened", "reopened"})

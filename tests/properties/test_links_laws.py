@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.slow_links import SlowLinks
+from rankscope.collector.detect.links.detector import SlowLinks
 from rankscope.collector.detect.view import JobView
 from rankscope.collector.steps.group_transfers import sum_groups
 from rankscope.collector.steps.step_series import Floats

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.stragglers import Slow, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.view import JobView
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from tests.unit.collector.steps.step_series import view_of

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.uneven_work import UnevenWork, find_chance_limit
+from rankscope.collector.detect.run_rules.batch_imbalance import UnevenWork, find_chance_limit
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import series_of, view_of
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.standing import RankStanding
+from rankscope.collector.detect.hang_state import RankStanding
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import GroupStatus, PendingCollective, StackFrame, Stall, ThreadStack

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.hangs import Hangs
+from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.view import JobView, Samples
 from rankscope.collector.steps.peer_groups import find_twins
 from rankscope.collector.steps.step_series import StepSeries

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.detect.rules import RULES
+from rankscope.collector.detect.run_rules.rules import RULES
 from tests.simulation.faults import Fault
 from tests.simulation.noise import NOISES
 from tests.simulation.topology import Topology

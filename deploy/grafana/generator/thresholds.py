@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect import situations
+from rankscope.collector.detect.run_rules import thresholds
 
 SLOWDOWN: Final = CollectorConfig().slowdown_ratio_min
 """Smallest effect called slow."""
 SLOWDOWN_LARGE: Final = 1.2
 """A fifth slower: in synchronous training the whole job is, then."""
-DATA: Final = situations.DATA_RATIO_MIN
-EXPOSED: Final = situations.EXPOSED_RATIO_MIN
-IDLE: Final = situations.IDLE_RATIO_MIN
-OVERLAP: Final = situations.OVERLAP_RATIO_MAX
+DATA: Final = thresholds.DATA_RATIO_MIN
+EXPOSED: Final = thresholds.EXPOSED_RATIO_MIN
+IDLE: Final = thresholds.IDLE_RATIO_MIN
+OVERLAP: Final = thresholds.OVERLAP_RATIO_MAX
 
 GOODPUT_LOW: Final = 0.7
 GOODPUT_GOOD: Final = 0.9

@@ -19,7 +19,7 @@ from rankscope.collector.store.database import APPLICATION_ID, Database
 from rankscope.collector.store.migrations import MIGRATIONS
 from rankscope.measure.errors import UnavailableError
 from tests.turn_log import TurnLog
-from tests.unit.collector.findings import slow
+from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 from tests.unit.collector.steps.collective_steps import KindWaits, columns_of
 

@@ -21,7 +21,7 @@ from rankscope.collector.incidents.incident import (
     resolve,
     severest,
 )
-from tests.unit.collector.findings import RUN, slow
+from tests.unit.collector.detect.findings import RUN, slow
 
 RULES = Rules(escalate_s=100.0, escalate_rank_s=1_000.0)
 

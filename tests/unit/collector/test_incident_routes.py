@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.incidents.incident import Incident, begin, resolve
 from rankscope.collector.publish.routes import Response, Routes
 from rankscope.collector.runs.snapshot import Snapshot
-from tests.unit.collector.findings import slow
+from tests.unit.collector.detect.findings import slow
 
 PATH = "/api/v1/incidents"
 NAMED = "bert/large 100% ü"

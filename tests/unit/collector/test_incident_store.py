@@ -17,7 +17,7 @@ from rankscope.collector.store import database
 from rankscope.collector.store.database import APPLICATION_ID
 from rankscope.collector.store.migrations import MIGRATIONS
 from rankscope.measure.errors import UnavailableError
-from tests.unit.collector.findings import RUN, slow
+from tests.unit.collector.detect.findings import RUN, slow
 
 ONE = begin(1, RUN, slow(details={"stack": "ü"}, lost_rank_seconds=2.5), 10.0)
 TWO = resolve(begin(2, "gpt", slow(3), 11.0), "passed", 12.0, lost_rank_seconds=None)

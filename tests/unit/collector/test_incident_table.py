@@ -5,7 +5,7 @@ import pytest
 from rankscope.collector.incidents.incident import begin, resolve
 from rankscope.collector.reports.incident_table import HEADS, count_incidents, render_incidents
 from rankscope.measure.units import format_length
-from tests.unit.collector.findings import RUN, slow
+from tests.unit.collector.detect.findings import RUN, slow
 
 BEGIN_S = 1_700_000_000.0
 """2023-11-14 22:13:20 UTC."""

@@ -13,7 +13,7 @@ from rankscope.collector.incidents.incident import begin
 from rankscope.collector.incidents.journal import RETRY_S, Journal
 from rankscope.collector.incidents.ledger import RunLook
 from rankscope.collector.incidents.store import IncidentStore, read_store
-from tests.unit.collector.findings import RUN, slow
+from tests.unit.collector.detect.findings import RUN, slow
 
 
 class Collector:

@@ -14,7 +14,7 @@ from rankscope.collector.publish.routes import Routes
 from rankscope.collector.publish.shares import Shares
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.records import Totals
-from tests.unit.collector.findings import slow
+from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.run_snapshots import rank_of
 
 FORMER, LATEST = "bert@20261125T103005Z", "bert@20261125T113005Z"

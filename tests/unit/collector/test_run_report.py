@@ -23,7 +23,7 @@ from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Goodbye
-from tests.unit.collector.findings import slow
+from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 
 HOSTILE = "<script>alert('1')</script>\x1b[2J"

@@ -11,7 +11,7 @@ from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFin
 from rankscope.collector.runs.findings import Verdicts
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import NS_PER_S
-from tests.unit.collector.findings import RUN, slow
+from tests.unit.collector.detect.findings import RUN, slow
 from tests.unit.collector.steps.step_series import view_of
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.detect.endings import HEAD_START_NS
+from rankscope.collector.detect.hang_state import HEAD_START_NS
 from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.run_end import TOGETHER_NS, FirstToFail, LifeEnd, RunEnd, find_run_end
 from rankscope.collector.runs.run_end_words import (

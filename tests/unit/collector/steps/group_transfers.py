@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rankscope.collector.detect.stragglers import Thresholds
+from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import JobView, Samples
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.step_series import Floats

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rankscope.collector.detect.standing import RankStanding
-from rankscope.collector.detect.stragglers import Slow
+from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.stragglers.persistent import Slow
 from rankscope.collector.detect.view import JobView, Samples
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import Peers, find_twins

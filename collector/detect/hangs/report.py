@@ -1,0 +1,266 @@
+"""A hang in one or two sentences: who keeps whom waiting, where in the script, in front of which collective."""
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Final
+
+from rankscope.collector.detect.finding import format_ranks
+from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hangs.wait_graph import Graph, Stuck, find_call, find_calls
+from rankscope.collector.detect.past import WHEN
+from rankscope.collector.detect.view import JobView
+from rankscope.measure.stalls import describe_frame, find_script_frame
+from rankscope.measure.units import format_duration
+
+STACKS_SHOWN_MAX: Final = 4
+"""Stacks kept in a finding: ranks that hang together hang at the same line, and a stack is up to 10 KB of text."""
+
+
+class HangFacts:
+    """What a finding about a hang says. `ranks` are named for it, `stuck` is what the others wait in, None where that
+    is not known. `is_over`: it is told in the past tense.
+    """
+
+    def __init__(
+        self, view: JobView, graph: Graph, ranks: tuple[int, ...], stuck: Stuck | None, *, is_over: bool = False
+    ) -> None:
+        self.view = view
+        self.graph = graph
+        self.ranks = ranks
+        self.stuck = stuck
+        self.is_over = is_over
+
+    @property
+    def standings(self) -> Mapping[int, RankStanding]:
+        """Where each rank stands."""
+        return self.view.standings
+
+    @cached_property
+    def still(self) -> tuple[int, ...]:
+        """The ranks that stand still, in ascending order."""
+        return tuple(rank for rank, one in sorted(self.standings.items()) if one.stands_still)
+
+    @cached_property
+    def waiting(self) -> tuple[int, ...]:
+        """Those of them that wait in anything that is stuck, without the ranks named."""
+        return tuple(sorted(self.graph.waiting.difference(self.ranks)))
+
+    @cached_property
+    def since_step(self) -> int | None:
+        """The step in which it hangs: the one behind the last that has ended; None where none has."""
+        last = [one for rank in self.still if (one := self.standings[rank].last_step) is not None]
+        return max(last) + 1 if last else None
+
+    @cached_property
+    def stalled_ns(self) -> int | None:
+        """How long nothing has happened, at the last word of the ranks that wait, or else that stand still."""
+        known = (self.standings[rank].stalled_ns for rank in self.waiting or self.still)
+        return max((one for one in known if one is not None), default=None)
+
+    def find_size(self, stuck: Stuck) -> int | None:
+        """The size in bytes of what is stuck, from a rank that waits in it; None where none tells."""
+        calls = (find_call(stuck, self.standings[rank]) for rank in stuck.waiting)
+        return next((one.bytes for one in calls if one is not None and one.bytes is not None), None)
+
+    def find_last(self, stuck: Stuck) -> int | None:
+        """The last collective that the first of the ranks named has enqueued in the group; None when not known."""
+        if not self.ranks or stuck.is_handover:
+            return None
+        return self.standings[self.ranks[0]].enqueued_in(stuck.group)
+
+    def count(self) -> dict[str, float]:
+        """The numbers behind the sentence; what is not known is left out."""
+        known: dict[str, float | None] = {
+            "stalled_ranks": len(self.still),
+            "waiting_ranks": len(self.waiting),
+            "stalled_ns": self.stalled_ns,
+        }
+        if self.stuck is not None:
+            known |= {
+                "sequence": self.stuck.sequence,
+                "group_max_sequence": self.stuck.furthest,
+                "missing_sequence": self.find_last(self.stuck),
+                "waiting_bytes": self.find_size(self.stuck),
+            }
+        return {name: float(value) for name, value in known.items() if value is not None}
+
+    def quote(self) -> dict[str, str]:
+        """The stacks of the first of the ranks that it is about, and of one that waits for them."""
+        about = [rank for rank in self.ranks or self.still if describe_stack(self.standings[rank])]
+        stacks = {f"stack of rank {rank}": describe_stack(self.standings[rank]) for rank in about[:STACKS_SHOWN_MAX]}
+        waits = describe_stack(self.standings[self.waiting[0]]) if self.ranks and self.waiting else ""
+        return {**stacks, f"stack of rank {self.waiting[0]}, which waits": waits} if waits else stacks
+
+
+def describe_stack(standing: RankStanding) -> str:
+    """The stack of a rank's main thread, innermost frame first, one line each; the kernel's view of a rank that does
+    not answer. Empty where neither is known.
+    """
+    if standing.unresponsive is not None:
+        threads = standing.unresponsive.threads
+        lines = [f"thread {one.thread} ({one.name}): {one.state} in {one.wait_channel or '?'}" for one in threads]
+        return "\n".join(["no Python stack: the interpreter does not run", *lines])
+    main = standing.main_stack
+    if main is None:
+        return ""
+    lines = [f"{one.file}:{one.line} in {one.function}" for one in main.frames]
+    return "\n".join([*lines, f"and {main.frames_left_out} more"] if main.frames_left_out else lines)
+
+
+CIRCLE_SHOWN_MAX: Final = 4
+SUGGESTIONS: Final = {
+    "dead_rank": "See how the rank ended. Those that wait for it cannot go on: restart the job.",
+    "missing_rank": "Read its stack: what it stands at keeps the others waiting.",
+    "order_mismatch": "Look for a branch that not all ranks take: all must call the same collectives in one order.",
+    "silent_rank": "Look at its machine: the power, the network, and whether the process still lives.",
+    "deadlock": "Look for groups whose collectives are called in another order on other ranks.",
+    "all_in_collective": "Look at the network and the devices of the group: links, switches, Xid errors.",
+    "unattributed": "Read the stacks of the ranks that stand still.",
+}
+"""What to do first, by cause."""
+
+
+def write_hang(cause: str, facts: HangFacts) -> str:
+    """The sentences about a hang of this cause; of one that is over with WHEN where its length and its end come."""
+    if cause == "deadlock":
+        lead = _tell_circle(facts)
+    elif facts.ranks:
+        lead = _tell_missing(facts)
+    elif facts.stuck is None:
+        lead = _tell_standstill(facts)
+    elif cause == "order_mismatch":
+        lead = _tell_mismatch(facts, facts.stuck)
+    elif cause == "all_in_collective":
+        lead = _tell_incomplete(facts, facts.stuck)
+    else:
+        lead = _tell_unknown(facts, facts.stuck)
+    if facts.is_over:
+        return f"{lead}. The run{WHEN}."
+    step = "" if facts.since_step is None else f" in step {facts.since_step}"
+    return f"{lead}. The job hangs{step}."
+
+
+def describe_place(standing: RankStanding, *, is_over: bool = False) -> str:
+    """Where a rank is, or was, in words that follow its name."""
+    if standing.is_silent and not standing.stands_still:
+        if is_over:
+            return "did not report, and whether its process lived was not known"
+        return "does not report, and whether its process lives is not known"
+    if standing.ended is not None and not standing.is_silent:
+        ended = f"{standing.ended}{f' ({standing.ended_detail})' if standing.ended_detail else ''}"
+        return f"{'had' if is_over else 'has'} ended: {ended}"
+    if standing.unresponsive is not None:
+        state = standing.unresponsive.state
+        does = "did" if is_over else "does"
+        return f"{does} not answer, its interpreter {does} not run{f' (state {state})' if state else ''}"
+    frame = find_script_frame(standing.frames)
+    place = "" if frame is None else f" at {describe_frame(frame)}"
+    if not standing.stands_still:
+        return f"{'went' if is_over else 'goes'} on with its work{place}"
+    inside = "" if standing.activity in {None, "other"} else f" in {standing.activity}"
+    unheard = f" and {'did' if is_over else 'does'} not report any more" if standing.is_silent else ""
+    return f"{'stood' if is_over else 'stands'} still{inside}{place}{unheard}"
+
+
+def _tell_missing(facts: HangFacts) -> str:
+    first = facts.ranks[0]
+    place = describe_place(facts.standings[first], is_over=facts.is_over)
+    who = f"Rank {first} ({facts.view.nodes.get(first, 'node not known')}) {place}"
+    if len(facts.ranks) > 1:
+        keep = "kept" if facts.is_over else "keep"
+        who = f"Ranks {format_ranks(facts.ranks)} {keep} the others waiting; of these rank {first} {place}"
+    stuck = facts.stuck
+    if stuck is None:
+        return f"{who}, and {_count(facts.still)} {_verb(facts, facts.still, 'stand')} still{_for_how_long(facts)}"
+    last = facts.find_last(stuck)
+    is_ = "was" if facts.is_over else "is"
+    behind = f", its last one there {is_} {last}" if last is not None and last < stuck.sequence else ""
+    others = set(facts.waiting).difference(stuck.waiting)
+    passed_on = ""
+    if others:
+        passed_on = f"; {_count(others)} {_verb(facts, others, 'wait')} behind {_pronoun(stuck.waiting)}"
+    return (
+        f"{who}, and {_count(stuck.waiting)} {_verb(facts, stuck.waiting, 'wait')} for {_pronoun(facts.ranks)} in "
+        f"{_describe(facts, stuck)}{_for_how_long(facts)}{behind}{passed_on}"
+    )
+
+
+def _tell_circle(facts: HangFacts) -> str:
+    shown = facts.ranks[:CIRCLE_SHOWN_MAX]
+    held = [(rank, one) for rank in shown for one in facts.graph.stuck if rank in one.waiting and one.missing]
+    first = dict(reversed(held))
+    parts = [f"rank {rank} in {_name_call(first[rank])} for {_name(first[rank].missing)}" for rank in shown]
+    wait = "waited" if facts.is_over else "wait"
+    return f"Ranks {format_ranks(facts.ranks)} {wait} for each other{_for_how_long(facts)}: {', '.join(parts)}"
+
+
+def _tell_standstill(facts: HangFacts) -> str:
+    still, first = facts.still, facts.still[0]
+    is_ = "was" if facts.is_over else "is"
+    return (
+        f"{_count(still).capitalize()} {_verb(facts, still, 'stand')} still{_for_how_long(facts)}, in no collective "
+        f"that {is_} known; rank {first} {describe_place(facts.standings[first], is_over=facts.is_over)}"
+    )
+
+
+def _tell_mismatch(facts: HangFacts, stuck: Stuck) -> str:
+    calls = sorted(find_calls(stuck, facts.standings).items(), key=lambda call: call[1])
+    told = [f"{op}{'' if size is None else f' of {size} bytes'} on {_name(ranks)}" for (op, size), ranks in calls]
+    is_ = "was" if facts.is_over else "is"
+    return f"Collective {stuck.sequence} of {stuck.group} {is_} not the same everywhere: {', '.join(told)}"
+
+
+def _tell_incomplete(facts: HangFacts, stuck: Stuck) -> str:
+    members = facts.view.groups.get(stuck.group, stuck.waiting)
+    ends = f"{'completed' if facts.is_over else 'completes'} on none of them"
+    if len(stuck.waiting) < len(members):
+        ends = f"{'did' if facts.is_over else 'does'} not complete on {_name(stuck.waiting)}"
+    started = {rank: facts.standings[rank].started_in(stuck.group) for rank in stuck.waiting}
+    late = [rank for rank, sequence in started.items() if sequence is not None and sequence < stuck.sequence]
+    has, have = ("had", "had") if facts.is_over else ("has", "have")
+    held_up = f"; it {has} not begun on the device of {_name(late)}" if 0 < len(late) < len(started) else ""
+    return (
+        f"All {len(members)} ranks of the group {have} entered {_describe(facts, stuck)}, which {ends}"
+        f"{_for_how_long(facts)}{held_up}"
+    )
+
+
+def _tell_unknown(facts: HangFacts, stuck: Stuck) -> str:
+    is_ = "was" if facts.is_over else "is"
+    told = f": how far {_name(stuck.unknown)} {is_} there {is_} not known" if stuck.unknown else ""
+    return (
+        f"{_count(stuck.waiting).capitalize()} {_verb(facts, stuck.waiting, 'wait')} in {_describe(facts, stuck)}"
+        f"{_for_how_long(facts)}, and it {is_} not known for whom{told}"
+    )
+
+
+def _describe(facts: HangFacts, stuck: Stuck) -> str:
+    size = facts.find_size(stuck)
+    return f"{_name_call(stuck)}{'' if size is None else f' ({size} bytes)'}"
+
+
+def _name_call(stuck: Stuck) -> str:
+    return f"{stuck.op or 'collective'} {stuck.sequence} of {stuck.group}"
+
+
+def _for_how_long(facts: HangFacts) -> str:
+    """Of one that is over the whole length stands at the end of what is said."""
+    return "" if facts.stalled_ns is None or facts.is_over else f" for {format_duration(facts.stalled_ns)}"
+
+
+def _name(ranks: Collection[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(sorted(ranks))}"
+
+
+def _count(ranks: Collection[int]) -> str:
+    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
+
+
+def _verb(facts: HangFacts, ranks: Collection[int], verb: str) -> str:
+    if facts.is_over:
+        return {"stand": "stood", "wait": "waited"}[verb]
+    return f"{verb}s" if len(ranks) == 1 else verb
+
+
+def _pronoun(ranks: Collection[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"

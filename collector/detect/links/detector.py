@@ -1,0 +1,239 @@
+"""Slow links as findings: between whom, how much slower than whom, since when, at what cost."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.detect.finding import (
+    GROUP_SEPARATOR,
+    SLOW_LINK,
+    TRANSFER_EXCESS,
+    Abstain,
+    Finding,
+    format_ranks,
+)
+from rankscope.collector.detect.links.slow_links import (
+    Links,
+    Location,
+    Past,
+    SlowLink,
+    build_links,
+    find_locations,
+    find_slow_links,
+)
+from rankscope.collector.detect.past import WHEN
+from rankscope.collector.detect.stragglers.cost import Cost, price
+from rankscope.collector.detect.stragglers.persistent import Thresholds
+from rankscope.collector.detect.stragglers.sentence import COST_WORTH_SAYING, say_cost
+from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.steps.step_series import Floats, StepSeries
+from rankscope.measure.units import format_duration, ns_to_s
+
+PAST: Final = "past_transfer_ns"
+"""Of a group that was compared with its own past, that past: evidence, with the group's name behind a slash."""
+NODES_NAMED_MAX: Final = 4
+"""Machines that a sentence names: a group may span thousands, and the finding has them all."""
+NVLINK_XID: Final = 74
+"""The Xid error of a faulty NVLink (NVIDIA's Xid catalogue)."""
+SUGGESTION: Final = (
+    "Measure these links outside the job with nccl-tests (all_reduce_perf), and look at the error counters of the "
+    "network cards and switch ports between them and at `nvidia-smi nvlink -e`."
+)
+
+
+class SlowLinks:
+    """The detector of slow links. `thresholds` are those of links: transfers scatter more than the work of ranks."""
+
+    kinds = frozenset({SLOW_LINK})
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+
+    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+        """The slow links of this moment; slow groups that share one link are one finding."""
+        known = [finding for finding in explained if finding.kind == SLOW_LINK]
+        links = build_links(view, _read_pasts(known), self._thresholds)
+        verdict = find_slow_links(links, _usual_step_ns(view.series), self._thresholds)
+        if isinstance(verdict, Abstain):
+            return verdict
+        slow = {link.group: link for link in verdict}
+        still = {name for name in self._still_slow(links, known) if name not in slow}
+        groups = [name for name in (*slow, *still) if name not in links.families]
+        located = find_locations(groups, view.groups, view.nodes)
+        located += tuple(_locate_family(view, name, links.families[name]) for name in slow if name in links.families)
+        described = [
+            _describe(view, links, location, [slow[name] for name in location.groups if name in slow], known)
+            for location in located
+            if not still.issuperset(location.groups)
+        ]
+        return _charge_each_step_once(described)
+
+    def _still_slow(self, links: Links, known: Sequence[Finding]) -> Collection[str]:
+        """Groups of open findings that have not recovered: they say where a link is, also in a look in which they do
+        not pass every test.
+        """
+        groups = {group for finding in known for group in finding.groups if group in links.names}
+        return {str(group) for group in groups if not links.has_recovered(str(group), self._thresholds)}
+
+    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+        """Whether the transfer of every group of the finding is what it should be again."""
+        links = build_links(view, _read_pasts([finding]), self._thresholds)
+        return all(links.has_recovered(str(group), self._thresholds) for group in finding.groups)
+
+
+def _locate_family(view: JobView, name: str, family: Sequence[str]) -> Location:
+    """All siblings together."""
+    ranks = tuple(sorted({rank for group in family for rank in view.groups[group]}))
+    nodes = tuple(sorted({view.nodes[rank] for rank in ranks if rank in view.nodes}))
+    return Location((name,), ranks, nodes)
+
+
+def _read_pasts(findings: Sequence[Finding]) -> dict[str, Past]:
+    """The pasts that open findings compare with, which may have left the window."""
+    return {
+        name.removeprefix(f"{PAST}/"): Past(value)
+        for finding in findings
+        for name, value in finding.evidence.items()
+        if name.startswith(f"{PAST}/")
+    }
+
+
+def _usual_step_ns(series: StepSeries) -> float:
+    """The median over the steps of what each took the slowest rank; 0 when none is known."""
+    known = series.step_ns[~np.isnan(series.step_ns).all(axis=1)]
+    return float(np.median(np.nanmax(known, axis=1))) if len(known) else 0.0
+
+
+def _describe(
+    view: JobView, links: Links, location: Location, slow: Sequence[SlowLink], known: Sequence[Finding]
+) -> tuple[Finding, Floats]:
+    """The finding about one link, of which some groups are slow now, and what each step lost to it."""
+    leader = max(slow, key=lambda link: link.slow.self_ns - link.slow.peers_self_ns)
+    before = next((finding for finding in known if not set(finding.groups).isdisjoint(location.groups)), None)
+    since_step = min(_since_step(link, before) for link in slow)
+    lost_ns = _lost_to(view, slow, since_step)
+    cost = price(lost_ns, view, since_step)
+    costs = cost.job_slowdown_ratio >= COST_WORTH_SAYING or (before is not None and before.severity == "warning")
+    signs, details = _find_signs(view, location)
+    pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
+    excesses = {f"{TRANSFER_EXCESS}/{link.group}": link.slow.self_ns - link.slow.peers_self_ns for link in slow}
+    family_size = len(links.families.get(leader.group, ()))
+    finding = Finding(
+        kind=SLOW_LINK,
+        ranks=location.ranks,
+        nodes=() if location.suspect == "rank" else location.nodes,
+        group=leader.group,
+        since_step=since_step,
+        cause=SLOW_LINK,
+        sentence=_write_sentence(location, leader, family_size, since_step, cost),
+        past=_write_sentence(location, leader, family_size, since_step, cost, is_over=True),
+        suggestion=SUGGESTION,
+        severity="warning" if costs else "info",
+        slowdown_ratio=leader.slow.slowdown_ratio,
+        job_slowdown_ratio=cost.job_slowdown_ratio,
+        evidence={**_numbers(view, leader), **excesses, **pasts, **signs},
+        details=details,
+    )
+    return finding, lost_ns
+
+
+def _since_step(link: SlowLink, before: Finding | None) -> int:
+    """Once the change has left the window, what was found stands."""
+    if before is not None and before.since_step is not None and link.slow.may_have_begun_with(before.since_step):
+        return before.since_step
+    return link.slow.since_step
+
+
+def _lost_to(view: JobView, slow: Sequence[SlowLink], since_step: int) -> Floats:
+    """What each step lost to the slowness of these groups, shape (n,) in ns: the excess of their transfers, of each at
+    most what of the transfer was exposed. NaN where no excess is known; 0 before.
+    """
+    lost_ns = [np.clip(np.minimum(link.excess_ns, link.exposed_ns), 0.0, None) for link in slow]
+    total_ns = np.where(np.isnan(lost_ns).all(axis=0), np.nan, np.nansum(lost_ns, axis=0))
+    return np.where(view.series.steps < since_step, 0.0, total_ns)
+
+
+def _charge_each_step_once(described: Sequence[tuple[Finding, Floats]]) -> list[Candidate]:
+    """A step that two slow links made longer at the same time is charged to the one that took more of it."""
+    if not described:
+        return []
+    lost_ns = np.stack([lost for _, lost in described])
+    pays = np.argmax(np.nan_to_num(lost_ns), axis=0)
+    return [
+        Candidate(finding, np.where((pays == number) | np.isnan(lost), lost, 0.0))
+        for number, (finding, lost) in enumerate(described)
+    ]
+
+
+def _numbers(view: JobView, link: SlowLink) -> dict[str, float]:
+    """The evidence of one group. Bandwidths are in bytes per second, as nccl-tests defines them."""
+    slow = link.slow
+    found = {
+        "transfer_ns": slow.self_ns,
+        "peers_transfer_ns": slow.peers_self_ns,
+        **slow.tests,
+    }
+    recent = view.series.steps >= slow.level_from_step
+    for name, sizes in (("algbw", view.transfers.size_bytes), ("busbw", view.transfers.bus_bytes)):
+        if link.group in sizes and not np.isnan(sizes[link.group][recent]).all():
+            transfer_s = ns_to_s(1.0) * np.maximum(view.transfers.ns[link.group][recent], 1.0)
+            found[f"{name}_bytes_per_s"] = float(np.nanmedian(sizes[link.group][recent] / transfer_s))
+    return found
+
+
+def _find_signs(view: JobView, location: Location) -> tuple[dict[str, float], dict[str, str]]:
+    """What else speaks of the link: what the groups prove together, and what the GPUs' own counters of NVLink say."""
+    details = {}
+    if location.suspect:
+        what = {"rank": format_ranks(location.ranks)}.get(location.suspect, ", ".join(location.nodes))
+        details[f"suspected {location.suspect}"] = what
+    if len(location.groups) > 1:
+        details["groups"] = GROUP_SEPARATOR.join(location.groups)
+    devices = [(rank, device) for rank, there in sorted(view.samples.devices.items()) for device in there]
+    members = set(location.ranks)
+    faulty = sorted({rank for rank, device in devices if rank in members and device.xid_last == NVLINK_XID})
+    if faulty:
+        details["link errors"] = (
+            f"Xid {NVLINK_XID} (NVLink) on rank{'s' if len(faulty) > 1 else ''} {format_ranks(faulty)}"
+        )
+    rates: Mapping[bool, list[float]] = {True: [], False: []}
+    for rank, device in devices:
+        if device.nvlink_tx_bytes_per_s is not None:
+            rates[rank in members].append(device.nvlink_tx_bytes_per_s)
+    names = {True: "nvlink_tx_bytes_per_s", False: "peers_nvlink_tx_bytes_per_s"}
+    return {names[mine]: float(np.median(told)) for mine, told in rates.items() if told}, details
+
+
+def _write_sentence(
+    location: Location, leader: SlowLink, family_size: int, since_step: int, cost: Cost, *, is_over: bool = False
+) -> str:
+    """Whose links, how much slower than what, since when, and what it costs."""
+    count = len(leader.siblings)
+    where = _name_nodes(location.nodes)
+    whose = {
+        "rank": f"rank {format_ranks(location.ranks)} ({where})",
+        "node": where,
+        "node pair": f"{where}, between the two,",
+    }.get(location.suspect, f"group {leader.group} ({where})")
+    if family_size:
+        whose = f"most of the {family_size} groups {leader.group} ({where})"
+    slower = f"as slowly as their {count} sibling groups{WHEN if is_over else f' since step {since_step}'}"
+    if not count:
+        slower = f"as slowly as before step {since_step}{f',{WHEN}' if is_over else ''}"
+    slow = leader.slow
+    text = (
+        f"The links of {whose} {'moved' if is_over else 'move'} data {slow.slowdown_ratio:.2f} times {slower}: "
+        f"{format_duration(slow.self_ns)} a step against {format_duration(slow.peers_self_ns)}"
+    )
+    if len(location.groups) > 1:
+        others = [group for group in location.groups if group != leader.group]
+        shares = "shared them, was" if is_over else "shares them, is"
+        text += f" in {leader.group}; {' and '.join(others)}, which {shares} slow too"
+    return f"{text}.{say_cost(cost, is_over=is_over)}"
+
+
+def _name_nodes(nodes: Sequence[str]) -> str:
+    """The first few machines by name, the others by number."""
+    named = f"node{'s' if len(nodes) > 1 else ''} {', '.join(nodes[:NODES_NAMED_MAX])}"
+    return f"{named} and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else named

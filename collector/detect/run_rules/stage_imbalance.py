@@ -1,0 +1,140 @@
+"""Work that is shared out unevenly: pipeline stages or expert groups of which some have more to do than others.
+
+Twins do the same work, so ranks that are no twins may differ by design: the first stage has the embedding, the last one
+the loss. What the heaviest group does beyond the mean of all is what a better split would save in every step.
+
+    ratio = median self time of the group's ranks / mean over all ranks, a group's ranks counted at their median
+
+That this is the split and not a fault shows in that it was so from the first step known to the last: an excess that
+began is somebody's slowness, and left to those who look for that.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding, format_ranks
+from rankscope.collector.detect.past import WHEN
+from rankscope.collector.detect.stragglers.cost import Cost, price
+from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.stragglers.sentence import say_cost
+from rankscope.collector.detect.view import Candidate, JobView, view_columns
+from rankscope.collector.steps.peer_groups import Comparison
+from rankscope.collector.steps.step_series import Floats
+from rankscope.measure.units import format_duration
+
+IMBALANCE: Final = "imbalance"
+SUGGESTION: Final = (
+    "Share the work out anew: move layers from the heaviest pipeline stage to the lightest, or balance the tokens of "
+    "the experts."
+)
+
+
+class Imbalance:
+    """The detector of groups of twins that have more work than the others by design."""
+
+    kinds = frozenset({IMBALANCE})
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+
+    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+        """Every group whose ranks have more work than the mean in step after step, most first."""
+        if len(view.series.ranks) < view.world_size:
+            missing = view.world_size - len(view.series.ranks)
+            return Abstain(f"{missing} of {view.world_size} ranks have not been heard of")
+        groups = _groups_of_twins(view)
+        if len(groups) < 2:  # noqa: PLR2004 - a split takes two
+            return Abstain("no two groups of ranks that do different work are known")
+        stages = view_stages(view, groups)
+        verdict = find_stragglers(stages, self._thresholds)
+        if isinstance(verdict, Abstain):
+            return Abstain("too few steps are known of all groups of ranks that do different work")
+        slow_ranks = {rank for finding in explained if finding.kind == STRAGGLER for rank in finding.ranks}
+        known = [finding for finding in explained if finding.kind == IMBALANCE]
+        return [
+            _describe(view, stages, groups[slow.rank], slow, known)
+            for slow in verdict
+            if not slow.change_is_seen and not slow_ranks.issuperset(groups[slow.rank].members)
+        ]
+
+    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+        """Whether the group's work is near the mean; False when its ranks are no group any more."""
+        groups = _groups_of_twins(view)
+        for column, group in enumerate(groups):
+            if group.members == finding.ranks:
+                return has_recovered(view_stages(view, groups).excess_of(column), self._thresholds)
+        return False
+
+
+def _groups_of_twins(view: JobView) -> list[Comparison]:
+    return [comparison for comparison in view.twins.comparisons if comparison.are_twins]
+
+
+def view_stages(view: JobView, groups: Sequence[Comparison]) -> JobView:
+    """A column for each group, the median self time of its ranks, each compared with the last one: the mean over all
+    ranks. Steps of which some rank's self time is not known are not known.
+    """
+    self_ns = view.series.self_ns
+    medians = [np.median(self_ns[:, view.series.columns_of(group.members)], axis=1) for group in groups]
+    weights = [len(group.members) for group in groups]
+    for comparison in view.twins.comparisons:
+        if not comparison.are_twins:
+            rest = self_ns[:, view.series.columns_of(comparison.members)]
+            medians.append(rest.mean(axis=1))
+            weights.append(len(comparison.members))
+    mean = np.average(medians, axis=0, weights=weights)
+    columns = [*medians[: len(groups)], mean]
+    against = [Comparison((column,), (column, len(groups)), are_twins=True) for column in range(len(groups))]
+    return view_columns(view, columns, against)
+
+
+def _describe(view: JobView, stages: JobView, group: Comparison, slow: Slow, known: Sequence[Finding]) -> Candidate:
+    before = [one.since_step for one in known if one.ranks == group.members and one.since_step is not None]
+    since_step = min(before, default=slow.since_step)
+    lost_ns = _lost_to(view, stages, slow.rank)
+    cost = price(lost_ns, view, since_step)
+    finding = Finding(
+        kind=IMBALANCE,
+        ranks=group.members,
+        since_step=since_step,
+        cause="more_work",
+        sentence=_write_sentence(group, slow, cost),
+        past=_write_sentence(group, slow, cost, is_over=True),
+        suggestion=SUGGESTION,
+        severity="info",
+        slowdown_ratio=slow.slowdown_ratio,
+        job_slowdown_ratio=cost.job_slowdown_ratio,
+        evidence={
+            "self_ns": slow.self_ns,
+            "mean_self_ns": slow.peers_self_ns,
+            **slow.tests,
+        },
+    )
+    return Candidate(finding, lost_ns)
+
+
+def _write_sentence(group: Comparison, slow: Slow, cost: Cost, *, is_over: bool = False) -> str:
+    have, do, is_ = ("had", "did", "was") if is_over else ("have", "do", "is")
+    when = f", as was seen{WHEN}" if is_over else ", since the first one known"
+    return (
+        f"Ranks {format_ranks(group.members)} {have} {slow.slowdown_ratio:.2f} times as much work as the mean of all "
+        f"ranks in every step{when}: {format_duration(slow.self_ns)} of own work a step against "
+        f"{format_duration(slow.peers_self_ns)}; cause more_work: they {do} other work than the rest, and the work "
+        f"{is_} not shared out evenly.{say_cost(cost, than='with an even split', is_over=is_over)}"
+    )
+
+
+def _lost_to(view: JobView, stages: JobView, column: int) -> Floats:
+    """What each step lost to the split, shape (n,) in ns, NaN where not known: what the group has beyond the mean, at
+    most what would leave the mean of the step. A step is charged to the group with the most work only.
+    """
+    work_ns = stages.series.self_ns
+    lost_ns = np.full(len(work_ns), np.nan)
+    known = ~np.isnan(work_ns).any(axis=1) & ~np.isnan(view.series.step_ns).all(axis=1)
+    step_ns = np.nanmax(view.series.step_ns[known], axis=1)
+    mean_ns = work_ns[known, -1]
+    beyond_ns = np.clip(work_ns[known, column] - mean_ns, 0.0, np.maximum(step_ns - mean_ns, 0.0))
+    lost_ns[known] = np.where(work_ns[known].argmax(axis=1) == column, beyond_ns, 0.0)
+    return lost_ns

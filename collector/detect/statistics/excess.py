@@ -1,0 +1,112 @@
+"""How much longer a rank's own work takes than that of those it is compared with, step by step.
+
+A rank with too few twins is compared with ranks that do other work. That they take less or more says nothing: what is
+usual for the rank, beside the others, is its measure, and only what goes beyond that is its excess.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change
+from rankscope.collector.steps.peer_groups import Twins
+from rankscope.collector.steps.step_series import Floats, Ints, StepSeries, in_blocks, medians_of_last
+
+PARTS: Final = 4
+"""Of so many parts of a series the medians are compared before a change is looked for: it would show in one of them."""
+KNOWN_MIN: Final = 0.5
+"""Share of the ranks compared with whose self time must be known: a median over fewer may be another one's."""
+
+
+def find_excess(series: StepSeries, twins: Twins) -> Floats:
+    """log(self time / median of the self times of those it is compared with), shape (n, ranks) as the series; NaN where
+    its own or too many of theirs are not known.
+    """
+    rows = np.flatnonzero(~np.isnan(series.self_ns).all(axis=1))  # waiting is measured in some steps only
+    excess = np.full(series.self_ns.shape, np.nan)
+
+    def cells(some: Ints, columns: Ints) -> Any:
+        return some if len(columns) == len(series.ranks) else np.ix_(some, columns)  # of all nothing is to be moved
+
+    for comparison in twins.comparisons:
+        members, against = series.columns_of(comparison.members), series.columns_of(comparison.against)
+        are_all = comparison.against == comparison.members
+        for some in in_blocks(rows, len(against)):  # of 16,384 ranks and 256 steps each copy is 32 MiB
+            mine = np.maximum(series.self_ns[cells(some, members)], 1.0)
+            theirs = mine if are_all else np.maximum(series.self_ns[cells(some, against)], 1.0)
+            excess[cells(some, members)] = _compare(mine, theirs)
+    return excess
+
+
+def find_excess_ns(excess: Floats, self_ns: Floats) -> Floats:
+    """An excess as a time: its own less that of those it is compared with, in ns, shape as both; NaN where one is not
+    known.
+    """
+    # x = log(mine / theirs), so mine - theirs = mine (1 - exp(-x)).
+    share = np.negative(excess)  # and all that follows in the same array
+    with np.errstate(invalid="ignore"):  # numpy 1.24 warns of the NaN that it hands through, on CPUs with AVX-512
+        np.negative(np.expm1(share, out=share), out=share)
+    return np.multiply(self_ns, share, out=share)
+
+
+def find_usual(excess: Floats, series: StepSeries, twins: Twins, known: Mapping[int, float], steps_min: int) -> Floats:
+    """What excess is usual for each rank, shape (ranks,): 0 for those with twins. For the others what is `known` of
+    them from before, else the median before the last clear change of level, or of all where there is none.
+
+    A change so recent that fewer than `steps_min` steps follow it is none yet.
+    """
+    usual = np.zeros(excess.shape[1])
+    strangers = [rank for one in twins.comparisons if not one.are_twins for rank in one.members]
+    for rank in strangers:
+        column = series.column_of(rank)
+        told = excess[~np.isnan(excess[:, column]), column]
+        if rank in known:
+            usual[column] = known[rank]
+        elif len(told):
+            usual[column] = _usual_level(told, steps_min)
+    return usual
+
+
+def _usual_level(told: Floats, steps_min: int) -> float:
+    medians = [float(np.median(part)) for part in np.array_split(told, PARTS) if len(part)]
+    since = find_last_change(told, steps_min) if max(medians) - min(medians) > SIGMA_FLOOR else 0
+    if since == 0:
+        return float(np.median(told))
+    before = told[:since]
+    return float(np.median(before[find_last_change(before, steps_min) :]))
+
+
+def _compare(mine: Floats, against: Floats) -> Floats:
+    found = np.full(mine.shape, np.nan)
+    count = against.shape[1]
+    known = count - np.count_nonzero(np.isnan(against), axis=1)
+    complete = known == count
+    if count > 1:
+        found[complete] = np.log(mine[complete] / _median_of_others(against[complete], mine[complete]))
+    for row in np.flatnonzero(~complete & (known >= max(2, KNOWN_MIN * count))):
+        told = against[row, ~np.isnan(against[row])][np.newaxis]
+        found[row] = np.log(mine[row] / _median_of_others(told, mine[[row]])[0])
+    return found
+
+
+def _median_of_others(values: Floats, mine: Floats) -> Floats:
+    """For each of `mine`, which are among the values of the same row, the median of the row's other values.
+
+    `values`: shape (n, m), m >= 2; `mine`: (n, k), NaN where one is not known.
+    """
+    others = values.shape[1] - 1
+    lower, upper = (others - 1) // 2, others // 2
+    ordered = np.partition(values, sorted({lower, lower + 1, upper, upper + 1}), axis=1)
+
+    def nth_other(nth: int) -> Floats:
+        return np.where(mine <= ordered[:, [nth]], ordered[:, [nth + 1]], ordered[:, [nth]])
+
+    return (nth_other(lower) + nth_other(upper)) / 2
+
+
+def slowdown_ratios(excess: Floats, steps: int) -> Floats:
+    """exp of the median over the last steps that are known, of every rank; shape (n, ranks) to (ranks,), NaN where none
+    is.
+    """
+    return np.asarray(np.exp(medians_of_last(excess, steps)))

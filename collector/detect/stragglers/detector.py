@@ -1,0 +1,179 @@
+"""Ranks whose own work takes longer than their twins', as findings: who, how much, since when, why, at what cost."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.detect.finding import SLOW_LINK, STRAGGLER, TRANSFER_EXCESS, Abstain, Finding
+from rankscope.collector.detect.stragglers import intermittent
+from rankscope.collector.detect.stragglers.cost import lost_to, price
+from rankscope.collector.detect.stragglers.persistent import (
+    Slow,
+    Thresholds,
+    find_stragglers,
+    has_recovered,
+)
+from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
+from rankscope.collector.detect.stragglers.sentence import write_sentence
+from rankscope.collector.detect.view import Candidate, JobView
+
+SHARE_MIN: Final = 0.75
+"""Of a node's ranks so many must be slow for it to be the node: the last one or two may be just below the limit."""
+EXPLAINED_RATIO_MAX: Final = 1.25
+"""A rank's excess may be so much more than its transfers' and still come from them: both are medians of noisy steps."""
+DESCRIBED_MAX: Final = 64
+"""Slow ranks and nodes described at one look, the slowest first: where more are slow, it is none of them."""
+CAUSES_ASKED_MAX: Final = 8
+"""Ranks of a slow node that are asked why."""
+GAP: Final = "gap_steps"
+KNOWN_GAP: Final = "gap_known_steps"
+"""In the evidence of an intermittent slowness: the usual distance of its spells, in steps, and in those of them whose
+waiting is known."""
+USUAL: Final = "usual_log_excess"
+"""In the evidence of a rank without twins, with its number behind a slash: what was usual for it (`excess.py`)."""
+
+
+class SlowRanks:
+    """The detector of stragglers."""
+
+    kinds = frozenset({STRAGGLER})
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+
+    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+        """Every rank or node that is slow now, slowest first, but those that slow links hold up."""
+        verdict = find_stragglers(view, self._thresholds)
+        if isinstance(verdict, Abstain):
+            return verdict
+        steady = {slow.rank for slow in verdict}
+        now_and_then = intermittent.find_intermittent(view, self._thresholds, steady)
+        known = {rank: finding for finding in explained if finding.kind == STRAGGLER for rank in finding.ranks}
+        slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
+        joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(now_and_then, view.nodes)]
+        return [_describe(view, node, slow, known) for node, slow in joined[:DESCRIBED_MAX]]
+
+    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+        """Whether every rank of the finding has recovered."""
+        ranks = [rank for rank in finding.ranks if view.series.has(rank)]
+        if finding.pattern == "intermittent":
+            return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])
+        return all(has_recovered(view.excess_of(rank), self._thresholds) for rank in ranks)
+
+
+def read_usual(findings: Sequence[Finding]) -> dict[int, float]:
+    """What open findings say was usual for ranks without twins, which may have left the window."""
+    return {
+        int(name.removeprefix(f"{USUAL}/")): value
+        for finding in findings
+        for name, value in finding.evidence.items()
+        if name.startswith(f"{USUAL}/")
+    }
+
+
+def is_explained_by_links(slow: Slow, view: JobView, explained: Sequence[Finding]) -> bool:
+    """Whether a slow rank is one that slow links hold up. Where nobody tells how much of a collective was exposed, the
+    transfer counts as a rank's own time (`wait_times.py`), and all members of a group with a slow link look slow.
+
+    It is when its excess is no more than that of the transfers of its groups in open findings about links.
+    """
+    transfer_ns = sum(
+        value
+        for finding in explained
+        if finding.kind == SLOW_LINK
+        for name, value in finding.evidence.items()
+        if name.startswith(f"{TRANSFER_EXCESS}/")
+        and slow.rank in view.groups.get(name.removeprefix(f"{TRANSFER_EXCESS}/"), ())
+    )
+    return slow.self_ns - slow.peers_self_ns <= EXPLAINED_RATIO_MAX * transfer_ns
+
+
+def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Candidate:
+    """The finding about one rank, or about the ranks of one node; its numbers are those of the slowest."""
+    slow = _settle(slow_ranks[0], slow_ranks, known)
+    causes = [find_cause(one, view.series, view.samples) for one in slow_ranks[:CAUSES_ASKED_MAX]]
+    cause = _choose(causes)
+    lost_ns = np.sum([lost_to(one, view) for one in slow_ranks], axis=0)
+    cost = price(lost_ns, view, slow.since_step, by_mean=slow.pattern == "intermittent")
+    evidence = {
+        **cause.evidence,
+        **_wait_caused(view, slow_ranks, slow),
+        "self_ns": slow.self_ns,
+        "peers_self_ns": slow.peers_self_ns,
+        **slow.tests,
+    }
+    for one in slow_ranks:
+        if not one.peers.are_twins:
+            evidence[f"{USUAL}/{one.rank}"] = float(view.usual[view.series.column_of(one.rank)])
+    if slow.pattern == "intermittent":
+        evidence[GAP] = float(intermittent.find_period(slow.slow_steps)[0])
+        evidence[KNOWN_GAP] = float(intermittent.count_known_between(view, slow.slow_steps))
+    finding = Finding(
+        kind=STRAGGLER,
+        ranks=tuple(sorted(one.rank for one in slow_ranks)),
+        nodes=(node,) if node is not None else (),
+        since_step=slow.since_step,
+        slowdown_ratio=slow.slowdown_ratio,
+        cause=cause.name,
+        pattern=slow.pattern,
+        sentence=write_sentence(slow_ranks, slow, cause, cost, view),
+        past=write_sentence(slow_ranks, slow, cause, cost, view, is_over=True),
+        job_slowdown_ratio=cost.job_slowdown_ratio,
+        evidence=evidence,
+    )
+    return Candidate(finding, lost_ns)
+
+
+def _settle(slow: Slow, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Slow:
+    """The slowest with the begin of all: the more steps on either side, the surer the change; once it has left the
+    window, or lies between two steps that are known, what was found stands.
+    """
+    found = known.get(slow.rank)
+    if found is not None and found.since_step is not None and slow.may_have_begun_with(found.since_step):
+        return slow._replace(since_step=found.since_step)
+    return slow._replace(since_step=statistics.median_low(one.since_step for one in slow_ranks))
+
+
+def _choose(causes: Sequence[Cause]) -> Cause:
+    """The commonest of them, of equally common ones the slowest rank's."""
+    (name, _), *_ = Counter(cause.name for cause in causes).most_common()
+    return next(cause for cause in causes if cause.name == name)
+
+
+def _wait_caused(view: JobView, slow_ranks: Sequence[Slow], since: Slow) -> dict[str, float]:
+    """What all ranks wait a step because of these, since the present level; empty when not known. Of a slowness that
+    comes now and then it is the mean, else the median.
+    """
+    if view.series.wait_caused_ns is None:
+        return {}
+    rows = view.series.steps >= since.level_from_step
+    columns = view.series.columns_of([slow.rank for slow in slow_ranks])
+    caused_ns = view.series.wait_caused_ns[rows][:, columns].sum(axis=1)
+    known = caused_ns[~np.isnan(caused_ns)]
+    middle = np.mean if since.pattern == "intermittent" else np.median
+    return {"wait_caused_ns": float(middle(known))} if len(known) else {}
+
+
+def join_nodes(slow_ranks: Sequence[Slow], nodes: Mapping[int, str]) -> list[tuple[str | None, tuple[Slow, ...]]]:
+    """The slow ranks, those of a slow node together with its name, every other one by itself; in the order given.
+
+    A node of which one rank reports, and one that all ranks are on, is not told from its ranks.
+    """
+    sizes = Counter(nodes.values())
+    slow_on: dict[str, list[Slow]] = {}
+    for slow in slow_ranks:
+        slow_on.setdefault(nodes[slow.rank], []).append(slow)
+    whole = {
+        node
+        for node, found in slow_on.items()
+        if len(sizes) > 1 and len(found) >= max(2, math.ceil(SHARE_MIN * sizes[node]))
+    }
+    joined: dict[str | int, list[Slow]] = {}
+    for slow in slow_ranks:
+        node = nodes[slow.rank]
+        joined.setdefault(node if node in whole else slow.rank, []).append(slow)
+    return [(key if isinstance(key, str) else None, tuple(found)) for key, found in joined.items()]

@@ -1,0 +1,239 @@
+"""Who is the straggler: whose own work takes persistently longer than its twins' (docs/definitions.md section 4).
+
+In synchronous training every rank's step takes the same time, because the others wait for the slow one. So ranks are
+compared by their *self time*: the step less the waiting that others caused (`wait_times.py`).
+
+    x[step] = log(self time of the rank / median self time of its twins)
+
+A rank is slow when, over the stretch of steps since the last change of level in x,
+
+    exp(median x)            >= slowdown_ratio_min        the effect is large enough to matter
+    median x / sigma         >= robust_z_min              it stands out of the noise, where sigma is the largest of
+                                                            - the spread between the twins: 1.4826 MAD of their medians
+                                                            - the error of the rank's own median over time
+                                                            - the same error as the twins' noise would have it
+                                                            - SIGMA_FLOOR
+    share of slow steps      >= persistence_ratio         a slow step is nearer to the median than to no effect
+
+and when it has not recovered. It has once the median of its last `steps_min` steps is below `slowdown_close_ratio`;
+until then it stays called slow (hysteresis).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR, find_last_change, fit_ramp
+from rankscope.collector.detect.statistics.noise import (
+    MAD_TO_SIGMA,
+    Noise,
+    measure_noise,
+    measure_noises,
+    median_errors,
+)
+from rankscope.collector.detect.view import JobView
+from rankscope.collector.steps.peer_groups import Peers
+from rankscope.collector.steps.step_series import Flags, Floats, Ints, in_blocks
+
+WORTH_JUDGING_Z: Final = 1.5
+"""A rank is judged only if some stretch up to now stands out by so many errors: far below any `robust_z_min` that is
+in use. Of 16,384 healthy ranks some hundreds are left to be judged one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """When a rank is called slow, and when no longer. The collector's configuration documents each."""
+
+    steps_min: int = 12
+    slowdown_ratio_min: float = 1.05
+    slowdown_close_ratio: float = 1.025
+    robust_z_min: float = 5.0
+    persistence_ratio: float = 0.7
+
+
+class Slow(NamedTuple):
+    """A rank that passes every test, with the numbers it passed them by. They are medians since `level_from_step`, of
+    an intermittent slowness over its slow steps.
+
+    `since_step` is the first slow step, `level_from_step` the first of the present level: they differ when a slow rank
+    has become slower or less slow. `before_step` is the last known step before `since_step`, between which and that one
+    it began; None where the known steps merely begin there. `persistence` is the share of slow steps since
+    then; `slow_steps`, shape (m,), are the steps that the numbers are medians of.
+    """
+
+    rank: int
+    since_step: int
+    level_from_step: int
+    before_step: int | None
+    slowdown_ratio: float
+    robust_z: float
+    persistence: float
+    self_ns: float
+    peers_self_ns: float
+    steps_looked_at: int
+    peers: Peers
+    pattern: str
+    slow_steps: Ints
+
+    @property
+    def change_is_seen(self) -> bool:
+        """Whether it is known when the slowness began."""
+        return self.before_step is not None
+
+    def may_have_begun_with(self, step: int) -> bool:
+        """Whether what is known leaves it open that this was the first slow step."""
+        return self.before_step is None or self.before_step < step <= self.since_step
+
+    @property
+    def tests(self) -> dict[str, float]:
+        """What it passed the tests by, for the evidence of a finding."""
+        return {
+            "robust_z": self.robust_z,
+            "persistence_ratio": self.persistence,
+            "steps_looked_at": float(self.steps_looked_at),
+        }
+
+
+def find_stragglers(view: JobView, thresholds: Thresholds) -> tuple[Slow, ...] | Abstain:
+    """Every rank that is slow now, slowest first; or why no verdict can be given."""
+    series = view.series
+    if len(series.ranks) < view.world_size:
+        missing = view.world_size - len(series.ranks)
+        return Abstain(f"{missing} of {view.world_size} ranks have not been heard of")
+    if len(series.ranks) < 2:  # noqa: PLR2004 - a comparison takes two
+        return Abstain("1 rank reports: there is nobody to compare it with")
+    known = int(np.count_nonzero(~np.isnan(view.excess), axis=0).max(initial=0))
+    if known < thresholds.steps_min:
+        count, needed = len(series.ranks), thresholds.steps_min
+        return Abstain(f"the own times of all {count} ranks are known in {known} steps, {needed} are needed")
+    worth = np.flatnonzero(is_worth_judging(view.excess, thresholds))
+    found = [_judge(view, series.ranks[column], thresholds) for column in worth.tolist()]
+    return tuple(sorted((slow for slow in found if slow is not None), key=lambda slow: -slow.slowdown_ratio))
+
+
+def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
+    """Which ranks may be slow, shape (ranks,), of an excess of which at least `steps_min` steps are known of some rank:
+    cheap, and never False for one that would be judged to be.
+
+    They must not have recovered, and stand out of their noise in the last `steps_min`, twice as many, ... steps, one of
+    which a slow stretch fills at least half. The noise is that between neighbouring steps, which no change of level
+    makes larger.
+    """
+    rows = np.flatnonzero(~np.isnan(excess).all(axis=1))
+    recent = excess[rows[-thresholds.steps_min :]]
+    worth: Flags = np.asarray(np.isnan(recent).any(axis=0))
+    worth |= np.median(recent, axis=0) >= math.log(thresholds.slowdown_close_ratio)
+    for columns in in_blocks(np.flatnonzero(worth), len(rows)):
+        worth[columns] = _stands_out(excess[np.ix_(rows, columns)], thresholds)
+    return worth
+
+
+def _stands_out(excess: Floats, thresholds: Thresholds) -> Flags:
+    """Whether any stretch up to now does, of each column; True where a value is missing, of which nobody can tell."""
+    found: Flags = np.asarray(np.isnan(excess).any(axis=0))
+    told = np.nan_to_num(excess, nan=0.0)
+    apart = MAD_TO_SIGMA / math.sqrt(2) * np.median(np.abs(np.diff(told, axis=0)), axis=0)
+    length = min(thresholds.steps_min, len(told))
+    while True:
+        level = np.median(told[-length:], axis=0)
+        error = np.maximum(median_errors(apart, np.zeros_like(apart), length), SIGMA_FLOOR)
+        found |= (level >= math.log(thresholds.slowdown_ratio_min) / 2) & (level >= WORTH_JUDGING_Z * error)
+        if length == len(told):
+            return found
+        length = min(2 * length, len(told))
+
+
+def has_recovered(excess: Floats, thresholds: Thresholds) -> bool:
+    """Whether a rank that was called slow is so no longer. `excess`: its column, shape (n,)."""
+    known = excess[~np.isnan(excess)]
+    if len(known) < thresholds.steps_min:
+        return False
+    return bool(np.median(known[-thresholds.steps_min :]) < math.log(thresholds.slowdown_close_ratio))
+
+
+def _judge(view: JobView, rank: int, thresholds: Thresholds) -> Slow | None:
+    excess = view.excess_of(rank)
+    known = np.flatnonzero(~np.isnan(excess))
+    if len(known) < thresholds.steps_min or has_recovered(excess, thresholds):
+        return None
+    since = find_last_change(excess[known], thresholds.steps_min)
+    rows = known[since:]
+    stretch = excess[rows]
+    level = float(np.median(stretch))
+    if level < math.log(thresholds.slowdown_ratio_min):
+        return None
+    noise = measure_noise(excess[known], since)
+    peers = view.twins.of(rank).peers_of(rank)
+    sigma = _sigma(view, noise, known, since, peers)
+    if not peers.are_twins:  # what is usual is known no better than what is now
+        sigma = math.hypot(sigma, noise.median_error(since)) if since else sigma
+    robust_z = level / sigma
+    persistence = _persistence(stretch, level, noise, thresholds)
+    if robust_z < thresholds.robust_z_min or persistence < thresholds.persistence_ratio:
+        return None
+    began = _begin_of_slowness(excess[known], since, thresholds)
+    self_ns = view.series.self_ns[rows, view.series.column_of(rank)]
+    ramp = fit_ramp(excess[known]) if began > 0 else None
+    if ramp is not None and ramp.is_gradual:
+        began = ramp.begin
+    return Slow(
+        rank=rank,
+        since_step=int(view.series.steps[known[began]]),
+        level_from_step=int(view.series.steps[rows[0]]),
+        before_step=int(view.series.steps[known[began - 1]]) if began > 0 else None,
+        slowdown_ratio=math.exp(level),
+        robust_z=robust_z,
+        persistence=persistence,
+        self_ns=float(np.median(self_ns)),
+        peers_self_ns=float(np.median(self_ns / np.exp(stretch))),
+        steps_looked_at=len(rows),
+        peers=peers,
+        pattern="drifting" if ramp is not None and ramp.is_gradual else "steady",
+        slow_steps=view.series.steps[rows],
+    )
+
+
+def _begin_of_slowness(excess: Floats, since: int, thresholds: Thresholds) -> int:
+    """The first slow value: goes back from change to change as long as the rank was already slow before.
+
+    That it is slow is settled. So how short the stretch before is does not matter, as long as it is no mere outlier:
+    a rank that becomes slower twice within `steps_min` steps is slow since the first time.
+    """
+    while since > 0:
+        before = excess[:since]
+        earlier = find_last_change(before, SIDE_MIN)
+        level = float(np.median(before[earlier:]))
+        error = max(measure_noise(before, earlier).median_error(since - earlier), SIGMA_FLOOR)
+        if level < max(math.log(thresholds.slowdown_ratio_min), thresholds.robust_z_min * error):
+            break
+        since = earlier
+    return since
+
+
+def _persistence(stretch: Floats, level: float, noise: Noise, thresholds: Thresholds) -> float:
+    """The share of slow steps: those nearer to the level than to no effect, and above half of the smallest effect.
+
+    Noise carries steps far below a level that it is nearly as large as: down to one deviation that is no objection.
+    """
+    half_minimum = math.log(1 + (thresholds.slowdown_ratio_min - 1) / 2)
+    slow_from = max(half_minimum, min(level / 2, level - noise.deviation))
+    return float(np.mean(stretch > slow_from))
+
+
+def _sigma(view: JobView, noise: Noise, known: Ints, since: int, peers: Peers) -> float:
+    """By how much the level of the stretch `known[since:]` may be off: see the head of this file.
+
+    The twins' noise counts because one rank's own can look small by chance, and several ranks' hardly.
+    """
+    series = view.excess[np.ix_(known, view.series.columns_of(peers.ranks))]
+    series = series[:, ~np.isnan(series).any(axis=0)]
+    count = len(known) - since
+    errors = [noise.median_error(count), SIGMA_FLOOR]
+    if series.shape[1]:
+        levels = np.median(series[since:], axis=0)
+        errors.append(MAD_TO_SIGMA * float(np.median(np.abs(levels - np.median(levels)))))
+        errors.append(float(np.median(median_errors(*measure_noises(series, since), count))))
+    return max(errors)

@@ -1,0 +1,340 @@
+"""Why: where the straggler's excess over its peers lies, and which of the causes of docs/definitions.md section 5 fits.
+
+Every rule asks whether its part explains at least half of the excess. Data, garbage collection and the device are
+asked first because they are the most specific, then memory, which makes a host wait for its GPU; what is left lies
+with the host. `unattributed` when nothing fits.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rankscope.collector.detect.stragglers.persistent import Slow
+from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
+from rankscope.collector.steps.step_series import Cells, Ints, StepSeries
+from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown
+from rankscope.measure.units import format_duration
+
+# Whether memory does not suffice a rank: what torch's allocator and the host count, against its peers.
+#
+# A training that has its memory takes all its blocks in the first steps and none afterwards. One that does not gives
+# blocks back to the driver and takes them anew in step after step, and each time the GPU is waited for.
+
+RETRIES_PER_STEP: Final = 0.1
+"""Above the peers'. A retry empties the cache and stops the GPU until the blocks are taken anew; one in ten steps, step
+after step, is what no training makes that has its memory."""
+DEVICE_CALLS_PER_STEP: Final = 1.0
+"""Blocks taken from the driver and given back, above the peers': a steady training makes no such call at all, and a
+single large batch makes a few of them once."""
+MAJOR_FAULT_NS: Final = 100_000
+"""Reading a page from a fast disk takes about 0.1 ms, from others longer: so much time page faults explain at least."""
+
+
+def find_memory_pressure(
+    slow: Slow, explained_ns_min: float, evidence: dict[str, float], samples: Samples
+) -> str | None:
+    """Half a sentence on how memory does not suffice the rank, its numbers put into `evidence`; None when it does, or
+    when it or its peers do not tell. Page faults must explain `explained_ns_min` of a step.
+    """
+    retries = _compare(slow, evidence, "retries_per_step", lambda rank: _per_step(rank, slow, samples, _retries))
+    calls = _compare(slow, evidence, "device_calls_per_step", lambda rank: _per_step(rank, slow, samples, _calls))
+    faults = _compare(slow, evidence, "major_faults_per_step", lambda rank: _faults_per_step(rank, samples))
+    if retries is not None and retries[0] - retries[1] >= RETRIES_PER_STEP:
+        return f"its GPU's memory runs out {retries[0]:.1f} times a step, its peers' {retries[1]:.1f} times"
+    if calls is not None and calls[0] - calls[1] >= DEVICE_CALLS_PER_STEP:
+        return f"its allocator calls the driver for memory {calls[0]:.1f} times a step, its peers' {calls[1]:.1f} times"
+    if faults is not None and (faults[0] - faults[1]) * MAJOR_FAULT_NS >= explained_ns_min:
+        return f"it reads {faults[0]:.0f} pages of memory a step from disk, its peers {faults[1]:.0f}"
+    return None
+
+
+def _compare(
+    slow: Slow, evidence: dict[str, float], name: str, measure: Callable[[int], float | None]
+) -> tuple[float, float] | None:
+    """The rank's and the median of its peers, as far as they tell; None when it or all of them do not."""
+    mine = measure(slow.rank)
+    peers = [value for value in map(measure, slow.peers.ranks) if value is not None]
+    if mine is None or not peers:
+        return None
+    evidence[name] = mine
+    return mine, float(np.median(peers))
+
+
+def _retries(sample: AllocatorSample) -> int | None:
+    return sample.retries
+
+
+def _calls(sample: AllocatorSample) -> int | None:
+    if sample.device_allocs is None or sample.device_frees is None:
+        return None
+    return sample.device_allocs + sample.device_frees
+
+
+def _per_step(rank: int, slow: Slow, samples: Samples, count: Callable[[AllocatorSample], int | None]) -> float | None:
+    """How often a step since the slow rank's present level; None without two counts in that time."""
+    told: Sequence[AllocatorCounts] = [
+        counts for counts in samples.allocators.get(rank, ()) if counts.steps >= slow.level_from_step
+    ]
+    if len(told) < 2 or told[-1].steps == told[0].steps:  # noqa: PLR2004 - a difference takes two
+        return None
+    first, last = count(told[0].sample), count(told[-1].sample)
+    return None if first is None or last is None else (last - first) / (told[-1].steps - told[0].steps)
+
+
+def _faults_per_step(rank: int, samples: Samples) -> float | None:
+    """Page faults that read from disk, a step since the start: only the last count is kept. The steps are those that
+    the rank had made when it told of its garbage collector, in the same report.
+    """
+    host, pauses = samples.hosts.get(rank), samples.gc_pauses.get(rank, ())
+    if host is None or host.major_faults is None or not pauses or pauses[-1].steps == 0:
+        return None
+    return host.major_faults / pauses[-1].steps
+
+
+EXPLAINS = 0.5
+"""Share of the excess that a part must hold to be named: more than everything else together."""
+MORE_WORK_RATIO = 1.05
+"""So many more operators than the peers are more work; equal work has equal counts, exactly."""
+CLOCK_RATIO = 0.95
+"""An SM clock below this share of the peers' median is slow: boost clocks of healthy twins differ by 1 to 3 %."""
+
+HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
+"""Xid errors that speak of the GPU or its links and not of the program (NVIDIA's Xid catalogue): memory errors and row
+remapping, NVLink, fallen off the bus, contained and uncontained memory errors, the GPU's own processor."""
+NO_PHASES = frozenset({"cpu", "gc", "compute", "idle"})
+"""Excesses that are no phases of the step."""
+
+
+class Cause(NamedTuple):
+    """The cause's name, half a sentence of evidence, and the numbers behind it."""
+
+    name: str
+    because: str
+    evidence: dict[str, float]
+
+
+def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
+    """The cause of one straggler."""
+    excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
+    evidence = phase_excess(slow, series)
+    for rule in (_data, _garbage, _fault, _clock, _memory, _window):
+        cause = rule(slow, excess_ns, evidence, samples)
+        if cause is not None:
+            return Cause(cause[0], cause[1], evidence)
+    name, because = _host(slow, excess_ns, evidence, samples)
+    return Cause(name, because, evidence)
+
+
+def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
+    """By how much each phase of the rank is longer than its peers', `NAME_excess_ns`, and its CPU time. They are known
+    also where waiting is not: of the present level all steps count, of one that comes now and then the slow ones.
+    """
+    if slow.pattern == "intermittent":
+        rows = np.flatnonzero(np.isin(series.steps, slow.slow_steps))
+    else:
+        rows = np.flatnonzero(series.steps >= slow.level_from_step)
+    found = {
+        f"{name}_excess_ns": _excess(values, rows, slow, series) for name, values in sorted(series.phases_ns.items())
+    }
+    found["cpu_excess_ns"] = _excess(series.cpu_ns, rows, slow, series)
+    return {name: value for name, value in found.items() if not np.isnan(value)}
+
+
+def _excess(values: Cells, rows: Ints, slow: Slow, series: StepSeries) -> float:
+    """The median of the rank less that of its peers' medians, over the steps that are known of the rank and of a peer:
+    CPU time is measured on some steps only, and not by all on the same. NaN without such a step.
+    """
+    mine = values[rows, series.column_of(slow.rank)]
+    peers = values[np.ix_(rows, series.columns_of(slow.peers.ranks))]
+    known = ~np.isnan(mine) & ~np.isnan(peers).all(axis=1)
+    if not known.any():
+        return float("nan")
+    return float(np.median(mine[known]) - np.median(np.nanmedian(peers[known], axis=1)))
+
+
+Verdict = tuple[str, str] | None
+
+
+def _data(_slow: Slow, excess_ns: float, evidence: dict[str, float], _samples: Samples) -> Verdict:
+    data_ns = evidence.get("data_excess_ns", 0.0)
+    if data_ns < EXPLAINS * excess_ns:
+        return None
+    return "data_loading", f"it waits {format_duration(data_ns)} a step longer for its data loader"
+
+
+def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    pauses = {
+        rank: pause_per_step(samples.gc_pauses.get(rank, ()), slow.level_from_step)
+        for rank in (slow.rank, *slow.peers.ranks)
+    }
+    mine = pauses.pop(slow.rank)
+    peers = [pause for pause in pauses.values() if pause is not None]
+    if mine is None or not peers:
+        return None
+    pause_ns = (mine - float(np.median(peers))) / _share_of_slow_steps(slow)
+    evidence["gc_excess_ns"] = pause_ns
+    if pause_ns < EXPLAINS * excess_ns:
+        return None
+    return "garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)} a step longer"
+
+
+def _share_of_slow_steps(slow: Slow) -> float:
+    """What is counted a step falls on the slow steps only where not all are slow."""
+    return slow.persistence if slow.pattern == "intermittent" else 1.0
+
+
+def pause_per_step(pauses: Sequence[GcPauses], from_step: int) -> float | None:
+    """The pauses in ns a step from that step on; None without two samples in that time."""
+    inside = [sample for sample in pauses if sample.steps >= from_step]
+    if len(inside) < 2 or inside[-1].steps == inside[0].steps:  # noqa: PLR2004 - a difference takes two
+        return None
+    return (inside[-1].pause_ns - inside[0].pause_ns) / (inside[-1].steps - inside[0].steps)
+
+
+def _fault(slow: Slow, _excess_ns: float, _evidence: dict[str, float], samples: Samples) -> Verdict:
+    """A GPU that reports a fault of its own and is slow. What most of its peers report too is no reason."""
+    peers = [_find_faults(device) for peer in slow.peers.ranks for device in samples.devices.get(peer, ())]
+    for device in samples.devices.get(slow.rank, ()):
+        mine = {found for found in _find_faults(device) if 2 * sum(found in theirs for theirs in peers) <= len(peers)}
+        if mine:
+            return "gpu_fault", f"its GPU reports {', '.join(sorted(mine))}"
+    return None
+
+
+def _clock(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """The GPU itself. Its clock must be so far below its peers' that half of the excess can come from that; where
+    clocks are not known it must give a reason to throttle that most of its peers' GPUs do not give.
+    """
+    peers = [device for peer in slow.peers.ranks for device in samples.devices.get(peer, ())]
+    for device in samples.devices.get(slow.rank, ()):
+        ratio = _clock_ratio(device, peers)
+        reasons = device.throttle_reasons or ()
+        if ratio is None:
+            cause = name_throttle([reason for reason in reasons if not _is_common(reason, peers)])
+        else:
+            evidence["sm_clock_ratio"] = ratio
+            if ratio >= CLOCK_RATIO or slow.self_ns * (1 - ratio) < EXPLAINS * excess_ns:
+                continue
+            text = f"its GPU runs at {100 * ratio:.0f} % of its peers' clock"
+            cause = name_throttle(reasons) or ("gpu_slow_clock", text)
+        if cause is not None:
+            return cause
+    return None
+
+
+def _find_faults(device: DeviceSample) -> set[str]:
+    """What the GPU says is broken in it."""
+    found = {f"Xid {device.xid_last}"} if device.xid_last in HARDWARE_XIDS else set()
+    if device.ecc_uncorrected:
+        found.add("uncorrectable memory errors")
+    if device.remapping_failed:
+        found.add("a failed row remapping")
+    elif device.remapping_pending:
+        found.add("a pending row remapping")
+    return found
+
+
+def _clock_ratio(device: DeviceSample, peers: Sequence[DeviceSample]) -> float | None:
+    """Its SM clock over the median of its peers'; None where they are not known."""
+    peers_hertz = [peer.sm_clock_hertz for peer in peers if peer.sm_clock_hertz]
+    if not device.sm_clock_hertz or not peers_hertz:
+        return None
+    return device.sm_clock_hertz / float(np.median(peers_hertz))
+
+
+def _is_common(reason: str, peers: Sequence[DeviceSample]) -> bool:
+    """Whether at least half of the peers' GPUs give that reason too: GPUs at their power cap are in good health."""
+    told = [peer.throttle_reasons for peer in peers if peer.throttle_reasons is not None]
+    return bool(told) and 2 * sum(reason in reasons for reasons in told) >= len(told)
+
+
+def name_throttle(reasons: Sequence[str]) -> Verdict:
+    """The cause that reasons to throttle name, heat before power; None when they name neither."""
+    for word, name in (("thermal", "gpu_thermal_throttle"), ("power", "gpu_power_cap")):
+        found = [reason for reason in reasons if word in reason]
+        if found:
+            return name, f"its GPU throttles ({', '.join(found)})"
+    return None
+
+
+def _memory(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """Memory that does not suffice stops a GPU between its kernels: what makes kernels longer is something else."""
+    compute = _window_medians(slow, samples, "compute_ns")
+    if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
+        return None
+    because = find_memory_pressure(slow, EXPLAINS * excess_ns, evidence, samples)
+    return None if because is None else ("memory_pressure", because)
+
+
+def _window(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """What the windows show: more work, slower kernels, or a device that is idle while its host is at work."""
+    compute = _window_medians(slow, samples, "compute_ns")
+    operators = _window_medians(slow, samples, "operator_count")
+    idle = _window_medians(slow, samples, "idle_ns")
+    if compute is None or idle is None:
+        return None
+    has_device = bool(samples.devices.get(slow.rank))
+    evidence["compute_excess_ns"] = compute[0] - compute[1]
+    if operators is not None:
+        evidence["operator_ratio"] = operators[0] / max(1.0, operators[1])
+    if evidence["compute_excess_ns"] >= EXPLAINS * excess_ns:
+        if operators is not None and evidence["operator_ratio"] >= MORE_WORK_RATIO:
+            where = _where(evidence, excess_ns)
+            return "more_work", f"it runs {operators[0]:.0f} operators a step where they run {operators[1]:.0f}{where}"
+        if has_device:
+            longer = format_duration(evidence["compute_excess_ns"])
+            return "gpu_compute", f"its GPU computes {longer} a step longer on the same work, and gives no reason"
+    if has_device:
+        evidence["idle_excess_ns"] = idle[0] - idle[1]
+        if evidence["idle_excess_ns"] >= EXPLAINS * excess_ns:
+            longer = format_duration(evidence["idle_excess_ns"])
+            return (
+                "host_cpu",
+                f"its GPU is idle {longer} a step longer, waiting for its host{_where(evidence, excess_ns)}",
+            )
+    return None
+
+
+def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:
+    where = _where(evidence, excess_ns)
+    if samples.devices.get(slow.rank) or "cpu_excess_ns" not in evidence:
+        # On a GPU a slow host shows as an idle device, which only device windows tell.
+        return "unattributed", f"no test of a cause passes{where}"
+    if evidence["cpu_excess_ns"] >= EXPLAINS * excess_ns:
+        return "host_cpu", f"its training thread computes longer{where}"
+    return "host_cpu", f"its training thread is blocked or waits for a core{where}"
+
+
+def _where(evidence: Mapping[str, float], excess_ns: float) -> str:
+    """The phase that holds at least half of the excess, as the end of a sentence; empty when none does."""
+    phases = {name.removesuffix("_excess_ns"): value for name, value in evidence.items() if name.endswith("_excess_ns")}
+    part_ns, phase = max(((value, name) for name, value in phases.items() if name not in NO_PHASES), default=(0.0, ""))
+    return f", {format_duration(part_ns)} of it in {phase}" if part_ns >= EXPLAINS * excess_ns else ""
+
+
+def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, float] | None:
+    """Median of a breakdown's field per step at the present level: the rank's and its peers'. Of a rank that is slow
+    now and then, the windows that hold a slow step.
+    """
+
+    def per_step(rank: int) -> list[float]:
+        return [
+            float(getattr(window, field)) / window.step_count
+            for window in samples.breakdowns.get(rank, ())
+            if window.first_step >= slow.level_from_step
+            and window.step_count > 0
+            and getattr(window, field) is not None
+            and (rank != slow.rank or _holds_slow_step(window, slow))
+        ]
+
+    mine = per_step(slow.rank)
+    peers = [value for peer in slow.peers.ranks for value in per_step(peer)]
+    return (float(np.median(mine)), float(np.median(peers))) if mine and peers else None
+
+
+def _holds_slow_step(window: WindowBreakdown, slow: Slow) -> bool:
+    if slow.pattern != "intermittent":
+        return True
+    end = window.first_step + window.step_count
+    return bool(((slow.slow_steps >= window.first_step) & (slow.slow_steps < end)).any())

@@ -1,0 +1,68 @@
+"""The verdict in one sentence: which rank, how much slower than whom, since when, why, and what it costs."""
+
+from collections.abc import Sequence
+
+from rankscope.collector.detect.finding import format_ranks
+from rankscope.collector.detect.past import WHEN, put_in_past
+from rankscope.collector.detect.stragglers.cost import Cost
+from rankscope.collector.detect.stragglers.intermittent import find_period
+from rankscope.collector.detect.stragglers.persistent import Slow
+from rankscope.collector.detect.stragglers.root_cause import Cause
+from rankscope.collector.detect.view import JobView
+from rankscope.measure.units import format_duration
+
+COST_WORTH_SAYING = 1.01
+
+
+def write_sentence(
+    slow_ranks: Sequence[Slow], slow: Slow, cause: Cause, cost: Cost, view: JobView, *, is_over: bool = False
+) -> str:
+    """The sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. `is_over`: in the
+    past tense, with WHEN where from when until when is to be put in.
+    """
+    work = "own work" if view.series.self_is_measured else "data, forward and optimizer time"
+    text = (
+        f"{_name(slow_ranks, view.nodes[slow.rank], is_over=is_over)} {slow.slowdown_ratio:.2f} times as slow as "
+        f"{_name_peers(slow, is_over=is_over)}{_describe_pattern(slow)}"
+        f"{WHEN if is_over else f' since step {slow.since_step}'}: "
+        f"{format_duration(slow.self_ns)} of {work} a step against {format_duration(slow.peers_self_ns)}; "
+        f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
+    )
+    return text + say_cost(cost, is_over=is_over)
+
+
+def say_cost(cost: Cost, *, than: str = "it would", is_over: bool = False) -> str:
+    """What it costs, as a sentence to follow another; empty where that is next to nothing."""
+    if cost.job_slowdown_ratio < COST_WORTH_SAYING:
+        return ""
+    takes, costs = ("took", "cost") if is_over else ("takes", "costs")
+    than = "it would have" if is_over and than == "it would" else than
+    return (
+        f" The whole job {takes} {cost.job_slowdown_ratio:.2f} times as long as {than}; "
+        f"each hour {costs} {cost.lost_rank_hours_per_hour:.1f} rank-hours."
+    )
+
+
+def _name(slow_ranks: Sequence[Slow], node: str, *, is_over: bool) -> str:
+    verb = "was" if is_over else "is"
+    if len(slow_ranks) == 1:
+        return f"Rank {slow_ranks[0].rank} ({node}) {verb}"
+    return f"Node {node} (ranks {format_ranks(sorted(one.rank for one in slow_ranks))}) {verb} up to"
+
+
+def _name_peers(slow: Slow, *, is_over: bool) -> str:
+    if slow.peers.size == 1:
+        return "the other rank" if slow.peers.are_twins else "usual beside the other rank"
+    if slow.peers.are_twins:
+        return f"its {slow.peers.size} {'peers' if is_over else 'twins'}"
+    do = "did" if is_over else "do"
+    return f"usual beside the other {slow.peers.size} ranks, of which too few {do} the same work,"
+
+
+def _describe_pattern(slow: Slow) -> str:
+    if slow.pattern == "drifting":
+        return ", and ever slower,"
+    if slow.pattern != "intermittent":
+        return ""
+    period, is_regular = find_period(slow.slow_steps)
+    return f" every {period} steps" if is_regular else f" in {100 * slow.persistence:.0f} % of the steps"

@@ -1,0 +1,150 @@
+"""Ranks that stand still, written down by hand."""
+
+from collections.abc import Mapping, Sequence
+
+from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.view import JobView
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import RankUnresponsive
+from rankscope.measure.stalls import (
+    GroupStatus,
+    KernelThread,
+    PendingCollective,
+    StackFrame,
+    Stall,
+    ThreadStack,
+)
+from tests.unit.collector.steps.step_series import series_of, view_of
+
+S = 1_000_000_000
+STALLED_NS = 40 * S
+LIMIT_NS = 30 * S
+NOW_NS = 1_000 * S
+BEGAN_NS = NOW_NS - STALLED_NS
+WORLD = "default_pg"
+
+Counters = Mapping[str, tuple[int | None, int | None]]
+"""By group the last sequence enqueued and completed."""
+
+
+def progress_of(counters: Counters) -> tuple[GroupStatus, ...]:
+    return tuple(
+        GroupStatus(group=group, enqueued=enqueued, completed=completed)
+        for group, (enqueued, completed) in counters.items()
+    )
+
+
+def call(group: str = WORLD, sequence: int = 8, op: str = "all_reduce", size: int | None = 4_096) -> PendingCollective:
+    return PendingCollective(group=group, op=op, sequence=sequence, age_ns=STALLED_NS, bytes=size)
+
+
+def stall_of(
+    activity: str = "other",
+    pending: Sequence[PendingCollective] = (),
+    *,
+    line: int | None = 74,
+    absent: Mapping[str, str] | None = None,
+) -> Stall:
+    frames = () if line is None else (StackFrame("/home/me/train.py", line, "main"),)
+    return Stall(
+        number=1,
+        since_host_ns=0,
+        taken_host_ns=LIMIT_NS,
+        limit_ns=LIMIT_NS,
+        activity=activity,
+        stacks=(ThreadStack(name="MainThread", frames=frames),) if frames else (),
+        pending=tuple(pending),
+        absent=absent or {},
+    )
+
+
+def still(
+    counters: Counters | None = None,
+    *pending: PendingCollective,
+    activity: str = "other",
+    stalled_ns: int | None = STALLED_NS,
+    since_job_ns: int | None = None,
+    last_step: int | None = 6,
+    stall: Stall | None = None,
+) -> RankStanding:
+    """A rank that is stalled; by default not in a collective, at a line of its script."""
+    return RankStanding(
+        is_stalled=True,
+        stalled_ns=stalled_ns,
+        since_job_ns=since_job_ns,
+        last_step=last_step,
+        progress=progress_of(counters or {}),
+        stall=stall or stall_of(activity, pending),
+    )
+
+
+def waits(group: str = WORLD, sequence: int = 8, *, op: str = "all_reduce", size: int | None = 4_096) -> RankStanding:
+    """A rank that is stalled in a collective, the one behind the last that has completed there."""
+    counters = {group: (sequence, sequence - 1)}
+    return still(counters, call(group, sequence, op, size), activity="collective")
+
+
+def moving(counters: Counters | None = None) -> RankStanding:
+    """A rank that is not stalled."""
+    return RankStanding(is_stalled=False, progress=progress_of(counters or {WORLD: (7, 7)}))
+
+
+def dead(reason: str = "killed", ended_job_ns: int | None = BEGAN_NS, counters: Counters | None = None) -> RankStanding:
+    """A rank that ended badly by itself, by default when the others came to a standstill."""
+    return RankStanding(
+        ended=reason,
+        ended_detail="SIGKILL",
+        ended_job_ns=ended_job_ns,
+        failed_job_ns=ended_job_ns,
+        progress=progress_of(counters or {WORLD: (7, 7)}),
+    )
+
+
+def ended(reason: str, ended_job_ns: int | None = BEGAN_NS, counters: Counters | None = None) -> RankStanding:
+    """A rank whose end others have caused, or that ended well."""
+    progress = progress_of(counters or {WORLD: (7, 7)})
+    return RankStanding(ended=reason, ended_job_ns=ended_job_ns, progress=progress)
+
+
+def silent(counters: Counters | None = None, *, is_stalled: bool | None = False) -> RankStanding:
+    """A rank that is not heard of any more."""
+    return RankStanding(ended="silent", is_stalled=is_stalled, progress=progress_of(counters or {WORLD: (7, 7)}))
+
+
+def frozen(
+    counters: Counters | None = None,
+    *pending: PendingCollective,
+    threads: Sequence[KernelThread] = (),
+    state: str = "S",
+) -> RankStanding:
+    """A rank whose interpreter is held, as its sidecar sees it. Before, it had told other counters."""
+    identity = RankIdentity(
+        run="story", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-of-it", pid=7
+    )
+    seen = RankUnresponsive(
+        sequence=1,
+        identity=identity,
+        host_ns=STALLED_NS,
+        since_host_ns=0,
+        state=state,
+        threads=tuple(threads),
+        progress=progress_of(counters or {}),
+        pending=tuple(pending),
+    )
+    return RankStanding(
+        is_stalled=True, stalled_ns=STALLED_NS, unresponsive=seen, progress=progress_of({WORLD: (7, 7)})
+    )
+
+
+def view_on(
+    standings: Mapping[int, RankStanding], groups: Mapping[str, tuple[int, ...]] | None = None, world: int | None = None
+) -> JobView:
+    """A job at NOW_NS, whose ranks are all in one group unless told otherwise."""
+    world = max(standings, default=0) + 1 if world is None else world
+    return view_of(
+        series_of([[10.0] * world]),
+        groups=groups or {WORLD: tuple(range(world))},
+        nodes=dict.fromkeys(range(world), "node-a"),
+        now_job_ns=NOW_NS,
+        standings=standings,
+    )

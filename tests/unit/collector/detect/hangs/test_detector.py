@@ -1,0 +1,432 @@
+"""Which rank keeps the others waiting: one table for each cause."""
+
+from dataclasses import replace
+
+import pytest
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hangs.detector import Hangs, find_first_dead
+from rankscope.collector.detect.view import JobView
+from rankscope.measure.stalls import EXCUSED_FACTOR
+from tests.unit.collector.detect.hang_standings import (
+    BEGAN_NS,
+    LIMIT_NS,
+    NOW_NS,
+    WORLD,
+    S,
+    call,
+    dead,
+    ended,
+    frozen,
+    moving,
+    silent,
+    stall_of,
+    still,
+    view_on,
+    waits,
+)
+
+TENSOR, DATA, PIPELINE = "mesh_tp/0-1", "mesh_dp/1-2", "mesh_pp/2-3"
+CHAIN = {TENSOR: (0, 1), DATA: (1, 2), PIPELINE: (2, 3)}
+"""Rank 0 works with 1, 1 with 2, 2 with 3."""
+
+Standings = dict[int, RankStanding]
+
+
+def find(view: JobView, *explained: Finding) -> Finding:
+    found = Hangs().find(view, explained)
+    assert not isinstance(found, Abstain), found
+    (candidate,) = found
+    assert_past(candidate.finding)
+    assert candidate.lost_ns is None
+    return candidate.finding
+
+
+PRESENT = frozenset({"stand", "stands", "wait", "waits", "is", "do", "does", "has", "have", "keep", "hangs", "goes"})
+
+
+def assert_past(finding: Finding) -> None:
+    """Whoever finds a hang also knows how to tell of it when it is over."""
+    assert PRESENT.isdisjoint(finding.past.split()), finding.past
+    assert finding.past.endswith(". The run{when}."), finding.past
+
+
+def reason(view: JobView) -> str:
+    found = Hangs().find(view, ())
+    assert isinstance(found, Abstain), found
+    return found.reason
+
+
+def essence(finding: Finding) -> tuple[str, tuple[int, ...], str | None, str]:
+    return finding.cause, finding.ranks, finding.group, finding.severity
+
+
+IN_CHAIN = {
+    0: waits(TENSOR),
+    1: still({TENSOR: (7, 7), DATA: (3, 2)}, call(DATA, 3), activity="collective"),
+    2: still({DATA: (2, 2), PIPELINE: (5, 4)}, call(PIPELINE, 5), activity="collective"),
+}
+
+
+# -- no hang ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "standings",
+    [
+        {},
+        {0: moving(), 1: moving()},
+        # Asynchronous work is pending in every healthy job.
+        {0: moving({WORLD: (9, 8)}), 1: moving({WORLD: (8, 8)})},
+        {0: ended("finished"), 1: ended("finished")},
+    ],
+)
+def test_while_nobody_stands_still_there_is_no_hang(standings: Standings) -> None:
+    assert Hangs().find(view_on(standings, world=2), ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("origin", "why"),
+    [
+        (still({WORLD: (7, 7)}, activity="data"), "rank 1 is in data, which may take long; ranks that wait: 2"),
+        (moving(), "rank 1 goes on with its work; ranks that wait: 2"),
+        # In a checkpoint its own word is that it is not stalled.
+        (
+            RankStanding(is_stalled=False, progress=moving().progress, stall=stall_of("checkpoint"), stalled_ns=40 * S),
+            "rank 1 is in checkpoint, which may take long; ranks that wait: 2",
+        ),
+    ],
+)
+def test_a_rank_that_reads_saves_or_works_is_not_missing_yet(origin: RankStanding, why: str) -> None:
+    assert reason(view_on({0: waits(), 1: origin, 2: waits()})) == why
+
+
+@pytest.mark.parametrize(
+    ("origin", "place"),
+    [
+        (still({WORLD: (7, 7)}, activity="data", stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1), "in data at train.py:74"),
+        (moving(), "goes on with its work"),
+    ],
+)
+def test_after_ten_limits_it_is(origin: RankStanding, place: str) -> None:
+    waiting = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
+    finding = find(view_on({0: waiting, 1: origin}))
+    assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
+    assert place in finding.sentence
+
+
+def test_a_rank_in_a_long_checkpoint_is_excused_however_long_the_others_wait() -> None:
+    saving = RankStanding(is_stalled=False, progress=moving().progress, stall=stall_of("checkpoint"), stalled_ns=40 * S)
+    waiting = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
+    assert "is in checkpoint" in reason(view_on({0: waiting, 1: saving}))
+
+
+def test_ranks_that_all_wait_for_data_do_not_hang() -> None:
+    standings = {rank: still({WORLD: (7, 7)}, activity="data") for rank in range(2)}
+    assert reason(view_on(standings)) == (
+        "no rank waits in a collective; ranks that go on with their work, wait for data or do what may take "
+        "long: 2 of 2"
+    )
+
+
+def test_work_after_the_training_of_the_others_is_no_hang() -> None:
+    standings = {0: still({WORLD: (7, 7)}), 1: ended("finished")}
+    assert reason(view_on(standings)) == "no rank waits in a collective; ranks that have ended: 1"
+
+
+# -- a missing rank ---------------------------------------------------------------------------------------------------
+
+
+def test_the_rank_that_has_not_entered_is_named_with_its_line_and_what_the_others_wait_for() -> None:
+    finding = find(view_on({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()}))
+    assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
+    assert finding.sentence == (
+        "Rank 1 (node-a) stands still at train.py:74 (main), and 2 ranks wait for it in all_reduce 8 of default_pg "
+        "(4096 bytes) for 40.0 s, its last one there is 7. The job hangs in step 7."
+    )
+    assert finding.past == (
+        "Rank 1 (node-a) stood still at train.py:74 (main), and 2 ranks waited for it in all_reduce 8 of default_pg "
+        "(4096 bytes), its last one there was 7. The run{when}."
+    )
+    assert finding.since_step == 7
+    assert finding.evidence == {
+        "stalled_ranks": 3,
+        "waiting_ranks": 2,
+        "stalled_ns": 40e9,
+        "sequence": 8,
+        "group_max_sequence": 8,
+        "missing_sequence": 7,
+        "waiting_bytes": 4_096,
+    }
+    assert list(finding.details) == ["stack of rank 1", "stack of rank 0, which waits"]
+
+
+def test_counters_alone_are_enough() -> None:
+    bare = {"line": None, "absent": {"pending": "no recorder", "stacks": "not allowed"}}
+    waiting = still({WORLD: (8, 7)}, stall=stall_of("collective", **bare))  # type: ignore[arg-type]
+    missing = RankStanding(is_stalled=True, progress=still({WORLD: (7, 7)}).progress)
+    finding = find(view_on({0: waiting, 1: missing}))
+    assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
+    assert finding.sentence == (
+        "Rank 1 (node-a) stands still, and 1 rank waits for it in collective 8 of default_pg for 40.0 s, its last one "
+        "there is 7. The job hangs in step 7."
+    )
+    assert finding.details == {}
+
+
+def test_a_rank_that_has_made_no_collective_at_all_is_missing_in_the_first_one() -> None:
+    finding = find(view_on({0: waits(sequence=1), 1: still({})}))
+    assert (finding.cause, finding.ranks, finding.evidence["missing_sequence"]) == ("missing_rank", (1,), 0)
+
+
+def test_a_rank_whose_interpreter_is_held_is_missing_by_the_counters_of_its_sidecar() -> None:
+    finding = find(view_on({0: waits(), 1: frozen({WORLD: (7, 7)})}))
+    assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
+    assert finding.sentence.startswith("Rank 1 (node-a) does not answer, its interpreter does not run (state S), and ")
+
+
+def test_ranks_that_are_missing_together_are_named_together() -> None:
+    finding = find(view_on({0: still({WORLD: (7, 7)}), 1: waits(), 2: still({WORLD: (7, 7)})}))
+    assert finding.ranks == (0, 2)
+    assert finding.sentence.startswith(
+        "Ranks 0, 2 keep the others waiting; of these rank 0 stands still at train.py:74 (main), and 1 rank waits for "
+        "them in all_reduce 8"
+    )
+
+
+def test_waiting_is_followed_through_three_groups_to_where_it_comes_from() -> None:
+    finding = find(view_on({**IN_CHAIN, 3: still({PIPELINE: (4, 4)})}, CHAIN))
+    assert essence(finding) == ("missing_rank", (3,), PIPELINE, "critical")
+    assert "1 rank waits for it in all_reduce 5 of mesh_pp/2-3 (4096 bytes)" in finding.sentence
+    assert "2 ranks wait behind it" in finding.sentence
+    assert finding.evidence["waiting_ranks"] == 3
+
+
+def test_a_rank_in_a_call_that_no_recorder_shows_is_named_only_when_nobody_else_is_missing() -> None:
+    receives = still({WORLD: (7, 7)}, activity="collective")
+    assert find(view_on({0: waits(), 1: receives, 2: still({WORLD: (7, 7)})})).ranks == (2,)
+    assert essence(find(view_on({0: waits(), 1: receives}))) == ("missing_rank", (1,), WORLD, "critical")
+
+
+def test_such_a_rank_is_not_named_before_everybody_has_come_to_a_standstill() -> None:
+    receives = still({WORLD: (7, 7)}, activity="collective")
+    standings = {0: waits(), 1: receives, 2: moving({WORLD: (8, 8)})}
+    assert reason(view_on(standings)) == "ranks that have not come to a standstill: 1 of 3"
+    standings[0] = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
+    assert find(view_on(standings)).ranks == (1,)
+
+
+def test_a_rank_that_moves_is_not_named_beside_one_that_is_missing() -> None:
+    assert find(view_on({0: waits(), 1: moving(), 2: still({WORLD: (7, 7)})})).ranks == (2,)
+
+
+# -- ranks that are gone ----------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_was_killed_while_others_wait_is_told_from_one_that_is_stuck() -> None:
+    finding = find(view_on({0: waits(), 1: dead(), 2: still({WORLD: (7, 7)})}))
+    assert essence(finding) == ("dead_rank", (1,), WORLD, "critical")
+    assert finding.sentence.startswith(
+        "Rank 1 (node-a) has ended: killed (SIGKILL), and 1 rank waits for it in all_reduce 8 of default_pg"
+    )
+
+
+def test_a_rank_that_died_inside_the_collective_is_named_too() -> None:
+    assert find(view_on({0: waits(), 1: dead(counters={WORLD: (8, 7)})})).ranks == (1,)
+
+
+def test_a_rank_that_died_is_named_also_where_nobody_waits_in_a_collective() -> None:
+    finding = find(view_on({0: still({WORLD: (8, 8)}), 1: dead()}))
+    assert essence(finding) == ("dead_rank", (1,), None, "critical")
+    assert finding.sentence == (
+        "Rank 1 (node-a) has ended: killed (SIGKILL), and 1 rank stands still for 40.0 s. The job hangs in step 7."
+    )
+
+
+@pytest.mark.parametrize("how", ["finished", "terminated", "interrupted", "failed"])
+def test_a_rank_that_ended_in_any_way_is_named_when_others_wait_for_it(how: str) -> None:
+    assert essence(find(view_on({0: waits(), 1: ended(how)}))) == ("dead_rank", (1,), WORLD, "critical")
+
+
+def test_a_rank_that_had_completed_the_collective_before_it_ended_is_not_waited_for() -> None:
+    finding = find(view_on({0: waits(), 1: ended("finished", counters={WORLD: (8, 8)})}))
+    assert essence(finding) == ("all_in_collective", (), WORLD, "critical")
+
+
+def test_a_rank_that_failed_long_ago_is_not_named_for_a_hang_of_today() -> None:
+    long_ago = dead(ended_job_ns=BEGAN_NS - LIMIT_NS - 1, counters={"old": (1, 1)})
+    standings = {0: waits("new"), 1: still({"new": (7, 7)}), 2: long_ago}
+    assert find(view_on(standings, {"new": (0, 1), "old": (2,)})).ranks == (1,)
+
+
+def test_a_rank_that_a_timeout_ended_had_waited_itself() -> None:
+    standings = {0: waits(), 1: still({WORLD: (7, 7)}), 2: dead("collective_timeout", ended_job_ns=BEGAN_NS)}
+    standings[2] = replace(standings[2], failed_job_ns=BEGAN_NS)
+    assert find(view_on(standings)).ranks == (1,)
+
+
+def test_a_rank_that_only_stopped_to_report_is_not_blamed() -> None:
+    finding = find(view_on({0: waits(), 1: ended("stopped")}))
+    assert (finding.cause, finding.ranks) == ("unattributed", ())
+
+
+def test_when_no_clock_and_no_limit_is_known_a_death_counts() -> None:
+    waiting = RankStanding(is_stalled=True, progress=waits().progress)
+    assert find(view_on({0: waiting, 1: dead()})).cause == "dead_rank"
+
+
+def test_with_an_aligned_clock_the_standstill_is_dated_by_it() -> None:
+    # By the clock it began 100 s ago: a death 40 s ago is a consequence.
+    waiting = replace(waits(), since_job_ns=NOW_NS - 100 * S)
+    assert find(view_on({0: waiting, 1: dead(), 2: still({WORLD: (7, 7)}, since_job_ns=NOW_NS - 99 * S)})).ranks == (2,)
+
+
+@pytest.mark.parametrize(
+    ("failed", "first"),
+    [
+        # The killed one counts as 5 s earlier than its neighbour's exception.
+        ({0: dead("failed", 100 * S), 1: dead("killed", 97 * S)}, [1]),
+        ({0: dead("killed", 95 * S), 1: dead("crashed", 99 * S)}, [0, 1]),
+        ({0: dead("killed", 95 * S), 1: dead("crashed", 101 * S)}, [0]),
+        ({0: dead("failed", 95 * S), 1: dead("failed", 96 * S)}, [0]),
+    ],
+)
+def test_those_that_died_first_and_with_it_brought_the_others_down(failed: Standings, first: list[int]) -> None:
+    assert find_first_dead(failed) == first
+
+
+# -- silent ranks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_rank_is_told_apart_and_not_called_dead() -> None:
+    finding = find(view_on({0: waits(), 1: silent()}))
+    assert essence(finding) == ("silent_rank", (1,), WORLD, "critical")
+    assert "does not report, and whether its process lives is not known" in finding.sentence
+
+
+def test_a_rank_that_stood_still_outside_before_it_fell_silent_is_missing() -> None:
+    assert find(view_on({0: waits(), 1: silent({WORLD: (7, 7)}, is_stalled=True)})).cause == "missing_rank"
+
+
+def test_a_silent_rank_that_had_entered_is_not_blamed() -> None:
+    standings = {0: waits(), 1: silent({WORLD: (8, 7)}, is_stalled=True), 2: still({WORLD: (7, 7)})}
+    assert find(view_on(standings)).ranks == (2,)
+
+
+# -- nobody is missing ------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_are_in_a_deadlock() -> None:
+    first, second = "mesh_a", "mesh_b"
+    standings = {
+        0: still({first: (3, 2), second: (5, 5)}, call(first, 3), activity="collective"),
+        1: still({first: (2, 2), second: (6, 5)}, call(second, 6, "all_gather"), activity="collective"),
+    }
+    finding = find(view_on(standings, {first: (0, 1), second: (0, 1)}))
+    assert essence(finding) == ("deadlock", (0, 1), None, "critical")
+    assert finding.sentence == (
+        "Ranks 0-1 wait for each other for 40.0 s: rank 0 in all_reduce 3 of mesh_a for rank 1, rank 1 in all_gather 6 "
+        "of mesh_b for rank 0. The job hangs in step 7."
+    )
+
+
+def test_ranks_behind_a_circle_are_not_part_of_it() -> None:
+    groups = {"behind": (0, 1), "a": (1, 2), "b": (1, 2)}
+    standings = {
+        0: waits("behind"),
+        1: still({"behind": (7, 7), "a": (3, 2), "b": (5, 5)}, call("a", 3)),
+        2: still({"a": (2, 2), "b": (6, 5)}, call("b", 6)),
+    }
+    assert find(view_on(standings, groups)).ranks == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (waits(op="broadcast"), "all_reduce of 4096 bytes on rank 0, broadcast of 4096 bytes on rank 1"),
+        (waits(size=8), "all_reduce of 4096 bytes on rank 0, all_reduce of 8 bytes on rank 1"),
+        (waits(op="all_gather"), "all_reduce of 4096 bytes on rank 0, all_gather on rank 1"),
+    ],
+)
+def test_different_calls_at_one_place_are_a_mismatch(other: RankStanding, told: str) -> None:
+    finding = find(view_on({0: waits(), 1: other}))
+    assert essence(finding) == ("order_mismatch", (), WORLD, "critical")
+    assert finding.sentence == (
+        f"Collective 8 of default_pg is not the same everywhere: {told}. The job hangs in step 7."
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (waits(), waits(size=None)),
+        # Sizes of these may differ by right.
+        (waits(op="all_to_all"), waits(op="all_to_all", size=8)),
+        (waits(), waits()),
+    ],
+)
+def test_a_collective_that_all_have_entered_points_at_the_network(one: RankStanding, other: RankStanding) -> None:
+    finding = find(view_on({0: one, 1: other}))
+    assert essence(finding) == ("all_in_collective", (), WORLD, "critical")
+    assert finding.sentence.startswith("All 2 ranks of the group have entered all_")
+    assert "which completes on none of them for 40.0 s" in finding.sentence
+    assert "missing_sequence" not in finding.evidence
+
+
+def test_a_collective_that_only_one_rank_does_not_complete_says_so() -> None:
+    # Rank 1 has gone on, and waits in a group of its own for the network as well.
+    standings = {0: waits(), 1: still({WORLD: (8, 8)}, call("alone", 1))}
+    finding = find(view_on(standings, {WORLD: (0, 1), "alone": (1,)}))
+    assert finding.group == WORLD
+    assert "which does not complete on rank 0" in finding.sentence
+
+
+def test_a_rank_that_waits_elsewhere_for_somebody_keeps_no_collective_from_completing_by_itself() -> None:
+    # Both have enqueued the world's 8, but rank 1's device is held up by rank 2 in another group.
+    groups = {WORLD: (0, 1), DATA: (1, 2)}
+    held = still({WORLD: (8, 7), DATA: (3, 2)}, call(DATA, 3), call())
+    assert find(view_on({0: waits(), 1: held, 2: still({DATA: (2, 2)})}, groups)).ranks == (2,)
+
+
+# -- what nobody can tell ---------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_tells_no_counters_is_not_blamed() -> None:
+    quiet = still({}, stall=stall_of("other", absent={"pending": "this torch has no flight recorder"}))
+    finding = find(view_on({0: waits(), 1: quiet}))
+    assert essence(finding) == ("unattributed", (), WORLD, "critical")
+    assert finding.sentence == (
+        "1 rank waits in all_reduce 8 of default_pg (4096 bytes) for 40.0 s, and it is not known for whom: how far "
+        "rank 1 is there is not known. The job hangs in step 7."
+    )
+
+
+def test_a_rank_that_receives_from_somebody_unknown_is_not_blamed() -> None:
+    receives = still({WORLD: (7, 7)}, call("mesh_pp", 3, "recv anysource"), activity="collective")
+    finding = find(view_on({0: waits(), 1: receives}))
+    assert (finding.cause, finding.ranks) == ("unattributed", ())
+
+
+def test_a_member_that_has_never_joined_is_not_blamed() -> None:
+    finding = find(view_on({0: waits()}, {WORLD: (0, 1)}))
+    assert (finding.cause, finding.ranks) == ("unattributed", ())
+
+
+def test_what_the_other_ranks_tell_is_used_beside_one_that_tells_nothing() -> None:
+    quiet = still({}, stall=stall_of("other", absent={"pending": "this torch has no flight recorder"}))
+    assert find(view_on({0: waits(), 1: quiet, 2: still({WORLD: (7, 7)})})).ranks == (2,)
+
+
+def test_one_rank_alone_stands_still_and_nothing_more_can_be_said() -> None:
+    finding = find(view_on({0: still({}, last_step=None)}))
+    assert essence(finding) == ("unattributed", (), None, "warning")
+    assert finding.sentence == (
+        "1 rank stands still for 40.0 s, in no collective that is known; rank 0 stands still at train.py:74 (main). "
+        "The job hangs."
+    )
+    assert (finding.since_step, list(finding.details)) == (None, ["stack of rank 0"])
+
+
+def test_one_rank_that_waits_in_a_collective_of_its_own_is_held_up_by_its_device() -> None:
+    assert find(view_on({0: waits()})).cause == "all_in_collective"

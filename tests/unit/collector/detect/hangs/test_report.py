@@ -1,0 +1,168 @@
+"""A hang in words, its numbers and its stacks."""
+
+from dataclasses import replace
+
+import pytest
+
+from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hangs.detector import Hangs
+from rankscope.collector.detect.hangs.report import (
+    STACKS_SHOWN_MAX,
+    HangFacts,
+    describe_place,
+    describe_stack,
+    write_hang,
+)
+from rankscope.collector.detect.hangs.wait_graph import find_stuck
+from rankscope.collector.detect.view import Candidate
+from rankscope.measure.stalls import GroupStatus, KernelThread, StackFrame, Stall, ThreadStack
+from tests.unit.collector.detect.hang_standings import (
+    LIMIT_NS,
+    WORLD,
+    call,
+    dead,
+    ended,
+    frozen,
+    moving,
+    silent,
+    stall_of,
+    still,
+    view_on,
+    waits,
+)
+
+THREAD = KernelThread(thread=7, name="python", state="S", wait_channel="futex_wait")
+
+
+@pytest.mark.parametrize(
+    ("standing", "place", "past"),
+    [
+        (still(), "stands still at train.py:74 (main)", "stood still at train.py:74 (main)"),
+        (
+            still(activity="synchronize"),
+            "stands still in synchronize at train.py:74 (main)",
+            "stood still in synchronize at train.py:74 (main)",
+        ),
+        (still(stall=stall_of(line=None)), "stands still", "stood still"),
+        (RankStanding(is_stalled=True), "stands still", "stood still"),
+        (moving(), "goes on with its work", "went on with its work"),
+        (
+            RankStanding(is_stalled=False, stall=stall_of("checkpoint")),
+            "goes on with its work at train.py:74 (main)",
+            "went on with its work at train.py:74 (main)",
+        ),
+        (
+            frozen(),
+            "does not answer, its interpreter does not run (state S)",
+            "did not answer, its interpreter did not run (state S)",
+        ),
+        (
+            frozen(state=""),
+            "does not answer, its interpreter does not run",
+            "did not answer, its interpreter did not run",
+        ),
+        (
+            silent(),
+            "does not report, and whether its process lives is not known",
+            "did not report, and whether its process lived was not known",
+        ),
+        (
+            silent(is_stalled=True),
+            "stands still and does not report any more",
+            "stood still and did not report any more",
+        ),
+        (dead(), "has ended: killed (SIGKILL)", "had ended: killed (SIGKILL)"),
+        (ended("finished"), "has ended: finished", "had ended: finished"),
+    ],
+)
+def test_where_a_rank_is_and_was(standing: RankStanding, place: str, past: str) -> None:
+    assert describe_place(standing) == place
+    assert describe_place(standing, is_over=True) == past
+
+
+def test_a_stack_is_written_innermost_line_first() -> None:
+    frames = (StackFrame("a.py", 1, "inner"), StackFrame("b.py", 2, "outer"))
+    stall = Stall(
+        number=1,
+        since_host_ns=0,
+        taken_host_ns=0,
+        limit_ns=LIMIT_NS,
+        stacks=(ThreadStack(name="MainThread", frames=frames, frames_left_out=3),),
+    )
+    assert describe_stack(still(stall=stall)) == "a.py:1 in inner\nb.py:2 in outer\nand 3 more"
+
+
+def test_of_a_rank_that_does_not_answer_the_kernel_tells_what_it_can() -> None:
+    hidden = KernelThread(thread=8, name="gloo", state="R")
+    assert describe_stack(frozen(threads=[THREAD, hidden])) == (
+        "no Python stack: the interpreter does not run\nthread 7 (python): S in futex_wait\nthread 8 (gloo): R in ?"
+    )
+
+
+def test_a_rank_that_nobody_looked_into_has_no_stack() -> None:
+    assert describe_stack(dead()) == ""
+
+
+def test_a_finding_keeps_a_few_stacks_of_many_ranks() -> None:
+    standings = {rank: still({WORLD: (7, 7)}) for rank in range(STACKS_SHOWN_MAX + 3)}
+    standings[99] = waits()
+    (candidate,) = find(standings)
+    assert len(candidate.finding.ranks) == STACKS_SHOWN_MAX + 3
+    assert [name for name in candidate.finding.details if name.endswith("which waits")] == [
+        "stack of rank 99, which waits"
+    ]
+    assert len(candidate.finding.details) == STACKS_SHOWN_MAX + 1
+
+
+def find(standings: dict[int, RankStanding]) -> list[Candidate]:
+    found = Hangs().find(view_on(standings), ())
+    assert isinstance(found, tuple), found
+    return list(found)
+
+
+def test_what_is_not_known_is_left_out_of_sentence_and_numbers() -> None:
+    bare = RankStanding(is_stalled=True, progress=waits().progress)
+    (candidate,) = find({0: bare, 1: RankStanding(is_stalled=True, progress=still({WORLD: (7, 7)}).progress)})
+    assert candidate.finding.sentence == (
+        "Rank 1 (node-a) stands still, and 1 rank waits for it in collective 8 of default_pg, its last one there is 7. "
+        "The job hangs."
+    )
+    assert set(candidate.finding.evidence) == {
+        "stalled_ranks", "waiting_ranks", "sequence", "group_max_sequence", "missing_sequence",
+    }  # fmt: skip
+
+
+def test_a_transfer_that_misses_its_other_end_has_no_number_that_could_be_compared() -> None:
+    standings = {0: still({}), 1: still({}, call(WORLD, 4, "recv 1<-0"))}
+    (candidate,) = find(standings)
+    assert candidate.finding.sentence.startswith(
+        "Rank 0 (node-a) stands still at train.py:74 (main), and 1 rank waits for it in recv 1<-0 4 of default_pg "
+        "(4096 bytes) for 40.0 s. "
+    )
+    assert "missing_sequence" not in candidate.finding.evidence
+
+
+def test_a_rank_of_which_no_node_is_known_says_so() -> None:
+    view = view_on({5: still({WORLD: (7, 7)}), 0: waits()}, {WORLD: (0, 5)}, world=2)
+    graph = find_stuck(view.standings, view.groups, lambda _: False)
+    facts = HangFacts(view, graph, (5,), graph.stuck[0])
+    assert write_hang("missing_rank", facts).startswith("Rank 5 (node not known) stands still")
+
+
+@pytest.mark.parametrize(
+    ("started", "told"),
+    [
+        ((8, 7, 8), "; it has not begun on the device of rank 1. "),
+        # Where no device has begun it, none is told from the others; nor where the backend does not tell.
+        ((7, 7, 7), " for 40.0 s. "),
+        ((8, None, 8), " for 40.0 s. "),
+    ],
+)
+def test_a_device_that_has_not_begun_what_all_have_entered_is_told(started: tuple[int | None, ...], told: str) -> None:
+    standings = {
+        rank: replace(waits(), progress=(GroupStatus(group=WORLD, enqueued=8, started=sequence, completed=7),))
+        for rank, sequence in enumerate(started)
+    }
+    (candidate,) = find(standings)
+    assert (candidate.finding.cause, candidate.finding.ranks) == ("all_in_collective", ())
+    assert f"which completes on none of them for 40.0 s{told.removeprefix(' for 40.0 s')}" in candidate.finding.sentence

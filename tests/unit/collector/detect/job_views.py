@@ -1,0 +1,114 @@
+"""Jobs as the rules over them see them, written down by hand: shares of steps of 100 ms, most of them in percent."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.run_rules.rules import JobRules
+from rankscope.collector.detect.view import AllocatorCounts, JobView, Samples
+from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.collector.steps.step_series import Floats
+from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
+
+STEPS = 32
+STEP_MS = 100
+MADE = 100
+RULE = JobRules(STEPS)
+GROUP = "default_pg"
+
+Shares = Mapping[str, float]
+"""Of one rank's windows, in percent of the step: compute, exposed, overlap; what is left is idle."""
+
+BUSY: Shares = {"compute": 95, "exposed": 3, "overlap": 20}
+
+
+def window_of(
+    first_step: int, shares: Shares, *, step_ms: float = STEP_MS, idle_ms: float | None = None
+) -> WindowBreakdown:
+    window_ns = round(step_ms * MS)
+    compute, exposed, overlap = (
+        round(shares.get(name, 0.0) / 100 * STEP_MS * MS) for name in ("compute", "exposed", "overlap")
+    )
+    idle_ns = window_ns - compute - exposed if idle_ms is None else round(idle_ms * MS)
+    return WindowBreakdown(
+        first_step=first_step, step_count=1, window_ns=window_ns, compute_ns=compute,
+        communication_ns=exposed + overlap, overlap_ns=overlap, exposed_communication_ns=exposed,
+        copy_ns=window_ns - compute - exposed - idle_ns, idle_ns=idle_ns,
+    )  # fmt: skip
+
+
+def job_of(
+    *ranks: Shares,
+    data_ms: Sequence[float] | float = 1.0,
+    moved_ms: float | None = 3.0,
+    gpus: int | None = None,
+    windows: int = 3,
+    made: int = MADE,
+    allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
+    phases: bool = True,
+) -> JobView:
+    """A job of such ranks. `moved_ms` is the transfer of its one group a step, `gpus` how many ranks have a GPU."""
+    count = len(ranks)
+    rows = min(made, 64)
+    data = [data_ms] * count if isinstance(data_ms, int | float) else list(data_ms)
+    series = series_of(
+        [[float(STEP_MS)] * count] * rows,
+        phases_ms={"data": [data] * rows} if phases else {},
+        first_step=made - rows,
+    )
+    return view_of(
+        series,
+        groups={GROUP: tuple(range(count))},
+        transfers=exposed_of({} if moved_ms is None else {GROUP: np.full(rows, moved_ms * MS)}),
+        samples=Samples(
+            breakdowns={
+                rank: [window_of(40 + 20 * number, shares) for number in range(windows)]
+                for rank, shares in enumerate(ranks)
+            },
+            gc_pauses={},
+            devices={rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in range(count if gpus is None else gpus)},
+            allocators=allocators or {},
+        ),
+    )
+
+
+def exposed_of(exposed_ns: Mapping[str, Floats]) -> GroupTransfers:
+    """Transfers of which no more is known than how much was exposed."""
+    return GroupTransfers(exposed_ns=exposed_ns)
+
+
+def with_samples(view: JobView, samples: Samples) -> JobView:
+    return view_of(view.series, groups=view.groups, transfers=view.transfers, samples=samples)
+
+
+def finding_of(kind: str, cause: str | None = None, since_step: int = 7) -> Finding:
+    return Finding(kind=kind, cause=cause or kind, sentence="", since_step=since_step)
+
+
+def findings_in(view: JobView, *explained: Finding) -> list[Finding]:
+    found = RULE.find(view, explained)
+    assert not isinstance(found, Abstain)
+    assert all(candidate.lost_ns is None for candidate in found)
+    return [candidate.finding for candidate in found]
+
+
+def kinds_in(view: JobView, *explained: Finding) -> list[str]:
+    return [finding.kind for finding in findings_in(view, *explained)]
+
+
+def counts_of(*samples: tuple[int, int], first_steps: int = STEPS, apart: int = 10) -> list[AllocatorCounts]:
+    """Samples of (retries, calls of the driver each way), every so many steps."""
+    return [
+        AllocatorCounts(
+            first_steps + apart * number,
+            AllocatorSample(host_ns=0, retries=retries, device_allocs=100 + calls, device_frees=calls),
+        )
+        for number, (retries, calls) in enumerate(samples)
+    ]
+
+
+STEADY = [(2, 0)] * 9
+RETRYING = [(number, 0) for number in range(9)]
+CHURNING = [(0, number) for number in range(9)]

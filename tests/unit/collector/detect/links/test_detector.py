@@ -1,0 +1,313 @@
+"""Slow links as findings. Ten ms a step are a healthy transfer, in steps of 100 ms; two machines of four ranks."""
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.links.detector import SlowLinks
+from rankscope.collector.detect.past import close_finding
+from rankscope.collector.detect.stragglers.detector import is_explained_by_links
+from rankscope.collector.detect.view import Candidate, JobView, Samples
+from rankscope.collector.steps.step_series import Floats
+from rankscope.measure.records import DeviceSample
+from tests.unit.collector.steps.group_transfers import LINKS, MB, Groups, draw, mesh, noisy, view_with
+from tests.unit.collector.steps.step_series import slow_of
+
+MESH = mesh(2, 4)
+"""Tensor parallel pairs 0-1, 2-3, 4-5, 6-7, and the data parallel groups of the even and of the odd ranks."""
+NODES = {rank: "ab"[rank // 4] for rank in range(8)}
+PAIR, ODD = "mesh_tp/4,5", "mesh_dp/1,3,5,7"
+BEGIN = 60
+DETECTOR = SlowLinks(LINKS)
+
+
+def flat(groups: Groups, steps: int = 120) -> dict[str, Floats]:
+    """Transfers of exactly ten ms."""
+    return {group: np.full(steps, 10.0) for group in groups}
+
+
+def view_of(*slow: str, ratio: float = 2.0, flawless: bool = False, **changed: object) -> JobView:
+    """These groups are slow from BEGIN on."""
+    transfers = flat(MESH) if flawless else draw(MESH, 120)
+    for group in slow:
+        transfers[group][BEGIN:] *= ratio
+    return view_with(MESH, transfers, nodes=NODES, **changed)  # type: ignore[arg-type]
+
+
+def candidates(view: JobView, *known: Finding) -> list[Candidate]:
+    found = DETECTOR.find(view, known)
+    assert not isinstance(found, Abstain)
+    return list(found)
+
+
+def only(view: JobView, *known: Finding) -> Finding:
+    (candidate,) = candidates(view, *known)
+    return candidate.finding
+
+
+# -- what a finding says ----------------------------------------------------------------------------------------------
+
+
+def test_finding_names_the_group_its_members_and_their_machines() -> None:
+    finding = only(view_of(ODD))
+    assert (finding.kind, finding.cause, finding.group) == ("slow_link", "slow_link", ODD)
+    assert (finding.ranks, finding.nodes) == ((1, 3, 5, 7), ("a", "b"))
+    assert abs((finding.since_step or 0) - BEGIN) <= 2
+    assert finding.details == {}
+
+
+def test_sentence_says_how_much_slower_than_whom_and_what_it_costs() -> None:
+    # 20 ms instead of 10 in steps of 100: the step would take 90. Ten of 100 parts of eight ranks are lost.
+    assert only(view_of(PAIR, flawless=True)).sentence == (
+        "The links of group mesh_tp/4,5 (node b) move data 2.00 times as slowly as their 3 sibling groups since step "
+        "60: 20.0 ms a step against 10.0 ms. The whole job takes 1.11 times as long as it would; each hour costs 0.8 "
+        "rank-hours."
+    )
+
+
+def test_sentence_about_a_group_without_siblings_compares_with_its_past() -> None:
+    sentence = only(view_of(ODD, flawless=True)).sentence
+    assert "of group mesh_dp/1,3,5,7 (nodes a, b) move data 2.00 times as slowly as before step 60: 20.0 ms" in sentence
+
+
+def test_link_without_siblings_that_is_well_again_is_told_as_past() -> None:
+    closed = close_finding(only(view_of(ODD, flawless=True)), until_step=80, lasted_s=60.0)
+    assert closed.sentence.startswith(
+        "The links of group mesh_dp/1,3,5,7 (nodes a, b) moved data 2.00 times as slowly as before step 60, from step "
+        "60 to step 80 (1.0 min): 20.0 ms a step against 10.0 ms."
+    )
+
+
+def test_evidence_has_the_bandwidths_in_bytes_per_second() -> None:
+    # A megabyte in 20 ms is 50 MB/s; over the bus twice as much is said to go.
+    view = view_of(PAIR, flawless=True)
+    view.transfers.bus_bytes[PAIR][:] = 2 * MB
+    evidence = only(view).evidence
+    assert evidence["transfer_ns"] == pytest.approx(20e6)
+    assert evidence["peers_transfer_ns"] == pytest.approx(10e6)
+    assert evidence["algbw_bytes_per_s"] == pytest.approx(50e6)
+    assert evidence["busbw_bytes_per_s"] == pytest.approx(100e6)
+
+
+def test_bandwidth_of_data_whose_size_is_not_told_is_left_out() -> None:
+    unknown = {group: np.full(120, np.nan) for group in MESH}
+    assert not {"algbw_bytes_per_s", "busbw_bytes_per_s"} & only(view_of(PAIR, size_bytes=unknown)).evidence.keys()
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+def test_step_loses_the_excess_of_the_transfer_since_the_link_is_slow() -> None:
+    (candidate,) = candidates(view_of(PAIR, flawless=True))
+    assert candidate.lost_ns is not None
+    assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 10e6], 60))
+
+
+def test_step_loses_no_more_than_what_of_the_transfer_was_exposed() -> None:
+    (candidate,) = candidates(view_of(PAIR, flawless=True, exposed_ms=3.0))
+    assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 3e6], 60))
+
+
+def test_slow_link_behind_compute_is_only_to_be_known() -> None:
+    finding = only(view_of(PAIR, exposed_ms=0.0))
+    assert (finding.severity, finding.job_slowdown_ratio) == ("info", 1.0)
+    assert "whole job" not in finding.sentence
+
+
+def test_finding_that_was_a_warning_stays_one() -> None:
+    warned = only(view_of(PAIR))
+    assert warned.severity == "warning"
+    assert only(view_of(PAIR, exposed_ms=0.0), warned).severity == "warning"
+
+
+def test_step_that_two_slow_links_made_longer_is_charged_once() -> None:
+    transfers = flat(MESH)
+    transfers["mesh_tp/0,1"][BEGIN:] = 30.0
+    transfers[PAIR][BEGIN:] = 20.0
+    one, other = candidates(view_with(MESH, transfers, nodes=NODES))
+    assert (one.finding.group, other.finding.group) == ("mesh_tp/0,1", PAIR)
+    assert one.lost_ns == pytest.approx(np.repeat([0.0, 20e6], 60))
+    assert other.lost_ns == pytest.approx(np.zeros(120))
+
+
+def test_step_whose_transfer_is_not_known_is_not_charged_and_not_free() -> None:
+    view = view_of(PAIR, flawless=True)
+    view.transfers.ns[PAIR][80] = np.nan
+    (candidate,) = candidates(view)
+    assert candidate.lost_ns is not None
+    assert np.flatnonzero(np.isnan(candidate.lost_ns)).tolist() == [80]
+
+
+def test_link_of_steps_whose_length_is_not_known_has_no_price_yet() -> None:
+    view = view_of(PAIR)
+    view.series.step_ns[:] = np.nan
+    assert only(view).job_slowdown_ratio == 1.0
+
+
+# -- several slow groups ----------------------------------------------------------------------------------------------
+
+
+def test_slow_groups_that_share_one_rank_are_one_finding_about_it() -> None:
+    view = view_of(PAIR, ODD, flawless=True)
+    view.transfers.ns[ODD][BEGIN:] = 30e6  # the group that loses most leads
+    finding = only(view)
+    assert (finding.ranks, finding.nodes) == ((5,), ())
+    assert finding.details == {"suspected rank": "5", "groups": f"{ODD}; {PAIR}"}
+    assert finding.sentence.startswith("The links of rank 5 (node b) move data 3.00 times as slowly as before step 60")
+    assert f"10.0 ms in {ODD}; {PAIR}, which shares them, is slow too." in finding.sentence
+
+
+def test_rank_whose_groups_are_slow_costs_the_excess_of_all_of_them() -> None:
+    (candidate,) = candidates(view_of(PAIR, ODD, flawless=True))
+    assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 20e6], 60))
+
+
+def test_slow_groups_of_one_machine_are_one_finding_about_it() -> None:
+    groups = mesh(2, 8)
+    transfers = draw(groups, 120)
+    for group in ("mesh_tp/4,5", "mesh_tp/6,7"):
+        transfers[group][BEGIN:] *= 2
+    finding = only(view_with(groups, transfers, nodes={rank: "abcd"[rank // 4] for rank in range(16)}))
+    assert (finding.ranks, finding.nodes) == ((4, 5, 6, 7), ("b",))
+    assert finding.details["suspected node"] == "b"
+    assert finding.sentence.startswith("The links of node b move data")
+
+
+def test_slow_groups_between_two_machines_are_one_finding_about_the_pair() -> None:
+    groups = {f"pair/{one},{other}": (one, other) for one, other in [(0, 4), (1, 5), (8, 12), (9, 13), (0, 8)][:4]}
+    groups |= {"pair/2,10": (2, 10), "pair/6,14": (6, 14)}
+    transfers = draw(groups, 120)
+    for group in ("pair/0,4", "pair/1,5"):
+        transfers[group][BEGIN:] *= 2
+    finding = only(view_with(groups, transfers, nodes={rank: "abcd"[rank // 4] for rank in range(16)}))
+    assert finding.details["suspected node pair"] == "a, b"
+    assert finding.sentence.startswith("The links of nodes a, b, between the two, move data")
+
+
+def test_siblings_that_become_slow_together_are_one_finding_about_all_of_them() -> None:
+    transfers = flat(MESH)
+    for group in transfers:
+        if group.startswith("mesh_tp"):
+            transfers[group][BEGIN:] = 20.0
+    view = view_with(MESH, transfers, nodes={rank: f"node{rank}" for rank in range(8)}, exposed_ms=4.0)
+    (candidate,) = candidates(view)
+    assert (candidate.finding.group, candidate.finding.ranks) == ("mesh_tp/*0", tuple(range(8)))
+    assert candidate.finding.sentence.startswith(
+        "The links of most of the 4 groups mesh_tp/*0 (nodes node0, node1, node2, node3 and 4 more) move data 2.00 "
+        "times as slowly as before step 60: 20.0 ms a step against 10.0 ms."
+    )
+    assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 4e6], 60))
+    assert not DETECTOR.has_passed(view, candidate.finding, ())
+    assert DETECTOR.has_passed(view_with(MESH, flat(MESH)), candidate.finding, ())
+
+
+# -- over time --------------------------------------------------------------------------------------------------------
+
+
+def test_group_of_a_finding_that_has_not_recovered_still_says_where_the_link_is() -> None:
+    known = only(view_of(PAIR, ODD))
+    transfers = draw(MESH, 120)
+    transfers[PAIR] *= 2
+    transfers[ODD] *= 1.2  # too little to be called slow, too much to have passed
+    finding = only(view_with(MESH, transfers, nodes=NODES), known)
+    assert (finding.ranks, finding.group) == ((5,), PAIR)
+    assert finding.is_about_the_same(known)
+
+
+def test_group_that_alone_has_not_recovered_is_not_found_again() -> None:
+    known = only(view_of(PAIR))
+    assert candidates(view_of(PAIR, ratio=1.2), known) == []
+    assert not DETECTOR.has_passed(view_of(PAIR, ratio=1.2), known, ())
+
+
+def test_open_finding_keeps_the_step_and_the_past_when_they_have_left_the_window() -> None:
+    known = only(view_of(ODD))
+    later = draw(MESH, 120, seed=2)
+    later[ODD] *= 2
+    view = view_with(MESH, later, nodes=NODES, first_step=1_000)
+    assert candidates(view) == []
+    finding = only(view, known)
+    assert finding.since_step == known.since_step
+    assert finding.slowdown_ratio == pytest.approx(2.0, rel=0.05)
+    assert not DETECTOR.has_passed(view, known, ())
+
+
+@pytest.mark.parametrize("slow", [PAIR, ODD])
+def test_finding_has_passed_when_every_group_has_recovered(slow: str) -> None:
+    known = only(view_of(PAIR, ODD))
+    healthy = view_with(MESH, draw(MESH, 120, seed=2), nodes=NODES, first_step=1_000)
+    assert DETECTOR.has_passed(healthy, known, ())
+    assert not DETECTOR.has_passed(view_of(slow), known, ())
+
+
+def test_nobody_knows_whether_a_link_has_passed_that_is_not_used_any_more() -> None:
+    known = only(view_of(PAIR))
+    assert not DETECTOR.has_passed(view_with({"mesh_dp": (0, 1)}, {"mesh_dp": noisy(50)}), known, ())
+
+
+def test_no_verdict_without_transfers() -> None:
+    assert DETECTOR.find(view_with({}, {"mesh_dp": noisy(50)}), ()) == Abstain(
+        "no transfer of any process group is known"
+    )
+
+
+# -- ranks that are held up -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "excess_ms", "explained"),
+    [(4, 10.0, True), (4, 14.0, False), (5, 19.0, True), (5, 26.0, False), (3, 10.0, True), (2, 1.0, False)],
+)
+def test_rank_that_is_slower_by_its_transfers_is_held_up_by_links(rank: int, excess_ms: float, explained: bool) -> None:
+    # Ten ms in the pair 4-5 and ten in the group of the odd ranks: rank 5 is in both, rank 2 in neither.
+    view = view_of(PAIR, ODD, flawless=True)
+    others = tuple(other for other in range(8) if other != rank)
+    slow = slow_of(rank, others, self_ms=100.0 + excess_ms, peers_ms=100.0)
+    assert is_explained_by_links(slow, view, [only(view)]) is explained
+
+
+def test_nobody_is_held_up_by_findings_that_are_not_about_links() -> None:
+    other = Finding(kind="imbalance", cause="more_work", sentence="", evidence={f"transfer_excess_ns/{PAIR}": 1e9})
+    slow = slow_of(4, (0, 1, 2, 3), self_ms=110.0, peers_ms=100.0)
+    assert not is_explained_by_links(slow, view_of(PAIR), [other])
+
+
+# -- signs ------------------------------------------------------------------------------------------------------------
+
+
+def sampled(rates: dict[int, float | None], xids: dict[int, int | None]) -> Samples:
+    devices = {
+        rank: (DeviceSample(host_ns=0, uuid="", nvlink_tx_bytes_per_s=rates.get(rank), xid_last=xids.get(rank)),)
+        for rank in range(8)
+    }
+    return Samples({}, {}, devices)
+
+
+def test_traffic_over_nvlink_of_the_members_and_of_the_others_is_evidence() -> None:
+    rates: dict[int, float | None] = {4: 1e9, 5: 2e9, 0: 9e9, 1: 8e9, 2: 7e9, 3: None}
+    evidence = only(view_of(PAIR, samples=sampled(rates, {}))).evidence
+    assert (evidence["nvlink_tx_bytes_per_s"], evidence["peers_nvlink_tx_bytes_per_s"]) == (1.5e9, 8e9)
+
+
+@pytest.mark.parametrize(
+    ("xids", "told"),
+    [
+        ({}, None),
+        ({5: 74}, "Xid 74 (NVLink) on rank 5"),
+        ({4: 74, 5: 74, 0: 74}, "Xid 74 (NVLink) on ranks 4-5"),
+        ({5: 63, 0: 74}, None),
+    ],
+)
+def test_error_of_nvlink_on_a_member_is_told(xids: dict[int, int | None], told: str | None) -> None:
+    assert only(view_of(PAIR, samples=sampled({}, xids))).details.get("link errors") == told
+
+
+def test_group_of_one_machine_without_gpus_has_no_link() -> None:
+    def judged(nodes: dict[int, str], samples: Samples) -> int:
+        transfers = flat(MESH)
+        transfers[PAIR][BEGIN:] *= 2
+        return len(candidates(view_with(MESH, transfers, nodes=nodes, samples=samples)))
+
+    one, several, none = dict.fromkeys(range(8), "a"), {rank: f"n{rank}" for rank in range(8)}, Samples({}, {}, {})
+    assert isinstance(DETECTOR.find(view_with(MESH, flat(MESH), nodes=one, samples=none), ()), Abstain)
+    assert judged(several, none) == 1

@@ -1,0 +1,220 @@
+"""Work that differs from step to step, drawn from a seeded generator. A usual step of a rank is 100 ms."""
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.run_rules.batch_imbalance import (
+    UnevenWork,
+    correlate_with_batches,
+    find_chance_limit,
+    find_gaps,
+)
+from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
+
+DETECTOR = UnevenWork(cost_ratio_min=0.1)
+
+
+def draw(steps: int = 150, ranks: int = 8, spread: float = 0.15, seed: int = 1) -> Floats:
+    """Factors on the work, shape (steps, ranks)."""
+    return np.asarray(np.exp(np.random.default_rng(seed).normal(0.0, spread, (steps, ranks))))
+
+
+def view(
+    self_ms: Floats, *, forward_ms: Floats | None = None, tokens: Floats | None = None, signatures: object = None
+) -> JobView:
+    series = series_of(
+        self_ms.tolist(),
+        phases_ms=None if forward_ms is None else {"forward": forward_ms.tolist()},
+        tokens=None if tokens is None else tokens.tolist(),
+    )
+    return view_of(series, signatures=signatures)  # type: ignore[arg-type]
+
+
+def candidates(looked_at: JobView, *known: Finding) -> list[Candidate]:
+    found = DETECTOR.find(looked_at, known)
+    assert not isinstance(found, Abstain)
+    return list(found)
+
+
+def only(looked_at: JobView, *known: Finding) -> Finding:
+    (candidate,) = candidates(looked_at, *known)
+    return candidate.finding
+
+
+def two_and_two(steps: int = 128) -> Floats:
+    """Each of four ranks in turn takes 140 ms and the others 100."""
+    return np.where(np.arange(steps)[:, np.newaxis] % 4 == np.arange(4), 140.0, 100.0)
+
+
+# -- what is found ----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_take_turns_in_being_slow_are_uneven_work_and_nobody_is_blamed() -> None:
+    finding = only(view(two_and_two()))
+    assert (finding.kind, finding.cause, finding.severity) == ("uneven_work", "unattributed", "info")
+    assert (finding.ranks, finding.group, finding.rank) == ((), None, None)
+    # 40 of 140 ms: the job takes 1.4 times as long, and of four ranks 4 * 40 / 140 hours an hour are lost.
+    assert finding.sentence == (
+        "From step to step another rank is the slowest, and all others wait for it: 29 % of a step, 40.0 ms; cause "
+        "unattributed: it is not seen to go with the size of the batches. The whole job takes 1.40 times as long as it "
+        "would; each hour costs 1.1 rank-hours."
+    )
+    assert finding.evidence == pytest.approx(
+        {"gap_ns": 40 * MS, "gap_step_ratio": 40 / 140, "most_often_slowest_ratio": 0.25, "steps_looked_at": 64}
+    )
+
+
+def test_each_step_loses_what_its_slowest_rank_takes_beyond_the_median() -> None:
+    (candidate,) = candidates(view(two_and_two(130)))
+    assert candidate.lost_ns is not None
+    assert np.isnan(candidate.lost_ns[:66]).all()
+    assert candidate.lost_ns[66:] == pytest.approx(40 * MS)
+
+
+def test_stages_are_compared_each_within_itself() -> None:
+    # The last stage has twice the work, always: that is no work that differs from step to step.
+    self_ms = 100 * np.concatenate([draw(spread=0.01, ranks=4), 2 * draw(spread=0.01, ranks=4, seed=2)], axis=1)
+    assert candidates(view(self_ms, signatures={rank: rank // 4 for rank in range(8)})) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_jitter_of_two_per_cent_is_not_worth_saying(seed: int) -> None:
+    assert candidates(view(100 * draw(spread=0.02, seed=seed))) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rare_stalls_are_no_uneven_work(seed: int) -> None:
+    self_ms = 100 * draw(spread=0.02, seed=seed)
+    self_ms[np.random.default_rng(seed).random(self_ms.shape) < 0.03] *= 5
+    assert candidates(view(self_ms)) == []
+
+
+def test_rank_that_is_slowest_more_often_than_chance_lets_it_be_is_slow_itself() -> None:
+    self_ms = 100 * draw()
+    self_ms[:, 3] *= 1.3
+    assert candidates(view(self_ms)) == []
+
+
+@pytest.mark.parametrize(("steps", "count"), [(127, 0), (128, 1)])
+def test_without_a_cause_it_is_said_only_when_it_has_gone_on_for_long(steps: int, count: int) -> None:
+    assert len(candidates(view(two_and_two(steps)))) == count
+
+
+def test_without_a_cause_the_time_before_counts_too() -> None:
+    self_ms = np.concatenate([np.full((70, 4), 100.0), two_and_two(80)])
+    assert candidates(view(self_ms)) == []
+
+
+def test_with_its_cause_it_is_said_soon() -> None:
+    batch = draw(steps=40)
+    assert only(view(100 * batch, forward_ms=30 * batch)).cause == "data_imbalance"
+
+
+@pytest.mark.parametrize("slow", [(3, 4), (4, 5, 6, 7)])
+def test_several_slow_ranks_that_take_turns_are_no_chance(slow: tuple[int, ...]) -> None:
+    self_ms = 100 * draw(spread=0.05)
+    self_ms[:, list(slow)] *= 1.3
+    assert candidates(view(self_ms)) == []
+
+
+# -- why --------------------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_the_work_that_are_longer_together_speak_for_the_batches() -> None:
+    batch = draw()
+    own = draw(spread=0.01, seed=2)
+    finding = only(view(100 * batch, forward_ms=30 * batch * own))
+    assert finding.cause == "data_imbalance"
+    assert finding.evidence["correlation"] > 0.9
+    assert finding.severity == "warning"
+    assert finding.suggestion.startswith("Give every rank as much work in a step")
+
+
+def test_part_that_varies_by_itself_does_not() -> None:
+    forward_ms = 30 * draw(spread=0.3, seed=2)
+    finding = only(view(forward_ms + 70 * draw(), forward_ms=forward_ms))
+    assert (finding.cause, finding.suggestion) == ("unattributed", "")
+    assert abs(finding.evidence["correlation"]) < 0.3
+
+
+def test_steps_that_are_longer_for_all_and_ranks_that_are_always_slower_correlate_nothing() -> None:
+    steps, ranks = 1 + np.arange(150)[:, np.newaxis] / 50, 1 + np.arange(8) / 50
+    forward_ms, rest_ms = 30 * steps * ranks * draw(seed=2), 70 * steps * ranks * draw()
+    looked_at = view(forward_ms + rest_ms, forward_ms=forward_ms)
+    correlation = correlate_with_batches(looked_at, np.arange(150))
+    assert correlation is not None
+    assert abs(correlation) < 0.3
+
+
+def test_tokens_tell_more_than_phases() -> None:
+    batch = np.round(512 * draw())
+    waiting = 30 * draw(seed=3)  # forward waits for other ranks
+    assert only(view(100 * batch / 512, forward_ms=waiting, tokens=batch)).cause == "data_imbalance"
+
+
+def test_tokens_that_are_alike_in_all_batches_are_no_reason() -> None:
+    finding = only(view(100 * draw(), tokens=np.full((150, 8), 512.0)))
+    assert finding.cause == "unattributed"
+    assert "correlation" not in finding.evidence
+
+
+def test_tokens_that_nobody_counts_leave_it_to_the_phases() -> None:
+    batch = draw()
+    assert only(view(100 * batch, forward_ms=30 * batch, tokens=np.full((150, 8), np.nan))).cause == "data_imbalance"
+
+
+def test_parts_that_are_not_known_correlate_nothing() -> None:
+    looked_at = view(two_and_two(64), forward_ms=np.full((64, 4), np.nan))
+    assert correlate_with_batches(looked_at, np.arange(64)) is None
+
+
+# -- chance -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "ranks", "limit"), [(64, 8, 20), (32, 8, 13), (64, 4, 30), (64, 1024, 4)])
+def test_limit_is_what_chance_reaches_in_one_of_a_thousand(steps: int, ranks: int, limit: int) -> None:
+    assert find_chance_limit(steps, ranks) == limit
+    random = np.random.default_rng(1)
+    slowest = random.integers(0, ranks, (4_000, steps))
+    most = np.array([np.bincount(row).max() for row in slowest])
+    assert np.mean(most >= limit) <= 0.003
+
+
+# -- over time --------------------------------------------------------------------------------------------------------
+
+
+def test_open_finding_keeps_its_cause_and_first_step() -> None:
+    batch = draw()
+    known = only(view(100 * batch, forward_ms=30 * batch))
+    later = only(view(100 * draw(seed=2)), known)
+    assert (later.cause, later.since_step) == (known.cause, known.since_step)
+    assert later.is_about_the_same(known)
+
+
+@pytest.mark.parametrize(("spread", "passed"), [(0.15, False), (0.05, False), (0.01, True)])
+def test_finding_has_passed_when_half_of_the_smallest_cost_is_gone(spread: float, passed: bool) -> None:
+    # Of 5 % of noise the longest of eight ranks is 7 % above the median.
+    known = only(view(100 * draw()))
+    assert DETECTOR.has_passed(view(100 * draw(spread=spread)), known, ()) is passed
+
+
+def test_finding_has_passed_when_one_rank_is_slow_instead() -> None:
+    self_ms = 100 * draw()
+    self_ms[:, 3] *= 2
+    assert DETECTOR.has_passed(view(self_ms), only(view(100 * draw())), ())
+
+
+def test_nobody_knows_on_too_few_steps() -> None:
+    few = view(100 * draw(steps=31))
+    assert find_gaps(few) is None
+    assert DETECTOR.find(few, ()) == Abstain("fewer than 32 steps are known of all ranks")
+    assert not DETECTOR.has_passed(few, only(view(100 * draw())), ())
+
+
+def test_no_verdict_on_too_few_ranks() -> None:
+    assert DETECTOR.find(view(100 * draw(ranks=3)), ()) == Abstain(
+        "3 of 3 ranks have been heard of, and 4 at least are needed"
+    )

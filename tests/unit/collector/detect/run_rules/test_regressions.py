@@ -1,0 +1,219 @@
+"""Slower than before, without a culprit: stages and runs with a known change, in seeded noise."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
+from rankscope.collector.detect.stragglers.persistent import Thresholds
+from rankscope.collector.detect.view import JobView
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
+
+STAGES = {rank: rank // 4 for rank in range(12)}
+STAGE, RUN = StageSlowdowns(Thresholds()), RunSlowdown(Thresholds())
+
+
+def times(steps: int = 120, ranks: int = 12, seed: int = 1) -> Floats:
+    return 100.0 * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, ranks)))
+
+
+def view(self_ms: Floats, nodes_of: int = 4, signatures: dict[int, int] | None = None) -> JobView:
+    nodes = {rank: f"node{rank // nodes_of}" for rank in range(self_ms.shape[1])}
+    return view_of(series_of(self_ms.tolist()), signatures=STAGES if signatures is None else signatures, nodes=nodes)
+
+
+def find(detector: StageSlowdowns | RunSlowdown, look: JobView, explained: Sequence[Finding] = ()) -> list[Finding]:
+    found = detector.find(look, explained)
+    assert not isinstance(found, Abstain)
+    return [candidate.finding for candidate in found]
+
+
+# -- a stage ----------------------------------------------------------------------------------------------------------
+
+
+def test_stage_that_becomes_slower_is_named_with_its_node() -> None:
+    self_ms = times()
+    self_ms[60:, 4:8] *= 1.3
+    (finding,) = find(STAGE, view(self_ms))
+    assert (finding.kind, finding.ranks, finding.nodes, finding.since_step) == (
+        "stage_slowdown", (4, 5, 6, 7), ("node1",), 60,
+    )  # fmt: skip
+    assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.03)
+    assert finding.sentence.startswith("Ranks 4-7, which do the same work, are 1.3")
+    assert "(node node1)" in finding.sentence
+
+
+def test_node_that_others_are_on_too_is_not_named() -> None:
+    self_ms = times()
+    self_ms[60:, 4:8] *= 1.3
+    assert [finding.nodes for finding in find(STAGE, view(self_ms, nodes_of=6))] == [()]
+
+
+def test_stage_that_always_had_more_work_is_no_slowdown() -> None:
+    self_ms = times()
+    self_ms[:, 4:8] *= 1.5
+    assert find(STAGE, view(self_ms)) == []
+
+
+def test_stage_is_not_slower_because_the_others_are_faster() -> None:
+    self_ms = times()
+    self_ms[60:, :4] *= 0.6
+    self_ms[60:, 8:] *= 0.6
+    assert find(STAGE, view(self_ms)) == []
+
+
+def test_stage_that_barely_rises_over_its_own_past_is_not_slower() -> None:
+    self_ms = times()
+    self_ms[60:, 4:8] *= 1.035
+    self_ms[60:, :4] *= 0.97
+    self_ms[60:, 8:] *= 0.97
+    assert find(STAGE, view(self_ms)) == []
+
+
+def test_one_slow_rank_of_a_stage_is_not_the_stage() -> None:
+    self_ms = times()
+    self_ms[60:, 5] *= 2
+    assert find(STAGE, view(self_ms)) == []
+
+
+@pytest.mark.parametrize("signatures", [{}, dict.fromkeys(range(12), 1), {rank: rank for rank in range(12)}])
+def test_without_stages_it_abstains(signatures: dict[int, int]) -> None:
+    assert isinstance(STAGE.find(view(times(), signatures=signatures), ()), Abstain)
+
+
+def test_stage_finding_keeps_what_was_before_and_passes_when_it_is_back() -> None:
+    self_ms = times(steps=200)
+    self_ms[60:140, 4:8] *= 1.3
+    (finding,) = find(STAGE, view(self_ms[:100]))
+    (later,) = find(STAGE, view(self_ms[:138]), [finding])
+    assert later.since_step == finding.since_step
+    assert later.evidence["before_ns"] == finding.evidence["before_ns"]
+    assert not STAGE.has_passed(view(self_ms[:138]), finding, ())
+    assert STAGE.has_passed(view(self_ms), finding, ())
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
+
+
+def everybody(self_ms: Floats) -> JobView:
+    return view(self_ms, signatures={})
+
+
+def straggler(ratio: float | None) -> Finding:
+    return Finding(kind="straggler", ranks=(1,), cause="host_cpu", sentence="", job_slowdown_ratio=ratio)
+
+
+def test_run_that_becomes_slower_is_found() -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.2
+    (finding,) = find(RUN, everybody(self_ms))
+    assert (finding.kind, finding.ranks, finding.since_step, finding.cause) == (
+        "run_slowdown", (), 60, "unattributed",
+    )  # fmt: skip
+    assert finding.job_slowdown_ratio == pytest.approx(1.2, rel=0.03)
+
+
+@pytest.mark.parametrize(("past", "is_told"), [(23, False), (24, True)])
+def test_run_is_held_against_its_past_when_it_has_enough_of_it(past: int, is_told: bool) -> None:
+    self_ms = times(past + 60)
+    self_ms[past:] *= 1.25
+    assert bool(find(RUN, everybody(self_ms))) is is_told
+
+
+def test_run_of_one_rank_has_its_own_history() -> None:
+    self_ms = times(ranks=1)
+    self_ms[60:] *= 1.2
+    assert [finding.since_step for finding in find(RUN, everybody(self_ms))] == [60]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_steady_run_is_not_slower(seed: int) -> None:
+    assert find(RUN, everybody(times(steps=200, seed=seed))) == []
+
+
+def test_slowness_that_is_over_is_not_told_any_more() -> None:
+    self_ms = times()
+    self_ms[60:110] *= 1.5
+    assert find(RUN, everybody(self_ms)) == []
+
+
+def test_some_slow_steps_are_no_slower_run() -> None:
+    self_ms = times()
+    self_ms[60::2] *= 1.5
+    assert find(RUN, everybody(self_ms)) == []
+
+
+@pytest.mark.parametrize(("ratio", "is_told"), [(1.2, False), (1.11, False), (1.05, True), (None, True)])
+def test_what_other_findings_explain_is_not_told_twice(ratio: float | None, is_told: bool) -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.2
+    look = everybody(self_ms)
+    assert bool(find(RUN, look, [straggler(ratio)])) is is_told
+    (finding,) = find(RUN, look)
+    assert RUN.has_passed(look, finding, [straggler(ratio)]) is not is_told
+
+
+def test_run_has_passed_when_its_steps_are_short_again() -> None:
+    self_ms = times(steps=200)
+    self_ms[60:140] *= 1.3
+    (finding,) = find(RUN, everybody(self_ms[:100]))
+    assert RUN.has_passed(everybody(self_ms), finding, ())
+    assert not RUN.has_passed(everybody(self_ms[:8]), finding, ())
+
+
+def test_few_or_unknown_steps_tell_nothing() -> None:
+    assert find(RUN, everybody(times(steps=20))) == []
+    assert find(RUN, everybody(np.full((60, 2), UNKNOWN))) == []
+    assert find(STAGE, view(np.full((60, 12), UNKNOWN))) == []
+
+
+@pytest.mark.parametrize(
+    ("slow_ranks", "is_told"), [((1,), False), ((0, 1), False), ((0, 1, 2), True), ((0, 1, 2, 3), True), ((), True)]
+)
+def test_run_is_not_blamed_for_ranks_whose_phases_alone_have_grown(slow_ranks: tuple[int, ...], is_told: bool) -> None:
+    """The ranks' own times are not known since the change; in each step all wait for the slowest."""
+    step_ms = times(steps=220, ranks=4)
+    step_ms[60:] += 50.0
+    data_ms = np.full_like(step_ms, 5.0)
+    data_ms[60:, list(slow_ranks)] += 50.0
+    self_ms = step_ms.copy()
+    self_ms[60:] = UNKNOWN
+
+    def told(**phases_ms: Sequence[Sequence[float]]) -> bool:
+        return bool(find(RUN, view_of(series_of(self_ms.tolist(), step_ms=step_ms.tolist(), phases_ms=phases_ms))))
+
+    assert told(data=data_ms.tolist()) is is_told
+    assert told(backward=data_ms.tolist())
+    data_ms[60:] = UNKNOWN
+    assert told(data=data_ms.tolist())
+    data_ms[:] = UNKNOWN
+    assert told(data=data_ms.tolist())
+
+
+def test_slower_run_waits_for_the_ranks_to_be_compared_but_not_for_ever() -> None:
+    self_ms = times(steps=200)
+    self_ms[60:] *= 1.3
+
+    def told(steps: int) -> list[Finding]:
+        # Steps are known at once, the ranks' own times up to step 60 only.
+        known = self_ms[:steps].copy()
+        known[60:] = UNKNOWN
+        series = series_of(known.tolist(), step_ms=self_ms[:steps].tolist())
+        return find(RUN, view_of(series))
+
+    assert [bool(told(steps)) for steps in (100, 150, 160)] == [False, False, True]
+    (finding,) = told(160)
+    assert "and whether one rank is to blame is not known yet; cause" in finding.sentence
+
+
+def test_what_is_long_past_is_no_past_of_a_run() -> None:
+    """Steps that have grown little by little since look like a change beside it."""
+    self_ms = times(steps=160)
+    self_ms[32:] *= 1.3
+    series = series_of(self_ms.tolist())
+    assert find(RUN, view_of(series))
+    assert find(RUN, view_of(dataclasses.replace(series, earlier_count=32))) == []

@@ -1,0 +1,285 @@
+"""What holds up a whole job, rule by rule, on views written down by hand. Shares are of steps of 100 ms."""
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
+from rankscope.collector.detect.run_rules.rules import CLOSE_RATIO, RULES
+from rankscope.collector.detect.run_rules.signals import (
+    read_signs,
+)
+from rankscope.collector.detect.view import JobView
+from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
+from tests.unit.collector.detect.job_views import (
+    BUSY,
+    GROUP,
+    RULE,
+    STEADY,
+    STEPS,
+    Shares,
+    counts_of,
+    exposed_of,
+    finding_of,
+    findings_in,
+    job_of,
+    kinds_in,
+    window_of,
+    with_samples,
+)
+from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, view_of
+
+# -- each rule --------------------------------------------------------------------------------------------------------
+
+
+def test_job_whose_gpus_are_busy_has_no_findings() -> None:
+    assert findings_in(job_of(BUSY, BUSY, BUSY)) == []
+
+
+def test_data_bound_job_waits_for_its_loaders_while_its_gpus_are_idle() -> None:
+    idle: Shares = {"compute": 70, "exposed": 5, "overlap": 10}
+    (finding,) = findings_in(job_of(idle, idle, data_ms=20))
+    assert finding == Finding(
+        kind="data_bound",
+        cause="data_bound",
+        since_step=40,
+        severity="info",
+        sentence="The ranks wait for their data loaders 20 % of the time, 20.0 ms in a step.",
+        past="The ranks waited for their data loaders 20 % of the time, 20.0 ms in a step. That was so{when}.",
+        suggestion=finding.suggestion,
+        evidence={"data_ratio": 0.2, "data_ratio_min": 0.1},
+    )
+    assert "num_workers" in finding.suggestion
+
+
+def test_loader_that_the_gpu_never_waits_for_holds_nobody_up() -> None:
+    assert kinds_in(job_of(BUSY, BUSY, data_ms=20)) == []
+
+
+def test_without_a_gpu_the_data_phase_alone_tells() -> None:
+    assert kinds_in(job_of(BUSY, BUSY, data_ms=20, gpus=0)) == ["data_bound"]
+
+
+def test_data_phase_of_one_rank_alone_is_no_matter_of_the_job() -> None:
+    assert kinds_in(job_of(BUSY, BUSY, data_ms=[60, 1], gpus=0)) == []
+    assert kinds_in(job_of(BUSY, BUSY, BUSY, BUSY, data_ms=[60, 60, 1, 1], gpus=0)) == []
+    assert kinds_in(job_of(BUSY, BUSY, BUSY, data_ms=[60, 60, 1], gpus=0)) == ["data_bound"]
+
+
+def test_one_long_wait_for_data_is_not_what_holds_the_job_up() -> None:
+    view = job_of(BUSY, BUSY, gpus=0)
+    data_ns = view.series.phases_ns["data"]
+    assert isinstance(data_ns, np.ndarray)
+    data_ns[-5] = 95 * MS * STEPS  # an epoch begins: 95 % of the time of all steps looked at
+    assert kinds_in(view) == []
+
+
+def test_host_bound_job_has_idle_gpus_that_neither_data_nor_communication_explain() -> None:
+    idle: Shares = {"compute": 55, "exposed": 5, "overlap": 10}
+    (finding,) = findings_in(job_of(idle, idle, data_ms=2))
+    assert (finding.kind, finding.severity) == ("host_bound", "warning")
+    assert finding.sentence == (
+        "The GPUs are idle 40 % of the time, waiting for their hosts; waiting for data is 2 % of the time."
+    )
+    assert finding.evidence == pytest.approx({"host_idle_ratio": 0.38, "host_idle_ratio_min": 0.3, "idle_ratio": 0.4})
+
+
+def test_data_bound_job_that_is_host_bound_too_has_both_findings() -> None:
+    idle: Shares = {"compute": 40, "exposed": 5}
+    assert kinds_in(job_of(idle, idle, data_ms=20, moved_ms=1)) == ["data_bound", "host_bound"]
+
+
+def test_idle_gpus_that_no_rule_explains_are_told_as_such() -> None:
+    # 34 % idle, 8 % of it for data: 26 % is left for the host, which is too little to blame it.
+    idle: Shares = {"compute": 61, "exposed": 5, "overlap": 10}
+    (finding,) = findings_in(job_of(idle, idle, data_ms=8))
+    assert finding.kind == "low_gpu_utilisation"
+    assert finding.sentence.startswith("The GPUs are busy only 66 % of the time")
+    assert finding.evidence == pytest.approx({"busy_ratio": 0.66, "busy_ratio_max": 0.7})
+
+
+@pytest.mark.parametrize("kind", ["data_bound", "host_bound"])
+def test_low_utilisation_is_not_told_beside_an_open_finding_that_says_why(kind: str) -> None:
+    idle: Shares = {"compute": 61, "exposed": 5, "overlap": 10}
+    assert kinds_in(job_of(idle, idle, data_ms=8), finding_of(kind)) == []
+
+
+def test_on_a_cpu_nothing_is_said_of_idle_gpus() -> None:
+    assert kinds_in(job_of({"compute": 20}, {"compute": 20}, gpus=0)) == []
+
+
+def test_gpu_of_one_rank_alone_that_is_idle_is_no_matter_of_the_job() -> None:
+    assert kinds_in(job_of({"compute": 20}, BUSY)) == []
+
+
+def test_profiler_s_own_time_is_not_the_host_s() -> None:
+    # In the window a step takes 150 ms, 50 of them idle: outside it takes 100 ms.
+    view = job_of(BUSY, BUSY)
+    windows = [window_of(40 + 20 * n, {"compute": 85, "exposed": 5}, step_ms=150, idle_ms=60) for n in range(3)]
+    samples = view.samples._replace(breakdowns={0: windows, 1: windows})
+    signs = read_signs(with_samples(view, samples), STEPS)
+    assert not isinstance(signs, Abstain)
+    assert signs.idle == pytest.approx(0.1)
+
+
+def test_communication_bound_job_moves_data_that_nothing_hides() -> None:
+    talking: Shares = {"compute": 70, "exposed": 25, "overlap": 40}
+    (finding,) = findings_in(job_of(talking, talking, moved_ms=65))
+    assert (finding.kind, finding.severity) == ("communication_bound", "info")
+    assert finding.sentence == (
+        "25 % of the time is communication that no computing hides, waiting for others not counted."
+    )
+
+
+def test_waiting_for_others_is_not_moving_data() -> None:
+    # 25 % of the time in communication, of which 3 ms move data.
+    waiting: Shares = {"compute": 70, "exposed": 25, "overlap": 40}
+    assert kinds_in(job_of(waiting, waiting, moved_ms=3)) == []
+
+
+def test_without_the_transfer_nothing_is_said_of_communication() -> None:
+    talking: Shares = {"compute": 70, "exposed": 25, "overlap": 0}
+    assert kinds_in(job_of(talking, talking, moved_ms=None)) == []
+
+
+def test_on_a_cpu_nothing_is_said_of_communication() -> None:
+    # What moves the data and what computes share the cores: side by side both would take longer.
+    turns: Shares = {"compute": 60, "exposed": 35, "overlap": 1}
+    assert kinds_in(job_of(turns, turns, moved_ms=35, gpus=0)) == []
+
+
+def test_transfer_of_groups_that_a_rank_is_not_in_is_not_its_own() -> None:
+    talking: Shares = {"compute": 70, "exposed": 25, "overlap": 40}
+    view = job_of(talking, talking)
+    unknown = np.full(64, UNKNOWN)
+    others = view_of(
+        view.series,
+        groups={"dp/8,9": (8, 9), GROUP: (0, 1), "tp/0-1": (0, 1)},
+        transfers=exposed_of({"dp/8,9": np.full(64, 65.0 * MS), GROUP: np.full(64, 4.0 * MS), "tp/0-1": unknown}),
+        samples=view.samples,
+    )
+    signs = read_signs(others, STEPS)
+    assert not isinstance(signs, Abstain)
+    assert signs.moving == pytest.approx(0.04)
+
+
+def test_serialised_communication_could_run_beside_the_computing() -> None:
+    # The case in which a gradient is reduced only when all of them are there.
+    turns: Shares = {"compute": 85, "exposed": 12, "overlap": 1}
+    (finding,) = findings_in(job_of(turns, turns, moved_ms=13))
+    assert finding.kind == "serialised_communication"
+    assert finding.sentence == (
+        "Only 8 % of the communication overlaps with computing; side by side they would save up to 12 % of the time."
+    )
+    assert "bucket_cap_mb" in finding.suggestion
+
+
+@pytest.mark.parametrize(
+    ("why", "shares", "moved_ms"),
+    [
+        ("a third is hidden already", {"compute": 85, "exposed": 12, "overlap": 6}, 18),
+        ("it is less than a tenth", {"compute": 89, "exposed": 9, "overlap": 0}, 9),
+        ("there is too little to compute", {"compute": 14, "exposed": 80, "overlap": 0}, 80),
+        ("there is no communication", {"compute": 95}, 13),
+    ],
+)
+def test_communication_that_cannot_be_hidden_is_not_called_serialised(
+    why: str, shares: Shares, moved_ms: float
+) -> None:
+    assert "serialised_communication" not in kinds_in(job_of(shares, shares, moved_ms=moved_ms)), why
+
+
+# -- what is explained already, and what lasts ------------------------------------------------------------------------
+
+
+STRAGGLERS = {
+    "data_bound": ({"compute": 70, "exposed": 5}, 20.0, 3.0, "data_loading"),
+    "host_bound": ({"compute": 40, "exposed": 5}, 1.0, 3.0, "garbage_collection"),
+    "low_gpu_utilisation": ({"compute": 61, "exposed": 5}, 8.0, 3.0, "gpu_compute"),
+    "communication_bound": ({"compute": 70, "exposed": 25, "overlap": 40}, 1.0, 65.0, "gpu_compute"),
+    "serialised_communication": ({"compute": 85, "exposed": 12, "overlap": 1}, 1.0, 13.0, "gpu_compute"),
+}
+"""By kind a job that has it (shares, data and transfer in ms), and the cause of a straggler that explains it."""
+
+
+def job_with(kind: str) -> JobView:
+    shares, data_ms, moved_ms, _ = STRAGGLERS[kind]
+    return job_of(shares, shares, data_ms=data_ms, moved_ms=moved_ms)
+
+
+@pytest.mark.parametrize("kind", STRAGGLERS)
+def test_what_a_straggler_explains_is_not_told_again(kind: str) -> None:
+    straggler = finding_of(STRAGGLER, str(STRAGGLERS[kind][3]))
+    assert kinds_in(job_with(kind)) == [kind]
+    assert kinds_in(job_with(kind), straggler) == []
+
+
+@pytest.mark.parametrize("kind", ["communication_bound", "serialised_communication"])
+def test_what_a_slow_link_explains_is_not_told_again(kind: str) -> None:
+    assert kinds_in(job_with(kind), finding_of("slow_link")) == []
+
+
+def test_what_a_slower_run_explains_is_not_told_again() -> None:
+    assert kinds_in(job_with("data_bound"), finding_of("run_slowdown", "data_loading")) == []
+    assert kinds_in(job_with("data_bound"), finding_of("run_slowdown", "gpu_compute")) == ["data_bound"]
+
+
+@pytest.mark.parametrize("kind", ["data_bound", "host_bound"])
+def test_straggler_for_another_reason_explains_nothing_of_the_job(kind: str) -> None:
+    assert kinds_in(job_with(kind), finding_of(STRAGGLER, "gpu_thermal_throttle")) == [kind]
+
+
+@pytest.mark.parametrize("kind", STRAGGLERS)
+def test_open_finding_stays_although_a_straggler_comes_and_keeps_its_first_step(kind: str) -> None:
+    (finding,) = findings_in(job_with(kind), finding_of(STRAGGLER, str(STRAGGLERS[kind][3])), finding_of(kind))
+    assert finding.since_step == 7
+
+
+@pytest.mark.parametrize("data_ms", [10.0, 9.0, 8.1, 7.9])
+def test_open_finding_passes_only_well_below_what_opens_it(data_ms: float) -> None:
+    view = job_of(BUSY, BUSY, data_ms=data_ms, gpus=0)
+    assert (kinds_in(view) == ["data_bound"]) is (data_ms >= 10.0)
+    assert RULE.has_passed(view, finding_of("data_bound"), ()) is (data_ms < 10.0 * CLOSE_RATIO)
+
+
+def test_every_finding_passes_in_a_job_that_is_well() -> None:
+    well = job_of(BUSY, BUSY, allocators={rank: counts_of(*STEADY) for rank in (0, 1)})
+    assert {kind: RULE.has_passed(well, finding_of(kind), ()) for kind in RULE.kinds} == dict.fromkeys(RULE.kinds, True)
+
+
+def test_what_nobody_knows_has_not_passed() -> None:
+    unwatched = job_of(BUSY, BUSY, windows=0, moved_ms=None)
+    assert not any(RULE.has_passed(unwatched, finding_of(kind), ()) for kind in RULE.kinds)
+    assert not any(RULE.has_passed(job_of(BUSY, BUSY, made=STEPS), finding_of(kind), ()) for kind in RULE.kinds)
+
+
+def test_every_kind_has_a_rule_whose_cause_is_its_name() -> None:
+    assert RULE.kinds == set(RULES)
+    for kind in STRAGGLERS:
+        (finding,) = findings_in(job_with(kind))
+        assert (finding.cause, finding.ranks, finding.suggestion != "") == (kind, (), True)
+
+
+# -- over a run -------------------------------------------------------------------------------------------------------
+
+
+def train(story: Story, data_ms: float) -> None:
+    """Sixteen steps, then a window of each rank; the job has no GPU."""
+    story.train(16, data=dict.fromkeys(range(story.ranks), data_ms))
+    for rank in range(story.ranks):
+        story.report(rank, [], [], breakdowns=(window_of(story.step - 1, BUSY),))
+    story.tick()
+
+
+def test_finding_about_the_job_opens_and_closes_as_the_run_goes_on() -> None:
+    story = Story(4).join()
+    for _ in range(8):
+        train(story, data_ms=20)
+    (finding,) = story.snapshot().open_findings
+    # 20 of 45 ms, and the windows looked at begin after the first 32 steps.
+    assert (finding.kind, finding.since_step, finding.severity) == ("data_bound", 47, "warning")
+    assert finding.lost_rank_seconds is None
+    for _ in range(4):
+        train(story, data_ms=1)
+    assert story.snapshot().open_findings == ()
+    assert [type(effect) for effect in story.effects if not isinstance(effect, AskClock)] == [OpenFinding, CloseFinding]

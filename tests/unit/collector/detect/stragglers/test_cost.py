@@ -1,0 +1,75 @@
+"""What a straggler costs, worked out by hand. Times in ms unless named otherwise."""
+
+import pytest
+
+from rankscope.collector.detect.stragglers.cost import Cost, lost_to, price
+from tests.unit.collector.steps.step_series import UNKNOWN, Rows, series_of, slow_of, view_of
+
+NO_COST = Cost(1.0, 0.0, 0.0)
+
+
+def cost(self_ms: Rows, rank: int, *, step_ms: Rows | None = None, from_step: int = 0, since_step: int = 0) -> Cost:
+    """Of a rank whose peers are all the others."""
+    peers = tuple(other for other in range(len(self_ms[0])) if other != rank)
+    slow = slow_of(rank, peers, self_ms=150.0, peers_ms=100.0, since_step=since_step)
+    view = view_of(series_of(self_ms, step_ms=step_ms))
+    return price(lost_to(slow, view), view, max(from_step, since_step))
+
+
+def test_step_would_be_shorter_by_what_the_straggler_takes_longer_than_its_peers() -> None:
+    # Self time 150 against a median of 100, in steps of 160: the ideal step takes 110. Ten steps lose 50 ms on 4 ranks.
+    found = cost([[90.0, 100.0, 110.0, 150.0]] * 10, 3, step_ms=[[160.0] * 4] * 10)
+    assert found.job_slowdown_ratio == pytest.approx(160 / 110)
+    assert found.lost_rank_seconds == pytest.approx(10 * 0.050 * 4)
+    assert found.lost_rank_hours_per_hour == pytest.approx(50 / 160 * 4)
+
+
+def test_only_steps_since_the_slowness_and_from_the_asked_step_on_are_charged() -> None:
+    self_ms = [[100.0, 100.0, 150.0]] * 10
+    assert cost(self_ms, 2, since_step=4).lost_rank_seconds == pytest.approx(6 * 0.050 * 3)
+    assert cost(self_ms, 2, since_step=4, from_step=7).lost_rank_seconds == pytest.approx(3 * 0.050 * 3)
+    assert cost(self_ms, 2, from_step=10) == NO_COST
+
+
+def test_two_stragglers_do_not_pay_for_the_same_step_twice() -> None:
+    self_ms = [[100.0, 100.0, 100.0, 150.0, 130.0]] * 6 + [[100.0, 100.0, 100.0, 120.0, 130.0]] * 4
+    # Rank 3 is the longest in six steps and rank 4 in four; the median of the others is 100 for both.
+    assert cost(self_ms, 3).lost_rank_seconds == pytest.approx(6 * 0.050 * 5)
+    assert cost(self_ms, 4).lost_rank_seconds == pytest.approx(4 * 0.030 * 5)
+
+
+def test_of_two_equally_slow_stragglers_one_pays() -> None:
+    self_ms = [[100.0, 100.0, 100.0, 150.0, 150.0]] * 10
+    assert cost(self_ms, 3).lost_rank_seconds == pytest.approx(10 * 0.050 * 5)
+    assert cost(self_ms, 4).lost_rank_seconds == 0.0
+
+
+def test_step_in_which_the_straggler_was_fast_costs_nothing_and_earns_nothing() -> None:
+    assert cost([[100.0, 100.0, 60.0]] * 10, 2) == NO_COST
+
+
+def test_ideal_step_is_not_shorter_than_the_peers_own_work() -> None:
+    # Clocked from outside, the step seems shorter than the rank's own work: no more than 120 - 100 can be lost.
+    found = cost([[100.0, 100.0, 150.0]] * 10, 2, step_ms=[[120.0] * 3] * 10)
+    assert found.lost_rank_seconds == pytest.approx(10 * 0.020 * 3)
+
+
+def test_step_that_is_shorter_than_the_peers_own_work_loses_nothing() -> None:
+    assert cost([[100.0, 100.0, 150.0]] * 10, 2, step_ms=[[90.0] * 3] * 10) == NO_COST
+
+
+def test_steps_that_are_not_known_of_the_rank_or_of_too_few_others_are_not_charged() -> None:
+    self_ms = [[100.0, 100.0, 150.0]] * 4 + [[UNKNOWN, UNKNOWN, 150.0], [100.0, 100.0, UNKNOWN]] * 3
+    assert cost(self_ms, 2, step_ms=[[150.0] * 3] * 10).lost_rank_seconds == pytest.approx(4 * 0.050 * 3)
+
+
+def test_step_lasts_as_long_as_on_the_ranks_that_know_it() -> None:
+    # Where the phases stand in for self times, a self time may be known and a duration not.
+    step_ms = [[150.0, UNKNOWN, UNKNOWN]] * 6 + [[UNKNOWN] * 3] * 4
+    found = cost([[100.0, 100.0, 150.0]] * 10, 2, step_ms=step_ms)
+    assert tuple(found) == pytest.approx((1.5, 6 * 0.050 * 3, 1.0))
+
+
+def test_nothing_known_costs_nothing() -> None:
+    assert cost([[UNKNOWN] * 3] * 10, 2) == NO_COST
+    assert cost([[0.0] * 3] * 10, 2) == NO_COST

@@ -1,0 +1,113 @@
+"""Stragglers as findings: one for each rank or node, with what is known of it kept."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
+from rankscope.collector.detect.stragglers.detector import SlowRanks
+from rankscope.collector.detect.stragglers.persistent import Thresholds
+from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import MS, series_of, view_of
+
+DETECTOR = SlowRanks(Thresholds())
+NODES = {rank: f"node{rank // 4}" for rank in range(12)}
+
+
+def times(steps: int = 120, ranks: int = 12, seed: int = 1) -> Floats:
+    return 100.0 * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, ranks)))
+
+
+def view(self_ms: Floats) -> JobView:
+    return view_of(series_of(self_ms.tolist()), nodes=NODES)
+
+
+def find(self_ms: Floats, *explained: Finding) -> list[Candidate]:
+    found = DETECTOR.find(view(self_ms), explained)
+    assert not isinstance(found, Abstain)
+    return list(found)
+
+
+def known(*ranks: int, since_step: int | None = 7) -> Finding:
+    return Finding(kind=STRAGGLER, ranks=ranks, since_step=since_step, cause="host_cpu", sentence="")
+
+
+def test_slow_node_is_one_finding_and_its_steps_are_charged_once() -> None:
+    self_ms = times()
+    self_ms[60:, 4:8] *= 1.5
+    ((finding, lost_ns),) = find(self_ms)
+    assert (finding.ranks, finding.nodes, finding.since_step) == ((4, 5, 6, 7), ("node1",), 60)
+    assert finding.sentence.startswith("Node node1 (ranks 4-7) is up to 1.5")
+    assert lost_ns is not None
+    assert float(np.median(lost_ns[60:])) == pytest.approx(55 * MS, rel=0.1)  # the slowest of four, 1.5 and some noise
+    assert (lost_ns[:60] == 0).all()
+
+
+def test_slowness_that_grows_is_called_drifting() -> None:
+    self_ms = times()
+    self_ms[40:, 2] *= np.linspace(1.0, 1.6, 80)
+    ((finding, _),) = find(self_ms)
+    assert (finding.ranks, finding.pattern) == ((2,), "drifting")
+    assert finding.since_step is not None
+    assert abs(finding.since_step - 40) <= 15
+    assert "ever slower" in finding.sentence
+
+
+def test_rank_that_is_slow_now_and_then_is_found_and_passes() -> None:
+    self_ms = times(steps=200)
+    self_ms[60:120:5, 2] *= 1.6
+    ((finding, lost_ns),) = find(self_ms[:120])
+    assert (finding.ranks, finding.pattern, finding.evidence["gap_steps"]) == ((2,), "intermittent", 5.0)
+    assert lost_ns is not None
+    assert np.flatnonzero(lost_ns).tolist() == list(range(60, 120, 5))
+    assert not DETECTOR.has_passed(view(self_ms[:120]), finding, ())
+    assert DETECTOR.has_passed(view(self_ms[:160]), finding, ())
+
+
+def test_where_few_steps_are_known_it_passes_after_as_many_known_ones_as_ever() -> None:
+    self_ms = times(steps=100)
+    self_ms[10:60:2, 2] *= 1.6
+
+    def sparse(steps: int) -> JobView:
+        """Every tenth step is known."""
+        series = series_of(self_ms[:steps].tolist())
+        return view_of(dataclasses.replace(series, steps=10 * series.steps), nodes=NODES)
+
+    found = DETECTOR.find(sparse(60), ())
+    assert not isinstance(found, Abstain)
+    ((finding, _),) = found
+    assert (finding.pattern, finding.evidence["gap_steps"], finding.evidence["gap_known_steps"]) == (
+        "intermittent", 20.0, 2.0,
+    )  # fmt: skip
+    assert not DETECTOR.has_passed(sparse(70), finding, ())
+    assert DETECTOR.has_passed(sparse(72), finding, ())
+
+
+@pytest.mark.parametrize(("since_step", "expected"), [(7, 7), (None, 0)])
+def test_begin_that_has_left_the_window_is_kept(since_step: int | None, expected: int) -> None:
+    self_ms = times()
+    self_ms[:, 2] *= 1.5
+    ((finding, _),) = find(self_ms, known(2, since_step=since_step))
+    assert finding.since_step == expected
+
+
+@pytest.mark.parametrize(("since_step", "expected"), [(99, 400), (100, 400), (101, 101), (400, 400), (401, 400)])
+def test_begin_between_two_known_steps_is_kept(since_step: int, expected: int) -> None:
+    """Steps up to 100 are known, and from 400 on, of which it is slow."""
+    self_ms = times()
+    self_ms[60:, 2] *= 1.5
+    steps = np.concatenate([np.arange(41, 101), np.arange(400, 460)])
+    series = dataclasses.replace(series_of(self_ms.tolist()), steps=steps)
+    found = DETECTOR.find(view_of(series, nodes=NODES), (known(2, since_step=since_step),))
+    assert not isinstance(found, Abstain)
+    assert [candidate.finding.since_step for candidate in found] == [expected]
+
+
+def test_node_has_passed_when_all_of_its_ranks_have() -> None:
+    self_ms = times()
+    self_ms[:90, 4:8] *= 1.5
+    assert DETECTOR.has_passed(view(self_ms), known(4, 5, 6, 7), ())
+    self_ms[90:, 6] *= 1.5
+    assert not DETECTOR.has_passed(view(self_ms), known(4, 5, 6, 7), ())

@@ -1,0 +1,142 @@
+"""Slow now and then: known spells in noise from a seeded generator."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.stragglers.intermittent import chance_of, find_intermittent, find_period, has_passed
+from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds
+from rankscope.collector.detect.view import JobView
+from rankscope.collector.steps.step_series import Floats
+from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
+
+THRESHOLDS = Thresholds()
+SLOW = 3
+
+
+def times(steps: int = 200, ranks: int = 8, seed: int = 1) -> Floats:
+    return 100.0 * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, ranks)))
+
+
+def view(self_ms: Floats) -> JobView:
+    return view_of(series_of(self_ms.tolist()))
+
+
+def found(self_ms: Floats, known: tuple[int, ...] = ()) -> tuple[Slow, ...]:
+    return find_intermittent(view(self_ms), THRESHOLDS, known)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("every", [3, 5, 10])
+def test_rank_that_is_slow_every_kth_step_is_found_with_its_begin_and_size(every: int, seed: int) -> None:
+    self_ms = times(seed=seed)
+    self_ms[80::every, SLOW] *= 1.5
+    (slow,) = found(self_ms)
+    assert (slow.rank, slow.since_step, slow.pattern, slow.change_is_seen) == (SLOW, 80, "intermittent", True)
+    assert slow.slowdown_ratio == pytest.approx(1.5, rel=0.05)
+    assert slow.persistence == pytest.approx(1 / every, rel=0.1)
+    assert slow.self_ns / slow.peers_self_ns == pytest.approx(1.5, rel=0.05)
+    assert find_period(slow.slow_steps) == (every, True)
+
+
+def test_it_is_found_among_those_that_do_the_same_work() -> None:
+    """What is noise to the ranks that sample, half of their time, would be slowness to the others."""
+    self_ms = times()
+    self_ms[:, 4:] *= np.exp(np.random.default_rng(2).normal(0.0, 0.5, (200, 4)))
+    self_ms[80::5, SLOW] *= 1.5
+    kinds = {rank: "train" if rank < 4 else "sample" for rank in range(8)}
+    judged = view_of(series_of(self_ms.tolist()), signatures=kinds)
+    assert [(slow.rank, slow.since_step) for slow in find_intermittent(judged, THRESHOLDS, ())] == [(SLOW, 80)]
+
+
+def test_rank_that_always_was_so_is_slow_since_its_first_slow_step() -> None:
+    self_ms = times()
+    self_ms[2::5, SLOW] *= 2
+    assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 2)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stalls_that_come_to_all_ranks_name_nobody(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    self_ms = times(seed=seed)
+    self_ms[random.random(self_ms.shape) < 0.03] *= 5
+    assert found(self_ms) == ()
+
+
+@pytest.mark.parametrize(("bouts", "named"), [(3, [SLOW]), (2, [])])
+def test_rank_that_is_slow_in_bouts_is_found_from_the_third_on(bouts: int, named: list[int]) -> None:
+    self_ms = times(steps=240)
+    for begin in range(100, 100 + 40 * bouts, 40):
+        self_ms[begin : begin + 10, SLOW] *= 1.3
+    assert [slow.rank for slow in found(self_ms)] == named
+
+
+def test_bouts_that_come_to_all_ranks_name_nobody() -> None:
+    self_ms = times(steps=240)
+    for rank in range(8):
+        for begin in range(5 * rank, 240 - 10, 60):
+            self_ms[begin : begin + 10, rank] *= 1.5
+    assert found(self_ms) == ()
+
+
+def test_long_stall_is_one_spell() -> None:
+    self_ms = times()
+    self_ms[50:80, SLOW] *= 5
+    assert found(self_ms) == ()
+
+
+def test_spells_that_cost_next_to_nothing_are_not_worth_naming() -> None:
+    self_ms = times()
+    self_ms[::10, SLOW] *= 1.09
+    self_ms[::10, SLOW] = np.maximum(self_ms[::10, SLOW], 109.0)
+    assert found(self_ms) == ()
+
+
+def test_rank_that_is_known_to_be_slow_is_left_out_and_the_costlier_comes_first() -> None:
+    self_ms = times()
+    self_ms[::5, SLOW] *= 1.5
+    self_ms[1::5, 5] *= 3
+    assert [slow.rank for slow in found(self_ms)] == [5, SLOW]
+    assert [slow.rank for slow in found(self_ms, known=(5,))] == [SLOW]
+
+
+def test_few_steps_tell_nothing() -> None:
+    self_ms = times(steps=23)
+    self_ms[::2, SLOW] *= 3
+    assert found(self_ms) == ()
+    assert find_intermittent(view_of(series_of([[100.0, UNKNOWN, UNKNOWN]] * 30)), THRESHOLDS, ()) == ()
+
+
+def test_it_has_passed_after_four_times_the_usual_distance() -> None:
+    self_ms = times(steps=150)
+    self_ms[20:100:10, SLOW] *= 2
+    assert has_passed(view(self_ms[:135]), [SLOW], THRESHOLDS, 10.0)
+    assert not has_passed(view(self_ms[:125]), [SLOW], THRESHOLDS, 10.0)
+    assert not has_passed(view(self_ms[:30]), [SLOW], THRESHOLDS, 10.0)
+
+
+def test_chance_is_the_tail_of_the_binomial() -> None:
+    assert chance_of(3, 10, 0.2) == pytest.approx(
+        1 - sum(math.comb(10, k) * 0.2**k * 0.8 ** (10 - k) for k in range(3))
+    )
+    assert chance_of(0, 10, 0.2) == 1.0
+    assert chance_of(60, 100, 0.9) == chance_of(60, 100, 0.5)
+
+
+def test_period_of_one_spell_is_not_known() -> None:
+    assert find_period(np.array([7, 8, 9])) == (0, False)
+    assert find_period(np.array([1, 4, 9, 11, 30])) == (4, False)
+
+
+def test_begin_is_not_the_last_slow_step_where_the_rank_was_slow_now_and_then_all_along() -> None:
+    self_ms = times(steps=201)
+    self_ms[::5, SLOW] *= 1.3
+    assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 0)]
+
+
+def test_where_nobody_has_spells_six_of_one_rank_are_no_chance() -> None:
+    self_ms = times(steps=204)
+    self_ms[60:204:24, SLOW] *= 1.6
+    assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 60)]
+    assert found(self_ms[:140]) == ()

@@ -1,0 +1,188 @@
+"""Who is slow: synthetic self times with a known truth, from a seeded generator."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.statistics.change_points import find_change
+from rankscope.collector.detect.statistics.excess import find_excess, slowdown_ratios
+from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.step_series import Floats, StepSeries
+from tests.unit.collector.steps.step_series import view_of
+
+STEP_NS = 100e6
+
+
+def noise(steps: int, ranks: int, spread: float = 0.05, seed: int = 7) -> Floats:
+    return STEP_NS * np.exp(np.random.default_rng(seed).normal(0.0, spread, (steps, ranks)))
+
+
+def series(self_ns: Floats, first_step: int = 0) -> StepSeries:
+    steps, ranks = self_ns.shape
+    step_ns = np.repeat(self_ns.max(axis=1, keepdims=True), ranks, axis=1)
+    return StepSeries(
+        steps=np.arange(first_step, first_step + steps),
+        ranks=tuple(range(ranks)),
+        step_ns=step_ns,
+        self_ns=self_ns,
+        cpu_ns=np.full_like(self_ns, np.nan),
+        phases_ns={},
+        self_is_measured=True,
+    )
+
+
+def excess_of(self_ns: Floats) -> Floats:
+    return find_excess(series(self_ns), find_twins(range(self_ns.shape[1]), {}))
+
+
+def judge(self_ns: Floats, first_step: int = 0) -> tuple[Slow, ...] | Abstain:
+    return find_stragglers(view_of(series(self_ns, first_step)), Thresholds())
+
+
+def found(self_ns: Floats, first_step: int = 0) -> tuple[Slow, ...]:
+    verdict = judge(self_ns, first_step)
+    assert not isinstance(verdict, Abstain)
+    return verdict
+
+
+def test_rank_that_becomes_slow_is_named_with_the_step_and_the_size() -> None:
+    self_ns = noise(100, 4)
+    self_ns[60:, 2] *= 1.5
+    (slow,) = found(self_ns, first_step=1_000)
+    assert slow.rank == 2
+    assert abs(slow.since_step - 1_060) <= 2
+    assert slow.slowdown_ratio == pytest.approx(1.5, rel=0.05)
+    assert slow.peers_self_ns == pytest.approx(STEP_NS, rel=0.05)
+
+
+def test_rank_that_was_always_slow_is_slow_since_the_first_step_known() -> None:
+    self_ns = noise(64, 8)
+    self_ns[:, 5] *= 1.3
+    assert [(slow.rank, slow.since_step) for slow in found(self_ns)] == [(5, 0)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_healthy_ranks_are_not_called_slow(seed: int) -> None:
+    assert found(noise(200, 8, spread=0.15, seed=seed)) == ()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_healthy_ranks_with_rare_long_stalls_are_not_called_slow(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    self_ns = noise(200, 8, seed=seed)
+    self_ns[random.random(self_ns.shape) < 0.03] *= 10
+    assert found(self_ns) == ()
+
+
+def test_ten_per_cent_is_found_where_the_noise_allows_it() -> None:
+    self_ns = noise(120, 8, spread=0.02)
+    self_ns[60:, 1] *= 1.12
+    assert [slow.rank for slow in found(self_ns)] == [1]
+
+
+def test_effect_below_the_minimum_is_not_worth_a_verdict() -> None:
+    self_ns = noise(120, 8, spread=0.005)
+    self_ns[60:, 1] *= 1.05
+    assert found(self_ns) == ()
+
+
+def test_rank_slow_every_other_step_is_not_persistent() -> None:
+    self_ns = noise(120, 8, spread=0.02)
+    self_ns[::2, 1] *= 1.5
+    assert found(self_ns) == ()
+
+
+def test_too_recent_a_change_is_left_for_later() -> None:
+    self_ns = noise(100, 4)
+    self_ns[-5:, 2] *= 3
+    assert found(self_ns) == ()
+
+
+def test_rank_that_recovered_is_not_slow_any_more() -> None:
+    self_ns = noise(120, 4)
+    self_ns[20:80, 2] *= 2
+    assert found(self_ns) == ()
+
+
+def test_two_stragglers_are_both_found_the_slower_first() -> None:
+    self_ns = noise(100, 8)
+    self_ns[40:, 2] *= 1.5
+    self_ns[40:, 6] *= 2.5
+    assert [slow.rank for slow in found(self_ns)] == [6, 2]
+
+
+def test_two_ranks_are_enough_to_name_one() -> None:
+    self_ns = noise(100, 2)
+    self_ns[40:, 1] *= 2
+    assert [slow.rank for slow in found(self_ns)] == [1]
+
+
+def test_one_rank_is_compared_with_nobody() -> None:
+    assert judge(noise(100, 1)) == Abstain("1 rank reports: there is nobody to compare it with")
+
+
+def test_too_few_steps_give_no_verdict() -> None:
+    assert judge(noise(11, 4)) == Abstain("the own times of all 4 ranks are known in 11 steps, 12 are needed")
+
+
+def test_steps_that_one_rank_did_not_report_are_left_out() -> None:
+    self_ns = noise(100, 4)
+    self_ns[60:, 2] *= 2
+    self_ns[::3, 0] = np.nan
+    assert [slow.rank for slow in found(self_ns)] == [2]
+
+
+def test_first_stage_is_not_compared_with_the_last() -> None:
+    self_ns = noise(100, 8)
+    self_ns[:, 4:] *= 3
+    signatures = dict.fromkeys(range(4), "first") | dict.fromkeys(range(4, 8), "last")
+    assert find_stragglers(view_of(series(self_ns), signatures=signatures), Thresholds()) == ()
+
+
+def test_slowdown_and_recovery_are_read_from_the_last_steps() -> None:
+    self_ns = noise(100, 4, spread=0.01)
+    self_ns[:60, 2] *= 2
+    excess = excess_of(self_ns)[:, 2]
+    assert slowdown_ratios(excess[:, np.newaxis], 32)[0] == pytest.approx(1.0, abs=0.02)
+    assert has_recovered(excess, Thresholds())
+    assert not has_recovered(excess[:60], Thresholds())
+    assert not has_recovered(excess[:5], Thresholds())
+
+
+def test_change_point_needs_three_values_on_each_side() -> None:
+    assert find_change(np.array([0.0, 0.0, 1.0, 1.0, 1.0])) == 0
+    assert find_change(np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])) == 3
+
+
+def test_log_excess_of_a_rank_twice_as_slow_is_log_two() -> None:
+    self_ns = np.array([[1.0, 1.0, 2.0], [3.0, 3.0, 6.0]])
+    assert excess_of(self_ns)[:, 2].tolist() == pytest.approx([math.log(2)] * 2)
+
+
+def test_slowdown_ratios_are_those_of_every_column() -> None:
+    excess = excess_of(noise(50, 5))
+    excess[40:, 1] = np.nan
+    excess[:, 2] = np.nan
+    excess[49] = np.nan
+    last = {0: slice(17, 49), 1: slice(8, 40), 3: slice(17, 49), 4: slice(17, 49)}
+    expected = [float(np.exp(np.median(excess[last[c], c]))) if c in last else math.nan for c in range(5)]
+    assert slowdown_ratios(excess, 32).tolist() == pytest.approx(expected, nan_ok=True)
+    assert np.isnan(slowdown_ratios(np.full((0, 2), np.nan), 32)).all()
+
+
+def test_rank_is_compared_with_those_that_are_known_if_they_are_the_half() -> None:
+    self_ns = np.array([[1.0, 1.0, 4.0, np.nan, 3.0], [1.0, np.nan, 4.0, np.nan, np.nan]])
+    found_excess = excess_of(self_ns)
+    assert found_excess[0, 2] == pytest.approx(math.log(4.0))  # the median of 1, 1 and 3
+    assert np.isnan(found_excess[0, 3])
+    assert np.isnan(found_excess[1]).all()
+
+
+def test_steps_of_a_rank_that_does_not_report_any_more_are_not_needed() -> None:
+    self_ns = noise(100, 8)
+    self_ns[60:, 2] *= 2
+    self_ns[20:, 0] = np.nan
+    assert [slow.rank for slow in found(self_ns)] == [2]

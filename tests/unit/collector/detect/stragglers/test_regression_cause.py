@@ -1,0 +1,141 @@
+"""Why ranks have become slower than they were: evidence written down by hand, in ms."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
+from rankscope.collector.detect.stragglers.root_cause import Cause
+from rankscope.collector.detect.view import GcPauses, Samples
+from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.measure.records import DeviceSample, WindowBreakdown
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, view_of
+
+SINCE, STEPS, RANKS = 10, 20, 4
+MINE = (0, 1)
+
+
+def steps_of(before: float, after: float) -> Rows:
+    return [[before if step < SINCE else after] * RANKS for step in range(STEPS)]
+
+
+def cause(
+    added_ms: float = 30.0,
+    *,
+    phases_ms: Mapping[str, Rows] | None = None,
+    transfer_ms: Sequence[float] | None = None,
+    samples: Samples | None = None,
+    ranks: Sequence[int] = MINE,
+) -> Cause:
+    view = view_of(
+        series_of(steps_of(100.0, 130.0), phases_ms=phases_ms),
+        samples=samples,
+        groups={"dp": (0, 2), "other": (2, 3)},
+        transfers=transfers_of(transfer_ms),
+    )
+    return find_cause_of_change(view, ranks, SINCE, added_ms * MS)
+
+
+def transfers_of(transfer_ms: Sequence[float] | None) -> GroupTransfers:
+    if transfer_ms is None:
+        return GroupTransfers()
+    transfers_ns = {"dp": np.array(transfer_ms) * MS, "other": np.zeros(STEPS)}
+    return GroupTransfers(transfers_ns, dict.fromkeys(transfers_ns, np.ones(STEPS)))
+
+
+def device(clock: int | None = None, *reasons: str) -> DeviceSample:
+    return DeviceSample(host_ns=0, uuid="", model="", sm_clock_hertz=clock, throttle_reasons=reasons)
+
+
+def devices(mine: DeviceSample, others: DeviceSample | None = None) -> Samples:
+    told = {rank: [mine] for rank in MINE} | ({} if others is None else {rank: [others] for rank in (2, 3)})
+    return Samples({}, {}, told)
+
+
+def window(step: int, compute: float, idle: float, operators: int | None = 100) -> WindowBreakdown:
+    return WindowBreakdown(
+        first_step=step, step_count=1, window_ns=200 * MS, compute_ns=round(compute * MS), communication_ns=0,
+        overlap_ns=0, exposed_communication_ns=0, copy_ns=0, idle_ns=round(idle * MS), operator_count=operators,
+    )  # fmt: skip
+
+
+def windows(*found: WindowBreakdown, has_device: bool = True) -> Samples:
+    return Samples({0: found}, {}, {0: [device()]} if has_device else {})
+
+
+def test_nothing_measured_is_unattributed() -> None:
+    assert cause() == Cause("unattributed", "no test of a cause passes", {})
+
+
+@pytest.mark.parametrize(("after_ms", "name"), [(20.0, "data_loading"), (19.9, "unattributed")])
+def test_data_loaders_that_explain_half_of_it_are_named(after_ms: float, name: str) -> None:
+    found = cause(phases_ms={"data": steps_of(5.0, after_ms)})
+    assert found.name == name
+    assert found.evidence == {"data_added_ns": pytest.approx((after_ms - 5.0) * MS)}
+
+
+def test_data_phase_that_is_not_known_before_or_after_tells_nothing() -> None:
+    assert cause(phases_ms={"data": steps_of(UNKNOWN, 40.0)}).evidence == {}
+    assert cause(phases_ms={"data": steps_of(5.0, UNKNOWN)}).evidence == {}
+
+
+def test_transfer_of_their_groups_that_has_grown_is_a_slow_link() -> None:
+    found = cause(transfer_ms=[5.0] * SINCE + [25.0] * SINCE)
+    assert (found.name, found.evidence) == ("slow_link", {"transfer_added_ns": 20.0 * MS})
+    assert cause(transfer_ms=[5.0] * SINCE + [15.0] * SINCE).name == "unattributed"
+    assert cause(transfer_ms=[5.0] * SINCE + [25.0] * SINCE, ranks=(1,)).evidence == {}
+
+
+@pytest.mark.parametrize(("pause_ms", "name"), [(16, "garbage_collection"), (14, "unattributed")])
+def test_garbage_collector_that_pauses_longer_is_named(pause_ms: int, name: str) -> None:
+    before = [GcPauses(step, step * MS) for step in range(SINCE)]
+    after = [GcPauses(step, (SINCE + (step - SINCE) * (pause_ms + 1)) * MS) for step in range(SINCE, STEPS)]
+    found = cause(samples=Samples({}, {0: [*before, *after], 1: after}, {}))
+    assert found.name == name
+    assert found.evidence == {"gc_added_ns": pytest.approx(pause_ms * MS)}
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "name"),
+    [
+        (device(700, "sw_thermal_slowdown"), device(1000), "gpu_thermal_throttle"),
+        (device(700, "sw_power_cap"), device(1000), "gpu_power_cap"),
+        (device(700), device(1000), "gpu_slow_clock"),
+        (device(980, "sw_thermal_slowdown"), device(1000), "unattributed"),
+        (device(None, "sw_thermal_slowdown"), device(), "gpu_thermal_throttle"),
+        (device(None, "sw_power_cap"), device(None, "sw_power_cap"), "unattributed"),
+        (device(700, "sw_power_cap"), device(1000, "sw_power_cap"), "gpu_slow_clock"),
+        (device(None, "sw_thermal_slowdown"), None, "unattributed"),
+    ],
+)
+def test_gpus_that_run_slower_than_the_others_and_why(
+    mine: DeviceSample, others: DeviceSample | None, name: str
+) -> None:
+    assert cause(samples=devices(mine, others)).name == name
+
+
+@pytest.mark.parametrize(
+    ("after", "has_device", "name"),
+    [
+        (window(12, 60.0, 20.0, 110), True, "more_work"),
+        (window(12, 60.0, 20.0, 110), False, "more_work"),
+        (window(12, 60.0, 20.0, 101), True, "gpu_compute"),
+        (window(12, 60.0, 20.0, None), True, "gpu_compute"),
+        (window(12, 60.0, 20.0, 101), False, "unattributed"),
+        (window(12, 40.0, 50.0), True, "host_cpu"),
+        (window(12, 40.0, 50.0), False, "unattributed"),
+        (window(12, 50.0, 30.0), True, "unattributed"),
+    ],
+)
+def test_windows_before_and_after_are_compared(after: WindowBreakdown, has_device: bool, name: str) -> None:
+    assert cause(samples=windows(window(3, 40.0, 20.0), after, has_device=has_device)).name == name
+
+
+def test_windows_of_one_side_only_or_of_no_steps_tell_nothing() -> None:
+    assert cause(samples=windows(window(12, 90.0, 20.0))).evidence == {}
+    empty = WindowBreakdown(
+        first_step=12, step_count=0, window_ns=0, compute_ns=0, communication_ns=0, overlap_ns=0,
+        exposed_communication_ns=0, copy_ns=0, idle_ns=0,
+    )  # fmt: skip
+    assert cause(samples=windows(window(3, 40.0, 20.0), empty)).evidence == {}

@@ -1,0 +1,366 @@
+"""The cause of a straggler, by hand-made cases: rank 3 takes 150 ms of own work, its three peers 100 ms.
+
+The excess is 50 ms, so a part must hold 25 ms of it to be the cause.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
+from rankscope.collector.detect.view import GcPauses, Samples
+from rankscope.measure.records import DeviceSample, WindowBreakdown
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, slow_of
+
+SLOW = 3
+PEERS = (0, 1, 2)
+GHZ = 1_000_000_000
+NO_CAUSE = ("unattributed", "no test of a cause passes")
+
+Devices = Mapping[int, Sequence[DeviceSample]]
+
+
+def alike(slow_ms: float, peers_ms: float = 10.0) -> Rows:
+    """Ten steps in which the slow rank takes the one time and its peers the other."""
+    return [[peers_ms] * 3 + [slow_ms]] * 10
+
+
+def cause_of(
+    *,
+    phases_ms: Mapping[str, Rows] | None = None,
+    cpu_ms: Rows | None = None,
+    breakdowns: Mapping[int, Sequence[WindowBreakdown]] | None = None,
+    gc_pauses: Mapping[int, Sequence[GcPauses]] | None = None,
+    devices: Devices | None = None,
+    level_from_step: int = 0,
+) -> Cause:
+    series = series_of(alike(150.0, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
+    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
+    return find_cause(slow, series, Samples(breakdowns or {}, gc_pauses or {}, devices or {}))
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_longer_wait_for_data_is_data_loading() -> None:
+    cause = cause_of(phases_ms={"data": alike(55.0, 10.0)})
+    assert cause == Cause(
+        "data_loading", "it waits 45.0 ms a step longer for its data loader", {"data_excess_ns": 45 * MS}
+    )
+
+
+@pytest.mark.parametrize(("data_ms", "name"), [(35.0, "data_loading"), (34.9, "unattributed")])
+def test_data_is_the_cause_from_half_of_the_excess_on(data_ms: float, name: str) -> None:
+    assert cause_of(phases_ms={"data": alike(data_ms, 10.0)}).name == name
+
+
+def test_only_steps_of_the_present_level_are_compared() -> None:
+    # Before step 6 the peers were the ones that waited for data.
+    data_ms = [[90.0] * 3 + [10.0]] * 6 + [[10.0] * 3 + [60.0]] * 4
+    assert cause_of(phases_ms={"data": data_ms}, level_from_step=6).evidence == {"data_excess_ns": 50 * MS}
+
+
+def test_steps_that_are_not_known_of_all_are_left_out() -> None:
+    data_ms = [[10.0, 10.0, 10.0, 60.0]] * 3 + [[500.0, UNKNOWN, 10.0, 10.0], [500.0, 500.0, 500.0, UNKNOWN]] * 3
+    assert cause_of(phases_ms={"data": [*data_ms, *alike(60.0)[:1]]}).evidence == {"data_excess_ns": 50 * MS}
+
+
+def test_phase_that_no_step_knows_of_all_ranks_is_no_evidence() -> None:
+    assert cause_of(phases_ms={"data": alike(UNKNOWN)}).evidence == {}
+
+
+@pytest.mark.parametrize(("pattern", "expected"), [("steady", {"cpu_excess_ns": 50 * MS}), ("intermittent", {})])
+def test_steps_whose_waiting_is_not_known_count_where_the_rank_is_slow_in_all(
+    pattern: str, expected: dict[str, int]
+) -> None:
+    unknown = [UNKNOWN] * 4
+    series = series_of(alike(150.0, 100.0), cpu_ms=[unknown] * 7 + [[90.0] * 3 + [140.0]] + [unknown] * 2)
+    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
+    slow = slow._replace(slow_steps=np.arange(3), pattern=pattern)
+    assert find_cause(slow, series, Samples({}, {}, {})).evidence == expected
+
+
+# -- garbage ----------------------------------------------------------------------------------------------------------
+
+
+def pauses(ms_per_step: float, first_step: int = 0) -> tuple[GcPauses, ...]:
+    """Ten samples, two steps apart, of a rank that has already paused for a second before the first of them."""
+    return tuple(
+        GcPauses(first_step + 2 * sample, round((1_000 + 2 * sample * ms_per_step) * MS)) for sample in range(10)
+    )
+
+
+def pauses_of(slow_ms: float, *peers_ms: float) -> dict[int, tuple[GcPauses, ...]]:
+    return {SLOW: pauses(slow_ms)} | {peer: pauses(ms) for peer, ms in enumerate(peers_ms)}
+
+
+def test_longer_pauses_of_the_garbage_collector_are_the_cause() -> None:
+    cause = cause_of(gc_pauses=pauses_of(42.0, 1.0, 2.0, 3.0))
+    assert cause.name == "garbage_collection"
+    assert cause.because == "Python's garbage collector stops it 40.0 ms a step longer"
+    assert cause.evidence == {"gc_excess_ns": 40 * MS}
+
+
+@pytest.mark.parametrize(("pause_ms", "name"), [(27.0, "garbage_collection"), (26.0, "unattributed")])
+def test_pauses_are_the_cause_from_half_of_the_excess_on(pause_ms: float, name: str) -> None:
+    assert cause_of(gc_pauses=pauses_of(pause_ms, 2.0, 2.0)).name == name
+
+
+def test_pauses_before_the_present_level_do_not_count() -> None:
+    # Counted up: 0 at step 0, 900 ms at step 10, and nothing after it.
+    early = (GcPauses(0, 0), GcPauses(10, 900 * MS), GcPauses(20, 900 * MS))
+    assert cause_of(gc_pauses={SLOW: early, 0: pauses(0.0)}, level_from_step=10).name == "unattributed"
+
+
+@pytest.mark.parametrize(
+    "gc_pauses",
+    [
+        {},
+        {0: pauses(1.0)},
+        {SLOW: pauses(42.0)},
+        {SLOW: pauses(42.0), 0: ()},
+        {SLOW: pauses(42.0)[:1], 0: pauses(1.0)},
+        {SLOW: (GcPauses(5, 0), GcPauses(5, 900 * MS)), 0: pauses(1.0)},
+    ],
+    ids=["of nobody", "not of it", "of it only", "empty of a peer", "one sample", "no step between the samples"],
+)
+def test_pauses_that_cannot_be_compared_are_no_evidence(gc_pauses: Mapping[int, Sequence[GcPauses]]) -> None:
+    assert cause_of(gc_pauses=gc_pauses) == Cause(*NO_CAUSE, {})
+
+
+# -- the GPU ----------------------------------------------------------------------------------------------------------
+
+
+def gpu(clock_ghz: float | None = None, *reasons: str, unread: bool = False) -> tuple[DeviceSample, ...]:
+    hertz = None if clock_ghz is None else round(clock_ghz * GHZ)
+    told = None if unread else reasons
+    return (DeviceSample(host_ns=0, uuid="GPU-1", sm_clock_hertz=hertz, throttle_reasons=told),)
+
+
+def gpus(slow: tuple[DeviceSample, ...], peer: tuple[DeviceSample, ...]) -> Devices:
+    return {SLOW: slow} | dict.fromkeys(PEERS, peer)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "name", "because"),
+    [
+        ((), "gpu_slow_clock", "its GPU runs at 60 % of its peers' clock"),
+        (("hw_slowdown",), "gpu_slow_clock", "its GPU runs at 60 % of its peers' clock"),
+        (("sw_power_cap",), "gpu_power_cap", "its GPU throttles (sw_power_cap)"),
+        (("package_power",), "gpu_power_cap", "its GPU throttles (package_power)"),
+        (("memory_thermal",), "gpu_thermal_throttle", "its GPU throttles (memory_thermal)"),
+        (
+            ("sw_power_cap", "hw_thermal_slowdown", "sw_thermal_slowdown"),
+            "gpu_thermal_throttle",
+            "its GPU throttles (hw_thermal_slowdown, sw_thermal_slowdown)",
+        ),
+    ],
+)
+def test_slow_clock_is_the_cause_by_the_reason_the_gpu_gives(reasons: tuple[str, ...], name: str, because: str) -> None:
+    cause = cause_of(devices=gpus(gpu(1.2, *reasons), gpu(2.0, "sw_power_cap")))
+    assert cause == Cause(name, because, {"sm_clock_ratio": 0.6})
+
+
+def test_reason_without_a_slower_clock_is_not_the_cause() -> None:
+    cause = cause_of(devices=gpus(gpu(1.98, "sw_power_cap"), gpu(2.0)))
+    assert cause == Cause(*NO_CAUSE, {"sm_clock_ratio": 0.99})
+
+
+@pytest.mark.parametrize(("clock_ghz", "name"), [(1.6, "gpu_slow_clock"), (1.7, "unattributed")])
+def test_clock_is_the_cause_when_half_of_the_excess_can_come_from_it(clock_ghz: float, name: str) -> None:
+    # At the peers' clock its 150 ms would be at best 120 ms and 127.5 ms: 30 ms and 22.5 ms of 50 ms explained.
+    assert cause_of(devices=gpus(gpu(clock_ghz), gpu(2.0))).name == name
+
+
+def test_clock_within_five_per_cent_of_the_peers_is_not_slow() -> None:
+    slow = slow_of(SLOW, PEERS, self_ms=110.0, peers_ms=105.0)
+    samples = Samples({}, {}, gpus(gpu(1.9), gpu(2.0)))
+    assert find_cause(slow, series_of(alike(110.0, 105.0)), samples).name == "unattributed"
+
+
+@pytest.mark.parametrize("clocks", [(None, 2.0), (1.0, None), (0.0, 2.0)])
+@pytest.mark.parametrize(("reason", "name"), [("sw_power_cap", "gpu_power_cap"), ("reliability", "unattributed")])
+def test_without_clocks_a_reason_of_its_own_is_enough(
+    clocks: tuple[float | None, float | None], reason: str, name: str
+) -> None:
+    assert cause_of(devices=gpus(gpu(clocks[0], reason), gpu(clocks[1]))).name == name
+
+
+@pytest.mark.parametrize(("sharing", "name"), [(1, "gpu_power_cap"), (2, "unattributed"), (3, "unattributed")])
+def test_without_clocks_a_reason_that_most_peers_give_too_is_not_the_cause(sharing: int, name: str) -> None:
+    peers = {peer: gpu(None, "sw_power_cap") if peer < sharing else gpu() for peer in PEERS}
+    assert cause_of(devices={SLOW: gpu(None, "sw_power_cap"), **peers}).name == name
+
+
+def test_without_clocks_and_without_the_peers_reasons_its_own_is_enough() -> None:
+    assert cause_of(devices=gpus(gpu(None, "sw_thermal_slowdown"), gpu(unread=True))).name == "gpu_thermal_throttle"
+
+
+def test_gpu_of_which_nothing_could_be_read_is_no_evidence() -> None:
+    assert cause_of(devices=gpus(gpu(unread=True), gpu(2.0, "sw_power_cap"))) == Cause(*NO_CAUSE, {})
+
+
+def test_every_gpu_of_the_rank_is_looked_at() -> None:
+    devices = gpus((*gpu(2.0), *gpu(1.0)), gpu(2.0))
+    assert cause_of(devices=devices).name == "gpu_slow_clock"
+
+
+def test_host_is_not_blamed_where_a_gpu_does_the_work() -> None:
+    cause = cause_of(devices=gpus(gpu(), gpu()), cpu_ms=alike(140.0, 90.0), phases_ms={"forward": alike(60.0)})
+    assert (cause.name, cause.because) == ("unattributed", "no test of a cause passes, 50.0 ms of it in forward")
+
+
+# -- more work --------------------------------------------------------------------------------------------------------
+
+
+def window(
+    compute_ms: float, operators: int | None, first_step: int = 0, step_count: int = 1, idle_ms: float = 0.0
+) -> WindowBreakdown:
+    """A window in which the rank computes or is idle."""
+    compute_ns, idle_ns = round(compute_ms * MS), round(idle_ms * MS)
+    return WindowBreakdown(
+        first_step=first_step, step_count=step_count, window_ns=compute_ns + idle_ns, compute_ns=compute_ns,
+        communication_ns=0, overlap_ns=0, exposed_communication_ns=0, copy_ns=0, idle_ns=idle_ns,
+        operator_count=operators,
+    )  # fmt: skip
+
+
+def windows(slow: WindowBreakdown, peer: WindowBreakdown) -> Mapping[int, Sequence[WindowBreakdown]]:
+    return {SLOW: (slow,)} | dict.fromkeys(PEERS, (peer,))
+
+
+def test_more_operators_that_take_longer_are_more_work() -> None:
+    cause = cause_of(breakdowns=windows(window(130.0, 150), window(80.0, 100)))
+    assert (cause.name, cause.because) == ("more_work", "it runs 150 operators a step where they run 100")
+    assert cause.evidence == {"compute_excess_ns": 50 * MS, "operator_ratio": 1.5}
+
+
+HEALTHY = gpus(gpu(2.0), gpu(2.0))
+
+
+def test_gpu_that_takes_longer_for_the_same_kernels_and_gives_no_reason_is_slow_itself() -> None:
+    cause = cause_of(devices=HEALTHY, breakdowns=windows(window(130.0, 100), window(90.0, 100)))
+    assert cause.name == "gpu_compute"
+    assert cause.because == "its GPU computes 40.0 ms a step longer on the same work, and gives no reason"
+
+
+def test_gpu_that_is_idle_longer_waits_for_its_host() -> None:
+    work = windows(window(90.0, 100, idle_ms=50.0), window(90.0, 100, idle_ms=10.0))
+    cause = cause_of(devices=HEALTHY, breakdowns=work, phases_ms={"forward": alike(55.0)})
+    assert cause.name == "host_cpu"
+    assert cause.because == "its GPU is idle 40.0 ms a step longer, waiting for its host, 45.0 ms of it in forward"
+    assert cause.evidence["idle_excess_ns"] == 40 * MS
+
+
+def test_gpu_that_is_neither_slower_nor_idle_longer_is_not_explained() -> None:
+    assert cause_of(devices=HEALTHY, breakdowns=windows(window(90.0, None), window(90.0, 100))).name == "unattributed"
+
+
+@pytest.mark.parametrize(
+    ("broken", "because"),
+    [
+        ({"xid_last": 63}, "its GPU reports Xid 63"),
+        ({"ecc_uncorrected": 1}, "its GPU reports uncorrectable memory errors"),
+        ({"remapping_pending": True}, "its GPU reports a pending row remapping"),
+        ({"remapping_pending": True, "remapping_failed": True}, "its GPU reports a failed row remapping"),
+    ],
+)
+def test_gpu_that_reports_a_fault_of_its_own_has_it(broken: Mapping[str, Any], because: str) -> None:
+    (healthy,) = gpu(2.0)
+    cause = cause_of(devices=gpus((msgspec.structs.replace(healthy, **broken),), (healthy,)))
+    assert (cause.name, cause.because) == ("gpu_fault", because)
+
+
+def test_fault_that_the_program_has_made_or_most_peers_report_is_none_of_the_gpu() -> None:
+    (healthy,) = gpu(2.0)
+    by_program = msgspec.structs.replace(healthy, xid_last=31)
+    broken = msgspec.structs.replace(healthy, ecc_uncorrected=1)
+    assert cause_of(devices=gpus((by_program,), (healthy,))).name == "unattributed"
+    assert cause_of(devices=gpus((broken,), (broken,))).name == "unattributed"
+
+
+@pytest.mark.parametrize(
+    ("compute_ms", "operators", "name"),
+    [
+        (105.0, 105, "more_work"),
+        (104.9, 105, "unattributed"),
+        (105.0, 104, "unattributed"),
+        (105.0, None, "unattributed"),
+    ],
+)
+def test_more_work_takes_half_of_the_excess_and_five_per_cent_more_operators(
+    compute_ms: float, operators: int | None, name: str
+) -> None:
+    assert cause_of(breakdowns=windows(window(compute_ms, operators), window(80.0, 100))).name == name
+
+
+def test_windows_of_several_steps_count_by_the_step() -> None:
+    cause = cause_of(breakdowns=windows(window(260.0, 300, step_count=2), window(80.0, 100)))
+    assert cause.evidence == {"compute_excess_ns": 50 * MS, "operator_ratio": 1.5}
+
+
+@pytest.mark.parametrize("early", [window(130.0, 150, first_step=4), window(130.0, 150, first_step=5, step_count=0)])
+def test_windows_from_before_the_present_level_or_of_no_step_do_not_count(early: WindowBreakdown) -> None:
+    cause = cause_of(breakdowns=windows(early, window(80.0, 100, first_step=5)), level_from_step=5)
+    assert cause == Cause(*NO_CAUSE, {})
+
+
+def test_peers_that_run_no_operator_at_all_are_compared_with_too() -> None:
+    assert cause_of(breakdowns=windows(window(50.0, 7), window(0.0, 0))).evidence["operator_ratio"] == 7.0
+
+
+# -- the host ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cpu_ms", "because"),
+    [
+        (115.0, "its training thread computes longer, 40.0 ms of it in forward"),
+        (114.9, "its training thread is blocked or waits for a core, 40.0 ms of it in forward"),
+    ],
+)
+def test_what_is_left_lies_with_the_host_computing_or_blocked(cpu_ms: float, because: str) -> None:
+    cause = cause_of(cpu_ms=alike(cpu_ms, 90.0), phases_ms={"data": alike(20.0), "forward": alike(50.0)})
+    assert (cause.name, cause.because) == ("host_cpu", because)
+
+
+def test_cpu_time_is_compared_on_the_steps_that_two_ranks_have_measured() -> None:
+    # The slow rank measures every other step, peer 0 every fourth, peer 1 none and peer 2 those between.
+    slow, peers = [140.0, UNKNOWN], ([90.0, *[UNKNOWN] * 3], [UNKNOWN], [UNKNOWN, 10.0])
+    columns = [*(peer * (12 // len(peer)) for peer in peers), slow * 6]
+    cause = cause_of(cpu_ms=[list(row) for row in zip(*columns, strict=True)][:10])
+    assert (cause.name, cause.evidence) == ("host_cpu", {"cpu_excess_ns": 50 * MS})
+
+
+def test_phase_is_not_named_that_holds_less_than_half_of_the_excess() -> None:
+    cause = cause_of(cpu_ms=alike(90.0, 90.0), phases_ms={"forward": alike(30.0), "optimizer": alike(34.9)})
+    assert cause.because == "its training thread is blocked or waits for a core"
+
+
+def test_without_cpu_time_and_windows_there_is_no_cause() -> None:
+    assert cause_of(phases_ms={"forward": alike(50.0)}).name == "unattributed"
+    assert cause_of() == Cause(*NO_CAUSE, {})
+
+
+def test_excess_that_has_vanished_is_not_explained_by_what_was_not_measured() -> None:
+    # Medians of mixed steps: the ratio says slow, the times do not differ.
+    slow = slow_of(SLOW, PEERS, self_ms=100.0, peers_ms=100.0)
+    assert find_cause(slow, series_of(alike(100.0, 100.0)), Samples({}, {}, {})).name == "unattributed"
+
+
+# -- which first ------------------------------------------------------------------------------------------------------
+
+
+def test_the_more_specific_cause_is_asked_first() -> None:
+    data, garbage = {"data": alike(60.0)}, pauses_of(50.0, 1.0)
+    slow_gpu, work = gpus(gpu(1.0), gpu(2.0)), windows(window(130.0, 150), window(80.0, 100))
+    names = [
+        cause_of(phases_ms=data, gc_pauses=garbage, devices=slow_gpu, breakdowns=work).name,
+        cause_of(gc_pauses=garbage, devices=slow_gpu, breakdowns=work).name,
+        cause_of(devices=slow_gpu, breakdowns=work).name,
+        cause_of(breakdowns=work, cpu_ms=alike(140.0, 90.0)).name,
+    ]
+    assert names == ["data_loading", "garbage_collection", "gpu_slow_clock", "more_work"]
