@@ -18,8 +18,6 @@ from pathlib import Path
 from rankscope.collector.access import read_curve, read_http
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.history.recorder import Recorder, Unwritten
-from rankscope.collector.history.store import KeptRun
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunLook
 from rankscope.collector.ingest.admission import Admission, LifeCounts
@@ -57,6 +55,8 @@ from rankscope.collector.runs.run import JobState
 from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
+from rankscope.collector.storage.run_recorder import Recorder, Unwritten
+from rankscope.collector.storage.run_store import KeptRun
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError

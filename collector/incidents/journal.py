@@ -14,8 +14,8 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import ESCALATED, REOPENED, Incident, read_rules
 from rankscope.collector.incidents.ledger import Ledger, RunLook
 from rankscope.collector.incidents.store import IncidentStore, Stored
-from rankscope.collector.store.database import Database
-from rankscope.collector.store.file_watch import StoreLoss
+from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.file_watch import StoreLoss
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.store.database import Database, explaining, has_table, reading, transaction
-from rankscope.collector.store.file_watch import StoreLoss
-from rankscope.collector.store.migrations import MIGRATIONS, Migration
+from rankscope.collector.storage.database import Database, explaining, has_table, reading, transaction
+from rankscope.collector.storage.file_watch import StoreLoss
+from rankscope.collector.storage.migrations import MIGRATIONS, Migration
 
 _WRITE: Final = """INSERT INTO incidents (id, run, state, severity, opened_wall_s, resolved_wall_s, body)
     VALUES (?, ?, ?, ?, ?, ?, ?)

@@ -24,7 +24,6 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.history.reading import CurvePoint, opening_run
 from rankscope.collector.publish import heat_map
 from rankscope.collector.publish.rank_answers import ORDERS, list_ranks, show_rank
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
@@ -33,6 +32,7 @@ from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.heat_map import StepPicture
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.storage.run_reader import CurvePoint, opening_run
 from rankscope.measure.errors import UnavailableError
 
 OPENAPI_PATH: Final = "/api/v1/openapi.json"

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.history.rank_intervals import RankInterval
 from rankscope.collector.runs.heat_map import Numbers, StepPicture
 from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.storage.rank_intervals import RankInterval
 
 EQUAL: Final = 128
 """The cell of a rank that is as fast as the others."""

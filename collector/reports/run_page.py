@@ -6,10 +6,10 @@ import html
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.collector.history.reading import CurvePoint
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.reports.run_sections import TOP, build_sections, headline
 from rankscope.collector.reports.trace_page import hash_of, read_asset, render_section
+from rankscope.collector.storage.run_reader import CurvePoint
 from rankscope.measure.units import NS_PER_MS
 
 WIDTH: Final = 1_000

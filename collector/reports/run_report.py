@@ -8,8 +8,6 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect.finding import Finding, format_ranks
-from rankscope.collector.history.rank_intervals import RankInterval
-from rankscope.collector.history.reading import CurvePoint, RunHistory, opening_run
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.run_ids import read_run_name
@@ -18,6 +16,8 @@ from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.liveness import conclude
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
+from rankscope.collector.storage.rank_intervals import RankInterval
+from rankscope.collector.storage.run_reader import CurvePoint, RunHistory, opening_run
 
 CURVE_POINTS_MAX: Final = 400
 """More are not told apart on a screen."""

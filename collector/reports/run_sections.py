@@ -5,7 +5,6 @@ from datetime import datetime, timezone
 from itertools import groupby
 from typing import Final
 
-from rankscope.collector.history.reading import CurvePoint
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.reports.trace_cells import (
@@ -27,6 +26,7 @@ from rankscope.collector.runs.run_end_words import (
     describe_lost,
     describe_no_first,
 )
+from rankscope.collector.storage.run_reader import CurvePoint
 from rankscope.measure.units import format_duration, format_length
 
 TOP: Final = 20

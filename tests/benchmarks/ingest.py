@@ -29,14 +29,14 @@ import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.footprint import keep_one_heap, spare_the_garbage_collector
-from rankscope.collector.history.recorder import Recorder
 from rankscope.collector.ingest.admission import Admission, Admitted
 from rankscope.collector.runs.checkpoint import Clocks
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted, Tick
 from rankscope.collector.runs.last_report import Excerpt
 from rankscope.collector.runs.run import JobState
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.collector.store.database import Database
+from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.run_recorder import Recorder
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report
 from rankscope.measure.table import Table

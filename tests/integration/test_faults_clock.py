@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.history.reading import opening_run
 from rankscope.collector.service import Service
+from rankscope.collector.storage.run_reader import opening_run
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.units import NS_PER_S, HostNs, WallNs, s_to_ns
 from tests.integration.fault_figures import Fault

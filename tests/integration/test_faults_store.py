@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.history.reading import opening_run
+from rankscope.collector.storage.run_reader import opening_run
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import sized, wait_for_accounts
 from tests.integration.light_ranks import crew_of, made_by, wait_for_acknowledgements

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.collector.history.reading import opening_run
-from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.collector.store.database import Database
+from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.run_reader import opening_run
+from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.measure.errors import UnavailableError
 from tests.integration.killed_writer import kill_writer
 from tests.integration.serving import Api, Served, find_fixed_port, have_ended, serving, wait_for, wait_for_readiness
@@ -312,9 +312,9 @@ WRITES = 60
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.store import HistoryStore
-from rankscope.collector.store.database import Database
+from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.run_store import HistoryStore
+from rankscope.collector.storage.database import Database
 from tests.unit.collector.runs.kept_runs import interval_of, life_of, run_of, step_of
 
 store = HistoryStore(Database(Path(sys.argv[1])))

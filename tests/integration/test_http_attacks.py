@@ -16,9 +16,9 @@ import msgspec
 import psutil
 import pytest
 
-from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.store import HistoryStore
-from rankscope.collector.store.database import Database
+from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.run_store import HistoryStore
+from rankscope.collector.storage.write_batch import Batch
 from tests.integration.serving import HTTP_TIMEOUT_S, Served, serving, wait_for
 from tests.unit.collector.runs.kept_runs import life_of, run_of
 

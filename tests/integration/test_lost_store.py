@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.store.database import Database
+from rankscope.collector.storage.database import Database
 from tests.integration.faults import wait_for_accounts
 from tests.integration.light_ranks import Crew, crew_of, made_by, wait_for_acknowledgements
 from tests.integration.serving import Served, find_fixed_port, serving, wait_for, wait_for_readiness

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from rankscope.collector.history.reading import opening_run
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.storage.run_reader import opening_run
 from rankscope.measure.errors import UnavailableError
 from tests.integration.light_ranks import Crew, LightRank, light_identity, wait_for_acknowledgements
 from tests.integration.serving import Served, find_fixed_port, have_ended, read_url, serving, wait_for

@@ -13,9 +13,9 @@ import pytest
 
 from rankscope.collector.incidents.incident import Incident, begin, resolve
 from rankscope.collector.incidents.store import IncidentStore, Stored, read_store
-from rankscope.collector.store import database
-from rankscope.collector.store.database import APPLICATION_ID
-from rankscope.collector.store.migrations import MIGRATIONS
+from rankscope.collector.storage import database
+from rankscope.collector.storage.database import APPLICATION_ID
+from rankscope.collector.storage.migrations import MIGRATIONS
 from rankscope.measure.errors import UnavailableError
 from tests.unit.collector.detect.findings import RUN, slow
 

@@ -10,9 +10,6 @@ import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.reading import CurvePoint, opening_run
-from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.incidents.incident import begin, resolve
 from rankscope.collector.incidents.store import IncidentStore
 from rankscope.collector.reports.run_page import render_page
@@ -21,6 +18,9 @@ from rankscope.collector.reports.run_sections import draw_together
 from rankscope.collector.reports.run_text import render_text
 from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.storage.run_reader import CurvePoint, opening_run
+from rankscope.collector.storage.run_store import HistoryStore
+from rankscope.collector.storage.write_batch import Batch
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Goodbye
 from tests.unit.collector.detect.findings import slow
@@ -193,7 +193,7 @@ def test_the_page_has_every_table_and_a_drawing_with_a_text(path: Path) -> None:
 
 
 def write(path: Path, folder: str) -> tuple[str, str]:
-    from rankscope.collector.history.parquet import write_parquet  # noqa: PLC0415 - what it needs is an extra
+    from rankscope.collector.storage.parquet_export import write_parquet  # noqa: PLC0415 - what it needs is an extra
 
     with opening_run(path, "bert") as history:
         return write_parquet(history, folder)

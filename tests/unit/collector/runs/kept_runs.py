@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.rank_intervals import COLUMNS, RankInterval
-from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.runs.checkpoint import SavedLife, SavedRun
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.step_aggregates import StepAggregate
-from rankscope.collector.store.database import Database
+from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.rank_intervals import COLUMNS, RankInterval
+from rankscope.collector.storage.run_store import HistoryStore
+from rankscope.collector.storage.write_batch import Batch
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello
 from rankscope.measure.records import Totals

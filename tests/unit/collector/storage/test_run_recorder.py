@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.history import recorder as recorder_module
-from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.reading import opening_run
-from rankscope.collector.history.recorder import EXPORT_LAG_S_MAX, Recorder
-from rankscope.collector.history.store import HistoryStore
 from rankscope.collector.pacing import PIECE
 from rankscope.collector.runs.checkpoint import Clocks, SavedRun
 from rankscope.collector.runs.run import JobState
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.collector.store.database import Database
+from rankscope.collector.storage import run_recorder as recorder_module
+from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.run_reader import opening_run
+from rankscope.collector.storage.run_recorder import EXPORT_LAG_S_MAX, Recorder
+from rankscope.collector.storage.run_store import HistoryStore
+from rankscope.collector.storage.write_batch import Batch
 from tests.unit.collector.runs.job_stories import S, Story
 from tests.unit.collector.runs.kept_runs import run_of, step_of
 

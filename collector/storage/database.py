@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from rankscope.collector.store.file_watch import FileWatch, StoreLoss, find_inode
-from rankscope.collector.store.migrations import MIGRATIONS, Migration
+from rankscope.collector.storage.file_watch import FileWatch, StoreLoss, find_inode
+from rankscope.collector.storage.migrations import MIGRATIONS, Migration
 from rankscope.measure.errors import UnavailableError
 
 APPLICATION_ID: Final = 0x5253494E

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.collector.history.rank_intervals import COLUMNS, RankInterval, RankIntervals, pack, unpack
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.storage.rank_intervals import COLUMNS, RankInterval, RankIntervals, pack, unpack
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import Totals
 

@@ -8,11 +8,11 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.history.rank_intervals import Column, RankInterval, unpack
-from rankscope.collector.history.store import KeptRun, load_run
 from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.steps.step_aggregates import StepAggregate
-from rankscope.collector.store.database import has_table, reading
+from rankscope.collector.storage.database import has_table, reading
+from rankscope.collector.storage.rank_intervals import Column, RankInterval, unpack
+from rankscope.collector.storage.run_store import KeptRun, load_run
 from rankscope.measure.errors import UnavailableError
 
 NAMES_SHOWN_MAX: Final = 8

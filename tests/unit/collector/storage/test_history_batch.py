@@ -2,11 +2,11 @@
 
 import pytest
 
-from rankscope.collector.history import batch as batch_module
-from rankscope.collector.history.batch import Batch
 from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveCounts
+from rankscope.collector.storage import write_batch as batch_module
+from rankscope.collector.storage.write_batch import Batch
 from tests.unit.collector.runs.kept_runs import interval_of, life_of, run_of, step_of
 
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from rankscope.collector.history.rank_intervals import COLUMNS, RankInterval
-from rankscope.collector.history.reading import RunHistory
 from rankscope.collector.steps.step_aggregates import StepAggregate
+from rankscope.collector.storage.rank_intervals import COLUMNS, RankInterval
+from rankscope.collector.storage.run_reader import RunHistory
 from rankscope.measure.errors import UnavailableError
 
 ROWS_PER_GROUP: Final = 50_000

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.rank_intervals import RankInterval, pack
 from rankscope.collector.pacing import Turns
 from rankscope.collector.runs.checkpoint import LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
-from rankscope.collector.store.database import Database, explaining, transaction
+from rankscope.collector.storage.database import Database, explaining, transaction
+from rankscope.collector.storage.rank_intervals import RankInterval, pack
+from rankscope.collector.storage.write_batch import Batch
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 The loop never waits for the disk: it hands over what has changed, and while a write goes on, that adds up to the next
 one. When nothing can be written the collector goes on in memory, says so, tries again every RETRY_S, and then has
-everything but what had to give way (`batch.py`).
+everything but what had to give way (`write_batch.py`).
 
 What /metrics shows is the last picture whose counters are in the store, mostly that of the last tick. So no counter of
 a live run is ever seen to go backwards, also when the collector is killed between two ticks and started again. A
@@ -20,17 +20,17 @@ from typing import Final, NamedTuple
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.footprint import name_this_thread
-from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.rank_intervals import RankIntervals
-from rankscope.collector.history.store import HistoryStore, KeptRun
 from rankscope.collector.pacing import TakeTurn, Turns, in_pieces
 from rankscope.collector.runs.checkpoint import Clocks, LifeDraft, SavedRun, SavedStory
 from rankscope.collector.runs.run import JobState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CountsDraft
 from rankscope.collector.steps.step_aggregates import StepAggregate
-from rankscope.collector.store.database import DamagedStoreError, Database, RefusedRowError
-from rankscope.collector.store.file_watch import StoreLoss
+from rankscope.collector.storage.database import DamagedStoreError, Database, RefusedRowError
+from rankscope.collector.storage.file_watch import StoreLoss
+from rankscope.collector.storage.rank_intervals import RankIntervals
+from rankscope.collector.storage.run_store import HistoryStore, KeptRun
+from rankscope.collector.storage.write_batch import Batch
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import UnavailableError
 

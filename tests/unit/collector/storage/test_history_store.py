@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.collector.history.batch import Batch
-from rankscope.collector.history.reading import CurvePoint, opening_run
-from rankscope.collector.history.store import LIVES_AT_ONCE, HistoryStore, KeptRun, Loaded
 from rankscope.collector.incidents.store import IncidentStore
 from rankscope.collector.pacing import Turns
 from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.steps.collective_totals import CollectiveCounts, CountsDraft, SavedCounts, unpack_counts
-from rankscope.collector.store.database import APPLICATION_ID, Database
-from rankscope.collector.store.migrations import MIGRATIONS
+from rankscope.collector.storage.database import APPLICATION_ID, Database
+from rankscope.collector.storage.migrations import MIGRATIONS
+from rankscope.collector.storage.run_reader import CurvePoint, opening_run
+from rankscope.collector.storage.run_store import LIVES_AT_ONCE, HistoryStore, KeptRun, Loaded
+from rankscope.collector.storage.write_batch import Batch
 from rankscope.measure.errors import UnavailableError
 from tests.turn_log import TurnLog
 from tests.unit.collector.detect.findings import slow
@@ -431,5 +431,5 @@ def test_a_file_of_the_version_before_gets_its_tables_and_keeps_its_incidents(pa
 
 def test_a_large_file_is_checked_by_table(store: HistoryStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(batch_of("a", *range(200)))
-    monkeypatch.setattr("rankscope.collector.store.database.CHECKED_BYTES_MAX", 0)
+    monkeypatch.setattr("rankscope.collector.storage.database.CHECKED_BYTES_MAX", 0)
     assert len(steps_in(path, "a")) == 200

@@ -5,11 +5,11 @@ both are bounded, however long nothing can be written.
 from collections import deque
 from typing import Final
 
-from rankscope.collector.history.rank_intervals import RankInterval
 from rankscope.collector.runs.checkpoint import LifeDraft, SavedLife, SavedRun, SavedStory
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CountsDraft
 from rankscope.collector.steps.step_aggregates import StepAggregate
+from rankscope.collector.storage.rank_intervals import RankInterval
 
 STEPS_WAITING_MAX: Final = 100_000
 """About 60 MB, and a day of a run with a step a second; beyond that the oldest give way and are counted."""
