@@ -19,16 +19,16 @@ from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.doctor_command import add_doctor
 from rankscope.collector.embedded import Lifetime
 from rankscope.collector.files_command import add_files
-from rankscope.collector.footprint import (
+from rankscope.collector.incident_commands import add_incidents
+from rankscope.collector.ingest.curve import CurveServer
+from rankscope.collector.key_commands import add_keys
+from rankscope.collector.keys import RunKeys
+from rankscope.collector.process_tuning import (
     hand_over_quickly,
     keep_giving_back,
     keep_one_heap,
     spare_the_garbage_collector,
 )
-from rankscope.collector.incident_commands import add_incidents
-from rankscope.collector.ingest.curve import CurveServer
-from rankscope.collector.key_commands import add_keys
-from rankscope.collector.keys import RunKeys
 from rankscope.collector.relay_command import add_relay
 from rankscope.collector.report_command import add_report
 from rankscope.collector.reports.summary import summarise

@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from rankscope.collector.access import read_curve, read_http
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
@@ -24,8 +23,8 @@ from rankscope.collector.ingest.admission import Admission, LifeCounts
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange
 from rankscope.collector.ingest.processes import is_gone
+from rankscope.collector.ingest.receive_thread import Reception
 from rankscope.collector.ingest.receiver import Receiver
-from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.ingest.relays import Relays
 from rankscope.collector.pacing import LookTimes, Pace, Turns
 from rankscope.collector.publish.http_server import HttpServer
@@ -57,6 +56,7 @@ from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
 from rankscope.collector.storage.run_recorder import Recorder, Unwritten
 from rankscope.collector.storage.run_store import KeptRun
+from rankscope.collector.wire_auth import read_curve, read_http
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import UnavailableError

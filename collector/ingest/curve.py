@@ -1,10 +1,16 @@
 """The keys of the collector's side, and whom they let in."""
 
+import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from rankscope.collector.ingest.relays import Relays
-from rankscope.measure.key_files import KeyPair
+from rankscope.collector.keys import RELAYS
+from rankscope.measure.clock import Clock
+from rankscope.measure.errors import SettingError
+from rankscope.measure.key_files import KeyPair, read_public_key
+from rankscope.measure.units import NS_PER_S
 
 
 def is_nobody(_key: str) -> bool:
@@ -24,3 +30,76 @@ class CurveServer(NamedTuple):
     def make_relays(self) -> Relays:
         """The relays that these keys let in."""
         return Relays(has_keys=True, may_relay=self.may_relay, is_allowed=self.is_allowed)
+
+
+LOG = logging.getLogger("rankscope.collector")
+
+SETTING: Final = "allowed_keys"
+READ_AGAIN_NS: Final = NS_PER_S
+"""A storm of connections reads the folder once a second, and a key that was added is taken within one."""
+KEYS_MAX: Final = 10_000
+"""Files that are looked at. Reading so many takes 0.3 s; a hundred, 3 ms."""
+
+
+class AllowedKeys:
+    """The public keys in the files `*.pub` of a folder, and of its folder of relays where there is one. Raises
+    SettingError when there is none that can be read.
+
+    A folder that cannot be read later changes nothing: the keys of before stay, and the log says why.
+    """
+
+    def __init__(self, folder: str, clock: Clock) -> None:
+        self._folder = Path(folder)
+        self._clock = clock
+        self._relays: frozenset[str] = frozenset()
+        self._keys: frozenset[str] = frozenset()
+        self._read()
+        self._read_ns = clock.monotonic_ns()
+        self._problem = ""
+
+    def holds(self, key: str) -> bool:
+        """Whether a client with this key may connect."""
+        self._refresh_when_due()
+        return key in self._keys or key in self._relays
+
+    def may_relay(self, key: str) -> bool:
+        """Whether a client with this key may send what others have given it."""
+        self._refresh_when_due()
+        return key in self._relays
+
+    def _refresh_when_due(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._read_ns >= READ_AGAIN_NS:
+            self._read_ns = now_ns
+            self._refresh()
+
+    def _refresh(self) -> None:
+        problem = ""
+        try:
+            self._read()
+        except SettingError as error:
+            problem = str(error)
+        if problem and problem != self._problem:
+            LOG.error("%s The keys of before stay allowed.", problem)
+        self._problem = problem
+
+    def _read(self) -> None:
+        paths = self._find_files(self._folder)
+        relay_paths = self._find_files(self._folder / RELAYS, is_optional=True)
+        if not 0 < len(paths) + len(relay_paths) <= KEYS_MAX:
+            raise SettingError(
+                f"{SETTING} is {str(self._folder)!r}, in which {len(paths) + len(relay_paths)} files end in .pub; it "
+                f"must be from 1 to {KEYS_MAX}. `rankscope keys` makes such a folder."
+            )
+        keys, relay_keys = (
+            frozenset(read_public_key(str(path), SETTING) for path in found) for found in (paths, relay_paths)
+        )
+        self._keys, self._relays = keys, relay_keys
+
+    def _find_files(self, folder: Path, *, is_optional: bool = False) -> list[Path]:
+        try:
+            return sorted(path for path in folder.iterdir() if path.suffix == ".pub" and path.name[0] != ".")
+        except OSError as error:
+            if is_optional and isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                return []
+            raise SettingError(f"{SETTING} is {str(self._folder)!r}, which cannot be read: {error}.") from error

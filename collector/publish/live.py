@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.footprint import name_this_thread
+from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
 from rankscope.collector.publish.shares import Shares, ShareStretch
 from rankscope.collector.runs.heat_map import StepPicture

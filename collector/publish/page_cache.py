@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.pacing import TakeTurn, Turns
+from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.publish.page_lead import PageLead

@@ -17,11 +17,11 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.ingest.relays import ANSWER_UNSENT, NO_HELLO, UNEXPECTED
-from rankscope.collector.relay.access import read_keys
+from rankscope.collector.relay.clients import Passengers, is_of_a_rank, is_urgent
 from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, CollectorLink
 from rankscope.collector.relay.config import RelayConfig
 from rankscope.collector.relay.node_batch import NodeBatch
-from rankscope.collector.relay.passengers import Passengers, is_of_a_rank, is_urgent
+from rankscope.collector.relay.relay_auth import read_keys
 from rankscope.measure import __version__
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import FRAME_BYTES_MAX, encode

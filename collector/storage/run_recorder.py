@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.pacing import TakeTurn, Turns, in_pieces
+from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.checkpoint import Clocks, LifeDraft, SavedRun, SavedStory
 from rankscope.collector.runs.run import JobState
 from rankscope.collector.runs.snapshot import Snapshot

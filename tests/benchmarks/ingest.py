@@ -28,8 +28,8 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.footprint import keep_one_heap, spare_the_garbage_collector
 from rankscope.collector.ingest.admission import Admission, Admitted
+from rankscope.collector.process_tuning import keep_one_heap, spare_the_garbage_collector
 from rankscope.collector.runs.checkpoint import Clocks
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted, Tick
 from rankscope.collector.runs.last_report import Excerpt

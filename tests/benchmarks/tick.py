@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.footprint import read_resident_bytes
+from rankscope.collector.process_tuning import read_resident_bytes
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted, Tick
 from rankscope.collector.runs.last_report import Excerpt
 from rankscope.collector.runs.run import JobState

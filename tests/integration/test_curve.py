@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from rankscope.agent.report.sender import Sender
-from rankscope.collector.ingest.allowed_keys import AllowedKeys
-from rankscope.collector.ingest.curve import CurveServer
+from rankscope.collector.ingest.curve import AllowedKeys, CurveServer
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.keys import make_key_pair, make_keys
 from rankscope.measure.clock import SystemClock

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.access import is_loopback, read_curve, read_http
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.keys import make_keys
+from rankscope.collector.wire_auth import is_loopback, read_curve, read_http
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.ingest.allowed_keys import AllowedKeys
+from rankscope.collector.ingest.curve import AllowedKeys
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import KEY_LENGTH, format_key_file
 from rankscope.measure.units import NS_PER_S, HostNs, WallNs

@@ -3,10 +3,9 @@
 import logging
 from typing import NamedTuple
 
-from rankscope.collector.access import is_loopback
-from rankscope.collector.ingest.allowed_keys import AllowedKeys
-from rankscope.collector.ingest.curve import CurveServer
+from rankscope.collector.ingest.curve import AllowedKeys, CurveServer
 from rankscope.collector.relay.config import RelayConfig
+from rankscope.collector.wire_auth import is_loopback
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key

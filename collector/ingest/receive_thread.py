@@ -21,15 +21,14 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.footprint import name_this_thread
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
 from rankscope.collector.ingest.exchange import Answer, AskForClock, Batch, Exchange, Numbered
-from rankscope.collector.ingest.gathering import Gathering
-from rankscope.collector.ingest.read_pauses import ReadPauses
+from rankscope.collector.ingest.receive_timing import Gathering, ReadPauses
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import Refusal, RefusalLog
 from rankscope.collector.ingest.router import Ready
+from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.clock_alignment import latest_arrival_ns
 from rankscope.collector.runs.events import (
     ClockSampled,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.keys import make_keys
-from rankscope.collector.relay.access import RelayKeys, read_keys
 from rankscope.collector.relay.config import RelayConfig, read_config
+from rankscope.collector.relay.relay_auth import RelayKeys, read_keys
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.footprint import GC_OBJECTS_MIN, SWITCH_S, THREAD_NAME_BYTES_MAX, name_this_thread
+from rankscope.collector.process_tuning import GC_OBJECTS_MIN, SWITCH_S, THREAD_NAME_BYTES_MAX, name_this_thread
 
 
 def test_a_thread_has_the_name_that_the_kernel_shows_cut_to_what_it_takes() -> None:
@@ -28,7 +28,8 @@ def test_a_thread_has_the_name_that_the_kernel_shows_cut_to_what_it_takes() -> N
 def test_the_garbage_collector_looks_seldom_and_never_again_at_what_was_there_at_the_start() -> None:
     """In a process of its own: these settings are of the whole process."""
     program = (
-        "import gc; from rankscope.collector.footprint import keep_one_heap, spare_the_garbage_collector as spare\n"
+        "import gc; from rankscope.collector.process_tuning import keep_one_heap\n"
+        "from rankscope.collector.process_tuning import spare_the_garbage_collector as spare\n"
         "keep_one_heap(); spare(); print(gc.get_threshold()[0], gc.get_freeze_count() > 1000)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -38,7 +39,7 @@ def test_the_garbage_collector_looks_seldom_and_never_again_at_what_was_there_at
 
 def test_a_thread_that_waits_for_pythons_lock_gets_it_soon() -> None:
     program = (
-        "import sys; from rankscope.collector.footprint import hand_over_quickly\n"
+        "import sys; from rankscope.collector.process_tuning import hand_over_quickly\n"
         "hand_over_quickly(); print(sys.getswitchinterval())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -49,7 +50,7 @@ def test_memory_that_is_free_within_the_heap_goes_back_to_the_kernel() -> None:
     """Every other block of a heap is freed, so that nothing goes back by itself; in a process of its own."""
     program = """
 import ctypes
-from rankscope.collector.footprint import FREE_BYTES_MIN, FreeMemory, keep_one_heap, read_resident_bytes
+from rankscope.collector.process_tuning import FREE_BYTES_MIN, FreeMemory, keep_one_heap, read_resident_bytes
 
 keep_one_heap()
 library, size, memory = ctypes.CDLL(None), 32768, FreeMemory()

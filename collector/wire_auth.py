@@ -10,8 +10,7 @@ import re
 from typing import Final
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.ingest.allowed_keys import AllowedKeys
-from rankscope.collector.ingest.curve import CurveServer
+from rankscope.collector.ingest.curve import AllowedKeys, CurveServer
 from rankscope.collector.publish.http_access import HttpAccess, read_http_access
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import SettingError

@@ -9,8 +9,8 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX
 from rankscope.collector.ingest.admission import Admission
 from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Exchange
+from rankscope.collector.ingest.receive_thread import Reception
 from rankscope.collector.ingest.receiver import Received
-from rankscope.collector.ingest.reception import Reception
 from rankscope.collector.ingest.refusal_log import Refusal
 from rankscope.collector.runs.events import DuplicateSeen, GoodbyeAdmitted, RankJoined, ReportAdmitted
 from rankscope.collector.runs.last_report import Excerpt

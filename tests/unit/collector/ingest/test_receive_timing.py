@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.ingest.gathering import (
+from rankscope.collector.ingest.receive_timing import (
     ANSWER_NAP_NS,
     ANSWERS_COME_NS,
     MESSAGES_WANTED,

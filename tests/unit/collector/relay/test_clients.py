@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.relay.passengers import Passengers, is_of_a_rank, is_urgent
+from rankscope.collector.relay.clients import Passengers, is_of_a_rank, is_urgent
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
     Ack,

@@ -1,6 +1,6 @@
 """How long was not read while messages may have waited. Arithmetic on moments; no clock."""
 
-from rankscope.collector.ingest.read_pauses import WINDOW_NS, ReadPauses
+from rankscope.collector.ingest.receive_timing import WINDOW_NS, ReadPauses
 from rankscope.measure.units import NS_PER_MS
 
 
