@@ -28,8 +28,8 @@ from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.relays import Relays
 from rankscope.collector.pacing import LookTimes, Pace, Turns
 from rankscope.collector.publish.http_server import HttpServer
-from rankscope.collector.publish.metric_pages import MetricPages
-from rankscope.collector.publish.picture_orders import PictureOrders
+from rankscope.collector.publish.metrics.pages import MetricPages
+from rankscope.collector.publish.metrics.snapshot_requests import PictureOrders
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.checkpoint import Clocks, SavedLife

@@ -15,7 +15,7 @@ import msgspec
 
 from rankscope.collector.incident_commands import ask_for_incidents, to_plain
 from rankscope.collector.inquiry import Collector, add_url, ask_for, ask_for_runs, find_collector
-from rankscope.collector.publish.rank_answers import RankAnswer
+from rankscope.collector.publish.api.rank_views import RankAnswer
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_times
 from rankscope.collector.reports.status_text import render_all_ranks, render_one_rank, render_status

@@ -11,7 +11,7 @@ from typing import Final
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.curve import AllowedKeys, CurveServer
-from rankscope.collector.publish.http_access import HttpAccess, read_http_access
+from rankscope.collector.publish.http_auth import HttpAccess, read_http_access
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import read_key_pair

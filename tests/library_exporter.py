@@ -10,10 +10,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.overview import OVERVIEW_READERS, build_overview
-from rankscope.collector.publish.prometheus import READERS, Value
-from rankscope.collector.publish.rank_columns import RANK_READERS
+from rankscope.collector.publish.metrics.collector_metrics import READERS, Value
+from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS, build_overview
+from rankscope.collector.publish.metrics.rank_metrics import RANK_READERS
+from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
 from rankscope.measure.exported import Measure

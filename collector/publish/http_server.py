@@ -7,13 +7,13 @@
     GET /api/v1/runs/RUN         everything about one run; RUN is percent-encoded
     GET /api/v1/runs/RUN/report  how it went, from the store, also of a run that is over
     GET /api/v1/incidents        the incidents, newest first; ?run=RUN and ?state=open|resolved leave others out
-    GET /api/v1/...              what api.py and live.py say
+    GET /api/v1/...              what routes_api.py and event_stream.py say
     GET /                        this list; for a browser the live page (page_files.py)
 
 Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), the bytes of a request's
 head, and by http_connections.py the connections, their time and the memory for answers. /healthz and /readyz, the files
 of the live page and refusals need no place among the answers: they come as long as a connection can be made.
-Who may read, and whether it is encrypted, is in http_access.py; only /healthz and /readyz are open to all,
+Who may read, and whether it is encrypted, is in http_auth.py; only /healthz and /readyz are open to all,
 and the files of the live page, which hold nothing about any run.
 Errors are JSON: {"error": "what, and what to do"}.
 """
@@ -34,8 +34,9 @@ from typing import Any, Final, cast
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.pacing import TakeTurn
-from rankscope.collector.publish.api import Api
-from rankscope.collector.publish.http_access import (
+from rankscope.collector.publish.api.event_stream import EVENT_STREAM, EVENTS_PATH, RETRY_AFTER, EventStream, LiveFeed
+from rankscope.collector.publish.api.routes_api import Api
+from rankscope.collector.publish.http_auth import (
     CHALLENGE,
     OPEN,
     OPEN_PATHS,
@@ -44,11 +45,10 @@ from rankscope.collector.publish.http_access import (
     find_host_problem,
 )
 from rankscope.collector.publish.http_connections import BUSY, Connection, Connections, HttpLimits
-from rankscope.collector.publish.live import EVENT_STREAM, EVENTS_PATH, RETRY_AFTER, EventStream, LiveFeed
-from rankscope.collector.publish.metric_pages import MetricPages
-from rankscope.collector.publish.paced_snapshots import PacedSnapshots
+from rankscope.collector.publish.metrics.pages import MetricPages
+from rankscope.collector.publish.metrics.snapshot_requests import PictureOrders
+from rankscope.collector.publish.metrics.throttled_snapshots import PacedSnapshots
 from rankscope.collector.publish.page_files import find_page_file
-from rankscope.collector.publish.picture_orders import PictureOrders
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock

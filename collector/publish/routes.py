@@ -12,10 +12,10 @@ import msgspec
 
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.pacing import TakeTurn
-from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
-from rankscope.collector.publish.negotiation import accepts_gzip, choose_format
-from rankscope.collector.publish.page_cache import PageCache, decompress
-from rankscope.collector.publish.picture_orders import PictureOrders
+from rankscope.collector.publish.metrics.page_cache import PageCache, decompress
+from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
+from rankscope.collector.publish.metrics.snapshot_requests import PictureOrders
+from rankscope.collector.publish.metrics.text_format import accepts_gzip, choose_format
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot

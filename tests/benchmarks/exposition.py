@@ -28,10 +28,10 @@ from isal import isal_zlib
 from msgspec.structs import replace
 
 from rankscope.collector.pacing import PAUSE_S, WORK_S, Turns
-from rankscope.collector.publish.exposition import TextFormat
 from rankscope.collector.publish.http_server import HttpServer
-from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
-from rankscope.collector.publish.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS
+from rankscope.collector.publish.metrics.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS
+from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
+from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import RankSnapshot, Snapshot
 from tests.benchmarks.machine import RESULTS, describe_run, run_apart
 from tests.full_snapshot import full_rank, full_snapshot, with_runs

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from selenium.webdriver import Chrome
 
-from rankscope.collector.publish import heat_map
-from rankscope.collector.publish.live import build_picture
-from rankscope.collector.publish.rank_answers import BY_SLOWDOWN, list_ranks, show_rank
+from rankscope.collector.publish.api import heat_map
+from rankscope.collector.publish.api.event_stream import build_picture
+from rankscope.collector.publish.api.rank_views import BY_SLOWDOWN, list_ranks, show_rank
+from rankscope.collector.publish.api.step_breakdown import RunShares
 from rankscope.collector.publish.routes import GZIP_LEVEL
-from rankscope.collector.publish.shares import RunShares
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.integration.chromium import starting_chromium

@@ -11,14 +11,15 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.collector.incidents.incident import STATES, Incident
-from rankscope.collector.publish import api, heat_map, live, rank_answers, routes
+from rankscope.collector.publish import routes
+from rankscope.collector.publish.api import event_stream, heat_map, rank_views, routes_api
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.runs.run_status import RunStatus
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure import __version__
 from tests.contract.schema_text import settle
 
-FILE: Final = Path(__file__).parents[2] / "collector" / "publish" / api.OPENAPI_FILE
+FILE: Final = Path(__file__).parents[2] / "collector" / "publish" / routes_api.OPENAPI_FILE
 TEMPLATE: Final = "#/components/schemas/{name}"
 
 Json = dict[str, Any]
@@ -44,8 +45,8 @@ class Error(msgspec.Struct, frozen=True):
 
 ANSWERS: Final = (
     RunSummaries, RunSnapshot, RunStatus,
-    rank_answers.RankList, rank_answers.RankAnswer, api.FindingList, api.RunHistory,
-    RunReport, Incidents, live.LivePicture, heat_map.HeatMapHead, Error,
+    rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
+    RunReport, Incidents, event_stream.LivePicture, heat_map.HeatMapHead, Error,
 )  # fmt: skip
 
 RUN: Final = {
@@ -54,7 +55,7 @@ RUN: Final = {
 }  # fmt: skip
 RANK: Final = {
     "name": "rank", "in": "path", "required": True,
-    "schema": {"type": "integer", "minimum": 0, "maximum": api.NUMBER_MAX},
+    "schema": {"type": "integer", "minimum": 0, "maximum": routes_api.NUMBER_MAX},
     "description": "The global rank.",
 }  # fmt: skip
 
@@ -91,8 +92,10 @@ def _paths_of_all() -> Json:
     state = _query("state", {"type": "string", "enum": list(STATES)}, "Only these.")
     run = _query("run", {"type": "string"}, "Only those of this run; a run that has none has an empty list.")
     followed = _query("run", {"type": "string"}, "The run that is told in full.")
-    count = _query("count", {"type": "integer", "minimum": 1, "maximum": live.COUNT_MAX}, "End after so many events.")
-    stream = {live.EVENT_STREAM: {"schema": {"type": "string"}}}
+    count = _query(
+        "count", {"type": "integer", "minimum": 1, "maximum": event_stream.COUNT_MAX}, "End after so many events."
+    )
+    stream = {event_stream.EVENT_STREAM: {"schema": {"type": "string"}}}
     told = (
         "What happens, as it happens: server-sent events `picture`, each a LivePicture in JSON.\n\n"
         "Their ids count the pictures: a gap is what this reader was too slow for."
@@ -102,22 +105,26 @@ def _paths_of_all() -> Json:
     return {
         routes.RUNS_PATH: _operation("listRuns", "The runs that are known.", _json(RunSummaries)),
         routes.INCIDENTS_PATH: _operation("listIncidents", "The incidents.", _json(Incidents), [run, state], 400),
-        live.EVENTS_PATH: events,
-        api.OPENAPI_PATH: _operation("describeApi", "This description.", described),
+        event_stream.EVENTS_PATH: events,
+        routes_api.OPENAPI_PATH: _operation("describeApi", "This description.", described),
     }
 
 
 def _paths_of_a_run() -> Json:
     number = {"type": "integer"}
-    order = _query("order", {"type": "string", "enum": list(rank_answers.ORDERS)}, "The slowest first, or by rank.")
-    offset = _query("offset", {**number, "minimum": 0, "maximum": api.NUMBER_MAX}, "Leave out so many.")
-    limit = _query("limit", {**number, "minimum": 1, "maximum": api.RANKS_MAX}, "At most so many.")
-    points = _query("points", {**number, "minimum": 0, "maximum": api.POINTS_MAX}, "Draw steps together to so many.")
-    worst = _query("worst", {**number, "minimum": 0, "maximum": api.WORST_MAX}, "At most so many of its worst ranks.")
+    order = _query("order", {"type": "string", "enum": list(rank_views.ORDERS)}, "The slowest first, or by rank.")
+    offset = _query("offset", {**number, "minimum": 0, "maximum": routes_api.NUMBER_MAX}, "Leave out so many.")
+    limit = _query("limit", {**number, "minimum": 1, "maximum": routes_api.RANKS_MAX}, "At most so many.")
+    points = _query(
+        "points", {**number, "minimum": 0, "maximum": routes_api.POINTS_MAX}, "Draw steps together to so many."
+    )
+    worst = _query(
+        "worst", {**number, "minimum": 0, "maximum": routes_api.WORST_MAX}, "At most so many of its worst ranks."
+    )
     ranks = _query("ranks", {"type": "string", "enum": ["all", "none"]}, "`none`: leave them out.")
     sources = [heat_map.OF_STEPS, heat_map.OF_INTERVALS]
     source = _query("source", {"type": "string", "enum": sources}, "The last steps, or the past from the store.")
-    cells = {api.BYTES: {"schema": {"type": "string", "format": "binary"}}}
+    cells = {routes_api.BYTES: {"schema": {"type": "string", "format": "binary"}}}
     of = f"{routes.RUNS_PATH}/{{run}}"
     return {
         of: _operation("showRun", "Everything about one run.", _json(RunSnapshot), [RUN, ranks], 400, 404),
@@ -125,14 +132,14 @@ def _paths_of_a_run() -> Json:
             "showStatus", "The run in a few facts, and its worst ranks.", _json(RunStatus), [RUN, worst], 400, 404
         ),
         f"{of}/ranks": _operation(
-            "listRanks", "Its ranks.", _json(rank_answers.RankList), [RUN, order, offset, limit], 400, 404
+            "listRanks", "Its ranks.", _json(rank_views.RankList), [RUN, order, offset, limit], 400, 404
         ),
         f"{of}/ranks/{{rank}}": _operation(
-            "showRank", "One rank beside those that do the same work.", _json(rank_answers.RankAnswer), [RUN, RANK],
+            "showRank", "One rank beside those that do the same work.", _json(rank_views.RankAnswer), [RUN, RANK],
             400, 404,
         ),
-        f"{of}/findings": _operation("listFindings", "What was found.", _json(api.FindingList), [RUN], 400, 404),
-        f"{of}/history": _operation("showHistory", "Its past.", _json(api.RunHistory), [RUN, points], 400, 404),
+        f"{of}/findings": _operation("listFindings", "What was found.", _json(routes_api.FindingList), [RUN], 400, 404),
+        f"{of}/history": _operation("showHistory", "Its past.", _json(routes_api.RunHistory), [RUN, points], 400, 404),
         f"{of}/heatmap": _operation(
             "showHeatMap", f"Ranks x time in bytes.\n\n{heat_map.__doc__ or ''}", cells, [RUN, source], 400, 404
         ),

@@ -15,11 +15,11 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
-from rankscope.collector.publish.overview import OVERVIEW_READERS
-from rankscope.collector.publish.prometheus import READERS
-from rankscope.collector.publish.rank_columns import RANK_READERS
+from rankscope.collector.publish.metrics.collector_metrics import READERS
+from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS
+from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
+from rankscope.collector.publish.metrics.rank_metrics import RANK_READERS
+from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
 from rankscope.measure.exported import RANK, SERIES_PER_RANK_MAX, Measure
 from tests.contract.metrics_table import read_table, render_table

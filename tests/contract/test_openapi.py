@@ -3,7 +3,7 @@
 import json
 import re
 
-from rankscope.collector.publish.api import OPENAPI_PATH, read_openapi
+from rankscope.collector.publish.api.routes_api import OPENAPI_PATH, read_openapi
 from rankscope.collector.publish.routes import INDEX
 from tests.contract.openapi_file import FILE, build, render
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.statistics.excess import find_excess, slowdown_ratios
-from rankscope.collector.publish.http_access import OPEN, HttpAccess
+from rankscope.collector.publish.http_auth import OPEN, HttpAccess
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json

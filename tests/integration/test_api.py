@@ -9,9 +9,9 @@ from urllib.parse import quote
 import hypothesis
 import pytest
 
-from rankscope.collector.publish.api import read_openapi
+from rankscope.collector.publish.api.event_stream import EVENTS_PATH
+from rankscope.collector.publish.api.routes_api import read_openapi
 from rankscope.collector.publish.http_server import HttpServer
-from rankscope.collector.publish.live import EVENTS_PATH
 from tests.integration.live_worlds import LiveWorld, slow_story
 from tests.unit.collector.runs.kept_runs import keep_run
 

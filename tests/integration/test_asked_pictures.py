@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.publish.picture_orders import NEW_S, SHARE
+from rankscope.collector.publish.metrics.snapshot_requests import NEW_S, SHARE
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.service import Service
 from rankscope.measure.units import NS_PER_S

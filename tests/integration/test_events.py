@@ -10,10 +10,16 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pytest
 
-from rankscope.collector.publish.http_access import HttpAccess
+from rankscope.collector.publish.api.event_stream import (
+    EVENTS_PATH,
+    PICTURE_SKIPPED,
+    SLOW_READER,
+    STREAMS_BUSY,
+    LivePicture,
+)
+from rankscope.collector.publish.http_auth import HttpAccess
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
-from rankscope.collector.publish.live import EVENTS_PATH, PICTURE_SKIPPED, SLOW_READER, STREAMS_BUSY, LivePicture
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from tests.integration.live_worlds import LiveWorld, finding_of, slow_story
 from tests.integration.serving import wait_for

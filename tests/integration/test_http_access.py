@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from rankscope.collector.cli import main
-from rankscope.collector.publish.http_access import OPEN, HttpAccess, read_http_access
+from rankscope.collector.publish.http_auth import OPEN, HttpAccess, read_http_access
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.page_files import read_page_files

@@ -8,7 +8,7 @@ from selenium.common.exceptions import JavascriptException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from rankscope.collector.publish.http_access import HttpAccess
+from rankscope.collector.publish.http_auth import HttpAccess
 from rankscope.collector.publish.page_files import POLICY
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until

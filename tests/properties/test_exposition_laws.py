@@ -12,8 +12,8 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from rankscope.collector.publish.exposition import Lines, TextFormat, render_numbers, render_samples
-from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
+from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
+from rankscope.collector.publish.metrics.text_format import Lines, TextFormat, render_numbers, render_samples
 from rankscope.collector.runs.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.exported import GPUS_PER_RANK_MAX, PHASE_NAMES_MAX

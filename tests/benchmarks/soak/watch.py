@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
-from rankscope.collector.publish.page_cache import LATE_AGE_S_MAX
+from rankscope.collector.publish.metrics.page_cache import LATE_AGE_S_MAX
 from tests.integration.fault_figures import read_cpu_s, read_resident_bytes
 from tests.integration.faults import LABEL
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.publish.api import Api
+from rankscope.collector.publish.api.routes_api import Api
 from rankscope.collector.reports.status_text import render_one_rank, render_status
 from rankscope.collector.reports.terminal_colors import Colors, choose_colors
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rankscope.collector.publish.shares import RANKS_PER_SECOND, RunShares, Shares
+from rankscope.collector.publish.api.step_breakdown import RANKS_PER_SECOND, RunShares, Shares
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.records import Totals
 from tests.lazy_runs import LazyRun

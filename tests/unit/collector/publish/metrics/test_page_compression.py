@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.collector.publish import page_cache
-from rankscope.collector.publish.page_cache import decompress
+from rankscope.collector.publish.metrics import page_cache
+from rankscope.collector.publish.metrics.page_cache import decompress
 
 
 @pytest.fixture(params=["isal", "zlib"])

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.publish.api import Api, FindingList, RunHistory
-from rankscope.collector.publish.heat_map import unpack
-from rankscope.collector.publish.rank_answers import RankAnswer, RankList
+from rankscope.collector.publish.api.heat_map import unpack
+from rankscope.collector.publish.api.rank_views import RankAnswer, RankList
+from rankscope.collector.publish.api.routes_api import Api, FindingList, RunHistory
+from rankscope.collector.publish.api.step_breakdown import ShareStretch
 from rankscope.collector.publish.routes import Response
-from rankscope.collector.publish.shares import ShareStretch
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from tests.unit.collector.runs.job_stories import Story
 from tests.unit.collector.runs.kept_runs import keep_run

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rankscope.collector.pacing import go_on
-from rankscope.collector.publish.prometheus import Value
-from rankscope.collector.publish.rank_columns import Number, is_live
+from rankscope.collector.publish.metrics.collector_metrics import Value
+from rankscope.collector.publish.metrics.rank_metrics import Number, is_live
 from rankscope.collector.runs import ratios
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.exported import WORST_RANKS

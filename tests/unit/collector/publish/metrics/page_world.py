@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Iterator
 
-from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page
-from rankscope.collector.publish.page_cache import SMALL_BYTES_MAX, PageCache, decompress
+from rankscope.collector.publish.metrics.page_cache import SMALL_BYTES_MAX, PageCache, decompress
+from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page
+from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
 
 METRICS, RANKS = Page(METRICS_PATH), Page(RANKS_PATH)

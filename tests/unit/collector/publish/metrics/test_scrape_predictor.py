@@ -1,6 +1,6 @@
 """When a page is asked for next, from when it was asked for before."""
 
-from rankscope.collector.publish.scrape_beat import ScrapeBeat
+from rankscope.collector.publish.metrics.scrape_predictor import ScrapeBeat
 
 
 def beat_of(*moments_s: float) -> ScrapeBeat:

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.metric_pages import RANKS_PATH, MetricPages, Page, Shard
-from rankscope.collector.publish.page_cache import (
+from rankscope.collector.publish.metrics.page_cache import (
     LATE_AGE_S_MAX,
     LEAD_S_MAX,
     PAUSE_FOR_ASKERS_S,
@@ -17,9 +15,11 @@ from rankscope.collector.publish.page_cache import (
     SMALL_BYTES_MAX,
     PageCache,
 )
+from rankscope.collector.publish.metrics.pages import RANKS_PATH, MetricPages, Page, Shard
+from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
 from tests.turn_log import TurnLog
-from tests.unit.collector.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, CountedPages, World
+from tests.unit.collector.publish.metrics.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, CountedPages, World
 
 SCRAPE_S = 15.0
 DEADLINE_S = 20.0

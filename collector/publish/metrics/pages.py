@@ -20,10 +20,16 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from rankscope.collector.pacing import go_on
-from rankscope.collector.publish.exposition import Lines, TextFormat, render_head, render_labels, render_samples
-from rankscope.collector.publish.overview import OVERVIEW_READERS, Overview, build_overview
-from rankscope.collector.publish.prometheus import READERS, Value
-from rankscope.collector.publish.rank_columns import RANK_READERS, Labels, Rows
+from rankscope.collector.publish.metrics.collector_metrics import READERS, Value
+from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS, Overview, build_overview
+from rankscope.collector.publish.metrics.rank_metrics import RANK_READERS, Labels, Rows
+from rankscope.collector.publish.metrics.text_format import (
+    Lines,
+    TextFormat,
+    render_head,
+    render_labels,
+    render_samples,
+)
 from rankscope.collector.runs.snapshot import RankSnapshot, Snapshot
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
 from rankscope.measure.exported import RANK, Measure

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.metric_pages import (
+from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS
+from rankscope.collector.publish.metrics.pages import (
     BLOCK_RANKS,
     METRICS_PATH,
     RANKS_PATH,
@@ -16,7 +16,7 @@ from rankscope.collector.publish.metric_pages import (
     Shard,
     parse_page,
 )
-from rankscope.collector.publish.overview import OVERVIEW_READERS
+from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import OUTLINED, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, SERIES_PER_RANK_MAX

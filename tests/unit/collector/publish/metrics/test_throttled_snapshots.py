@@ -1,6 +1,6 @@
 """The picture that those who look again and again share: the latest one, unless to make it takes too long."""
 
-from rankscope.collector.publish.paced_snapshots import PacedSnapshots
+from rankscope.collector.publish.metrics.throttled_snapshots import PacedSnapshots
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from tests.lazy_runs import LazyRun
 

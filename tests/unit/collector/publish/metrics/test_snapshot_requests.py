@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.publish.picture_orders import NEW_S, PATIENCE_NS, SHARE, PictureOrders
+from rankscope.collector.publish.metrics.snapshot_requests import NEW_S, PATIENCE_NS, SHARE, PictureOrders
 from rankscope.measure.units import NS_PER_S, s_to_ns
 from tests.driven_clock import START_S, WALL_S, DrivenClock
 

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from rankscope.collector.publish.heat_map import HeatMapColumn, of_intervals, of_steps, to_cells, unpack
+from rankscope.collector.publish.api.heat_map import HeatMapColumn, of_intervals, of_steps, to_cells, unpack
 from rankscope.collector.runs.heat_map import StepPicture
 from rankscope.collector.storage.rank_intervals import COLUMNS, RankInterval
 from tests.unit.collector.runs.job_stories import Story

@@ -10,7 +10,7 @@
     GET /api/v1/openapi.json                 all of it, described for programs
 
 RUN is percent-encoded: the id of a run, or a name, for the latest run of that name. The rest of the API is in routes.py
-and live.py; docs/api.md has it together.
+and event_stream.py; docs/api.md has it together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +24,10 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.publish import heat_map
-from rankscope.collector.publish.rank_answers import ORDERS, list_ranks, show_rank
+from rankscope.collector.publish.api import heat_map
+from rankscope.collector.publish.api.rank_views import ORDERS, list_ranks, show_rank
+from rankscope.collector.publish.api.step_breakdown import ShareStretch
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
-from rankscope.collector.publish.shares import ShareStretch
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.heat_map import StepPicture
 from rankscope.collector.runs.run_status import build_status

@@ -6,7 +6,7 @@ from http import HTTPStatus
 import msgspec
 import pytest
 
-from rankscope.collector.publish.metric_pages import MetricPages
+from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.routes import Response, Routes
 from tests.full_snapshot import full_snapshot
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.publish.http_access import OPEN, HttpAccess, read_http_access
+from rankscope.collector.publish.http_auth import OPEN, HttpAccess, read_http_access
 from rankscope.measure.errors import SettingError
 
 TOKEN = "0123456789abcdef"  # noqa: S105 - as long as one must be

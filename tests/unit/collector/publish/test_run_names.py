@@ -7,11 +7,11 @@ import pytest
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import Incident, begin
-from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.live import build_picture
-from rankscope.collector.publish.metric_pages import METRICS_PATH, RANKS_PATH, MetricPages, Page
+from rankscope.collector.publish.api.event_stream import build_picture
+from rankscope.collector.publish.api.step_breakdown import Shares
+from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page
+from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.publish.routes import Routes
-from rankscope.collector.publish.shares import Shares
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.records import Totals
 from tests.unit.collector.detect.findings import slow

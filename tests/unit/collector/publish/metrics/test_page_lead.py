@@ -2,9 +2,9 @@
 
 import pytest
 
-from rankscope.collector.publish.page_cache import LEAD_S
-from rankscope.collector.publish.page_lead import EARLIER_S_MAX, STEP_S, PageLead
-from tests.unit.collector.page_world import World
+from rankscope.collector.publish.metrics.page_cache import LEAD_S
+from rankscope.collector.publish.metrics.page_lead import EARLIER_S_MAX, STEP_S, PageLead
+from tests.unit.collector.publish.metrics.page_world import World
 
 SCRAPE_S = 15.0
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.negotiation import accepts_gzip, choose_format
+from rankscope.collector.publish.metrics.text_format import TextFormat, accepts_gzip, choose_format
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"

@@ -1,10 +1,10 @@
 """Pages of metrics, written at most once for a snapshot, and large ones before they are asked for.
 
 A small page is written when it is asked for and there is a new snapshot. A large one takes up to a second, which a
-scrape must not wait for: whoever asked for it twice is expected again at the same distance (scrape_beat.py), and it is
-written shortly before. What nobody asks for is not written. In between the written page is what everybody gets, until
-it is PREPARED_AGE_S_MAX old. Before it is written a picture of that moment is asked for: what there is may be some
-seconds old in a large run.
+scrape must not wait for: whoever asked for it twice is expected again at the same distance (scrape_predictor.py), and
+it is written shortly before. What nobody asks for is not written. In between the written page is what everybody gets,
+until it is PREPARED_AGE_S_MAX old. Before it is written a picture of that moment is asked for: what there is may be
+some seconds old in a large run.
 
 A page is kept compressed (144 MB of text are 7 MB). It is written in short pieces with a pause between any two, so that
 the thread that receives reports gets the interpreter when it wants it.
@@ -24,11 +24,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.pacing import TakeTurn, Turns
 from rankscope.collector.process_tuning import name_this_thread
-from rankscope.collector.publish.exposition import TextFormat
-from rankscope.collector.publish.metric_pages import METRICS_PATH, MetricPages, Page
-from rankscope.collector.publish.page_lead import PageLead
-from rankscope.collector.publish.picture_orders import PictureOrders
-from rankscope.collector.publish.scrape_beat import ScrapeBeat
+from rankscope.collector.publish.metrics.page_lead import PageLead
+from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
+from rankscope.collector.publish.metrics.scrape_predictor import ScrapeBeat
+from rankscope.collector.publish.metrics.snapshot_requests import PictureOrders
+from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
 

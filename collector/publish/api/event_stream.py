@@ -6,7 +6,7 @@
 An event is a LivePicture in JSON; its `id` counts the pictures, so that a reader sees from a gap what it was not sent.
 
 The collector's loop knows nothing of it: while anybody follows, one thread here looks whether there is a new snapshot,
-LOOK_S apart, and makes its picture no more often than `paced_snapshots.py` allows. Each
+LOOK_S apart, and makes its picture no more often than `throttled_snapshots.py` allows. Each
 reader has a thread and no queue: once its last event is out it is given the newest picture, and those in between are
 skipped and counted. One that does not take an event within the time limit for a write is let go of, and counted. So a
 reader costs a thread and one event, however slow it is, and there are at most `streams_max` of them.
@@ -23,8 +23,8 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.process_tuning import name_this_thread
+from rankscope.collector.publish.api.step_breakdown import Shares, ShareStretch
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
-from rankscope.collector.publish.shares import Shares, ShareStretch
 from rankscope.collector.runs.heat_map import StepPicture
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import write_end

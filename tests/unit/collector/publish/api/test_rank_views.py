@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.publish.rank_answers import RankAnswer, list_ranks, show_rank
+from rankscope.collector.publish.api.rank_views import RankAnswer, list_ranks, show_rank
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 from tests.unit.collector.runs.job_stories import MS, Story

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rankscope.collector.publish.overview import OVERVIEW_READERS, build_overview
+from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS, build_overview
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import DeviceSample, Totals, WindowBreakdown
