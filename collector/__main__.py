@@ -2,6 +2,6 @@
 
 import sys
 
-from rankscope.collector.cli import main
+from rankscope.collector.commands.main import main
 
 sys.exit(main())

@@ -5,8 +5,8 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from rankscope.collector.client import Credentials, ask, ask_for_runs
 from rankscope.collector.doctor.check import Check, ok, problem
-from rankscope.collector.inquiry import Credentials, ask, ask_for_runs
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 from rankscope.measure.shards import parse_collectors

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from rankscope.collector.inquiry import Credentials
+from rankscope.collector.client import Credentials
 from rankscope.collector.top.board import Board, press
 from rankscope.collector.top.drawing import WIDTH_MIN, draw
 from rankscope.collector.top.keyboard import raw_terminal, read_keys

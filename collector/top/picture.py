@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.collector.inquiry import Credentials, ask_for, ask_for_runs
+from rankscope.collector.client import Credentials, ask_for, ask_for_runs
 from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.runs.snapshot import RunSnapshot
 

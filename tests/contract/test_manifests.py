@@ -18,7 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from rankscope.agent.config import read_config as read_agent_config
-from rankscope.collector.cli import build_parser
+from rankscope.collector.commands.main import build_parser
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.config import read_config as read_collector_config
 from tests.programs import find_program

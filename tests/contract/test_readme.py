@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.config import AgentConfig
-from rankscope.collector.cli import main
 from rankscope.collector.client_config import ClientConfig
+from rankscope.collector.commands.main import main
 from rankscope.collector.config import CollectorConfig
 from rankscope.measure.settings import find_settings
 

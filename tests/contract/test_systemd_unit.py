@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.cli import build_parser
+from rankscope.collector.commands.main import build_parser
 from tests.programs import find_program
 
 ROOT = Path(__file__).parents[2]

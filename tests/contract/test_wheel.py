@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rankscope.collector.files_command import FOLDERS, find_names
+from rankscope.collector.commands.files import FOLDERS, find_names
 from rankscope.measure import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +111,7 @@ def test_the_wheel_brings_the_command_and_the_hook_of_torch(wheel: zipfile.ZipFi
     entries = ConfigParser()
     entries.read_string(wheel.read(name).decode())
     assert {section: dict(entries[section]) for section in entries.sections()} == {
-        "console_scripts": {"rankscope": "rankscope.collector.cli:main"},
+        "console_scripts": {"rankscope": "rankscope.collector.commands.main:main"},
         "torch.backends": {"rankscope": "rankscope.agent.launch:autoload"},
     }
 

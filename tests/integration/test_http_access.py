@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rankscope.collector.cli import main
+from rankscope.collector.commands.main import main
 from rankscope.collector.publish.http_auth import OPEN, HttpAccess, read_http_access
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer

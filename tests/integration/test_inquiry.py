@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.collector import inquiry
-from rankscope.collector.cli import main
+from rankscope.collector import client
+from rankscope.collector.commands.main import main
 
 A_PAGE = b"<!doctype html><title>Sign in</title>"
 AT_ANY_PAGE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(A_PAGE), A_PAGE)
@@ -79,7 +79,7 @@ def test_what_is_no_answer_is_said_to_be_none(
 def test_answer_that_does_not_end_is_left_off(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inquiry, "ANSWER_BYTES_MAX", 16)
+    monkeypatch.setattr(client, "ANSWER_BYTES_MAX", 16)
     with answering(AT_ANY_PAGE) as url:
         assert main(["status", "--url", url]) == 1
     assert capsys.readouterr().err == (

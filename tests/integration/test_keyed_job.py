@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.cli import main
+from rankscope.collector.commands.main import main
 from tests.integration.serving import START_S_MAX, Served, serving, wait_for
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, started, torchrun
 

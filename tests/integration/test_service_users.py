@@ -35,7 +35,7 @@ LONGEST_S = 200.0
 # The interpreter may lie where only root looks: what is imported late is imported before it becomes the other user.
 AS_USER = """
 import os, sys
-import rankscope.collector.cli as cli
+import rankscope.collector.commands.main as cli
 import encodings.ascii, encodings.idna, encodings.latin_1
 try: import tomllib
 except ImportError: import tomli

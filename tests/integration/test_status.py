@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.collector.cli import main
+from rankscope.collector.commands.main import main
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.runs.run_end import RunEnd

@@ -17,8 +17,8 @@ from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.report import TraceReport
 from tests.integration.chromium import DEADLINE_S, find, prefer, read_log, read_requests, starting_chromium
 from tests.unit.collector.detect.findings import slow
-from tests.unit.collector.test_run_report import keep
-from tests.unit.collector.test_trace_page import hostile_report
+from tests.unit.collector.reports.test_run_report import keep
+from tests.unit.collector.reports.test_trace_page import hostile_report
 
 TRACES = Path(__file__).parents[1] / "traces"
 TWO_RANKS = TRACES / "gloo-2.13" / "ddp_2r_slow1_forward"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rankscope.collector.cli import main
+from rankscope.collector.commands.main import main
 from tests.certificates import make_certificate
 from tests.integration.serving import Served, serving
 

@@ -15,7 +15,7 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
-HELP = "from rankscope.collector.cli import main\nmain([{command!r}, '--help'])"
+HELP = "from rankscope.collector.commands.main import main\nmain([{command!r}, '--help'])"
 
 
 def run_blocked(code: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.cli import main
+from rankscope.collector.commands.main import main
 from rankscope.collector.keys import complete_keys, make_keys
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import read_key_pair, read_public_key

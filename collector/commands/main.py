@@ -15,13 +15,18 @@ from typing import Any, Final
 
 import msgspec
 
+from rankscope.collector.commands.doctor import add_doctor
+from rankscope.collector.commands.files import add_files
+from rankscope.collector.commands.incidents import add_incidents
+from rankscope.collector.commands.keys import add_keys
+from rankscope.collector.commands.relay import add_relay
+from rankscope.collector.commands.report import add_report
+from rankscope.collector.commands.status import add_status
+from rankscope.collector.commands.top import add_top
+from rankscope.collector.commands.traces import add_analyze, add_merge
 from rankscope.collector.config import CollectorConfig, read_config
-from rankscope.collector.doctor_command import add_doctor
 from rankscope.collector.embedded import Lifetime
-from rankscope.collector.files_command import add_files
-from rankscope.collector.incident_commands import add_incidents
 from rankscope.collector.ingest.curve import CurveServer
-from rankscope.collector.key_commands import add_keys
 from rankscope.collector.keys import RunKeys
 from rankscope.collector.process_tuning import (
     hand_over_quickly,
@@ -29,15 +34,10 @@ from rankscope.collector.process_tuning import (
     keep_one_heap,
     spare_the_garbage_collector,
 )
-from rankscope.collector.relay_command import add_relay
-from rankscope.collector.report_command import add_report
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.service import Service
-from rankscope.collector.status_command import add_status
-from rankscope.collector.top_command import add_top
-from rankscope.collector.trace_commands import add_analyze, add_merge
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import RankscopeError, SettingError, UnavailableError

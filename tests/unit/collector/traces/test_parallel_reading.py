@@ -16,7 +16,7 @@ from rankscope.measure.kineto import KinetoTrace
 from rankscope.measure.kineto_columns import TraceColumns, read_trace
 from rankscope.measure.kineto_json import TraceBlocks
 
-TRACES = Path(__file__).parents[2] / "traces"
+TRACES = Path(__file__).parents[3] / "traces"
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
 MISLEADING = {**EVENT, "args": {"Call stack": "}, {" * 400}}
 

@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from rankscope.collector.client import ANONYMOUS, Credentials, add_url, ask_for, find_collector
 from rankscope.collector.incidents.incident import OPEN, Incident
 from rankscope.collector.incidents.store import read_store
-from rankscope.collector.inquiry import ANONYMOUS, Credentials, add_url, ask_for, find_collector
 from rankscope.collector.reports.incident_table import count_incidents, render_incidents
 
 

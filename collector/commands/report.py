@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.collector.inquiry import add_url, ask_for, find_collector
+from rankscope.collector.client import add_url, ask_for, find_collector
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report
 from rankscope.collector.reports.run_sections import TOP

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.cli import EXAMPLES, SERVE_GROUPS, build_parser, main
+from rankscope.collector.commands.main import EXAMPLES, SERVE_GROUPS, build_parser, main
 from rankscope.collector.config import CollectorConfig
 from rankscope.measure.settings import find_settings
 

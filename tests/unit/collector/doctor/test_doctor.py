@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import zmq
 
+from rankscope.collector.commands.doctor import add_doctor, examine, render
 from rankscope.collector.doctor import machine, reach
 from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, note, ok, problem
 from rankscope.collector.doctor.interpreter import ask_interpreter, check_interpreter
-from rankscope.collector.doctor_command import add_doctor, examine, render
 from rankscope.measure.inspection import GpuFound, Inspection, TorchFound
 from rankscope.measure.key_files import ClientKeys, KeyPair
 

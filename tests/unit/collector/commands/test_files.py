@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.cli import USAGE_ERROR, main
-from rankscope.collector.files_command import find_names, find_root
+from rankscope.collector.commands.files import find_names, find_root
+from rankscope.collector.commands.main import USAGE_ERROR, main
 from rankscope.measure.errors import UnavailableError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_list_prints_the_names_that_match(capsys: pytest.CaptureFixture[str]) -> None:

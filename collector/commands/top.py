@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 import sys
 
-from rankscope.collector.inquiry import add_url, find_collector
+from rankscope.collector.client import add_url, find_collector
 from rankscope.measure.errors import SettingError, UnavailableError
 
 INTERVAL_S = 1.0

@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
+from rankscope.collector.client import add_credentials, open_collector, read_config
 from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, Check, problem
 from rankscope.collector.doctor.interpreter import ask_interpreter, check_interpreter
 from rankscope.collector.doctor.machine import check_machine
 from rankscope.collector.doctor.reach import check_http, check_wire
-from rankscope.collector.inquiry import add_credentials, open_collector, read_config
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.measure.errors import SettingError
 from rankscope.measure.inspection import Inspection

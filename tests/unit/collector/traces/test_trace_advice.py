@@ -25,7 +25,7 @@ from rankscope.collector.traces.report import (
     TraceReport,
 )
 
-TRACES = Path(__file__).parents[2] / "traces"
+TRACES = Path(__file__).parents[3] / "traces"
 A100, BERT, CPU_ONLY = "a100_nccl_2ranks_r0", "h100_bert_small", "cpu_only_r34"
 MI250, MI300X, RESNET = "mi250_minitoy", "mi300x_resnet18", "v100dgxs_resnet50_workers0_a"
 DLRM = tuple(f"v100_dlrm_8ranks_r{rank}" for rank in range(4))

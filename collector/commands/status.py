@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.collector.incident_commands import ask_for_incidents, to_plain
-from rankscope.collector.inquiry import Collector, add_url, ask_for, ask_for_runs, find_collector
+from rankscope.collector.client import Collector, add_url, ask_for, ask_for_runs, find_collector
+from rankscope.collector.commands.incidents import ask_for_incidents, to_plain
 from rankscope.collector.publish.api.rank_views import RankAnswer
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_times

@@ -31,7 +31,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 
 def show_files(options: argparse.Namespace) -> int:
     """List or copy what matches; return 1 if a file there differs and was kept."""
-    root = find_root(Path(__file__).resolve().parents[1])
+    root = find_root(Path(__file__).resolve().parents[2])
     names = find_names(root, options.pattern)
     if options.copy is not None:
         return copy_files(root, names, options.copy)

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.demo.run import SLOW_STEP_S, DemoOptions, describe
 
-TRAIN = Path(__file__).parents[3] / "collector" / "demo" / "train.py"
+TRAIN = Path(__file__).parents[4] / "collector" / "demo" / "train.py"
 
 
 def plan(*, ranks: int = 4, steps: int = 160, fault: str = "host", slow_from: int = 60) -> DemoOptions:
