@@ -234,9 +234,9 @@ ENVIRONMENT: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS"
 
 def command_line() -> list[str]:
     """What starts this file's `main` in a new interpreter, quickly."""
-    this_file = os.path.abspath(__file__)
+    packages = _folder_of(_folder_of(_folder_of(os.path.abspath(__file__))))
     beside = {_folder_of(_folder_of(str(module.__file__))) for module in (msgspec, np)}
-    return [sys.executable, "-I", "-S", "-c", BOOT, _folder_of(_folder_of(this_file)), *sorted(beside)]
+    return [sys.executable, "-I", "-S", "-c", BOOT, packages, *sorted(beside)]
 
 
 def _folder_of(path: str) -> str:

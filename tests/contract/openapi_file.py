@@ -19,7 +19,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure import __version__
 from tests.contract.schema_text import settle
 
-FILE: Final = Path(__file__).parents[2] / "collector" / "publish" / routes_api.OPENAPI_FILE
+FILE: Final = Path(__file__).parents[2] / "collector" / "publish" / "api" / routes_api.OPENAPI_FILE
 TEMPLATE: Final = "#/components/schemas/{name}"
 
 Json = dict[str, Any]

@@ -84,8 +84,9 @@ def test_it_starts_where_torch_cannot_be_imported() -> None:
     """As far as to a wrong setting, with all its modules imported."""
     program = (
         "import sys; sys.modules['torch'] = None; "
-        "from rankscope.collector import service, embedded; from rankscope.collector.commands import main as cli; from rankscope.collector.demo import run; "
-        "sys.exit(cli.main(['serve', '--tick-s', '60']))"
+        "from rankscope.collector import service, embedded; from rankscope.collector.demo import run; "
+        "from rankscope.collector.commands.main import main; "
+        "sys.exit(main(['serve', '--tick-s', '60']))"
     )
     ended = run(python("-c", program))
     assert ended.exit_code == 2

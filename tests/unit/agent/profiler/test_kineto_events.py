@@ -47,8 +47,7 @@ for find in (TorchProfiler.find, find_older_profiler):
     })
 recorded = GroupProgress(1).read_enqueued()
 print(json.dumps([*told, list(recorded.values()), list(ProcessGroups(1).count_on_host().values())]), flush=True)
-os._exit(0)  # gloo's threads, amid which the interpreter may not end (agent/shutdown/gloo_drain.py), are not what is
-asked about
+os._exit(0)  # without waiting for gloo's threads (agent/shutdown/gloo_drain.py)
 """
 
 
