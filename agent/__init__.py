@@ -61,7 +61,7 @@ def batch(*, samples: int | None = None, tokens: int | None = None) -> None:
     from rankscope.agent import launch  # noqa: PLC0415
 
     if launch.session is not None:
-        launch.session.say_batch(samples, tokens)
+        launch.session.set_batch_size(samples, tokens)
 
 
 def throughput(last_steps: int | None = None) -> "Throughput | None":

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
-from rankscope.agent.once_per_node import say_once_per_node
-from rankscope.agent.own_cost import OwnCost
-from rankscope.agent.profiler.malloc_trim import HeapRelief, find_malloc_trim
+from rankscope.agent.once_per_node import log_once_per_node
+from rankscope.agent.own_cost import AgentOverhead
+from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.reduced_window import NOTHING, ReducedWindow
 from rankscope.agent.profiler.timed_collectives import TimedCollectives
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import PART as WINDOWS
-from rankscope.agent.profiler.window_scheduler import KinetoWindows, RawWindow
+from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.report.collector_notices import CollectorNotices, Delivered
 from rankscope.agent.report.sender import Sender
@@ -31,12 +31,12 @@ from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
 from rankscope.agent.sample.torch_memory import TorchMemorySampler
-from rankscope.agent.steps.cpu_time_sampling import ClockedSteps
+from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
 from rankscope.agent.steps.device_timers import DeviceTimers, find_cuda
 from rankscope.agent.steps.event_buffer import PART as STEP_HOOKS
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.ring import Ring
-from rankscope.agent.steps.step_run import LateRecords, Steps
+from rankscope.agent.steps.step_run import LazyRecords, Steps
 from rankscope.agent.steps.stepless import SteplessNotice
 from rankscope.agent.steps.torch_hooks import TorchHooks
 from rankscope.agent.watchdog import Watchdog
@@ -76,7 +76,7 @@ class Probes(NamedTuple):
 
     steps: Ring[Steps]
     raw_windows: Ring[RawWindow]
-    windows: KinetoWindows | None
+    windows: WindowScheduler | None
     plan: WindowPlan
     hooks: TorchHooks
     progress: GroupProgress
@@ -85,10 +85,10 @@ class Probes(NamedTuple):
     device_timers: DeviceTimers | None = None
     read_steps_made: Callable[[], int] = lambda: 0
     """How many records the training thread has made: each goes into `device_timers` or `steps` at once."""
-    clocked_steps: ClockedSteps = ClockedSteps()
+    clocked_steps: CpuTimeSampling = CpuTimeSampling()
 
 
-class Reporter:
+class AgentThread:
     """Owns the agent thread. `connect` and `stop` may be called from other threads."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Reporter:
         self._host = HostSampler(clock, self._gc_meter)
         self._devices = self._make_devices()
         self._samples = self._make_samples()
-        self._cost = OwnCost(
+        self._cost = AgentOverhead(
             config.overhead_ratio_max,
             probes.plan,
             self._samples,
@@ -143,7 +143,7 @@ class Reporter:
             read_moments=self._read_moments,
             captures=probes.captures,
         )
-        self._heap_relief = HeapRelief(find_malloc_trim())
+        self._heap_relief = MallocTrim(find_malloc_trim())
         self._stepless = SteplessNotice(identity)
         self._reduction: WindowReduction | None = None
         """None before the first window."""
@@ -159,11 +159,11 @@ class Reporter:
     def _begin_reduction(self) -> "WindowReduction":
         # Imported by the agent thread when there is a window: what reads traces takes 20 to 40 ms and some MiB, which
         # at the start would be training's, and where there are no windows is for nothing.
-        from rankscope.agent.profiler.reduction_process import WindowChildren  # noqa: PLC0415
+        from rankscope.agent.profiler.reduction_process import ReductionProcesses  # noqa: PLC0415
         from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
 
         source = GroupSource(self._probes.progress.find_groups, self._probes.progress.read_entries)
-        return WindowReduction(source, WindowChildren(), events_max=self._config.window_events_max)
+        return WindowReduction(source, ReductionProcesses(), events_max=self._config.window_events_max)
 
     @property
     def child_cpu_ns(self) -> int:
@@ -299,7 +299,7 @@ class Reporter:
             self._refusal_said = True
             who = f"rank {self._identity.rank} ({refusal.reason})"
             text = f"the collector refuses {who}: {refusal.detail} Training goes on without it."
-            say_once_per_node(text, os.environ, topic=f"refused: {refusal.reason}")
+            log_once_per_node(text, os.environ, topic=f"refused: {refusal.reason}")
 
     def _say_whether_reached(self) -> None:
         if self._notices is None:
@@ -357,7 +357,7 @@ class Reporter:
         windows = self._reduce_all(self._probes.raw_windows.drain())
         if self._reduction is not None:
             windows += self._collect(self._reduction.finish if last else self._reduction.collect)
-        steps = list(LateRecords(self._probes.steps.drain()))
+        steps = list(LazyRecords(self._probes.steps.drain()))
         cost = self._cost.govern(now_ns)
         self._learn(steps)
         look = self._watchdog.look(now_ns, steps)

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.identity import leave_out_rank
-from rankscope.agent.shutdown.torch_call_gate import ExitGate
+from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
@@ -107,7 +107,7 @@ class Rendezvous:
     """The job's own key-value store, used once to pass the collector's address and keys from rank 0 to the others."""
 
     def __init__(
-        self, identity: RankIdentity, environment: Mapping[str, str], stopping: threading.Event, gate: ExitGate
+        self, identity: RankIdentity, environment: Mapping[str, str], stopping: threading.Event, gate: TorchCallGate
     ) -> None:
         self._key = f"rankscope/{identity.run}/{identity.restart_count}/collector"
         self._address = environment.get("MASTER_ADDR", "")

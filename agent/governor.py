@@ -12,7 +12,7 @@ asked of the last RECENT_NS, so that hours of cheap training do not excuse a cos
 What gives way, in this order
 -----------------------------
 1. Windows come less often: they get the ratio that base leaves (`Allowance.windows_ratio`), and none begins that the
-   account cannot pay (`Allowance.purse_ns`).
+   account cannot pay (`Allowance.budget_left_ns`).
 2. Full windows are dropped when base takes FULL_WINDOWS_UP_TO of the budget: what is left is the light ones'.
 3. Light windows are dropped when base takes all of it.
 4. Reports come less often, 5. the GPU, 6. the process is sampled less often, each when base is above the budget still.
@@ -57,12 +57,12 @@ at half the share."""
 
 class Dropping(NamedTuple):
     """A part that can be dropped: it is when base takes more than `above` of the budget, and comes back when base takes
-    less than `back_below`.
+    less than `restore_below`.
     """
 
     part: str
     above: float
-    back_below: float
+    restore_below: float
 
 
 DROP_ORDER = (
@@ -86,7 +86,7 @@ class Allowance(NamedTuple):
     """
 
     windows_ratio: float
-    purse_ns: int
+    budget_left_ns: int
     elapsed_ns: int
     dropped: frozenset[str] = frozenset()
 
@@ -128,10 +128,10 @@ class Governor:
         horizons = (_Account(0, 0, 0), self._history[0])
         self._change(now, horizons)
         self._write_down(now)
-        purse_ns = min(self._left_ns(now, since) for since in horizons)
+        budget_left_ns = min(self._left_ns(now, since) for since in horizons)
         use = max(self._base_use(now, since, head_start_ns=HEAD_START_NS) for since in horizons)
         windows_ratio = self._ratio_max * max(0.0, 1 - use)
-        return Allowance(windows_ratio, purse_ns, elapsed_ns, self.dropped)
+        return Allowance(windows_ratio, budget_left_ns, elapsed_ns, self.dropped)
 
     def _base_use(self, now: _Account, since: _Account, head_start_ns: int = 0) -> float:
         """The share of the budget that base has taken since."""
@@ -163,9 +163,9 @@ class Governor:
         use = max(self._base_use(now, since) for since in horizons)
         level = self._level_for(min(use, self._present_use(now)))
         if level > self._level:
-            self._note_relapse(now)
+            self._note_flap(now)
             self._set_level(level, now)
-        elif self._level and pause_ns >= self._back_pause_ns and use < self.order[self._level - 1].back_below:
+        elif self._level and pause_ns >= self._back_pause_ns and use < self.order[self._level - 1].restore_below:
             self._came_back_ns = now.elapsed_ns
             self._set_level(self._level - 1, now)
 
@@ -178,7 +178,7 @@ class Governor:
                 break
         return level
 
-    def _note_relapse(self, now: _Account) -> None:
+    def _note_flap(self, now: _Account) -> None:
         if self._came_back_ns is not None:
             relapsed = now.elapsed_ns - self._came_back_ns < 2 * self._back_pause_ns
             self._back_pause_ns = min(2 * self._back_pause_ns, BACK_PAUSE_NS_MAX) if relapsed else BACK_PAUSE_NS

@@ -100,12 +100,12 @@ def _settle(environment: Mapping[str, str]) -> "LaunchConfig":
     global _settled  # noqa: PLW0603
     if _settled is None:
         from rankscope.agent.collector_address import check_launch_config  # noqa: PLC0415
-        from rankscope.agent.once_per_node import say_once_per_node  # noqa: PLC0415
+        from rankscope.agent.once_per_node import log_once_per_node  # noqa: PLC0415
 
         _settled = check_launch_config(os.environ, _given)
         is_strict = _settled.config.strict
         for text in _settled.mistakes if is_strict else _settled.notes:
-            say_once_per_node(text, environment)
+            log_once_per_node(text, environment)
         if is_strict and _settled.mistakes:
             raise SystemExit(2)
     return _settled
@@ -163,7 +163,7 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     if _belongs_to_parent() and launcher is None:
         return False
     from rankscope.agent.import_path import standard_library_first  # noqa: PLC0415
-    from rankscope.agent.once_per_node import say_once_per_node  # noqa: PLC0415
+    from rankscope.agent.once_per_node import log_once_per_node  # noqa: PLC0415
 
     environment = {**os.environ, **(launcher or {})}
     os.environ[PID_VARIABLE] = str(os.getpid())
@@ -179,9 +179,9 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
         if session is not None:
             stop_with_process(session)
     except RankscopeError as error:
-        say_once_per_node(f"not started: {error} Training goes on without it.", environment)
+        log_once_per_node(f"not started: {error} Training goes on without it.", environment)
     except Exception as error:  # noqa: BLE001 - our bug must not become the user's
-        say_once_per_node(f"not started ({explain('start', error)}); training goes on without it", environment)
+        log_once_per_node(f"not started ({explain('start', error)}); training goes on without it", environment)
     return session is not None and session.is_running
 
 

@@ -17,7 +17,7 @@ JOB: Final = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID
 """What the ranks of a job on one node have in common, and no other job has."""
 
 
-def say_once_per_node(text: str, environment: Mapping[str, str], *, topic: str = "") -> None:
+def log_once_per_node(text: str, environment: Mapping[str, str], *, topic: str = "") -> None:
     """Say it, unless a living process of this job on this node has. `topic` stands for the text where ranks word it
     differently.
     """

@@ -57,7 +57,7 @@ class WindowsCost(Protocol):
     light_spent_ns: int
 
 
-class OwnCost:
+class AgentOverhead:
     """Driven by the agent thread, whose time it counts."""
 
     def __init__(

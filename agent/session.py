@@ -1,7 +1,7 @@
 """ASSEMBLY: builds and joins the parts of one rank, and takes them apart again.
 
     training thread: TorchHooks -> StepTimer -> DeviceTimers (where there is a GPU) -> ring of StepRecords;
-                     at boundaries KinetoWindows -> ring of RawWindows
+                     at boundaries WindowScheduler -> ring of RawWindows
     agent thread:    rings + samplers -> ReportBuilder -> ResendBuffer -> Sender, once every report_interval_s
     connect thread:  finds or starts the collector, then ends
 
@@ -21,31 +21,31 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rankscope.agent.agent_thread import Probes, Reporter
+from rankscope.agent.agent_thread import AgentThread, Probes
 from rankscope.agent.capture.stacks import find_raised_line
 from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, describe, say
 from rankscope.agent.identity import read_identity
-from rankscope.agent.once_per_node import say_once_per_node
+from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.torch_profiler import TorchProfiler, is_current_stream_capturing
 from rankscope.agent.profiler.window_plan import WindowPlan
-from rankscope.agent.profiler.window_scheduler import KinetoWindows, RawWindow
+from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 from rankscope.agent.report.builder import ScriptEnd
 from rankscope.agent.sample.torch_device import TrainingDevice
-from rankscope.agent.shutdown.gloo_drain import wait_for_last_works
-from rankscope.agent.shutdown.torch_call_gate import ExitGate
+from rankscope.agent.shutdown.gloo_drain import drain_gloo_threads
+from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
-from rankscope.agent.steps.cpu_time_sampling import ClockedSteps
+from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
 from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.steps.due_steps import Due, DueSteps
 from rankscope.agent.steps.event_buffer import PART as STEP_HOOKS
-from rankscope.agent.steps.event_buffer import MomentLog
+from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.ring import Ring
-from rankscope.agent.steps.step_run import PlainRun, Steps
+from rankscope.agent.steps.step_run import StepRun, Steps
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.agent.steps.throughput import Throughput, ThroughputMeter, describe_throughput
 from rankscope.agent.steps.torch_hooks import TorchHooks, torch_version
@@ -93,7 +93,7 @@ class Session:
         self._windows = self._make_windows()
         timers = self._device_timers = self._make_device_timers()
         self._read_moment_ns = monotonic_ns if timers is None else timers.read_moment_ns
-        self._due_steps = DueSteps(ClockedSteps(), [part for part in (self._windows, timers) if part is not None])
+        self._due_steps = DueSteps(CpuTimeSampling(), [part for part in (self._windows, timers) if part is not None])
         self._timer = self._make_timer()
         self._hooks = TorchHooks(
             self._timer,
@@ -105,7 +105,7 @@ class Session:
             log=self._make_log(),
         )
         self._stopping = threading.Event()
-        self._gate = ExitGate()
+        self._gate = TorchCallGate()
         self._device = TrainingDevice()
         probes = Probes(
             self._steps,
@@ -120,7 +120,7 @@ class Session:
             lambda: self._steps_made,
             self._due_steps.clocked,
         )
-        self._reporter = Reporter(
+        self._reporter = AgentThread(
             config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello
         )
         self._connecting = threading.Thread(target=self._connect, name="rankscope-connect", daemon=True)
@@ -143,9 +143,9 @@ class Session:
             read_clock_ns=self._read_moment_ns,
         )
 
-    def _make_log(self) -> MomentLog:
+    def _make_log(self) -> HookEventBuffer:
         timers = self._device_timers
-        return MomentLog(
+        return HookEventBuffer(
             self._timer,
             self._guard,
             self._find_due,
@@ -168,10 +168,10 @@ class Session:
         """`rankscope.agent.step()`."""
         self._call(self._timer.end_step, self._to_size(samples, tokens))
 
-    def say_batch(self, samples: int | None, tokens: int | None) -> None:
+    def set_batch_size(self, samples: int | None, tokens: int | None) -> None:
         """`rankscope.agent.batch()`. In an evaluation, where gradients are off, it says nothing about a step."""
         if self._hooks.gradients_are_on() and not self._evaluations:
-            self._call(self._timer.say_batch, self._to_size(samples, tokens))
+            self._call(self._timer.set_batch_size, self._to_size(samples, tokens))
 
     def begin_evaluation(self) -> None:
         """`with rankscope.agent.evaluation():` begins. One inside another changes nothing."""
@@ -189,11 +189,11 @@ class Session:
             self._hooks.resume()
             self._call(self._timer.evaluation_end)
 
-    def take_steps_over(self) -> None:
-        """A framework's callback will say where steps end, until `give_steps_back`."""
+    def use_explicit_steps(self) -> None:
+        """A framework's callback will say where steps end, until `resume_auto_steps`."""
         self._call(self._timer.take_over)
 
-    def give_steps_back(self) -> None:
+    def resume_auto_steps(self) -> None:
         """The framework has ended: steps are found again."""
         self._call(self._timer.give_back)
 
@@ -248,7 +248,7 @@ class Session:
             self._connecting.join(self._config.drain_s)
         self._reporter.stop(self._end if reason is None else ScriptEnd(reason))
         self._gate.shut(self._config.drain_s)
-        wait_for_last_works()
+        drain_gloo_threads()
         if self._embedded is not None:
             self._embedded.wait(self._config.drain_s)
         atexit.unregister(self.stop)
@@ -350,16 +350,16 @@ class Session:
         plan = TimingPlan(warmup_steps=self._config.warmup_steps, overhead_ratio_max=share)
         return DeviceTimers(cuda, plan, self._guard, self._steps.append, captures=self._captures)
 
-    def _make_windows(self) -> KinetoWindows | None:
+    def _make_windows(self) -> WindowScheduler | None:
         if not (self._config.collective_windows or self._config.full_windows):
             return None
         try:
             profiler = TorchProfiler.find(self._ranges)
         except RankscopeError as error:
             text = f"no profiler windows, so no collectives and no compute ratio: {error}"
-            say_once_per_node(text, self._environment)
+            log_once_per_node(text, self._environment)
             return None
-        return KinetoWindows(
+        return WindowScheduler(
             profiler,
             self._plan,
             self._guard,
@@ -382,7 +382,7 @@ class Session:
         if self._windows is not None:
             self._windows.on_steps(record)
 
-    def _on_run(self, run: PlainRun) -> None:
+    def _on_run(self, run: StepRun) -> None:
         self._steps_made += len(run)
         self._throughput.add(run)
         self._steps.append(run, len(run))

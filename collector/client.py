@@ -126,14 +126,14 @@ class _Runs(msgspec.Struct, frozen=True):
     runs: tuple[_Known, ...]
 
 
-def ask_for_runs(url: str, credentials: Credentials = ANONYMOUS) -> tuple[str, ...]:
+def fetch_runs(url: str, credentials: Credentials = ANONYMOUS) -> tuple[str, ...]:
     """Return the ids of the runs that the collector at `url` knows, ordered by name. Raises UnavailableError where
     there is none.
     """
-    return tuple(known.run_id or known.run for known in ask_for(f"{url}/api/v1/runs", _Runs, credentials).runs)
+    return tuple(known.run_id or known.run for known in fetch(f"{url}/api/v1/runs", _Runs, credentials).runs)
 
 
-def ask_for(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:
+def fetch(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:
     """Return what a page of a collector says, as that type. Raises UnavailableError where it cannot be had."""
     page = ask(url, credentials)
     try:

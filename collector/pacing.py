@@ -31,14 +31,14 @@ PIECE: Final = 256
 """Ranks of which a piece of work takes up to some 0.5 ms."""
 
 
-def go_on() -> None:
+def no_yield() -> None:
     """No rest, for work that nobody waits for."""
 
 
-def in_pieces(items: Iterable[T], rest: Callable[[], None], size: int = PIECE) -> Iterator[T]:
+def chunked(items: Iterable[T], rest: Callable[[], None], size: int = PIECE) -> Iterator[T]:
     """The items, and a rest after every so many of them.
 
-    >>> for rank in in_pieces("abc", lambda: print("rest"), size=2):
+    >>> for rank in chunked("abc", lambda: print("rest"), size=2):
     ...     print(rank)
     a
     b
@@ -51,7 +51,7 @@ def in_pieces(items: Iterable[T], rest: Callable[[], None], size: int = PIECE) -
             rest()
 
 
-class Turns:
+class GilYielder:
     """Long work of one thread, between entering and leaving, in pieces. May be entered again after that.
 
     `take_turn`: with whom it takes turns; `sleep` and `now_s` are the clock.
@@ -73,7 +73,7 @@ class Turns:
         """Before that it cannot have worked enough. The time of day takes 50 ns, that of a thread is a system call."""
         self._is_entered = False
 
-    def __enter__(self) -> "Turns":  # noqa: PYI034 - typing.Self is Python 3.11
+    def __enter__(self) -> "GilYielder":  # noqa: PYI034 - typing.Self is Python 3.11
         self._is_entered = True
         self._begin()
         return self
@@ -115,11 +115,11 @@ PUT_OFF_NS_MAX: Final = 4 * NS_PER_S
 """Where even pictures do it comes at any time."""
 
 
-class LookTimes:
+class DetectionSchedule:
     """Looks take no more than `share` of a core; `period_ns` is the time between two chances."""
 
     def __init__(self, share: float, period_ns: int) -> None:
-        self._pace = Pace(share, period_ns)
+        self._pace = CpuShareLimiter(share, period_ns)
         self._lasted_ns = 0
         self._put_off_ns: int | None = None
 
@@ -148,7 +148,7 @@ class LookTimes:
         self._put_off_ns = None
 
 
-class Pace:
+class CpuShareLimiter:
     """Leaves so much time after each turn that all turns together take no more than `share` of it. What takes less than
     that share of `period_ns`, the time between two chances, is never put off.
     """
@@ -165,7 +165,7 @@ class Pace:
     def take(self, now_ns: int, took_ns: int) -> None:
         """A turn that began then has taken so long.
 
-        >>> pace = Pace(0.05, period_ns=1000)
+        >>> pace = CpuShareLimiter(0.05, period_ns=1000)
         >>> pace.take(now_ns=0, took_ns=50), pace.is_due(1)
         (None, True)
         >>> pace.take(now_ns=0, took_ns=100), pace.is_due(1999), pace.is_due(2000)

@@ -28,7 +28,7 @@ THREAD_NAME_BYTES_MAX: Final = 15
 """The kernel's TASK_COMM_LEN without the zero at the end."""
 
 
-def spare_the_garbage_collector() -> None:
+def raise_gc_threshold() -> None:
     """Python's garbage collector looks for cycles, of which there are few here. What is there now stays, and is not
     looked at again; and with the usual 700 new objects between two looks a batch of reports would be one.
     """
@@ -36,14 +36,14 @@ def spare_the_garbage_collector() -> None:
     gc.set_threshold(GC_OBJECTS_MIN)
 
 
-def hand_over_quickly() -> None:
+def shorten_switch_interval() -> None:
     """The thread that receives lets go of Python's lock twice in each message, and has to have it back from one that
     looks at the ranks or writes pages meanwhile.
     """
     sys.setswitchinterval(SWITCH_S)
 
 
-def keep_one_heap() -> None:
+def limit_malloc_arenas() -> None:
     """To be called before there are threads: glibc gives each a heap of its own, and what ZeroMQ's thread has allocated
     and another one freed stays with that heap. Measured at 1,024 ranks: 189 MiB, with one heap 148. Elsewhere than with
     glibc nothing is done.
@@ -87,7 +87,7 @@ class FreeMemory:
         return True
 
 
-def keep_giving_back() -> None:
+def start_malloc_trim() -> None:
     """Look for free memory every HEAP_LOOK_S, from a thread that ends with the process."""
 
     def work() -> None:

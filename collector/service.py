@@ -23,34 +23,34 @@ from rankscope.collector.ingest.admission import Admission, LifeCounts
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange
 from rankscope.collector.ingest.processes import is_gone
-from rankscope.collector.ingest.receive_thread import Reception
+from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.relays import Relays
-from rankscope.collector.pacing import LookTimes, Pace, Turns
+from rankscope.collector.pacing import CpuShareLimiter, DetectionSchedule, GilYielder
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metrics.pages import MetricPages
-from rankscope.collector.publish.metrics.snapshot_requests import PictureOrders
+from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.runs.checkpoint import Clocks, SavedLife
+from rankscope.collector.runs.checkpoint import Clocks, SavedRank
 from rankscope.collector.runs.events import (
     AskClock,
     CloseFinding,
     CollectorAway,
     EndSeen,
     GoodbyeAdmitted,
-    JobEffect,
-    JobEvent,
     OpenFinding,
     PeerEvent,
     ProcessGone,
     RankJoined,
     ReportAdmitted,
+    RunEffect,
+    RunEvent,
     Tick,
     UpdateFinding,
     find_boot_id,
 )
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
@@ -106,11 +106,11 @@ class Service:
         self._exchange = Exchange()
         self._faults = FaultLog(clock)
         self._store_error_said = ""
-        self._reception = Reception(self._receiver, self._admission, self._exchange, clock, self._faults)
-        self._turns = Turns(self._exchange.turn)
-        self._looks = LookTimes(LOOKS_SHARE, s_to_ns(config.tick_s))
-        self._pictures = Pace(PICTURES_SHARE, s_to_ns(config.tick_s))
-        self._orders = PictureOrders(clock, self._exchange.interrupt)
+        self._reception = ReceiveThread(self._receiver, self._admission, self._exchange, clock, self._faults)
+        self._turns = GilYielder(self._exchange.turn)
+        self._looks = DetectionSchedule(LOOKS_SHARE, s_to_ns(config.tick_s))
+        self._pictures = CpuShareLimiter(PICTURES_SHARE, s_to_ns(config.tick_s))
+        self._orders = SnapshotRequests(clock, self._exchange.interrupt)
         self._runs = Runs(config)
         self._over: frozenset[str] = frozenset()
         self._untaken: OrderedDict[str, None] = OrderedDict()
@@ -236,7 +236,7 @@ class Service:
         """A run that cannot be gone on with begins anew with its ranks: no file may keep a collector from starting."""
         try:
             lives = [life for life in kept.lives if self._restore_life(life)]
-            job = JobState.restore(self._config, kept.run, kept.story, lives, clocks, collectives=kept.collectives)
+            job = RunState.restore(self._config, kept.run, kept.story, lives, clocks, collectives=kept.collectives)
             job.rest = self._turns.rest
             self._runs.put(job)
             if lives:
@@ -245,7 +245,7 @@ class Service:
             self._forget_lives(read_run_name(kept.run.run), [life.hello.identity.boot_id for life in kept.lives])
             self._faults.note("history_run", "could not be restored from the store; it begins anew", run=kept.run.run)
 
-    def _restore_life(self, life: SavedLife) -> bool:
+    def _restore_life(self, life: SavedRank) -> bool:
         counts = LifeCounts(
             first_sequence=life.first_sequence,
             last_sequence=life.last_sequence,
@@ -297,7 +297,7 @@ class Service:
         self._exchange.answer(batch)
 
     def _take_events(self, batch: Batch) -> None:
-        touched: dict[str, JobState] = {}
+        touched: dict[str, RunState] = {}
         for name, event in batch.events:
             boot_id = find_boot_id(event)
             job = self._take_event(name, boot_id, event)
@@ -310,7 +310,7 @@ class Service:
         for job in touched.values():
             self._contain_settling(job, STEPS_IN_BATCH_MAX)
 
-    def _take_event(self, name: str, boot_id: str, event: PeerEvent) -> JobState | None:
+    def _take_event(self, name: str, boot_id: str, event: PeerEvent) -> RunState | None:
         """Return the run that has taken an event in; None where none knows its life."""
         job = self._runs.find(name, event)
         if isinstance(event, RankJoined):
@@ -326,7 +326,7 @@ class Service:
         _log_event(name if job is None else job.run, event)
         return None if boot_id in self._untaken else job
 
-    def _begin_run(self, identity: RankIdentity) -> JobState | None:
+    def _begin_run(self, identity: RankIdentity) -> RunState | None:
         """Begin a run, the latest of its name."""
         try:
             job = self._runs.begin(identity.run, self._wall_s())
@@ -339,7 +339,7 @@ class Service:
         self._reception.begin_run(identity)
         return job
 
-    def _contain(self, job: JobState, event: JobEvent) -> bool:
+    def _contain(self, job: RunState, event: RunEvent) -> bool:
         """Let a run handle an event, and return whether it has."""
         try:
             effects = job.handle(event)
@@ -353,7 +353,7 @@ class Service:
                 self._faults.note("effect", f"{type(effect).__name__} could not be carried out", run=job.run)
         return True
 
-    def _contain_settling(self, job: JobState, steps_max: int | None = None) -> None:
+    def _contain_settling(self, job: RunState, steps_max: int | None = None) -> None:
         try:
             job.settle(steps_max=steps_max)
         except Exception:  # noqa: BLE001 - the fault log has it
@@ -387,7 +387,7 @@ class Service:
         for job in list(self._runs):
             self._look_for_gone_processes(job)
             self._contain(job, Tick(now_ns, wall_s, looks=looks))
-            if not job.has_live_ranks and now_ns - job.last_change_job_ns > s_to_ns(self._config.run_kept_s):
+            if not job.has_live_ranks and now_ns - job.last_change_collector_ns > s_to_ns(self._config.run_kept_s):
                 self._forget(job)
         over = self._runs.over_ids
         for run_id in over - self._over:
@@ -403,12 +403,12 @@ class Service:
         """Whether a look that was put off may come now: there is a tick for it."""
         return self._looks.is_put_off and self._decide_on_look(self._clock.monotonic_ns())
 
-    def _look_for_gone_processes(self, job: JobState) -> None:
+    def _look_for_gone_processes(self, job: RunState) -> None:
         for identity in job.live_identities(self._machine_id) if self._machine_id else ():
             if is_gone(identity.pid):
                 self._contain(job, ProcessGone(identity.boot_id, self._clock.monotonic_ns()))
 
-    def _forget(self, job: JobState) -> None:
+    def _forget(self, job: RunState) -> None:
         self._runs.remove(job)
         self._forget_lives(job.name, job.boot_ids)
         if self._recorder is not None:
@@ -443,7 +443,7 @@ class Service:
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("incidents", "incidents could not be brought up to date; the collector goes on")
 
-    def _carry_out(self, effect: JobEffect) -> None:
+    def _carry_out(self, effect: RunEffect) -> None:
         match effect:
             case AskClock(boot_id):
                 self._exchange.answer(AskForClock(boot_id))
@@ -492,7 +492,7 @@ class Service:
             wall_s=ns_to_s(self._clock.wall_ns()),
             version=__version__,
             runs=[job.draft(now_ns) for job in self._runs],
-            steps={job.run: job.step_picture for job in self._runs if job.step_picture is not None},
+            steps={job.run: job.heat_map_steps for job in self._runs if job.heat_map_steps is not None},
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,
                 connections=self._receiver.connections,
@@ -540,7 +540,7 @@ class Service:
         return self._snapshot if exporter is None else exporter.choose_exported(self._snapshot)
 
 
-def _log_event(run: str, event: JobEvent) -> None:
+def _log_event(run: str, event: RunEvent) -> None:
     """Log joins and ends, for `serve -v`."""
     if isinstance(event, ReportAdmitted) or not LOG.isEnabledFor(logging.DEBUG):
         return

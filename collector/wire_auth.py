@@ -11,7 +11,7 @@ from typing import Final
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.curve import AllowedKeys, CurveServer
-from rankscope.collector.publish.http_auth import HttpAccess, read_http_access
+from rankscope.collector.publish.http_auth import HttpAuth, read_http_auth
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import read_key_pair
@@ -50,9 +50,9 @@ def read_curve(config: CollectorConfig, clock: Clock) -> CurveServer | None:
     return None
 
 
-def read_http(config: CollectorConfig) -> HttpAccess:
+def read_http(config: CollectorConfig) -> HttpAuth:
     """What is asked of those who read over HTTP. Raises SettingError for files that cannot be used."""
-    access = read_http_access(
+    access = read_http_auth(
         token_file=config.http_token_file,
         certificate_file=config.http_certificate_file,
         key_file=config.http_key_file,

@@ -10,7 +10,7 @@ from rankscope.measure.exported import NOT_NEGATIVE, RANK, Measure
 
 _LOSSES: Final = "agent: its own count (Losses)"
 _ADMISSION: Final = "collector: admission"
-_ACCOUNT: Final = "collector: the account of a life's steps (StepAccount)"
+_ACCOUNT: Final = "collector: the account of a life's steps (StepAccounting)"
 
 DELIVERY: Final[tuple[Measure, ...]] = (
     Measure(
@@ -44,6 +44,6 @@ DELIVERY: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_steps_lost_total", "counter", "", (*RANK, "reason"),
         "Step records that were lost on the way: overwritten in the agent's ring, dropped_in_reports, or late.",
-        "count by reason", "agent: Losses; collector: step window, StepAccount", NOT_NEGATIVE,
+        "count by reason", "agent: Losses; collector: step window, StepAccounting", NOT_NEGATIVE,
     ),
 )  # fmt: skip

@@ -141,17 +141,17 @@ class Refused(Message, frozen=True):
 
 
 class ClockPing(Message, frozen=True):
-    """The collector asks what time it is; `job_ns` is its own clock when it asked."""
+    """The collector asks what time it is; `collector_ns` is its own clock when it asked."""
 
     KIND: ClassVar[int] = 7
-    job_ns: int
+    collector_ns: int
 
 
 class ClockPong(Message, frozen=True):
-    """The answer: the ping's `job_ns` and the rank's clock when it answered."""
+    """The answer: the ping's `collector_ns` and the rank's clock when it answered."""
 
     KIND: ClassVar[int] = 8
-    job_ns: int
+    collector_ns: int
     host_ns: int
 
 

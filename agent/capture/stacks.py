@@ -55,7 +55,7 @@ class Stacks(NamedTuple):
     activity: str
 
 
-def take_stacks(read_frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames) -> Stacks:  # noqa: SLF001 - documented, and the only way
+def capture_stacks(read_frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames) -> Stacks:  # noqa: SLF001 - documented, and the only way
     """The stacks of this moment."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident

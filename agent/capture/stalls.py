@@ -16,7 +16,7 @@ import msgspec
 
 from rankscope.agent.capture.flight_dump import Pending
 from rankscope.agent.capture.flight_recorder import FlightRecorder
-from rankscope.agent.capture.stacks import Stacks, take_stacks
+from rankscope.agent.capture.stacks import Stacks, capture_stacks
 from rankscope.measure.records import StepRecord
 from rankscope.measure.stalls import GroupStatus, PendingCollective, Stall
 from rankscope.measure.units import NS_PER_S
@@ -45,7 +45,7 @@ class StallWatch:
         stall_ns: int,
         recorder: FlightRecorder,
         *,
-        take: Callable[[], Stacks] = take_stacks,
+        take: Callable[[], Stacks] = capture_stacks,
         read_wall_ns: Callable[[], int] = time.time_ns,
         refresh_ns: int = REFRESH_NS,
     ) -> None:

@@ -8,7 +8,7 @@ from rankscope.agent import launch
 CHECKPOINT = "checkpoint"
 
 
-class ToldSteps:
+class ExplicitSteps:
     """The steps of one training, as a framework tells them. Calls may be missing or come twice; none ever raises.
 
     While it runs nothing but `end_step` ends a step, so that none is counted twice.
@@ -27,7 +27,7 @@ class ToldSteps:
         """The first step is about to begin."""
         if not self._training and launch.session is not None:
             self._training = True
-            launch.session.take_steps_over()
+            launch.session.use_explicit_steps()
 
     def end_step(self) -> None:
         """An optimizer step and all that belongs to it are over."""
@@ -63,5 +63,5 @@ class ToldSteps:
         self.end_evaluation()
         self.end_saving()
         if self._training and launch.session is not None:
-            launch.session.give_steps_back()
+            launch.session.resume_auto_steps()
         self._training = False

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from rankscope.agent.deferred_start import describe_launch
-from rankscope.agent.integrations.explicit_steps import ToldSteps
+from rankscope.agent.integrations.explicit_steps import ExplicitSteps
 
 __all__ = ["RankscopeCallback"]
 
@@ -39,7 +39,7 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
 
     def __init__(self) -> None:
         super().__init__()
-        self._steps = ToldSteps()
+        self._steps = ExplicitSteps()
         self._global_step = 0
         self._watches_saving = False
 

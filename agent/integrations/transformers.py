@@ -8,7 +8,7 @@ line.
 from typing import Any
 
 from rankscope.agent.deferred_start import describe_launch
-from rankscope.agent.integrations.explicit_steps import ToldSteps
+from rankscope.agent.integrations.explicit_steps import ExplicitSteps
 
 try:
     from transformers import TrainerCallback
@@ -29,7 +29,7 @@ class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not
     """
 
     def __init__(self) -> None:
-        self._steps = ToldSteps()
+        self._steps = ExplicitSteps()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its signature
         """`train` is about to fetch the first batch, or to evaluate before it."""

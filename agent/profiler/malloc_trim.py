@@ -25,7 +25,7 @@ GIVE_BACK_NS_MAX: Final = 30 * NS_PER_MS
 """CPU time. Where it took longer the heap is so large that it is not what windows have left: it is done no more."""
 
 
-class HeapRelief:
+class MallocTrim:
     """Gives back what windows have left, when the process has become larger from window to window.
 
     Compared is what is resident when windows begin, always at the boundary of a step, where training holds the same.

@@ -124,7 +124,7 @@ def spawn(request: bytes) -> Child:
     return SpawnedChild(command_line(), request, {**os.environ, **ENVIRONMENT})
 
 
-class WindowChildren:
+class ReductionProcesses:
     """Takes requests, gives answers, in order. What fails is counted in `failed` by reason; `cpu_ns` is what the
     children have cost.
     """

@@ -226,7 +226,7 @@ class WindowPlan:
         return since & (self.light_interval_steps - 1) == 0
 
     def _is_paid(self, cost_ns: int) -> bool:
-        return cost_ns <= self._allowance.purse_ns
+        return cost_ns <= self._allowance.budget_left_ns
 
     def _are_all_paid(self, since: int) -> bool:
         """Whether the full windows' share of the time so far pays for all of them up to this step."""

@@ -15,7 +15,7 @@ from rankscope.agent.profiler.kineto_events import SessionEvents, read_saved
 from rankscope.agent.profiler.process_groups import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
 from rankscope.agent.profiler.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
 from rankscope.agent.profiler.reduced_window import NOTHING, ReducedWindow
-from rankscope.agent.profiler.reduction_process import ON_THEIR_WAY_MAX, WindowChildren
+from rankscope.agent.profiler.reduction_process import ON_THEIR_WAY_MAX, ReductionProcesses
 from rankscope.agent.profiler.window_reading import HostRange, read_window
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes
@@ -60,7 +60,7 @@ class WindowReduction:
     def __init__(
         self,
         source: GroupSource,
-        children: WindowChildren,
+        children: ReductionProcesses,
         *,
         events_max: int,
         yield_gil: Callable[[], None] | None = None,

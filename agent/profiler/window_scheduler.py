@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.window_plan import WindowPlan
-from rankscope.agent.steps.step_run import LateRecords, Steps, count_steps
+from rankscope.agent.steps.step_run import LazyRecords, Steps, count_steps
 from rankscope.measure.records import StepRecord
 
 PART = "windows"
@@ -75,7 +75,7 @@ class RawWindow(NamedTuple):
     resident_before_bytes: int | None = None
 
 
-class KinetoWindows:
+class WindowScheduler:
     """Starts and stops windows on the training thread, as the plan says. Finished ones go to `on_window`.
 
     A window during which the user's own profiler began is thrown away and counted in `skipped`; none is started while
@@ -268,7 +268,7 @@ class KinetoWindows:
         before = self._enqueued_before
         window = RawWindow(
             full,
-            LateRecords(self._steps),
+            LazyRecords(self._steps),
             result,
             offset_ns,
             before,

@@ -1,8 +1,8 @@
 """What lives that have ended have left on the disk.
 
-take_life(folder, boot_id) -> LeftLife      its reports, its files locked; None while it lives or another has them
-deliver (orphaned_reports.py)                  Hello, reports, acknowledgements, as from the life
-LeftLife.remove()                           then the files go
+take_life(folder, boot_id) -> OrphanedReports      its reports, its files locked; None while it lives or another has
+them deliver (orphaned_reports.py)                  Hello, reports, acknowledgements, as from the life
+OrphanedReports.remove()                           then the files go
 """
 
 import contextlib
@@ -30,7 +30,7 @@ BYTES_READ_MAX: Final = 256 * 1024 * 1024
 """Of one life at most so much is read, the newest files first: it is delivered from memory."""
 
 
-class LeftRefusedError(RankscopeError):
+class OrphanRefusedError(RankscopeError):
     """The collector does not take what a life has left, for good: to ask it again would change nothing."""
 
 
@@ -42,7 +42,7 @@ class Address(NamedTuple):
 
 
 @dataclass
-class LeftLife:
+class OrphanedReports:
     """One life that has ended. `held` are its reports that nobody is known to have, in order; never empty. Numbers are
     missing among them where the disk has lost some.
     """
@@ -74,7 +74,7 @@ class LeftLife:
             os.close(lock)
 
 
-def take_life(folder: str, boot_id: str) -> LeftLife | None:
+def take_life(folder: str, boot_id: str) -> OrphanedReports | None:
     """Lock and read what a life has left; None when it lives, another process has it or nothing is left to deliver.
 
     Files that hold nothing to deliver are removed. Raises OSError.
@@ -122,7 +122,7 @@ def _read_file(file: SpillFile) -> tuple[list[Record], int]:
     return list(decode_records(block)), len(block)
 
 
-def _read_life(folder: str, boot_id: str, lock: int) -> LeftLife | None:
+def _read_life(folder: str, boot_id: str, lock: int) -> OrphanedReports | None:
     hello: Hello | None = None
     reports: dict[int, HeldFrame] = {}
     released_through = bytes_read = 0
@@ -139,7 +139,7 @@ def _read_life(folder: str, boot_id: str, lock: int) -> LeftLife | None:
             elif record.kind == RELEASED:
                 released_through = max(released_through, record.sequence)
     held = [reports[sequence] for sequence in sorted(reports) if sequence > released_through]
-    return LeftLife(folder, hello, held, lock) if hello is not None and held else None
+    return OrphanedReports(folder, hello, held, lock) if hello is not None and held else None
 
 
 def _decode_hello(record: Record, boot_id: str) -> Hello | None:
@@ -163,11 +163,11 @@ SEQUENCE_MAX: Final = 2**63 - 1
 
 
 def deliver(
-    life: LeftLife, address: Address, clock: Clock, *, deadline_ns: int, is_stopping: Callable[[], bool]
+    life: OrphanedReports, address: Address, clock: Clock, *, deadline_ns: int, is_stopping: Callable[[], bool]
 ) -> bool:
     """Deliver the reports of a life to a collector; whether all were acknowledged by the deadline.
 
-    Raises SettingError for an endpoint that cannot be read, LeftRefusedError when the collector will never take them.
+    Raises SettingError for an endpoint that cannot be read, OrphanRefusedError when the collector will never take them.
     """
     return all(
         _deliver_run(run, life.hello, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)
@@ -200,7 +200,7 @@ def _deliver_run(
         while not delivery.everything_acknowledged:
             now_ns = clock.monotonic_ns()
             if delivery.state is DeliveryState.REFUSED:
-                raise LeftRefusedError(
+                raise OrphanRefusedError(
                     f"the collector at {address.endpoint} refuses the reports left on the disk: {delivery.refusal}"
                 )
             if now_ns >= deadline_ns or is_stopping():

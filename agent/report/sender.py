@@ -243,9 +243,9 @@ class Sender:
 
     def _handle(self, message: Message, now_ns: int) -> None:
         match message:
-            case ClockPing(job_ns=job_ns):
+            case ClockPing(collector_ns=collector_ns):
                 if self._pings.allows(now_ns):  # when the socket does not take it, the collector asks again
-                    self._try_send(encode(ClockPong(job_ns=job_ns, host_ns=self._clock.monotonic_ns())))
+                    self._try_send(encode(ClockPong(collector_ns=collector_ns, host_ns=self._clock.monotonic_ns())))
             case Ack(through=through):
                 self._carry_out(self._delivery.on_ack(through, now_ns))
             case Welcome(admitted_through=admitted_through, metrics_url=metrics_url, hello_number=number):

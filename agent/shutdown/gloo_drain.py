@@ -23,7 +23,7 @@ LOOK_S: Final = 0.001
 """After each look the lock is free for so long, for who waits for it."""
 
 
-def wait_for_last_works(seconds_max: float = SECONDS_MAX, tasks: str = TASKS) -> bool:
+def drain_gloo_threads(seconds_max: float = SECONDS_MAX, tasks: str = TASKS) -> bool:
     """Wait until no thread of gloo has anything to do, but no longer than that; whether it came to that. Where there is
     no /proc it waits for nobody.
     """

@@ -10,7 +10,7 @@ import threading
 from types import TracebackType
 
 
-class ExitGate:
+class TorchCallGate:
     """`with gate:` around each such call; `shut` waits for the present one, and lets nobody in after it: who comes then
     waits until the process is gone.
     """

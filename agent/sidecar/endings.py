@@ -38,10 +38,10 @@ class Ending(NamedTuple):
     detail: str
 
 
-def tell_ending(status: ExitStatus | None, evidence: Evidence) -> Ending:
+def classify_ending(status: ExitStatus | None, evidence: Evidence) -> Ending:
     """How the rank ended.
 
-    >>> tell_ending(ExitStatus(None, 9, False), Evidence(oom_kills=1, oom_place="cgroup /job"))
+    >>> classify_ending(ExitStatus(None, 9, False), Evidence(oom_kills=1, oom_place="cgroup /job"))
     Ending(reason='out_of_memory', detail='SIGKILL while the OOM killer counted 1 victim in cgroup /job')
     """
     before = _describe_before(evidence)

@@ -39,7 +39,7 @@ class SidecarFaults:
                 os.close(file)
 
 
-def take_faults(folder: str) -> str:
+def read_faults(folder: str) -> str:
     """Return what the sidecar has noted since the last time, and remove it; empty where there is nothing."""
     path = os.path.join(folder, FAULTS)
     taken = f"{path}.{os.getpid()}"

@@ -37,7 +37,7 @@ from rankscope.agent.sidecar.directory import (
     take_lock,
 )
 from rankscope.agent.sidecar.exit_status import read_start_ticks
-from rankscope.agent.sidecar.faults import take_faults
+from rankscope.agent.sidecar.faults import read_faults
 from rankscope.agent.sidecar.worker_server import open_server
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
@@ -114,7 +114,7 @@ class SidecarLink:
             self._describe()
         if beat.beat_host_ns - self._checked_ns >= CHECK_NS:
             self._checked_ns = beat.beat_host_ns
-            faults = take_faults(self.folder)
+            faults = read_faults(self.folder)
             self._start_if_needed()
             _raise_faults(faults)
 
@@ -135,7 +135,7 @@ class SidecarLink:
                     beacon.beat(self._beat._replace(state=state, exit_code=exit_code))
                 finally:
                     beacon.close()
-                _raise_faults(take_faults(self.folder))
+                _raise_faults(read_faults(self.folder))
 
     def _describe(self) -> None:
         """Write what has changed of the descriptor, or could not be written the last time. Raise OSError."""

@@ -28,14 +28,14 @@ NOTICES_MAX: Final = 256
 RECEIVES_PER_TURN_MAX: Final = 64
 
 
-class _Letter:
+class _PendingNotice:
     def __init__(self, notice: Notice) -> None:
         self.notice = notice
         self.attempts = 0
         self.due_ns = 0
 
 
-class Courier:
+class NoticeSender:
     """One for each collector. `dropped` counts notices that no collector acknowledged."""
 
     def __init__(self, endpoint: str, open_socket: Callable[[str], Any] | None = None) -> None:
@@ -44,7 +44,7 @@ class Courier:
         """With which the collector is spoken to; to be set before the first notice is posted."""
         self._open_socket = open_socket or (lambda endpoint: _open_dealer(endpoint, self.keys))
         self._socket: Any = None
-        self._letters: deque[_Letter] = deque()
+        self._letters: deque[_PendingNotice] = deque()
         self._sequence = 0
         self.dropped = 0
 
@@ -59,7 +59,7 @@ class Courier:
         if len(self._letters) >= NOTICES_MAX:
             self._letters.popleft()
             self.dropped += 1
-        self._letters.append(_Letter(msgspec.structs.replace(notice, sequence=self._sequence)))
+        self._letters.append(_PendingNotice(msgspec.structs.replace(notice, sequence=self._sequence)))
 
     def take_turn(self, now_ns: int) -> None:
         """Send what is due, take in what was acknowledged."""
@@ -83,7 +83,7 @@ class Courier:
             self._socket.close(0)
             self._socket = None
 
-    def _send(self, letter: _Letter, now_ns: int) -> None:
+    def _send(self, letter: _PendingNotice, now_ns: int) -> None:
         import zmq  # noqa: PLC0415 - see the head of the file
 
         letter.attempts += 1

@@ -12,7 +12,13 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from rankscope.agent.guard import print_traceback
-from rankscope.agent.report.orphaned_reports import Address, LeftLife, LeftRefusedError, describe_damage, take_life
+from rankscope.agent.report.orphaned_reports import (
+    Address,
+    OrphanedReports,
+    OrphanRefusedError,
+    describe_damage,
+    take_life,
+)
 from rankscope.agent.report.spill_folder import find_files, find_lives, remove_old
 from rankscope.agent.sidecar.beacon import Descriptor
 from rankscope.agent.sidecar.faults import SidecarFaults
@@ -33,7 +39,7 @@ ERRANDS_MAX: Final = 1024
 """Lives that wait; further ones are left to the next sidecar."""
 
 
-class _Errand(NamedTuple):
+class _PendingDelivery(NamedTuple):
     """Bring what a life of `run` has left in `folder` to the collector at `address`."""
 
     folder: str
@@ -42,10 +48,10 @@ class _Errand(NamedTuple):
     address: Address
 
 
-Deliver = Callable[[LeftLife, Address, Clock, int, Callable[[], bool]], bool]
+Deliver = Callable[[OrphanedReports, Address, Clock, int, Callable[[], bool]], bool]
 
 
-class LeftReports:
+class OrphanDelivery:
     """Finds and delivers what was left. `deliver` stands for `left_delivery.deliver`. Nothing here raises or waits."""
 
     def __init__(self, clock: Clock, deliver: Deliver | None = None, *, faults: SidecarFaults | None = None) -> None:
@@ -53,7 +59,7 @@ class LeftReports:
         self._faults = faults
         self._deliver = deliver or _deliver
         self._looked_for: set[tuple[str, str, str]] = set()
-        self._errands: deque[_Errand] = deque()
+        self._errands: deque[_PendingDelivery] = deque()
         self._changed = threading.Condition()
         self._is_busy = False
         self._stopping = threading.Event()
@@ -97,7 +103,7 @@ class LeftReports:
 
     def _add(self, descriptor: Descriptor, boot_id: str) -> None:
         address = Address(descriptor.endpoint, descriptor.keys)
-        errand = _Errand(descriptor.spill_folder, boot_id, descriptor.identity.run, address)
+        errand = _PendingDelivery(descriptor.spill_folder, boot_id, descriptor.identity.run, address)
         with self._changed:
             if len(self._errands) < ERRANDS_MAX and errand not in self._errands:
                 self._errands.append(errand)
@@ -115,7 +121,7 @@ class LeftReports:
                     self._errands.append(errand)
                 self._stopping.wait(PAUSE_S)
 
-    def _wait_for_errand(self) -> _Errand | None:
+    def _wait_for_errand(self) -> _PendingDelivery | None:
         with self._changed:
             self._is_busy = False
             while not self._errands and not self._stopping.is_set():
@@ -125,7 +131,7 @@ class LeftReports:
             self._is_busy = True
             return self._errands.popleft()
 
-    def _try(self, errand: _Errand) -> bool:
+    def _try(self, errand: _PendingDelivery) -> bool:
         """Whether nothing is left to be done: it was delivered, is somebody else's, or stays since it is refused."""
         try:
             life = take_life(errand.folder, errand.boot_id)
@@ -135,7 +141,7 @@ class LeftReports:
                 return life.hello.identity.run != errand.run or self._bring(life, errand.address)
             finally:
                 life.close()
-        except LeftRefusedError:
+        except OrphanRefusedError:
             return True
         except (OSError, RankscopeError) as error:
             print_traceback("left reports", error)  # no fault of ours: the collector may just be away
@@ -145,7 +151,7 @@ class LeftReports:
                 self._faults.note("left reports", error)
             return True
 
-    def _bring(self, life: LeftLife, address: Address) -> bool:
+    def _bring(self, life: OrphanedReports, address: Address) -> bool:
         """Whether the collector has taken all of it."""
         deadline_ns = self._clock.monotonic_ns() + ATTEMPT_NS
         if not self._deliver(life, address, self._clock, deadline_ns, self._stopping.is_set):
@@ -155,7 +161,9 @@ class LeftReports:
         return True
 
 
-def _deliver(life: LeftLife, address: Address, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]) -> bool:
+def _deliver(
+    life: OrphanedReports, address: Address, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]
+) -> bool:
     from rankscope.agent.report.orphaned_reports import deliver  # noqa: PLC0415 - loads ZeroMQ
 
     return deliver(life, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)

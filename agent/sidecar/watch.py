@@ -26,13 +26,13 @@ from rankscope.agent.capture.stacks import find_torch_folder
 from rankscope.agent.sidecar import beacon
 from rankscope.agent.sidecar.beacon import Beat, Descriptor
 from rankscope.agent.sidecar.crash_text import CAUGHT, parse_crash
-from rankscope.agent.sidecar.endings import Evidence, tell_ending
+from rankscope.agent.sidecar.endings import Evidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus, has_ended, open_process, read_exit_status
 from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.agent.sidecar.kernel_view import read_threads
-from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, TURN_NS, Courier, Notice
+from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, TURN_NS, Notice, NoticeSender
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
-from rankscope.agent.sidecar.orphan_delivery import LEFT_NS_MAX, LeftReports
+from rankscope.agent.sidecar.orphan_delivery import LEFT_NS_MAX, OrphanDelivery
 from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
 from rankscope.measure.clock import Clock
 from rankscope.measure.messages import RankEnded, RankUnresponsive
@@ -73,8 +73,8 @@ class _Watched:
 class _Post:
     """The couriers, by the collector they go to."""
 
-    make: Callable[[str], Courier]
-    couriers: dict[str, Courier] = field(default_factory=dict)
+    make: Callable[[str], NoticeSender]
+    couriers: dict[str, NoticeSender] = field(default_factory=dict)
 
     def post(self, descriptor: Descriptor, notice: Notice) -> None:
         endpoint = descriptor.endpoint
@@ -104,8 +104,8 @@ class Watch:
         *,
         proc: str = "/proc",
         mounts: str = "/sys/fs/cgroup",
-        make_courier: Callable[[str], Courier] = Courier,
-        left_reports: LeftReports | None = None,
+        make_courier: Callable[[str], NoticeSender] = NoticeSender,
+        left_reports: OrphanDelivery | None = None,
         faults: SidecarFaults | None = None,
     ) -> None:
         self._folder = folder
@@ -113,7 +113,7 @@ class Watch:
         self._proc = proc
         self._mounts = mounts
         self._post = _Post(make_courier)
-        self._left_reports = left_reports or LeftReports(clock, faults=faults or SidecarFaults(folder))
+        self._left_reports = left_reports or OrphanDelivery(clock, faults=faults or SidecarFaults(folder))
         self._watched: dict[str, _Watched] = {}
         self._ooms: dict[str, OomKills] = {}
         self._poll = select.poll()
@@ -216,7 +216,7 @@ class Watch:
             stalled=beat.stalled_since_host_ns is not None,
             frozen=rank.looked_ns is not None,
         )
-        ending = tell_ending(status, evidence)
+        ending = classify_ending(status, evidence)
         return RankEnded(
             sequence=1,
             identity=rank.descriptor.identity,

@@ -12,7 +12,7 @@ DISTANCE_STEPS_MAX: Final = 64
 """However short the steps: among the last 64 one has its CPU time, which tells why a rank is slow."""
 
 
-class ClockedSteps:
+class CpuTimeSampling:
     """One step in 2^n is measured: it begins with a look at the clock, and so does the one after it. Pure: step times
     in, steps out.
 
@@ -20,7 +20,7 @@ class ClockedSteps:
     move on by one every DISTANCE_STEPS_MAX steps, so that a rank that is slow every fourth step is not always seen in
     the same three others.
 
-    >>> clocked = ClockedSteps()
+    >>> clocked = CpuTimeSampling()
     >>> clocked.learn_step(60_000_000)
     >>> clocked.distance_steps, [clocked.find_next(step) for step in (15, 16, 17, 48)]
     (16, [16, 17, 32, 49])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from rankscope.agent.steps.cpu_time_sampling import ClockedSteps
+from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
 
 
 class Due(NamedTuple):
@@ -13,7 +13,7 @@ class Due(NamedTuple):
     is_live: bool
 
 
-class LivePart(Protocol):
+class InlinePart(Protocol):
     """What begins and ends something of its own where steps begin."""
 
     def find_next(self, step: int) -> int:
@@ -24,12 +24,12 @@ class LivePart(Protocol):
 class DueSteps:
     """Those of all parts together.
 
-    >>> steps = DueSteps(ClockedSteps(), ())
+    >>> steps = DueSteps(CpuTimeSampling(), ())
     >>> steps.find(7)
     Due(step=8, is_live=False)
     """
 
-    def __init__(self, clocked: ClockedSteps, parts: Sequence[LivePart]) -> None:
+    def __init__(self, clocked: CpuTimeSampling, parts: Sequence[InlinePart]) -> None:
         self.clocked = clocked
         self._parts = parts
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.due_steps import Due
-from rankscope.agent.steps.moment_meter import MomentMeter
+from rankscope.agent.steps.moment_meter import HookCostMeter
 from rankscope.agent.steps.plain_steps import Events, PlainSteps
 from rankscope.agent.steps.step_timer import StepTimer
 
@@ -42,7 +42,7 @@ TURN_S_MAX: Final = 0.005
 """Training waits no longer for the agent thread to be through; what was to be live is then late, and missed."""
 
 
-class MomentLog:
+class HookEventBuffer:
     """Hands moments to a StepTimer, in order. The hooks write into `entries` themselves, on the thread `thread`, and
     count `ends_left` down at each end of an optimizer step; at 0 the next moment that may end a step is due.
 
@@ -69,7 +69,7 @@ class MomentLog:
         self._read_cpu_ns = read_cpu_ns
         self._turn = threading.RLock()  # a signal handler of the script may fetch a batch right inside
         self._taken = 0
-        self._meter = MomentMeter()
+        self._meter = HookCostMeter()
         self.events = Events.of(timer)
         self._plain_steps = PlainSteps(timer, self.events)
         self._due_step = 0

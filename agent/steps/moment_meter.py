@@ -22,11 +22,11 @@ ASSUMED_NS: Final = 4_000
 """Before the first was timed."""
 
 
-class MomentMeter:
+class HookCostMeter:
     """Turns some timed moments into the cost of all, and adds what going through them took. The training thread notes,
     and another asks what was spent.
 
-    >>> meter = MomentMeter()
+    >>> meter = HookCostMeter()
     >>> meter.spent_ns(10) == 10 * ASSUMED_NS
     True
     >>> meter.note_written(500)

@@ -10,7 +10,7 @@ the cost, and `tests/properties/test_moment_log_laws.py` holds that both say the
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rankscope.agent.steps.step_run import MOMENTS, PlainRun
+from rankscope.agent.steps.step_run import MOMENTS, StepRun
 from rankscope.agent.steps.step_timer import StepTimer
 
 
@@ -57,7 +57,7 @@ class PlainSteps:
             return 0
         last = first + MOMENTS * count
         sizes = [fetched[2] for fetched in arguments[first:last:MOMENTS]]
-        self._timer.add_plain_steps(PlainRun(self._timer.step, times_ns[first - 1 : last], sizes))
+        self._timer.add_plain_steps(StepRun(self._timer.step, times_ns[first - 1 : last], sizes))
         return MOMENTS * count
 
     def _count_plain(

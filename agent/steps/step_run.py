@@ -13,7 +13,7 @@ MOMENTS: Final = 6
 """Of a plain step, after the one at which it begins."""
 
 
-class PlainRun:
+class StepRun:
     """Steps numbered on from `first_step`. `times_ns` are the begin of the first and then MOMENTS of each, in the order
     of `plain_steps.py`; `sizes` what the batch of each held.
     """
@@ -72,26 +72,26 @@ class PlainRun:
         ]
 
 
-def tell_each(on_record: Callable[[StepRecord], None]) -> Callable[[PlainRun], None]:
+def emit_each(on_record: Callable[[StepRecord], None]) -> Callable[[StepRun], None]:
     """What tells `on_record` of each step of a run."""
 
-    def on_run(run: PlainRun) -> None:
+    def on_run(run: StepRun) -> None:
         for record in run.to_records():
             on_record(record)
 
     return on_run
 
 
-Steps = StepRecord | PlainRun
+Steps = StepRecord | StepRun
 """One step, or several in a row."""
 
 
 def count_steps(steps: Steps) -> int:
     """How many steps it stands for."""
-    return len(steps) if isinstance(steps, PlainRun) else 1
+    return len(steps) if isinstance(steps, StepRun) else 1
 
 
-class LateRecords(Sequence[StepRecord]):
+class LazyRecords(Sequence[StepRecord]):
     """The records of all these steps, in order, made when the first is asked for."""
 
     def __init__(self, steps: Sequence[Steps] = ()) -> None:
@@ -118,6 +118,6 @@ class LateRecords(Sequence[StepRecord]):
         if self._records is None:
             records: list[StepRecord] = []
             for steps in self._steps:
-                records += steps.to_records() if isinstance(steps, PlainRun) else [steps]
+                records += steps.to_records() if isinstance(steps, StepRun) else [steps]
             self._records, self._steps = records, records
         return self._records

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns, thread_time_ns
 
 from rankscope.agent.steps.batch_size import UNKNOWN, UNTOLD, BatchSize, Told, add_sizes
-from rankscope.agent.steps.step_run import PlainRun, tell_each
+from rankscope.agent.steps.step_run import StepRun, emit_each
 from rankscope.measure.records import PHASES, StepRecord
 from rankscope.measure.text import to_unicode
 
@@ -111,7 +111,7 @@ class StepTimer:
         on_boundary: Callable[[int], None] = lambda _step: None,
         on_pause: Callable[[], None] = lambda: None,
         *,
-        on_run: Callable[[PlainRun], None] | None = None,
+        on_run: Callable[[StepRun], None] | None = None,
         on_charge: Callable[[int, str], None] | None = None,
         phases_max: int = 16,
         read_clock_ns: Callable[[], int] = monotonic_ns,
@@ -120,7 +120,7 @@ class StepTimer:
         self._on_record = on_record
         self._on_boundary = on_boundary
         self._on_pause = on_pause
-        self._on_run = on_run or tell_each(on_record)
+        self._on_run = on_run or emit_each(on_record)
         self._on_charge = on_charge
         self._phases_max = phases_max
         self._read_clock_ns = read_clock_ns
@@ -192,7 +192,7 @@ class StepTimer:
         is_known = is_fresh and is_plain and self._fetches_training and len(self._cycle) == 1
         return next(iter(self._cycle)) if is_known else None
 
-    def add_plain_steps(self, run: PlainRun) -> None:
+    def add_plain_steps(self, run: StepRun) -> None:
         """These steps have come since, numbered on, and at the end of the last the next batch was asked for."""
         self._ends_at_batch = True
         self._next_step += len(run)
@@ -304,7 +304,7 @@ class StepTimer:
             self._open.said = size.or_else(self._open.said or UNKNOWN)
         self._seal(self._read_cpu_ns())
 
-    def say_batch(self, _now_ns: int, size: BatchSize) -> None:
+    def set_batch_size(self, _now_ns: int, size: BatchSize) -> None:
         """The user says what a batch holds. From now on only the user does.
 
         In a loop without a data loader it is said before the step it belongs to is known to have begun.

@@ -16,7 +16,7 @@ from itertools import islice
 
 import msgspec
 
-from rankscope.agent.steps.step_run import LateRecords, Steps, count_steps
+from rankscope.agent.steps.step_run import LazyRecords, Steps, count_steps
 from rankscope.measure.units import format_duration, ns_to_s, s_to_ns
 
 RANGE_STEPS_MAX = 1000
@@ -86,7 +86,7 @@ class ThroughputMeter:
         pending, self._pending, self._pending_steps = self._pending, [], 0
         rows = [
             (record.duration_ns, record.phases_ns["data"], record.samples, record.tokens)
-            for record in LateRecords(pending)
+            for record in LazyRecords(pending)
             if record.step >= self._warmup_steps
         ]
         self._run.add(rows)

@@ -17,7 +17,7 @@ from typing import Any
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.device_timers import DeviceTimers
-from rankscope.agent.steps.event_buffer import FIELDS, MOMENTS_MAX, PART, MomentLog
+from rankscope.agent.steps.event_buffer import FIELDS, MOMENTS_MAX, PART, HookEventBuffer
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.patches import Patch, hide_from_compiler
@@ -49,7 +49,7 @@ class TorchHooks:
         *,
         device_timers: DeviceTimers | None = None,
         captures: GraphCaptures | None = None,
-        log: MomentLog | None = None,
+        log: HookEventBuffer | None = None,
     ) -> None:
         self._timer = timer
         self._read_moment_ns = monotonic_ns if device_timers is None else device_timers.read_moment_ns
@@ -60,7 +60,7 @@ class TorchHooks:
         self._undo: list[Callable[[], None]] = []
         self._optimizer_hooks: tuple[OptimizerHook, OptimizerHook]
         self._thread_paused: tuple[int | None, bool] = (None, True)
-        self.log = log or MomentLog(timer, guard)
+        self.log = log or HookEventBuffer(timer, guard)
 
     @property
     def moments(self) -> int:
@@ -79,8 +79,8 @@ class TorchHooks:
 
         try:
             for entrance in (
-                MomentLog.catch_up_live, MomentLog.end_when_due, MomentLog.fetch_when_due,
-                MomentLog.note_end_of_data, BatchReader.read,
+                HookEventBuffer.catch_up_live, HookEventBuffer.end_when_due, HookEventBuffer.fetch_when_due,
+                HookEventBuffer.note_end_of_data, BatchReader.read,
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
             self._hook_optimizers()

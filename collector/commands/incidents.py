@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from rankscope.collector.client import ANONYMOUS, Credentials, add_url, ask_for, find_collector
+from rankscope.collector.client import ANONYMOUS, Credentials, add_url, fetch, find_collector
 from rankscope.collector.incidents.incident import OPEN, Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.reports.incident_table import count_incidents, render_incidents
@@ -35,7 +35,7 @@ def show_incidents(options: argparse.Namespace) -> int:
     """Print the incidents, those that are open first, the newest of each first."""
     if options.store is None:
         url, credentials = find_collector(options)
-        found = ask_for_incidents(url, credentials, run=options.run, only_open=options.open)
+        found = fetch_incidents(url, credentials, run=options.run, only_open=options.open)
     else:
         found = _keep(read_store(options.store).incidents, run=options.run, only_open=options.open)
     found = sorted(found, key=lambda incident: (not incident.is_open, -incident.id))
@@ -48,12 +48,12 @@ def show_incidents(options: argparse.Namespace) -> int:
     return 0
 
 
-def ask_for_incidents(
+def fetch_incidents(
     url: str, credentials: Credentials = ANONYMOUS, *, run: str | None = None, only_open: bool = False
 ) -> Sequence[Incident]:
     """The incidents that the collector at this address knows, newest first."""
     asked = {name: value for name, value in (("run", run), ("state", OPEN if only_open else None)) if value is not None}
-    return ask_for(f"{url}/api/v1/incidents{'?' if asked else ''}{urlencode(asked)}", _Page, credentials).incidents
+    return fetch(f"{url}/api/v1/incidents{'?' if asked else ''}{urlencode(asked)}", _Page, credentials).incidents
 
 
 def to_plain(incidents: Sequence[Incident]) -> list[object]:

@@ -29,10 +29,10 @@ from rankscope.collector.embedded import Lifetime
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.keys import RunKeys
 from rankscope.collector.process_tuning import (
-    hand_over_quickly,
-    keep_giving_back,
-    keep_one_heap,
-    spare_the_garbage_collector,
+    limit_malloc_arenas,
+    raise_gc_threshold,
+    shorten_switch_interval,
+    start_malloc_trim,
 )
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.reports.trace_cells import printable
@@ -234,7 +234,7 @@ def serve(options: argparse.Namespace) -> int:
     logging.basicConfig(level=level, handlers=[to_stderr])
     if options.verbose:
         logging.getLogger("rankscope").setLevel(logging.DEBUG)
-    keep_one_heap()
+    limit_malloc_arenas()
     clock = SystemClock()
     fresh = RunKeys.make() if options.fresh_keys else None
     service = _make_service(config, clock, fresh, may_move=options.embedded)
@@ -243,9 +243,9 @@ def serve(options: argparse.Namespace) -> int:
     logging.getLogger(__name__).info("ranks connect to %s, metrics at %s", service.endpoint, service.metrics_url)
     if options.announce or options.embedded:
         _announce(service, fresh)
-    spare_the_garbage_collector()
-    hand_over_quickly()
-    keep_giving_back()
+    raise_gc_threshold()
+    shorten_switch_interval()
+    start_malloc_trim()
     if not options.embedded:
         service.run()
         return 0

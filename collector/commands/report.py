@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.collector.client import add_url, ask_for, find_collector
+from rankscope.collector.client import add_url, fetch, find_collector
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report
 from rankscope.collector.reports.run_sections import TOP
@@ -60,4 +60,4 @@ def _find_report(options: argparse.Namespace) -> RunReport:
     if options.store is not None:
         return read_report(options.store, options.run)
     url, credentials = find_collector(options)
-    return ask_for(f"{url}/api/v1/runs/{quote(options.run, safe='')}/report", RunReport, credentials)
+    return fetch(f"{url}/api/v1/runs/{quote(options.run, safe='')}/report", RunReport, credentials)

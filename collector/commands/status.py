@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.collector.client import Collector, add_url, ask_for, ask_for_runs, find_collector
-from rankscope.collector.commands.incidents import ask_for_incidents, to_plain
+from rankscope.collector.client import Collector, add_url, fetch, fetch_runs, find_collector
+from rankscope.collector.commands.incidents import fetch_incidents, to_plain
 from rankscope.collector.publish.api.rank_views import RankAnswer
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_times
@@ -49,10 +49,10 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 def show_status(options: argparse.Namespace) -> int:
     """Print every run that a collector knows, or the one that was asked for, and the incidents that are open."""
     collector = find_collector(options)
-    ids = _choose_runs(ask_for_runs(*collector), options.run)
+    ids = _choose_runs(fetch_runs(*collector), options.run)
     if options.rank is not None:
         return _show_rank(collector, ids, options.rank)
-    incidents = [one for one in ask_for_incidents(*collector, only_open=True) if one.run_id in ids]
+    incidents = [one for one in fetch_incidents(*collector, only_open=True) if one.run_id in ids]
     if options.json:
         by_run = {run_id: to_plain([one for one in incidents if one.run_id == run_id]) for run_id in ids}
         told = {run_id: _ask(collector, run_id, "", dict[str, Any]) for run_id in ids}
@@ -120,4 +120,4 @@ def _show_rank(collector: Collector, ids: Sequence[str], number: int) -> int:
 
 
 def _ask(collector: Collector, run: str, rest: str, kind: type[T]) -> T:
-    return ask_for(f"{collector.url}/api/v1/runs/{quote(run, safe='')}{rest}", kind, collector.credentials)
+    return fetch(f"{collector.url}/api/v1/runs/{quote(run, safe='')}{rest}", kind, collector.credentials)

@@ -8,10 +8,10 @@ from typing import Final
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.links.detector import SlowLinks
-from rankscope.collector.detect.run_rules.batch_imbalance import UnevenWork
+from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
-from rankscope.collector.detect.run_rules.rules import JobRules
-from rankscope.collector.detect.run_rules.stage_imbalance import Imbalance
+from rankscope.collector.detect.run_rules.rules import RunRules
+from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
 from rankscope.collector.detect.stragglers.detector import SlowRanks
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Detector
@@ -29,9 +29,9 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         SlowRanks(thresholds),
         StageSlowdowns(thresholds),
         RunSlowdown(thresholds),
-        Imbalance(read_imbalance_thresholds(config)),
-        UnevenWork(config.uneven_work_ratio_min),
-        JobRules(config.detect_steps),
+        StageImbalance(read_imbalance_thresholds(config)),
+        BatchImbalance(config.uneven_work_ratio_min),
+        RunRules(config.detect_steps),
     )
 
 

@@ -30,7 +30,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     first step it is about; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the
     machines it is about: of a straggler those nearly all of whose ranks are slow, of a link those it joins.
     `evidence` holds the numbers behind the sentence, with their unit; `details` what is no number (a stack, the
-    names of links). `job_slowdown_ratio` is the step over the ideal step, `lost_rank_seconds` what it has cost so
+    names of links). `run_slowdown_ratio` is the step over the ideal step, `lost_rank_seconds` what it has cost so
     far, all ranks together. None: not known, or it makes no sense.
 
     Of a finding that is over `until_step` is the last step in which it held, and `lasted_s` for how long it did;
@@ -50,7 +50,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     severity: str = "warning"
     pattern: str = "steady"
     slowdown_ratio: float | None = None
-    job_slowdown_ratio: float | None = None
+    run_slowdown_ratio: float | None = None
     lost_rank_seconds: float | None = None
     evidence: Mapping[str, float] = {}
     details: Mapping[str, str] = {}

@@ -26,7 +26,7 @@ VICTIM: Final = "collective_timeout"
 """Whoever ends so has waited for another rank."""
 
 
-def date_failure(reason: str, ended_job_ns: int, *, is_only_seen: bool) -> int:
+def date_failure(reason: str, ended_collector_ns: int, *, is_only_seen: bool) -> int:
     """When an end counts as begun: HEAD_START_NS earlier for a rank that died without a word.
 
     `is_only_seen`: the sidecar saw the end, and the rank had not told it.
@@ -35,7 +35,7 @@ def date_failure(reason: str, ended_job_ns: int, *, is_only_seen: bool) -> int:
     True
     """
     without_a_word = reason in DIED or is_only_seen
-    return ended_job_ns - (HEAD_START_NS if without_a_word and reason != VICTIM else 0)
+    return ended_collector_ns - (HEAD_START_NS if without_a_word and reason != VICTIM else 0)
 
 
 SILENT: Final = "silent"
@@ -59,23 +59,23 @@ class Wait(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankStanding:
+class RankHangState:
     """One rank at one moment. None: not known.
 
-    `ended` is how its life ended; `failed_job_ns` when it ended badly by itself, dated back as `date_failure` does,
-    None where it did not. `is_stalled` is its own or its sidecar's last word, also of a rank that is silent now;
-    `stalled_ns` how long nothing had happened by then, `since_job_ns` since when, where its clock is known.
+    `ended` is how its life ended; `failed_collector_ns` when it ended badly by itself, dated back as `date_failure`
+    does, None where it did not. `is_stalled` is its own or its sidecar's last word, also of a rank that is silent now;
+    `stalled_ns` how long nothing had happened by then, `since_collector_ns` since when, where its clock is known.
     `progress` is empty where the rank tells nothing, or has made no collective. The sidecar's view, `unresponsive`,
     comes before what the rank wrote down itself, which is older.
     """
 
     ended: str | None = None
     ended_detail: str = ""
-    ended_job_ns: int | None = None
-    failed_job_ns: int | None = None
+    ended_collector_ns: int | None = None
+    failed_collector_ns: int | None = None
     is_stalled: bool | None = None
     stalled_ns: int | None = None
-    since_job_ns: int | None = None
+    since_collector_ns: int | None = None
     last_step: int | None = None
     progress: tuple[GroupStatus, ...] = ()
     stall: Stall | None = None

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import Comparison, Twins
@@ -44,14 +44,14 @@ class Samples(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobView:
+class RunView:
     """A run at one moment. `series` has the ranks that have been heard of, of `world_size`; `nodes` is each rank's
-    machine; `groups` the members of each process group, `transfers` what their data movement took, `standings` where
+    machine; `groups` the members of each process group, `transfers` what their data movement took, `hang_states` where
     each rank stands, empty while none is stalled. `known_usual` is the excess that open findings say is usual for a
     rank; `steps_min` as in Thresholds.
     """
 
-    now_job_ns: int
+    now_collector_ns: int
     world_size: int
     series: StepSeries
     twins: Twins
@@ -59,7 +59,7 @@ class JobView:
     samples: Samples
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     transfers: GroupTransfers = field(default_factory=GroupTransfers)
-    standings: Mapping[int, RankStanding] = field(default_factory=dict)
+    hang_states: Mapping[int, RankHangState] = field(default_factory=dict)
     known_usual: Mapping[int, float] = field(default_factory=dict)
     steps_min: int = 12
 
@@ -133,22 +133,22 @@ class Detector(Protocol):
     def kinds(self) -> frozenset[str]:
         """The kinds of finding that it gives."""
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """What passes every test now. `explained` is what detectors asked before this one have found, or hold open."""
 
-    def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Whether an open finding, which `find` has not given again, no longer holds; False also when nobody knows."""
 
 
-def view_columns(view: JobView, columns: Sequence[Floats], comparisons: Sequence[Comparison]) -> JobView:
+def as_rank_series(view: RunView, columns: Sequence[Floats], comparisons: Sequence[Comparison]) -> RunView:
     """The same steps with columns, shape (n,) each in ns, in the place of the ranks' self times.
 
     The comparisons name columns by number. A column that is a member of none is only compared with.
     """
     ns = np.stack(columns, axis=1) if columns else np.empty((len(view.series.steps), 0))
     place = {column: number for number, one in enumerate(comparisons) for column in one.members}
-    return JobView(
-        now_job_ns=view.now_job_ns,
+    return RunView(
+        now_collector_ns=view.now_collector_ns,
         world_size=len(columns),
         series=StepSeries(view.series.steps, tuple(range(len(columns))), ns, ns, ns, {}, self_is_measured=True),
         twins=Twins(tuple(comparisons), place),

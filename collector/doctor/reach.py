@@ -5,7 +5,7 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from rankscope.collector.client import Credentials, ask, ask_for_runs
+from rankscope.collector.client import Credentials, ask, fetch_runs
 from rankscope.collector.doctor.check import Check, ok, problem
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
@@ -38,7 +38,7 @@ def check_http(url: str, credentials: Credentials) -> Check:
     """Whether a collector answers there, and is ready."""
     try:
         ask(f"{url}/readyz", credentials)
-        ask_for_runs(url, credentials)
+        fetch_runs(url, credentials)
     except UnavailableError as error:
         costs = "status, top, incidents and Prometheus get nothing from there"
         return problem("http", str(error), costs, "Check --url, the firewall, and --token-file where it has a token.")

@@ -98,7 +98,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     suggestion: str = ""
     since_step: int | None = None
     slowdown_ratio: float | None = None
-    job_slowdown_ratio: float | None = None
+    run_slowdown_ratio: float | None = None
     lost_rank_seconds: float | None = None
     evidence: Mapping[str, float] = {}
     details: Mapping[str, str] = {}
@@ -275,7 +275,7 @@ def _tell(finding: Finding) -> dict[str, Any]:
         "suggestion": finding.suggestion,
         "since_step": finding.since_step,
         "slowdown_ratio": _finite(finding.slowdown_ratio),
-        "job_slowdown_ratio": _finite(finding.job_slowdown_ratio),
+        "run_slowdown_ratio": _finite(finding.run_slowdown_ratio),
         "evidence": {name: float(value) for name, value in finding.evidence.items() if math.isfinite(value)},
         "details": dict(finding.details),
     }

@@ -2,7 +2,7 @@
 
     sequence == expected    Admitted      into the job's state; acknowledge
     sequence <  expected    Duplicate     the acknowledgement was lost; acknowledge again
-    sequence >  expected    Jump          not taken in; ask the peer for a Hello, once
+    sequence >  expected    SequenceGap          not taken in; ask the peer for a Hello, once
     nobody said Hello       UnknownPeer   ask the peer for a Hello
 
 A jump alone does not tell what happened to the messages before it. Either a broken connection took them, and the agent
@@ -58,7 +58,7 @@ class Duplicate(msgspec.Struct, frozen=True, gc=False):
     through: int
 
 
-class Jump(msgspec.Struct, frozen=True, gc=False):
+class SequenceGap(msgspec.Struct, frozen=True, gc=False):
     """`missing` messages before this one have not arrived, and it is not admitted; everything up to `through` is.
 
     `hello_wanted`: send a HelloWanted now. It is so once for each Hello, however many messages follow the jump.
@@ -74,7 +74,7 @@ class UnknownPeer(msgspec.Struct, frozen=True, gc=False):
     """Nobody has said Hello under this routing id, or the life was forgotten. Send a HelloWanted."""
 
 
-Verdict = Admitted | Duplicate | Jump | UnknownPeer
+Verdict = Admitted | Duplicate | SequenceGap | UnknownPeer
 
 
 class LifeCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -353,7 +353,7 @@ class _Life:
         self._jumps += 1
         hello_wanted = not self._asked
         self._asked = True
-        return Jump(self.identity, self.last_sequence, sequence - 1 - self.last_sequence, hello_wanted)
+        return SequenceGap(self.identity, self.last_sequence, sequence - 1 - self.last_sequence, hello_wanted)
 
     def counts(self) -> LifeCounts:
         """The counts of this moment."""

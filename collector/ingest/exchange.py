@@ -18,7 +18,7 @@ TURN_WAIT_S: Final = 0.05
 """Longest wait for the other thread's turn to end: then both compute, which is slow, but nobody waits for longer."""
 
 
-RunEvent = tuple[str, PeerEvent]
+AddressedEvent = tuple[str, PeerEvent]
 """The name of a run, and what happens to it."""
 
 
@@ -36,7 +36,7 @@ class Numbered(NamedTuple):
 class Batch:
     """What one turn has read: events in their order, and what is to be acknowledged once they are in the state."""
 
-    events: list[RunEvent] = field(default_factory=list)
+    events: list[AddressedEvent] = field(default_factory=list)
     numbered: list[Numbered] = field(default_factory=list)
     """What to acknowledge: of each numbered message."""
     at_once: set[bytes] = field(default_factory=set)

@@ -22,9 +22,9 @@ import msgspec
 
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
-from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump, LifeCounts, UnknownPeer
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, LifeCounts, SequenceGap, UnknownPeer
 from rankscope.collector.ingest.exchange import Answer, AskForClock, Batch, Exchange, Numbered
-from rankscope.collector.ingest.receive_timing import Gathering, ReadPauses
+from rankscope.collector.ingest.receive_timing import IngestStalls, ReceiveCoalescing
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import Refusal, RefusalLog
 from rankscope.collector.ingest.router import Ready
@@ -40,7 +40,7 @@ from rankscope.collector.runs.events import (
     ReportAdmitted,
     UnresponsiveSeen,
 )
-from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.last_report import ReportFields
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
@@ -71,7 +71,7 @@ WAIT_NS_MAX: Final = NS_PER_S
 """Longest wait for a message. Answers that are to go out end it."""
 
 
-class Reception:
+class ReceiveThread:
     """The receiving thread. `faults` takes what has gone wrong, from this thread."""
 
     def __init__(
@@ -89,8 +89,8 @@ class Reception:
         self._faults = faults
         self._refusals = RefusalLog(clock)
         self._acknowledgements = Acknowledgements()
-        self._gathering = Gathering(clock.monotonic_ns())
-        self.pauses = ReadPauses(clock.monotonic_ns())
+        self._gathering = ReceiveCoalescing(clock.monotonic_ns())
+        self.pauses = IngestStalls(clock.monotonic_ns())
         self._batch = Batch()
         self._batch_ns, self._batch_wall_s = clock.monotonic_ns(), 0.0
         self._admitting = threading.Lock()
@@ -163,7 +163,7 @@ class Reception:
         if batch.messages:
             self._exchange.hand_on(batch)  # always: its messages are numbered, and count as received from now on
         self._log_refusals()
-        if nap_ns := self._gathering.find_nap_ns(batch.messages, self._clock.monotonic_ns()):
+        if nap_ns := self._gathering.find_sleep_ns(batch.messages, self._clock.monotonic_ns()):
             time.sleep(ns_to_s(nap_ns))
 
     def _log_refusals(self) -> None:
@@ -210,7 +210,7 @@ class Reception:
                 peer = self._admission.peer_of(boot_id)
                 if peer is not None:
                     asked_ns = self._clock.monotonic_ns()
-                    self._receiver.send(peer, ClockPing(job_ns=asked_ns))
+                    self._receiver.send(peer, ClockPing(collector_ns=asked_ns))
                     self._gathering.expect_answers(asked_ns)
 
     def _note_taken(self, batch: Batch, now_ns: int) -> None:
@@ -301,7 +301,7 @@ class Reception:
             case Duplicate(identity):
                 self._hand_on(identity.run, DuplicateSeen(identity.boot_id))
                 self._batch.at_once.add(peer)
-            case Jump(hello_wanted=True) | UnknownPeer():
+            case SequenceGap(hello_wanted=True) | UnknownPeer():
                 self._receiver.send(peer, HelloWanted())
         if not isinstance(verdict, UnknownPeer):
             self._batch.numbered.append(Numbered(peer, verdict.through, verdict.identity.boot_id))
@@ -311,7 +311,7 @@ class Reception:
         steps count as dropped in reports, by the next report's totals.
         """
         try:
-            excerpt = Excerpt.of(report, frame)
+            excerpt = ReportFields.of(report, frame)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note(
                 REPORT, f"report {report.sequence} of rank {identity.rank} is lost: it cannot be read", run=identity.run
@@ -323,7 +323,7 @@ class Reception:
         identity = self._admission.identity(received.peer, received.key)
         if identity is not None:
             arrived_ns = latest_arrival_ns(self._clock.monotonic_ns(), received.age_ns)
-            self._hand_on(identity.run, ClockSampled(identity.boot_id, pong.job_ns, pong.host_ns, arrived_ns))
+            self._hand_on(identity.run, ClockSampled(identity.boot_id, pong.collector_ns, pong.host_ns, arrived_ns))
 
     def _take_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive, key: str) -> None:
         """A sidecar speaks for a rank. It is no rank itself: it has no Hello, and its notices need no order."""

@@ -26,7 +26,7 @@ ANSWERS_COME_NS: Final = 20 * NS_PER_MS
 ANSWER_NAP_NS: Final = 2 * NS_PER_MS
 
 
-class Gathering:
+class ReceiveCoalescing:
     """Knows how fast messages come by what the last turn found, in the time since the one before that found any."""
 
     def __init__(self, now_ns: int) -> None:
@@ -37,7 +37,7 @@ class Gathering:
         """Somebody was asked for the time."""
         self._asked_ns = now_ns
 
-    def find_nap_ns(self, count: int, now_ns: int) -> int:
+    def find_sleep_ns(self, count: int, now_ns: int) -> int:
         """How long to sleep after a turn that ends now and has found so many messages; 0: not at all."""
         if not count:
             return 0
@@ -58,7 +58,7 @@ class Gathering:
 WINDOW_NS: Final = 30 * NS_PER_S
 
 
-class ReadPauses:
+class IngestStalls:
     """The longest pause of this window and of the one before: of the last 30 to 60 s."""
 
     def __init__(self, now_ns: int) -> None:

@@ -29,7 +29,7 @@ TOKEN_LENGTH_MIN: Final = 16
 CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="rankscope", Basic realm="rankscope"'}
 
 
-class HttpAccess(NamedTuple):
+class HttpAuth(NamedTuple):
     """What is asked of those who read. An empty token: nothing; no TLS context: plain HTTP."""
 
     token: str = ""
@@ -45,11 +45,11 @@ class HttpAccess(NamedTuple):
         return hmac.compare_digest(_find_token(authorization), self.token.encode())
 
 
-OPEN: Final = HttpAccess()
+OPEN: Final = HttpAuth()
 """Whoever reaches the server may read."""
 
 
-def checks_host(access: HttpAccess, bound_to: str) -> bool:
+def checks_host(access: HttpAuth, bound_to: str) -> bool:
     """Return whether a server at this IP address answers to names of loopback only."""
     return not access.token and ipaddress.ip_address(bound_to).is_loopback
 
@@ -85,14 +85,14 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def read_http_access(*, token_file: str, certificate_file: str, key_file: str) -> HttpAccess:
+def read_http_auth(*, token_file: str, certificate_file: str, key_file: str) -> HttpAuth:
     """What the settings of a collector ask for. Raises SettingError for files that cannot be used."""
     token = _read_token(token_file) if token_file else ""
     if bool(certificate_file) != bool(key_file):
         raise SettingError(
             f"http_certificate_file is {certificate_file!r} and http_key_file is {key_file!r}: HTTPS needs both."
         )
-    return HttpAccess(token, _read_tls(certificate_file, key_file) if certificate_file else None)
+    return HttpAuth(token, _read_tls(certificate_file, key_file) if certificate_file else None)
 
 
 def _read_token(path: str) -> str:

@@ -40,14 +40,14 @@ from rankscope.collector.publish.http_auth import (
     CHALLENGE,
     OPEN,
     OPEN_PATHS,
-    HttpAccess,
+    HttpAuth,
     checks_host,
     find_host_problem,
 )
 from rankscope.collector.publish.http_connections import BUSY, Connection, Connections, HttpLimits
 from rankscope.collector.publish.metrics.pages import MetricPages
-from rankscope.collector.publish.metrics.snapshot_requests import PictureOrders
-from rankscope.collector.publish.metrics.throttled_snapshots import PacedSnapshots
+from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
+from rankscope.collector.publish.metrics.throttled_snapshots import ThrottledSnapshots
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import Response, Routes, refuse
 from rankscope.collector.runs.snapshot import Snapshot
@@ -84,7 +84,7 @@ class HttpServer:
         *,
         is_healthy: Callable[[], str | None],
         is_ready: Callable[[], str | None],
-        access: HttpAccess = OPEN,
+        access: HttpAuth = OPEN,
         limits: HttpLimits | None = None,
         find_weakness: Callable[[], str | None] = lambda: None,
         read_exported: Callable[[], Snapshot] | None = None,
@@ -92,7 +92,7 @@ class HttpServer:
         store: Path | None = None,
         metric_pages: MetricPages | None = None,
         take_turn: TakeTurn = contextlib.nullcontext,
-        orders: PictureOrders | None = None,
+        orders: SnapshotRequests | None = None,
     ) -> None:
         problem = find_address_problem(address, listening=True)
         if problem is not None:
@@ -105,7 +105,7 @@ class HttpServer:
                 f"the collector's HTTP server cannot listen at {address}: {error.strerror}. Stop what listens there, "
                 "or give another address of this machine."
             ) from error
-        read_paced = PacedSnapshots(read_snapshot).read
+        read_paced = ThrottledSnapshots(read_snapshot).read
         server.feed = LiveFeed(
             read_snapshot, read_paced, streams_max=server.limits.answers_max // 2,
             count=server.count_refused, contain=server.contain,
@@ -163,7 +163,7 @@ class _Server(ThreadingHTTPServer):
     routes: Routes
     feed: LiveFeed
 
-    def __init__(self, host: str, port: int, access: HttpAccess, limits: HttpLimits) -> None:
+    def __init__(self, host: str, port: int, access: HttpAuth, limits: HttpLimits) -> None:
         self.access = access
         self.limits = limits
         self.refused: dict[str, int] = {}

@@ -14,7 +14,7 @@ from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.pacing import TakeTurn
 from rankscope.collector.publish.metrics.page_cache import PageCache, decompress
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
-from rankscope.collector.publish.metrics.snapshot_requests import PictureOrders
+from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
 from rankscope.collector.publish.metrics.text_format import accepts_gzip, choose_format
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import describe_end
@@ -82,7 +82,7 @@ class Routes:
 
     `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_weakness` what the
     collector does without while it is ready. `read_paced` gives the snapshot for the runs as JSON, where that is not
-    the latest (PacedSnapshots), `read_exported` that for the pages of metrics, where that is another one, and
+    the latest (ThrottledSnapshots), `read_exported` that for the pages of metrics, where that is another one, and
     `metric_pages` writes them, in turns with others (`take_turn`). `read_report` gives the report about a run, as JSON,
     and raises UnavailableError where there is none.
     `answer_first` is asked before anything else, with the path and its query, and gives None for what is not its own.
@@ -102,7 +102,7 @@ class Routes:
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
         metric_pages: MetricPages | None = None,
         take_turn: TakeTurn = contextlib.nullcontext,
-        orders: PictureOrders | None = None,
+        orders: SnapshotRequests | None = None,
     ) -> None:
         self._answer_first = answer_first
         self._read_snapshot = read_paced or read_snapshot

@@ -15,7 +15,7 @@ PASSENGERS_MAX: Final = 4096
 """Ranks remembered. A node has some ten at a time, and new ones with each restart of a job; an entry has 200 bytes."""
 
 
-class Passengers:
+class RelayClients:
     """The ranks of a relay, by their routing ids. `endpoints` are the collectors that there are."""
 
     def __init__(self, endpoints: Sequence[str], passengers_max: int = PASSENGERS_MAX) -> None:

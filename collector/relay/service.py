@@ -17,7 +17,7 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.ingest.relays import ANSWER_UNSENT, NO_HELLO, UNEXPECTED
-from rankscope.collector.relay.clients import Passengers, is_of_a_rank, is_urgent
+from rankscope.collector.relay.clients import RelayClients, is_of_a_rank, is_urgent
 from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, CollectorLink
 from rankscope.collector.relay.config import RelayConfig
 from rankscope.collector.relay.node_batch import NodeBatch
@@ -68,7 +68,7 @@ class Relay:
         )
         self._has_rank_keys = keys.ranks is not None
         endpoints = parse_collectors(config.collector)
-        self._passengers = Passengers(endpoints)
+        self._passengers = RelayClients(endpoints)
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, int] = {}
         self._refusals = RefusalLog(clock)

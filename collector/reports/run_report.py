@@ -11,7 +11,7 @@ from rankscope.collector.detect.finding import Finding, format_ranks
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.runs.checkpoint import SavedLife
+from rankscope.collector.runs.checkpoint import SavedRank
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.liveness import conclude
 from rankscope.collector.runs.run_end import RunEnd
@@ -121,7 +121,7 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
     )
 
 
-def _end_of(life: SavedLife) -> str | None:
+def _end_of(life: SavedRank) -> str | None:
     ending = conclude(life.said, life.seen)
     if ending is not None:
         return ending.reason
@@ -129,7 +129,7 @@ def _end_of(life: SavedLife) -> str | None:
 
 
 def _find_worst(
-    lives: Iterable[SavedLife], lost: Iterable[LostSeconds], intervals: list[RankInterval]
+    lives: Iterable[SavedRank], lost: Iterable[LostSeconds], intervals: list[RankInterval]
 ) -> list[RankLine]:
     """The ranks that cost most, then the slowest; those of which neither is known last."""
     cost: dict[int, float] = {}

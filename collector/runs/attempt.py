@@ -1,8 +1,8 @@
 """One attempt of a run: its ranks, its table of steps, and the reports that wait to be placed in it.
 
 numpy takes as long for the one row of a report as for a hundred rows: placed alone, a report costs 100 us, in a batch
-of a hundred 2 us. So the fields of a report are stored at once, and its tables wait in `Intake` until `settle`, which
-is called after each batch of events, and before anything reads the table of steps.
+of a hundred 2 us. So the fields of a report are stored at once, and its tables wait in `ReportBatcher` until `settle`,
+which is called after each batch of events, and before anything reads the table of steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.hang_state import RankStanding, date_failure
+from rankscope.collector.detect.hang_state import RankHangState, date_failure
 from rankscope.collector.detect.view import Samples
-from rankscope.collector.pacing import go_on
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Vitals
+from rankscope.collector.pacing import no_yield
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.steps.collective_totals import CollectiveCounts
 from rankscope.collector.steps.peer_groups import Twins, find_twins
 from rankscope.collector.steps.rank_medians import NOT_COMPARED, Comparison
 from rankscope.collector.steps.step_series import Floats
-from rankscope.collector.steps.step_table import StepWindow
+from rankscope.collector.steps.step_table import StepTable
 from rankscope.collector.steps.workload_signature import Signature
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import GroupInfo
@@ -32,21 +32,21 @@ class Waiting(NamedTuple):
     """A report that was admitted, and its rank."""
 
     rank: RankState
-    report: Excerpt
+    report: ReportFields
 
 
-class Intake:
+class ReportBatcher:
     """The reports of one attempt on their way into its window."""
 
-    def __init__(self, window: StepWindow) -> None:
+    def __init__(self, window: StepTable) -> None:
         self._window = window
         self._waiting: list[Waiting] = []
 
-    def add(self, rank: RankState, report: Excerpt) -> None:
+    def add(self, rank: RankState, report: ReportFields) -> None:
         """One more; reports of one rank come in their order."""
         self._waiting.append(Waiting(rank, report))
 
-    def settle(self, rest: Callable[[], None] = go_on) -> None:
+    def settle(self, rest: Callable[[], None] = no_yield) -> None:
         """Place everything that waits. `rest` is called between the parts of it."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
@@ -82,12 +82,12 @@ class Intake:
             self._window.cover_of(np.unique(numbers), first_step, last_step)
 
 
-def find_end_of_steps(report: Excerpt, now_job_ns: int) -> int:
+def find_end_of_steps(report: ReportFields, now_collector_ns: int) -> int:
     """When the last step of a report that comes now ended: so long ago as it had when the report was made."""
     if not report.steps.row_count:
-        return now_job_ns
+        return now_collector_ns
     ends_host_ns = report.steps.column("start_host_ns") + report.steps.column("duration_ns")
-    return now_job_ns - max(0, report.host_ns - int(ends_host_ns.max()))
+    return now_collector_ns - max(0, report.host_ns - int(ends_host_ns.max()))
 
 
 MEMBERSHIPS_PER_RANK_MAX = 64
@@ -125,8 +125,8 @@ class Attempt:
 
     restart_count: int
     world_size: int
-    window: StepWindow
-    intake: Intake = field(init=False)
+    window: StepTable
+    intake: ReportBatcher = field(init=False)
     groups: GroupMembers = field(init=False)
     ranks: dict[int, RankState] = field(default_factory=dict)
     by_machine: dict[str, list[RankState]] = field(default_factory=dict)
@@ -174,26 +174,28 @@ class Attempt:
         return self.twins[2]
 
     def __post_init__(self) -> None:
-        self.intake = Intake(self.window)
+        self.intake = ReportBatcher(self.window)
         self.groups = GroupMembers(self.world_size)
 
 
-def build_standings(ranks: Mapping[int, RankState], now_job_ns: int) -> dict[int, RankStanding]:
+def build_hang_states(ranks: Mapping[int, RankState], now_collector_ns: int) -> dict[int, RankHangState]:
     """Each rank's standing."""
-    return {number: _build_standing(rank, now_job_ns) for number, rank in ranks.items()}
+    return {number: _build_standing(rank, now_collector_ns) for number, rank in ranks.items()}
 
 
-def _build_standing(rank: RankState, now_job_ns: int) -> RankStanding:
+def _build_standing(rank: RankState, now_collector_ns: int) -> RankHangState:
     vitals, ending = rank.vitals, rank.vitals.ending
     since_host_ns = vitals.stalled_since_host_ns
-    return RankStanding(
+    return RankHangState(
         ended=None if ending is None else ending.reason,
         ended_detail="" if ending is None else ending.detail,
-        ended_job_ns=None if ending is None else vitals.ended_job_ns,
-        failed_job_ns=_date_failure(vitals),
+        ended_collector_ns=None if ending is None else vitals.ended_collector_ns,
+        failed_collector_ns=_date_failure(vitals),
         is_stalled=vitals.is_stalled,
         stalled_ns=vitals.stalled_ns,
-        since_job_ns=None if since_host_ns is None else rank.clock.to_job_time(since_host_ns, now_job_ns),
+        since_collector_ns=None
+        if since_host_ns is None
+        else rank.clock.to_collector_time(since_host_ns, now_collector_ns),
         last_step=rank.last_step,
         progress=vitals.progress,
         stall=vitals.stall,
@@ -201,13 +203,13 @@ def _build_standing(rank: RankState, now_job_ns: int) -> RankStanding:
     )
 
 
-def _date_failure(vitals: Vitals) -> int | None:
+def _date_failure(vitals: Liveness) -> int | None:
     """When a rank began to end badly by itself; None where it did not."""
-    ending, ended_job_ns = vitals.ending, vitals.ended_job_ns
-    if ending is None or ended_job_ns is None or ending.reason in ENDED_WELL | BROUGHT_DOWN:
+    ending, ended_collector_ns = vitals.ending, vitals.ended_collector_ns
+    if ending is None or ended_collector_ns is None or ending.reason in ENDED_WELL | BROUGHT_DOWN:
         return None
     is_only_seen = vitals.seen is not None and ending.detail == vitals.seen.detail
-    return date_failure(ending.reason, ended_job_ns, is_only_seen=is_only_seen)
+    return date_failure(ending.reason, ended_collector_ns, is_only_seen=is_only_seen)
 
 
 class _OfRanks(Mapping[int, Any]):

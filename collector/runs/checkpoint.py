@@ -12,7 +12,7 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.goodput import Goodput, GoodputSnapshot
-from rankscope.collector.runs.last_report import Latest
+from rankscope.collector.runs.last_report import LastReport
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.runs.step_accounting import StepCounts
@@ -24,21 +24,21 @@ from rankscope.measure.units import ns_to_s, s_to_ns
 class Clocks(NamedTuple):
     """The collector's two clocks at one moment: its monotonic one, by which runs are told, and the wall's."""
 
-    job_ns: int
+    collector_ns: int
     wall_s: float
 
-    def to_wall_s(self, job_ns: int) -> float:
+    def to_wall_s(self, collector_ns: int) -> float:
         """When that was, by the wall."""
-        return self.wall_s - ns_to_s(self.job_ns - job_ns)
+        return self.wall_s - ns_to_s(self.collector_ns - collector_ns)
 
-    def to_job_ns(self, wall_s: float) -> int:
+    def to_collector_ns(self, wall_s: float) -> int:
         """When that was, by the monotonic clock, which may not have been there yet: negative then. A moment that the
         wall's clock says is to come, because it was set back, is now.
         """
-        return self.job_ns - s_to_ns(max(0.0, self.wall_s - wall_s))
+        return self.collector_ns - s_to_ns(max(0.0, self.wall_s - wall_s))
 
 
-class SavedLife(msgspec.Struct, frozen=True, kw_only=True):
+class SavedRank(msgspec.Struct, frozen=True, kw_only=True):
     """One life of a rank: who it is, what was counted of it, and how it ended, as far as it has."""
 
     hello: Hello
@@ -64,15 +64,15 @@ class SavedLife(msgspec.Struct, frozen=True, kw_only=True):
         return self.last_sequence - self.first_sequence + 1 - self.admitted
 
 
-class LifeDraft(NamedTuple):
+class LazySavedRank(NamedTuple):
     """What a life's row is made from, by the thread that writes it: of 16,384 lives that are saved in one go not all
     rows have to be there at once. `life` is the row without what `latest` holds.
     """
 
-    life: SavedLife
-    latest: Latest
+    life: SavedRank
+    latest: LastReport
 
-    def build(self) -> SavedLife:
+    def build(self) -> SavedRank:
         """The row."""
         counted = self.latest.counted
         return msgspec.structs.replace(

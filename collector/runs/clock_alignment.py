@@ -40,14 +40,14 @@ class Alignment(NamedTuple):
     error_ns: int
 
 
-def latest_arrival_ns(now_job_ns: int, age_ns: int) -> int:
+def latest_arrival_ns(now_collector_ns: int, age_ns: int) -> int:
     """The latest moment, on our clock, at which an answer can have come to a relay that had it for `age_ns` by its own
     clock when it sent it on, and whose batch came to us now. Our clock may have gone slower than the relay's meanwhile.
 
-    >>> latest_arrival_ns(now_job_ns=10_000_000_000, age_ns=1_000_000_000)
+    >>> latest_arrival_ns(now_collector_ns=10_000_000_000, age_ns=1_000_000_000)
     9000100001
     """
-    return now_job_ns - age_ns + age_ns * DRIFT_PER_S_NS // NS_PER_S + 1 if age_ns else now_job_ns
+    return now_collector_ns - age_ns + age_ns * DRIFT_PER_S_NS // NS_PER_S + 1 if age_ns else now_collector_ns
 
 
 class ClockAlignment:
@@ -57,35 +57,40 @@ class ClockAlignment:
         self.samples: PackedSamples = b""
         """What it is found from, once unpacked, by `find_alignment`."""
 
-    def add(self, sent_job_ns: int, host_ns: int, received_job_ns: int) -> None:
+    def add(self, sent_collector_ns: int, host_ns: int, received_collector_ns: int) -> None:
         """Take in a ping's answer. One that came back before it was sent is no answer to ours and is ignored; so is one
         from before a jump of the clock that has been seen, and one with a time that no clock tells.
         """
-        offset_ns = host_ns - (sent_job_ns + received_job_ns) // 2
-        if received_job_ns < sent_job_ns or not -_CLOCK_NS_MAX <= offset_ns < _CLOCK_NS_MAX:
+        offset_ns = host_ns - (sent_collector_ns + received_collector_ns) // 2
+        if received_collector_ns < sent_collector_ns or not -_CLOCK_NS_MAX <= offset_ns < _CLOCK_NS_MAX:
             return
-        sample = (sent_job_ns, received_job_ns, offset_ns, (received_job_ns - sent_job_ns + 1) // 2)
+        sample = (
+            sent_collector_ns,
+            received_collector_ns,
+            offset_ns,
+            (received_collector_ns - sent_collector_ns + 1) // 2,
+        )
         before = unpack_samples(self.samples)
         if _contradicts(before, sample):
-            if sent_job_ns < before[-1][0]:
+            if sent_collector_ns < before[-1][0]:
                 return
             self.samples = b""
         kept = self.samples[-_SAMPLE.size * (SAMPLES_MAX - 1) :]
         self.samples = kept + _SAMPLE.pack(*sample)
 
-    def at(self, now_job_ns: int) -> Alignment | None:
+    def at(self, now_collector_ns: int) -> Alignment | None:
         """The best alignment known now; None before the first answer.
 
         >>> alignment = ClockAlignment()
-        >>> alignment.add(sent_job_ns=1_000, host_ns=501_500, received_job_ns=2_000)
+        >>> alignment.add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)
         >>> alignment.at(JobNs(2_000))
         Alignment(offset_ns=500000, error_ns=501)
         """
-        return find_alignment(unpack_samples(self.samples), now_job_ns)
+        return find_alignment(unpack_samples(self.samples), now_collector_ns)
 
-    def to_job_time(self, host_ns: int, now_job_ns: int) -> JobNs | None:
+    def to_collector_time(self, host_ns: int, now_collector_ns: int) -> JobNs | None:
         """A moment of the rank's clock on ours; None before the first answer."""
-        alignment = self.at(now_job_ns)
+        alignment = self.at(now_collector_ns)
         return None if alignment is None else JobNs(HostNs(host_ns) - alignment.offset_ns)
 
 
@@ -96,27 +101,27 @@ def unpack_samples(packed: PackedSamples) -> list[ClockSample]:
 
 def _contradicts(before: Iterable[ClockSample], sample: ClockSample) -> bool:
     """Whether a sample and one of those before cannot both be right about the moment when it was received."""
-    _, now_job_ns, offset_ns, _ = sample
-    near_ns = _bound(sample, now_job_ns) + READINGS_NS
+    _, now_collector_ns, offset_ns, _ = sample
+    near_ns = _bound(sample, now_collector_ns) + READINGS_NS
     for kept in before:
         apart_ns = abs(kept[2] - offset_ns)
-        if apart_ns > near_ns and apart_ns > near_ns + _bound(kept, now_job_ns):
+        if apart_ns > near_ns and apart_ns > near_ns + _bound(kept, now_collector_ns):
             return True
     return False
 
 
-def find_alignment(samples: Iterable[ClockSample], now_job_ns: int) -> Alignment | None:
+def find_alignment(samples: Iterable[ClockSample], now_collector_ns: int) -> Alignment | None:
     """The best alignment that these samples give at that moment; None when there are none."""
     best: Alignment | None = None
     for sample in samples:
-        error_ns = _bound(sample, now_job_ns)
+        error_ns = _bound(sample, now_collector_ns)
         if best is None or error_ns <= best.error_ns:
             best = Alignment(sample[2], error_ns)
     return best
 
 
-def _bound(sample: ClockSample, now_job_ns: int) -> int:
+def _bound(sample: ClockSample, now_collector_ns: int) -> int:
     """How far off a sample's offset may be at that moment, rounded up."""
     sent_ns, received_ns, _, half_ns = sample
-    away_ns = max(now_job_ns - sent_ns, received_ns - now_job_ns)
+    away_ns = max(now_collector_ns - sent_ns, received_ns - now_collector_ns)
     return half_ns - (-away_ns * DRIFT_PER_S_NS // NS_PER_S)

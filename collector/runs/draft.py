@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rankscope.collector.runs.clock_alignment import PackedSamples, find_alignment, unpack_samples
-from rankscope.collector.runs.last_report import Latest
+from rankscope.collector.runs.last_report import LastReport
 from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.runs.step_accounting import StepDraft
@@ -22,7 +22,7 @@ from rankscope.measure.records import Totals, WindowBreakdown
 from rankscope.measure.stalls import GroupStatus, Stall
 
 
-class RankDraft(msgspec.Struct, frozen=True, gc=False):
+class LazyRankSnapshot(msgspec.Struct, frozen=True, gc=False):
     """One life of one rank; the fields are those of RankSnapshot, or what these are computed from."""
 
     hello: Hello
@@ -35,20 +35,22 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
     last_sequence: int
     steps: StepDraft
     breakdown: WindowBreakdown | None
-    latest: Latest
+    latest: LastReport
     clock: PackedSamples
     stalled: bool | None
     stall: Stall | None
     unresponsive: RankUnresponsive | None
     progress: tuple[GroupStatus, ...]
     end: RankEnded | None
-    ended_job_ns: int | None
+    ended_collector_ns: int | None
     awaited: bool
 
-    def build(self, now_job_ns: int, comparison: Comparison, collectives: tuple[CollectiveTotals, ...]) -> RankSnapshot:
+    def build(
+        self, now_collector_ns: int, comparison: Comparison, collectives: tuple[CollectiveTotals, ...]
+    ) -> RankSnapshot:
         """The picture of this life as it was then."""
         ending, latest, steps = self.ending, self.latest, self.steps.build()
-        counted, alignment = latest.counted, find_alignment(unpack_samples(self.clock), now_job_ns)
+        counted, alignment = latest.counted, find_alignment(unpack_samples(self.clock), now_collector_ns)
         return RankSnapshot(
             identity=self.hello.identity,
             up=ending is None,
@@ -81,7 +83,7 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
             unresponsive=self.unresponsive,
             progress=self.progress,
             end=self.end,
-            ended_job_ns=None if ending is None else self.ended_job_ns,
+            ended_collector_ns=None if ending is None else self.ended_collector_ns,
             awaited=self.awaited,
             **comparison.of(self.hello.identity.rank),
         )
@@ -107,14 +109,14 @@ class RankDraft(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class RunDraft:
-    """One run. `head` is its picture without its ranks, `now_job_ns` the moment it is of."""
+class LazyRunSnapshot:
+    """One run. `head` is its picture without its ranks, `now_collector_ns` the moment it is of."""
 
     head: RunSnapshot
-    ranks: Sequence[RankDraft]
+    ranks: Sequence[LazyRankSnapshot]
     comparison: Comparison
     collectives: CountsPicture
-    now_job_ns: int
+    now_collector_ns: int
 
     @property
     def run(self) -> str:
@@ -151,5 +153,5 @@ class RunDraft:
         for first in range(0, len(wanted), ranks_max):
             yield tuple([self._build(rank) for rank in wanted[first : first + ranks_max]])
 
-    def _build(self, rank: RankDraft) -> RankSnapshot:
-        return rank.build(self.now_job_ns, self.comparison, self.collectives.of(rank.hello.identity.rank))
+    def _build(self, rank: LazyRankSnapshot) -> RankSnapshot:
+        return rank.build(self.now_collector_ns, self.comparison, self.collectives.of(rank.hello.identity.rank))

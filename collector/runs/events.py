@@ -1,4 +1,4 @@
-"""Everything that may change a job. Times are the collector's clock, `_job_ns`.
+"""Everything that may change a job. Times are the collector's clock, `_collector_ns`.
 
 There is one for each report: these are made in a third of the time that named tuples take.
 """
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.last_report import ReportFields
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive
 
 
@@ -16,15 +16,15 @@ class RankJoined(msgspec.Struct, frozen=True, gc=False):
     """A life of a rank was taken in."""
 
     hello: Hello
-    now_job_ns: int
+    now_collector_ns: int
 
 
 class ReportAdmitted(msgspec.Struct, frozen=True, gc=False):
     """The next report of a life, once and in order. Numbers left out before it are lost for good."""
 
     boot_id: str
-    report: Excerpt
-    now_job_ns: int
+    report: ReportFields
+    now_collector_ns: int
     now_wall_s: float
 
 
@@ -39,23 +39,23 @@ class GoodbyeAdmitted(msgspec.Struct, frozen=True, gc=False):
 
     boot_id: str
     goodbye: Goodbye
-    now_job_ns: int
+    now_collector_ns: int
 
 
 class ClockSampled(msgspec.Struct, frozen=True, gc=False):
     """The answer to a clock ping."""
 
     boot_id: str
-    sent_job_ns: int
+    sent_collector_ns: int
     host_ns: int
-    received_job_ns: int
+    received_collector_ns: int
 
 
 class ProcessGone(msgspec.Struct, frozen=True, gc=False):
     """The process of a life is not there any more, seen on the machine it ran on."""
 
     boot_id: str
-    now_job_ns: int
+    now_collector_ns: int
 
 
 class EndSeen(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +63,7 @@ class EndSeen(msgspec.Struct, frozen=True, gc=False):
 
     boot_id: str
     seen: RankEnded
-    now_job_ns: int
+    now_collector_ns: int
 
 
 class UnresponsiveSeen(msgspec.Struct, frozen=True, gc=False):
@@ -71,20 +71,20 @@ class UnresponsiveSeen(msgspec.Struct, frozen=True, gc=False):
 
     boot_id: str
     seen: RankUnresponsive
-    now_job_ns: int
+    now_collector_ns: int
 
 
 class CollectorAway(msgspec.Struct, frozen=True, gc=False):
     """The collector itself has not looked for so long: stopped, suspended, or its clock has jumped."""
 
     away_ns: int
-    now_job_ns: int
+    now_collector_ns: int
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
     """Time has passed. `looks`: detection is to look, which in a large run costs more than all else of a tick."""
 
-    now_job_ns: int
+    now_collector_ns: int
     now_wall_s: float
     looks: bool = True
 
@@ -95,7 +95,7 @@ LifeEvent = ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | Pr
 PeerEvent = RankJoined | LifeEvent
 """What comes from the ranks and their sidecars."""
 
-JobEvent = PeerEvent | CollectorAway | Tick
+RunEvent = PeerEvent | CollectorAway | Tick
 
 
 def find_boot_id(event: PeerEvent) -> str:
@@ -134,4 +134,4 @@ class CloseFinding(NamedTuple):
     merged_into: int | None = None
 
 
-JobEffect = AskClock | OpenFinding | UpdateFinding | CloseFinding
+RunEffect = AskClock | OpenFinding | UpdateFinding | CloseFinding

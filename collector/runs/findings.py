@@ -8,9 +8,9 @@ import numpy as np
 
 from rankscope.collector.detect.finding import HANG, Abstain, Finding
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
-from rankscope.collector.detect.view import Candidate, Detector, JobView
-from rankscope.collector.pacing import go_on
-from rankscope.collector.runs.events import CloseFinding, JobEffect, OpenFinding, UpdateFinding
+from rankscope.collector.detect.view import Candidate, Detector, RunView
+from rankscope.collector.pacing import no_yield
+from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
@@ -20,31 +20,31 @@ from rankscope.measure.units import ns_to_s
 @dataclass(slots=True)
 class _Open:
     """A finding that holds at the moment. `charged_through` is the last step whose cost has been added up. It began at
-    `began_job_ns`, and was seen last at `seen_job_ns`, after `seen_step`.
+    `began_collector_ns`, and was seen last at `seen_collector_ns`, after `seen_step`.
     """
 
     finding: Finding
     charged_through: int
     lost_rank_seconds: float = 0.0
-    began_job_ns: int = 0
-    seen_job_ns: int = 0
+    began_collector_ns: int = 0
+    seen_collector_ns: int = 0
     seen_step: int | None = None
 
-    def see(self, view: JobView) -> None:
+    def see(self, view: RunView) -> None:
         """It still holds: a standstill now, anything else in the steps that are known by now."""
         step = _last_step(view.series) if len(view.series.steps) else None
-        if self.finding.kind == HANG or not self.seen_job_ns or step != self.seen_step:
-            self.seen_job_ns = view.now_job_ns
+        if self.finding.kind == HANG or not self.seen_collector_ns or step != self.seen_step:
+            self.seen_collector_ns = view.now_collector_ns
         self.seen_step = step
 
     def close(self) -> Finding:
         """The finding as it is told when it is over."""
-        lasted_s = ns_to_s(max(0, self.seen_job_ns - self.began_job_ns))
+        lasted_s = ns_to_s(max(0, self.seen_collector_ns - self.began_collector_ns))
         return close_finding(self.finding, until_step=self.seen_step, lasted_s=lasted_s)
 
 
-class Verdicts:
-    """Written by JobState only."""
+class RunFindings:
+    """Written by RunState only."""
 
     def __init__(self, run: str, detectors: Sequence[Detector], findings_max: int) -> None:
         self._run = run
@@ -99,9 +99,9 @@ class Verdicts:
         self._closed = list(findings)[-self._findings_max :]
         self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
 
-    def look(self, view: JobView, rest: Callable[[], None] = go_on) -> list[JobEffect]:
+    def look(self, view: RunView, rest: Callable[[], None] = no_yield) -> list[RunEffect]:
         """Ask every detector, and say what has changed. `rest` is called between any two of them."""
-        effects: list[JobEffect] = []
+        effects: list[RunEffect] = []
         self.charged.clear()
         for detector in self._detectors:
             found = detector.find(view, [one.finding for one in self._open])
@@ -117,22 +117,22 @@ class Verdicts:
             effects += [self._close(one, "passed") for one in left if detector.has_passed(view, one.finding, known)]
         return effects
 
-    def close_all(self, reason: str) -> list[JobEffect]:
+    def close_all(self, reason: str) -> list[RunEffect]:
         """What was found holds no longer, whoever it is about."""
         return [self._close(one, reason) for one in list(self._open)]
 
-    def begin_attempt(self) -> list[JobEffect]:
+    def begin_attempt(self) -> list[RunEffect]:
         """Another attempt of the run begins, in which steps count anew."""
         self._attempt_from = self._opened + 1
         return self.close_all("restarted")
 
-    def close_hangs(self, reason: str) -> list[JobEffect]:
+    def close_hangs(self, reason: str) -> list[RunEffect]:
         """Close hangs when the run has ended. A look would say that they have passed: nobody waits any more."""
         return [self._close(one, reason) for one in list(self._open) if one.finding.kind == HANG]
 
     def conclude(
-        self, end: RunEnd, last_step: int | None, reason: str, effects: Sequence[JobEffect] = ()
-    ) -> list[JobEffect]:
+        self, end: RunEnd, last_step: int | None, reason: str, effects: Sequence[RunEffect] = ()
+    ) -> list[RunEffect]:
         """The run is over: close what is open, and say of each hang of this attempt how it ended. `last_step` is the
         last of the attempt; `effects` are those of the last look, which are told anew too.
         """
@@ -150,21 +150,27 @@ class Verdicts:
             for effect in effects
         ]  # fmt: skip
 
-    def _take(self, candidate: Candidate, view: JobView, effects: list[JobEffect]) -> list[_Open]:
+    def _take(self, candidate: Candidate, view: RunView, effects: list[RunEffect]) -> list[_Open]:
         """Open a finding, or bring the open one up to date; others that it takes in are closed."""
         finding, series = candidate.finding, view.series
         same = [one for one in self._open if one.finding.is_about_the_same(finding)]
         if not same:
             self._opened += 1
             since = finding.since_step if finding.since_step is not None else _last_step(series) + 1
-            began_job_ns = view.now_job_ns - _find_length_ns(finding, view, since)
-            same = [_Open(msgspec.structs.replace(finding, number=self._opened), since - 1, began_job_ns=began_job_ns)]
+            began_collector_ns = view.now_collector_ns - _find_length_ns(finding, view, since)
+            same = [
+                _Open(
+                    msgspec.structs.replace(finding, number=self._opened),
+                    since - 1,
+                    began_collector_ns=began_collector_ns,
+                )
+            ]
             self._open += same
             effects.append(OpenFinding(self._run, same[0].finding))
         kept, *merged = same
         effects += [self._merge(one, kept.finding.number) for one in merged]
         kept.lost_rank_seconds += sum(one.lost_rank_seconds for one in merged)
-        kept.began_job_ns = min(one.began_job_ns for one in same)
+        kept.began_collector_ns = min(one.began_collector_ns for one in same)
         kept.see(view)
         before = kept.finding
         self._charge(kept, finding, candidate.lost_ns, series)
@@ -211,7 +217,7 @@ def _place(one: _Open) -> tuple[tuple[int, ...], int]:
     return one.finding.ranks, one.finding.number
 
 
-def _find_length_ns(finding: Finding, view: JobView, since_step: int) -> int:
+def _find_length_ns(finding: Finding, view: RunView, since_step: int) -> int:
     """How long it has been so when it is found: a standstill as it says itself, anything else over its steps, of which
     those that are not known are as long as the next one that is.
     """

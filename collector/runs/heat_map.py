@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import Twins
 from rankscope.collector.steps.step_series import Floats, Ints
 
@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class StepPicture:
+class HeatMapSteps:
     """The last steps in which ranks could be compared: waiting is measured in some only.
 
     `steps` (their numbers) has shape (n,) and `ranks` shape (m,), both ascend. `self_ns`, the own times, and `excess`
@@ -43,7 +43,7 @@ class StepPicture:
     latest_step: int | None
 
     @classmethod
-    def of(cls, attempt: int, view: JobView) -> "StepPicture":
+    def of(cls, attempt: int, view: RunView) -> "HeatMapSteps":
         """What this look was at."""
         series = view.series
         compared = view.excess if len(series.ranks) > 1 else series.self_ns  # with nobody to compare it with

@@ -40,7 +40,7 @@ _NO_COLLECTIVES: Final = Collectives()
 _shared_names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
 
-class StepsSaid(msgspec.Struct, frozen=True, gc=False):
+class StepTotals(msgspec.Struct, frozen=True, gc=False):
     """What the agent says of its steps in a report: as Losses and Totals have it."""
 
     made: int | None
@@ -50,7 +50,7 @@ class StepsSaid(msgspec.Struct, frozen=True, gc=False):
     reported: int
 
 
-class Excerpt(msgspec.Struct, frozen=True, gc=False):
+class ReportFields(msgspec.Struct, frozen=True, gc=False):
     """Of one report. The fields are the report's, but for these:
 
     `said`: what it says of its steps. `step_ns`: all steps of the life so far, in ns. `gc_pause_ns`: of its host
@@ -68,7 +68,7 @@ class Excerpt(msgspec.Struct, frozen=True, gc=False):
     progress: tuple[GroupStatus, ...]
     stalled_since_host_ns: int | None
     stall: Stall | None
-    said: StepsSaid
+    said: StepTotals
     step_ns: int
     reports_dropped: int
     gc_pause_ns: int | None
@@ -77,7 +77,7 @@ class Excerpt(msgspec.Struct, frozen=True, gc=False):
     frame: bytes
 
     @classmethod
-    def of(cls, report: Report, frame: bytes = b"") -> "Excerpt":
+    def of(cls, report: Report, frame: bytes = b"") -> "ReportFields":
         """The excerpt of a report. `frame` is the report as it came; where that is not known it is packed anew."""
         steps, host, losses, totals = report.steps, report.host, report.losses, report.totals
         return cls(
@@ -92,7 +92,7 @@ class Excerpt(msgspec.Struct, frozen=True, gc=False):
             report.progress,
             report.stalled_since_host_ns,
             report.stall,
-            StepsSaid(
+            StepTotals(
                 losses.steps_made,
                 losses.steps_buffered,
                 losses.steps_overwritten,
@@ -159,7 +159,7 @@ _TOTALS: Final = _make_reader("totals")
 _DEVICES_AND_TOTALS: Final = _make_reader("devices", "totals")
 
 
-class Latest(msgspec.Struct, frozen=True, gc=False):
+class LastReport(msgspec.Struct, frozen=True, gc=False):
     """The frame of the last report, and of the last ones that had each sample; never changed, so that pictures may
     refer to it. Read anew whenever asked for.
     """
@@ -170,15 +170,15 @@ class Latest(msgspec.Struct, frozen=True, gc=False):
     _allocator: bytes = b""
 
     @classmethod
-    def restore(cls, totals: Totals, losses: Losses, devices: tuple[DeviceSample, ...]) -> "Latest":
+    def restore(cls, totals: Totals, losses: Losses, devices: tuple[DeviceSample, ...]) -> "LastReport":
         """What a collector had saved that is no more."""
         frame = encode(Report(sequence=1, host_ns=0, totals=totals, losses=losses, devices=devices))
         return cls(frame, b"", frame)
 
-    def after(self, report: Excerpt) -> "Latest":
+    def after(self, report: ReportFields) -> "LastReport":
         """The same with what a report has that is newer."""
         frame = report.frame if len(report.frame) <= FRAME_BYTES_KEPT else _pack(report.frame)
-        return Latest(
+        return LastReport(
             frame,
             frame if report.has_host else self._host,
             frame if report.has_devices else self._devices,
@@ -228,4 +228,4 @@ def _pack(frame: bytes) -> bytes:
     return encode(Report(**{name: getattr(part, name) for name in _KEPT_FIELDS}))
 
 
-NOTHING_REPORTED: Final = Latest()
+NOTHING_REPORTED: Final = LastReport()

@@ -10,7 +10,7 @@ The messages come on different ways, in any order. So each is kept, and what the
 from typing import Final, NamedTuple
 
 from rankscope.collector.runs.clock_alignment import ClockAlignment
-from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.last_report import ReportFields
 from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 from rankscope.measure.units import NS_PER_S
@@ -54,14 +54,14 @@ def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
     return Ending(seen.reason, f"after it had {said.reason}: {seen.detail}", seen.exit_code)
 
 
-class Vitals:
+class Liveness:
     """Written by RankState only."""
 
     def __init__(self) -> None:
         self._said: Goodbye | None = None
         self._seen: RankEnded | None = None
         self._is_gone = False
-        self._gone_since_job_ns: int | None = None
+        self._gone_since_collector_ns: int | None = None
         self._is_silent = False
         self._stalled_since_host_ns: int | None = None
         self._reported_host_ns: int | None = None
@@ -69,7 +69,7 @@ class Vitals:
         """Whether the rank is stalled, by its own or its sidecar's word; None before any report."""
         self.ending: Ending | None = None
         """How the life ended; None while it lives. Found when something changes: it is asked for at every tick."""
-        self.ended_job_ns: int | None = None
+        self.ended_collector_ns: int | None = None
         self.progress: tuple[GroupStatus, ...] = ()
         self.stall: Stall | None = None
         """What the rank wrote down in its present stall, or the last of its life."""
@@ -78,7 +78,7 @@ class Vitals:
 
     # -- while it lives -----------------------------------------------------------------------------------------------
 
-    def take(self, report: Excerpt) -> None:
+    def take(self, report: ReportFields) -> None:
         """A report: the rank answers."""
         if self._is_silent:
             self._is_silent = False
@@ -102,7 +102,7 @@ class Vitals:
             self.is_stalled = True
             self._conclude()
 
-    def _says_stalled(self, report: Excerpt) -> bool:
+    def _says_stalled(self, report: ReportFields) -> bool:
         if report.stalled_since_host_ns is None:
             return False
         stall = self.stall
@@ -129,32 +129,34 @@ class Vitals:
         self._is_silent = True
         self._conclude()
 
-    def lose_process(self, now_job_ns: int) -> None:
+    def lose_process(self, now_collector_ns: int) -> None:
         """There is no such process any more; said again at every look. Its sidecar has a moment to say how it ended."""
-        self._gone_since_job_ns = self._gone_since_job_ns or now_job_ns
-        if now_job_ns - self._gone_since_job_ns >= GONE_NS_MIN:
+        self._gone_since_collector_ns = self._gone_since_collector_ns or now_collector_ns
+        if now_collector_ns - self._gone_since_collector_ns >= GONE_NS_MIN:
             self._is_gone = True
-            self._end_at(self._gone_since_job_ns)
+            self._end_at(self._gone_since_collector_ns)
 
-    def take_goodbye(self, goodbye: Goodbye, now_job_ns: int) -> None:
+    def take_goodbye(self, goodbye: Goodbye, now_collector_ns: int) -> None:
         """What the rank says itself."""
         self._said = goodbye
-        self._end_at(now_job_ns)
+        self._end_at(now_collector_ns)
 
-    def take_end(self, seen: RankEnded, clock: ClockAlignment, now_job_ns: int) -> None:
+    def take_end(self, seen: RankEnded, clock: ClockAlignment, now_collector_ns: int) -> None:
         """What its sidecar saw; only the first time."""
         if self._seen is None:
             self._seen = seen
-            aligned_ns = clock.to_job_time(seen.host_ns, now_job_ns)
-            self._end_at(now_job_ns if aligned_ns is None else aligned_ns)
+            aligned_ns = clock.to_collector_time(seen.host_ns, now_collector_ns)
+            self._end_at(now_collector_ns if aligned_ns is None else aligned_ns)
 
-    def _end_at(self, job_ns: int) -> None:
-        self.ended_job_ns = job_ns if self.ended_job_ns is None else min(self.ended_job_ns, job_ns)
+    def _end_at(self, collector_ns: int) -> None:
+        self.ended_collector_ns = (
+            collector_ns if self.ended_collector_ns is None else min(self.ended_collector_ns, collector_ns)
+        )
         self._conclude()
 
     def restore_end(self, said: Goodbye | None, seen: RankEnded | None, *, is_gone: bool, ended_ns: int | None) -> None:
         """What a collector knew that is no more."""
-        self._said, self._seen, self._is_gone, self.ended_job_ns = said, seen, is_gone, ended_ns
+        self._said, self._seen, self._is_gone, self.ended_collector_ns = said, seen, is_gone, ended_ns
         self._conclude()
 
     @property

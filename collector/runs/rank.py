@@ -5,14 +5,14 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.detect.view import AllocatorCounts
-from rankscope.collector.runs.checkpoint import Clocks, LifeDraft, SavedLife
+from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRank
 from rankscope.collector.runs.clock_alignment import ClockAlignment
-from rankscope.collector.runs.draft import RankDraft
-from rankscope.collector.runs.last_report import NOTHING_REPORTED, Excerpt, Latest
-from rankscope.collector.runs.liveness import Vitals
+from rankscope.collector.runs.draft import LazyRankSnapshot
+from rankscope.collector.runs.last_report import NOTHING_REPORTED, LastReport, ReportFields
+from rankscope.collector.runs.liveness import Liveness
 from rankscope.collector.runs.sample_rings import BreakdownRing, PackedRing, PauseRing
 from rankscope.collector.runs.snapshot import RankSnapshot
-from rankscope.collector.runs.step_accounting import StepAccount
+from rankscope.collector.runs.step_accounting import StepAccounting
 from rankscope.collector.steps.rank_medians import NOT_COMPARED
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
@@ -26,20 +26,20 @@ _ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
 
 
 class RankState:
-    """One life, from its Hello to its end. Written by JobState only."""
+    """One life, from its Hello to its end. Written by RunState only."""
 
-    def __init__(self, hello: Hello, now_job_ns: int) -> None:
+    def __init__(self, hello: Hello, now_collector_ns: int) -> None:
         self.identity: RankIdentity = hello.identity
         self._hello = hello
-        self.last_seen_job_ns = now_job_ns
+        self.last_seen_collector_ns = now_collector_ns
         self.last_report_wall_s: float | None = None
-        self.next_ping_job_ns = now_job_ns
+        self.next_ping_collector_ns = now_collector_ns
         self.clock = ClockAlignment()
-        self.vitals = Vitals()
-        self.latest: Latest = NOTHING_REPORTED
+        self.vitals = Liveness()
+        self.latest: LastReport = NOTHING_REPORTED
         self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
         self._breakdown: WindowBreakdown | None = None
-        self.steps = StepAccount(hello.first_sequence)
+        self.steps = StepAccounting(hello.first_sequence)
         self.admitted = 0
         self.duplicates = 0
         self.first_sequence = hello.first_sequence
@@ -51,9 +51,9 @@ class RankState:
         self.gc_pauses = PauseRing(GC_PAUSES_KEPT)
 
     @classmethod
-    def restore(cls, saved: SavedLife, clocks: Clocks) -> "RankState":
+    def restore(cls, saved: SavedRank, clocks: Clocks) -> "RankState":
         """A life as it was saved. It counts as heard of just now: it has all the time to come back."""
-        rank = cls(saved.hello, clocks.job_ns)
+        rank = cls(saved.hello, clocks.collector_ns)
         rank.is_awaited = True
         rank.first_sequence, rank.last_sequence, rank.admitted = (
             saved.first_sequence, saved.last_sequence, saved.admitted,
@@ -61,16 +61,16 @@ class RankState:
         rank.duplicates = saved.duplicates
         rank.steps.restore(saved.steps, saved.losses.steps_dropped_in_reports)
         rank.last_report_wall_s, rank.last_step = saved.last_report_wall_s, saved.last_step
-        rank.latest = Latest.restore(saved.totals, saved.losses, saved.devices)
-        ended_ns = None if saved.ended_wall_s is None else clocks.to_job_ns(saved.ended_wall_s)
+        rank.latest = LastReport.restore(saved.totals, saved.losses, saved.devices)
+        ended_ns = None if saved.ended_wall_s is None else clocks.to_collector_ns(saved.ended_wall_s)
         rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
         return rank
 
-    def save(self, clocks: Clocks, step_ns_median: float | None) -> LifeDraft:
+    def save(self, clocks: Clocks, step_ns_median: float | None) -> LazySavedRank:
         """What is kept of this life, and the median of its steps."""
         vitals = self.vitals
-        ended_ns = None if self.is_live else vitals.ended_job_ns
-        life = SavedLife(
+        ended_ns = None if self.is_live else vitals.ended_collector_ns
+        life = SavedRank(
             hello=self._hello,
             first_sequence=self.first_sequence,
             last_sequence=self.last_sequence,
@@ -85,7 +85,7 @@ class RankState:
             is_gone=vitals.is_gone,
             ended_wall_s=None if ended_ns is None else clocks.to_wall_s(ended_ns),
         )
-        return LifeDraft(life, self.latest)
+        return LazySavedRank(life, self.latest)
 
     @property
     def counters(self) -> tuple[object, ...]:
@@ -111,18 +111,18 @@ class RankState:
         is_same = bool(identity.machine_id) and (mine.machine_id, mine.pid) == (identity.machine_id, identity.pid)
         return is_same and self.ended == "stopped" and self.vitals.seen is None
 
-    def pass_over(self, away_ns: int, now_job_ns: int) -> None:
+    def pass_over(self, away_ns: int, now_collector_ns: int) -> None:
         """The collector has not looked for so long. What was sent meanwhile still waits to be read: no silence."""
         if self.is_live:
-            self.last_seen_job_ns = min(now_job_ns, self.last_seen_job_ns + away_ns)
+            self.last_seen_collector_ns = min(now_collector_ns, self.last_seen_collector_ns + away_ns)
 
-    def take(self, report: Excerpt, now_job_ns: int, now_wall_s: float) -> None:
+    def take(self, report: ReportFields, now_collector_ns: int, now_wall_s: float) -> None:
         """Everything of a report but its steps and collectives."""
         dropped = 0  # asked for only of a rank that a collector before this one knew
         if self.is_awaited:
             dropped = report.reports_dropped - self.latest.counted.losses.reports_dropped
         self.count_admitted(report.sequence, dropped=dropped)
-        self.last_seen_job_ns = now_job_ns
+        self.last_seen_collector_ns = now_collector_ns
         self.last_report_wall_s = now_wall_s
         self.latest = self.latest.after(report)
         if report.breakdowns:
@@ -152,10 +152,10 @@ class RankState:
         self.admitted += 1
         self.last_sequence = sequence
 
-    def draft(self) -> RankDraft:
+    def draft(self) -> LazyRankSnapshot:
         """What the picture of this life at this moment is made from."""
         vitals = self.vitals
-        return RankDraft(
+        return LazyRankSnapshot(
             self._hello,
             vitals.ending,
             self.last_report_wall_s,
@@ -173,10 +173,10 @@ class RankState:
             vitals.unresponsive,
             vitals.progress,
             vitals.seen,
-            vitals.ended_job_ns,
+            vitals.ended_collector_ns,
             self.is_awaited,
         )
 
-    def snapshot(self, now_job_ns: int) -> RankSnapshot:
+    def snapshot(self, now_collector_ns: int) -> RankSnapshot:
         """The picture of this life alone, compared with nobody and without its collectives."""
-        return self.draft().build(now_job_ns, NOT_COMPARED, ())
+        return self.draft().build(now_collector_ns, NOT_COMPARED, ())

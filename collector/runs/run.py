@@ -13,15 +13,15 @@ import numpy as np
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
 from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.statistics.excess import slowdown_ratios
 from rankscope.collector.detect.stragglers.detector import read_usual
-from rankscope.collector.detect.view import JobView
-from rankscope.collector.pacing import go_on, in_pieces
+from rankscope.collector.detect.view import RunView
+from rankscope.collector.pacing import chunked, no_yield
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.runs.attempt import Attempt, build_standings, find_end_of_steps, read_samples
-from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, LifeDraft, SavedLife, SavedRun, SavedStory
-from rankscope.collector.runs.draft import RunDraft
+from rankscope.collector.runs.attempt import Attempt, build_hang_states, find_end_of_steps, read_samples
+from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, LazySavedRank, SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.draft import LazyRunSnapshot
 from rankscope.collector.runs.events import (
     AskClock,
     ClockSampled,
@@ -29,16 +29,16 @@ from rankscope.collector.runs.events import (
     DuplicateSeen,
     EndSeen,
     GoodbyeAdmitted,
-    JobEffect,
-    JobEvent,
     ProcessGone,
     RankJoined,
     ReportAdmitted,
+    RunEffect,
+    RunEvent,
     Tick,
     UnresponsiveSeen,
 )
-from rankscope.collector.runs.findings import Verdicts
-from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.findings import RunFindings
+from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_ending import RunEnding
@@ -46,7 +46,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveCounts, CountsDraft, SavedCounts
 from rankscope.collector.steps.rank_medians import NOT_COMPARED, Comparison
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
-from rankscope.collector.steps.step_table import StepWindow
+from rankscope.collector.steps.step_table import StepTable
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import GroupInfo
@@ -66,7 +66,7 @@ is asked less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms
 """
 
 
-class JobState:
+class RunState:
     """The truth about one run. `run` is its id (run_ids.py), `name` what its launcher calls it."""
 
     def __init__(self, run: str, config: CollectorConfig) -> None:
@@ -75,37 +75,37 @@ class JobState:
         self.is_superseded = False
         """Whether a later run of this name has begun. Written by Runs only."""
         self._config = config
-        self.rest: Callable[[], None] = go_on
+        self.rest: Callable[[], None] = no_yield
         """Called between the parts of what is done for all ranks, by whoever others wait for."""
         self._attempt: Attempt | None = None
         self._rank_of_boot: dict[str, int] = {}
         self._former_boots: frozenset[str] = frozenset()
         self._group_sizes: dict[str, int] = {}
-        self._verdicts = Verdicts(run, build_detectors(config), config.findings_max)
+        self._verdicts = RunFindings(run, build_detectors(config), config.findings_max)
         self._goodput = CarriedGoodput()
         self._attempts = 0
-        self._begun_job_ns: int | None = None
+        self._begun_collector_ns: int | None = None
         self._lost_rank_s = 0.0
         self._ending = RunEnding()
-        self.last_change_job_ns = 0
-        self._heard_job_ns = 0
+        self.last_change_collector_ns = 0
+        self._heard_collector_ns = 0
         """When something last came from any of its ranks, also from those of a collector before this one."""
         self.last_report_wall_s: float | None = None
-        self.step_picture: StepPicture | None = None
+        self.heat_map_steps: HeatMapSteps | None = None
         """The steps that the last look was at; None before any."""
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def handle(self, event: JobEvent) -> list[JobEffect]:
+    def handle(self, event: RunEvent) -> list[RunEffect]:
         """Take an event in. Unknown lives are ignored: they belong to an attempt that is over."""
         match event:
             case RankJoined():
                 return self._join(event)
             case Tick():
                 return self._tick(event)
-            case CollectorAway(away_ns, now_job_ns):
+            case CollectorAway(away_ns, now_collector_ns):
                 for each in self._ranks().values():
-                    each.pass_over(away_ns, now_job_ns)
+                    each.pass_over(away_ns, now_collector_ns)
             case _:
                 life = self._life(event.boot_id)
                 if life is not None:
@@ -146,7 +146,7 @@ class JobState:
         """How many ranks the present attempt has; 0 before any."""
         return 0 if self._attempt is None else self._attempt.world_size
 
-    def belongs_here(self, hello: Hello, now_job_ns: int) -> bool:
+    def belongs_here(self, hello: Hello, now_collector_ns: int) -> bool:
         """Return whether a life that is not known yet is one of this run, or begins another run of the same name.
 
         It is one of this run while any rank reports, or where its process has only started its agent again. After a run
@@ -163,7 +163,7 @@ class JobState:
             return False
         if identity.restart_count > attempt.restart_count:
             return True
-        return now_job_ns - self._heard_job_ns <= s_to_ns(self._config.restart_within_s)
+        return now_collector_ns - self._heard_collector_ns <= s_to_ns(self._config.restart_within_s)
 
     def _has_ended_on_purpose(self, attempt: Attempt) -> bool:
         return self.is_over and all(rank.ended in ENDED_ON_PURPOSE for rank in attempt.ranks.values())
@@ -180,32 +180,32 @@ class JobState:
         rank = self._ranks().get(self._rank_of_boot.get(boot_id, -1))
         return rank if rank is not None and rank.identity.boot_id == boot_id else None
 
-    def _join(self, event: RankJoined) -> list[JobEffect]:
+    def _join(self, event: RankJoined) -> list[RunEffect]:
         """A life says Hello. A life of an attempt that is over is not taken in again: it may be slow to die."""
         identity = event.hello.identity
         attempt = self._attempt
         present = attempt.ranks.get(identity.rank) if attempt is not None else None
         if not self._is_new(event.hello, present):
             return []
-        effects: list[JobEffect] = []
+        effects: list[RunEffect] = []
         # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted. A
         # launcher that was itself started anew counts from 0 again.
         if attempt is None or present is not None or attempt.is_followed_by(identity):
             effects = self._verdicts.begin_attempt()
             if attempt is not None:
-                self._goodput.restart(event.now_job_ns)
+                self._goodput.restart(event.now_collector_ns)
             attempt = self._begin_attempt(identity)
         if identity.rank < attempt.world_size:
-            attempt.put(RankState(event.hello, event.now_job_ns))
+            attempt.put(RankState(event.hello, event.now_collector_ns))
             self._rank_of_boot[identity.boot_id] = identity.rank
-            self._goodput.begin(event.now_job_ns)
-            if self._begun_job_ns is None:
-                self._begun_job_ns = event.now_job_ns
-            self._hear(event.now_job_ns)
+            self._goodput.begin(event.now_collector_ns)
+            if self._begun_collector_ns is None:
+                self._begun_collector_ns = event.now_collector_ns
+            self._hear(event.now_collector_ns)
         return effects
 
-    def _hear(self, now_job_ns: int) -> None:
-        self.last_change_job_ns = self._heard_job_ns = now_job_ns
+    def _hear(self, now_collector_ns: int) -> None:
+        self.last_change_collector_ns = self._heard_collector_ns = now_collector_ns
 
     def _is_new(self, hello: Hello, present: RankState | None) -> bool:
         """Whether a life is to be taken in. One that has ended and whose reports come afterwards only where it is in
@@ -228,13 +228,13 @@ class JobState:
         self._former_boots = frozenset(self._rank_of_boot)
         self._rank_of_boot.clear()
         self._attempts += self._attempt is not None
-        window = StepWindow(self._config.steps_kept, identity.world_size, self._config.detect_steps)
+        window = StepTable(self._config.steps_kept, identity.world_size, self._config.detect_steps)
         self._group_sizes = {}
         former_nodes = frozenset(() if self._attempt is None else self._attempt.counts_by_node)
         self._attempt = Attempt(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
         return self._attempt
 
-    def _handle_life(self, rank: RankState, event: JobEvent) -> None:
+    def _handle_life(self, rank: RankState, event: RunEvent) -> None:
         match event:
             case ReportAdmitted():
                 self._take(rank, event)
@@ -242,18 +242,18 @@ class JobState:
                 rank.duplicates += 1
             case GoodbyeAdmitted():
                 rank.count_admitted(event.goodbye.sequence)
-                rank.vitals.take_goodbye(event.goodbye, event.now_job_ns)
-                self._hear(event.now_job_ns)
+                rank.vitals.take_goodbye(event.goodbye, event.now_collector_ns)
+                self._hear(event.now_collector_ns)
             case ClockSampled():
-                rank.clock.add(event.sent_job_ns, event.host_ns, event.received_job_ns)
+                rank.clock.add(event.sent_collector_ns, event.host_ns, event.received_collector_ns)
             case ProcessGone() if rank.is_live or rank.ended == "silent":
-                rank.vitals.lose_process(event.now_job_ns)
+                rank.vitals.lose_process(event.now_collector_ns)
             case EndSeen():
-                rank.vitals.take_end(event.seen, rank.clock, event.now_job_ns)
-                self._hear(event.now_job_ns)
+                rank.vitals.take_end(event.seen, rank.clock, event.now_collector_ns)
+                self._hear(event.now_collector_ns)
             case UnresponsiveSeen():
                 # Its process lives, so it is not silent.
-                rank.last_seen_job_ns = event.now_job_ns
+                rank.last_seen_collector_ns = event.now_collector_ns
                 rank.vitals.take_unresponsive(event.seen)
             case _:
                 pass
@@ -263,14 +263,16 @@ class JobState:
         if attempt is None:
             return
         report = event.report
-        self._hear(event.now_job_ns)
+        self._hear(event.now_collector_ns)
         self.last_report_wall_s = event.now_wall_s
-        rank.take(report, event.now_job_ns, event.now_wall_s)
+        rank.take(report, event.now_collector_ns, event.now_wall_s)
         for group in report.groups or ():
             self._learn_group(attempt, group)
         attempt.intake.add(rank, report)
         if report.step_ns > attempt.step_ns:
-            self._goodput.take_steps(find_end_of_steps(report, event.now_job_ns), report.step_ns - attempt.step_ns)
+            self._goodput.take_steps(
+                find_end_of_steps(report, event.now_collector_ns), report.step_ns - attempt.step_ns
+            )
             attempt.step_ns = report.step_ns
 
     def _learn_group(self, attempt: Attempt, group: GroupInfo) -> None:
@@ -297,59 +299,61 @@ class JobState:
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
-    def _tick(self, tick: Tick) -> list[JobEffect]:
+    def _tick(self, tick: Tick) -> list[RunEffect]:
         self.settle()
         attempt = self._attempt
         if attempt is None:
             return []
-        effects: list[JobEffect] = []
+        effects: list[RunEffect] = []
         silent_ns = s_to_ns(self._config.rank_silent_s)
         # Of many ranks each is asked less often, so that the first ones do not use up what may be asked.
         ping_pause_ns = s_to_ns(max(self._config.clock_ping_s, len(attempt.ranks) / PINGS_PER_S_MAX))
         pings_max = max(1, round(PINGS_PER_S_MAX * self._config.tick_s))
         stalled: list[RankState] = []
-        for rank in in_pieces(attempt.ranks.values(), self.rest):
+        for rank in chunked(attempt.ranks.values(), self.rest):
             # Of 16,384 ranks nearly all need nothing: whether they live is asked last.
-            if tick.now_job_ns - rank.last_seen_job_ns > silent_ns and rank.is_live:
+            if tick.now_collector_ns - rank.last_seen_collector_ns > silent_ns and rank.is_live:
                 rank.vitals.fall_silent()
-            if tick.now_job_ns >= rank.next_ping_job_ns and len(effects) < pings_max and rank.is_live:
-                rank.next_ping_job_ns = tick.now_job_ns + ping_pause_ns
+            if tick.now_collector_ns >= rank.next_ping_collector_ns and len(effects) < pings_max and rank.is_live:
+                rank.next_ping_collector_ns = tick.now_collector_ns + ping_pause_ns
                 effects.append(AskClock(rank.identity.boot_id))
             if rank.vitals.is_stalled and rank.ended in {None, "silent"}:
                 stalled.append(rank)
         if any(rank.is_live for rank in stalled):
-            self._goodput.stall(tick.now_job_ns)
+            self._goodput.stall(tick.now_collector_ns)
         elif self.is_over:
-            self._goodput.end(self._find_end_job_ns(attempt))
-        self._ending.update(attempt.ranks, attempt.world_size, Clocks(tick.now_job_ns, tick.now_wall_s))
+            self._goodput.end(self._find_end_collector_ns(attempt))
+        self._ending.update(attempt.ranks, attempt.world_size, Clocks(tick.now_collector_ns, tick.now_wall_s))
         if not tick.looks or self._ending.is_concluded:
             return effects
         end = self._ending.end
         if end is not None and not end.lost_ranks:  # who is only silent may come back, and what was found holds then
-            return effects + self._conclude(attempt, tick.now_job_ns, end)
-        standings = build_standings(attempt.ranks, tick.now_job_ns) if stalled else {}
-        return effects + self._detect(attempt, tick.now_job_ns, standings)
+            return effects + self._conclude(attempt, tick.now_collector_ns, end)
+        hang_states = build_hang_states(attempt.ranks, tick.now_collector_ns) if stalled else {}
+        return effects + self._detect(attempt, tick.now_collector_ns, hang_states)
 
-    def _find_end_job_ns(self, attempt: Attempt) -> int:
+    def _find_end_collector_ns(self, attempt: Attempt) -> int:
         """When the last rank ended; where that is not known of all of them, when the run was heard of last."""
-        known = [rank.vitals.ended_job_ns for rank in attempt.ranks.values()]
+        known = [rank.vitals.ended_collector_ns for rank in attempt.ranks.values()]
         ended = [ended_ns for ended_ns in known if ended_ns is not None]
-        return max(ended) if ended and len(ended) == len(known) else max([self._heard_job_ns, *ended])
+        return max(ended) if ended and len(ended) == len(known) else max([self._heard_collector_ns, *ended])
 
-    def _conclude(self, attempt: Attempt, now_job_ns: int, end: RunEnd) -> list[JobEffect]:
+    def _conclude(self, attempt: Attempt, now_collector_ns: int, end: RunEnd) -> list[RunEffect]:
         """Look for the last time, at the steps that came with the end, and close what was found."""
         self._ending.is_concluded = True
         effects = self._verdicts.close_hangs(RUN_IS_OVER)
-        effects += self._detect(attempt, now_job_ns, {})
+        effects += self._detect(attempt, now_collector_ns, {})
         last_step = max((rank.last_step for rank in attempt.ranks.values() if rank.last_step is not None), default=None)
         return self._verdicts.conclude(end, last_step, RUN_IS_OVER, effects)
 
-    def _detect(self, attempt: Attempt, now_job_ns: int, standings: Mapping[int, RankStanding]) -> list[JobEffect]:
+    def _detect(
+        self, attempt: Attempt, now_collector_ns: int, hang_states: Mapping[int, RankHangState]
+    ) -> list[RunEffect]:
         ranks = tuple(sorted(attempt.ranks))
         attempt.is_looked_at = True
         series = attempt.window.series(ranks, skip_steps=SKIP_STEPS)
-        view = JobView(
-            now_job_ns=now_job_ns,
+        view = RunView(
+            now_collector_ns=now_collector_ns,
             world_size=attempt.world_size,
             series=series,
             twins=attempt.find_twins(ranks),
@@ -357,7 +361,7 @@ class JobState:
             samples=read_samples(attempt.ranks),
             groups=attempt.groups.by_label,
             transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
-            standings=standings,
+            hang_states=hang_states,
             known_usual=read_usual(self._verdicts.open_findings),
             steps_min=self._config.detect_steps_min,
         )
@@ -369,7 +373,7 @@ class JobState:
         self.rest()
         attempt.comparison = Comparison(series, attempt.slowdowns, self._config.detect_steps, self.rest)
         self.rest()
-        self.step_picture = StepPicture.of(self._attempts, view)
+        self.heat_map_steps = HeatMapSteps.of(self._attempts, view)
         return effects
 
     # -- what is kept -------------------------------------------------------------------------------------------------
@@ -380,14 +384,14 @@ class JobState:
         config: CollectorConfig,
         run: SavedRun,
         story: SavedStory,
-        lives: Sequence[SavedLife],
+        lives: Sequence[SavedRank],
         clocks: Clocks,
         *,
         collectives: SavedCounts | None = None,
-    ) -> "JobState":
+    ) -> "RunState":
         """The run as it was saved by a collector that is no more; its ranks are awaited."""
         job = cls(run.run, config)
-        window = StepWindow(config.steps_kept, run.world_size, config.detect_steps)
+        window = StepTable(config.steps_kept, run.world_size, config.detect_steps)
         attempt = job._attempt = Attempt(run.restart_count, run.world_size, window)
         attempt.step_ns, attempt.recorded_step = run.step_ns, run.recorded_step
         for life in lives:
@@ -400,10 +404,10 @@ class JobState:
         job._attempts, job._former_boots = run.attempt, frozenset(story.former_boots)
         job._verdicts.restore(run.findings_opened, story.findings, run.lost, attempts=run.attempt)
         job._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
-        job._goodput.resume(run.goodput, clocks.to_job_ns(run.settled_wall_s), is_over=run.is_over)
-        job._begun_job_ns = clocks.to_job_ns(run.begun_wall_s)
-        job._heard_job_ns = clocks.to_job_ns(run.changed_wall_s)
-        job.last_change_job_ns = job._heard_job_ns if run.is_over else clocks.job_ns
+        job._goodput.resume(run.goodput, clocks.to_collector_ns(run.settled_wall_s), is_over=run.is_over)
+        job._begun_collector_ns = clocks.to_collector_ns(run.begun_wall_s)
+        job._heard_collector_ns = clocks.to_collector_ns(run.changed_wall_s)
+        job.last_change_collector_ns = job._heard_collector_ns if run.is_over else clocks.collector_ns
         reported_wall_s = (life.last_report_wall_s for life in lives)
         job.last_report_wall_s = max((one for one in reported_wall_s if one is not None), default=None)
         return job
@@ -413,18 +417,20 @@ class JobState:
         attempt = self._attempt
         if attempt is None:
             return None
-        goodput = self._goodput.snapshot(clocks.job_ns)
-        begun_job_ns = clocks.job_ns if self._begun_job_ns is None else self._begun_job_ns
+        goodput = self._goodput.snapshot(clocks.collector_ns)
+        begun_collector_ns = clocks.collector_ns if self._begun_collector_ns is None else self._begun_collector_ns
         # All time up to the end of a run that is over is settled, and there is no more.
-        settled_job_ns = self.last_change_job_ns if self.is_over else clocks.job_ns - goodput.unreported_ns
+        settled_collector_ns = (
+            self.last_change_collector_ns if self.is_over else clocks.collector_ns - goodput.unreported_ns
+        )
         return SavedRun(
             run=self.run,
             world_size=attempt.world_size,
             restart_count=attempt.restart_count,
             attempt=self._attempts,
-            begun_wall_s=clocks.to_wall_s(begun_job_ns),
-            changed_wall_s=clocks.to_wall_s(self._heard_job_ns),
-            settled_wall_s=clocks.to_wall_s(settled_job_ns),
+            begun_wall_s=clocks.to_wall_s(begun_collector_ns),
+            changed_wall_s=clocks.to_wall_s(self._heard_collector_ns),
+            settled_wall_s=clocks.to_wall_s(settled_collector_ns),
             is_over=self.is_over,
             step_ns=attempt.step_ns,
             recorded_step=attempt.recorded_step,
@@ -444,7 +450,7 @@ class JobState:
         self.settle(steps_max=0)
         return self._ranks()
 
-    def save_life(self, rank: RankState, clocks: Clocks) -> LifeDraft:
+    def save_life(self, rank: RankState, clocks: Clocks) -> LazySavedRank:
         """What is kept of one of them."""
         comparison = NOT_COMPARED if self._attempt is None else self._attempt.comparison
         return rank.save(clocks, comparison.step_ns_median(rank.identity.rank))
@@ -470,18 +476,18 @@ class JobState:
 
     # -- the picture --------------------------------------------------------------------------------------------------
 
-    def snapshot(self, now_job_ns: int) -> RunSnapshot:
+    def snapshot(self, now_collector_ns: int) -> RunSnapshot:
         """The immutable picture of the run, with all that it has been told."""
         self.settle()
-        return self.draft(now_job_ns).build()
+        return self.draft(now_collector_ns).build()
 
-    def draft(self, now_job_ns: int) -> RunDraft:
+    def draft(self, now_collector_ns: int) -> LazyRunSnapshot:
         """What the picture of the run at this moment is made from, by any thread at any time."""
         self.settle(steps_max=0)
         attempt = self._attempt
         if attempt is None:
             nobody = RunSnapshot(run=self.name, run_id=self.run, world_size=0, restart_count=0, ranks=())
-            return RunDraft(nobody, (), NOT_COMPARED, CollectiveCounts().picture({}), now_job_ns)
+            return LazyRunSnapshot(nobody, (), NOT_COMPARED, CollectiveCounts().picture({}), now_collector_ns)
         open_findings, end = self.open_findings, self._ending.end
         head = RunSnapshot(
             run=self.name,
@@ -494,11 +500,13 @@ class JobState:
             lost=self._verdicts.lost,
             abstained=self.abstained,
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings) if end is None else None,
-            goodput=self._goodput.snapshot(now_job_ns),
+            goodput=self._goodput.snapshot(now_collector_ns),
             end=end,
         )
-        ranks = [attempt.ranks[number].draft() for number in in_pieces(sorted(attempt.ranks), self.rest)]
-        return RunDraft(head, ranks, attempt.comparison, attempt.collectives.picture(self._group_sizes), now_job_ns)
+        ranks = [attempt.ranks[number].draft() for number in chunked(sorted(attempt.ranks), self.rest)]
+        return LazyRunSnapshot(
+            head, ranks, attempt.comparison, attempt.collectives.picture(self._group_sizes), now_collector_ns
+        )
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:
@@ -526,4 +534,4 @@ def _run_slowdown_ratio(attempt: Attempt, open_findings: Sequence[Finding]) -> f
     """The largest of any finding; 1 when none has a cost, None before the ranks could be compared."""
     if attempt.slowdowns is None or bool(np.isnan(attempt.slowdowns).all()):
         return None
-    return max((finding.job_slowdown_ratio or 1.0 for finding in open_findings), default=1.0)
+    return max((finding.run_slowdown_ratio or 1.0 for finding in open_findings), default=1.0)

@@ -11,7 +11,7 @@ from rankscope.measure.units import s_to_ns
 
 
 class RunEnding:
-    """Written by JobState only."""
+    """Written by RunState only."""
 
     def __init__(self) -> None:
         self._forget()
@@ -46,12 +46,12 @@ def read_ends(ranks: Collection[RankState], clocks: Clocks) -> list[LifeEnd]:
 
 def _read_end(rank: RankState, clocks: Clocks) -> LifeEnd:
     vitals = rank.vitals
-    ended_job_ns = None if vitals.ending is None else vitals.ended_job_ns
+    ended_collector_ns = None if vitals.ending is None else vitals.ended_collector_ns
     return LifeEnd(
         rank=rank.identity.rank,
         node=rank.identity.node,
         ending=vitals.ending,
-        ended_wall_ns=None if ended_job_ns is None else s_to_ns(clocks.to_wall_s(ended_job_ns)),
+        ended_wall_ns=None if ended_collector_ns is None else s_to_ns(clocks.to_wall_s(ended_collector_ns)),
         heard_wall_s=rank.last_report_wall_s,
         seen=vitals.seen,
         last_step=rank.last_step,

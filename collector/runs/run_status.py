@@ -67,7 +67,7 @@ def find_worst(run: RunSnapshot, worst_max: int) -> tuple[RankSnapshot, ...]:
     def badness(rank: RankSnapshot) -> tuple[int, float, int]:
         number = rank.identity.rank
         if rank.ended is not None and rank.ended not in ENDED_WELL | BROUGHT_DOWN:
-            return FAILED, -1 if number == first else rank.ended_job_ns or 0, number
+            return FAILED, -1 if number == first else rank.ended_collector_ns or 0, number
         return _judge(rank, is_named=number in named), -(rank.slowdown_ratio or 0.0), number
 
     return tuple(nsmallest(worst_max, run.ranks, key=badness))

@@ -8,7 +8,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.runs.goodput import GoodputSnapshot
-from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
@@ -71,7 +71,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     unresponsive: RankUnresponsive | None = None
     progress: tuple[GroupStatus, ...] = ()
     end: RankEnded | None = None
-    ended_job_ns: int | None = None
+    ended_collector_ns: int | None = None
     steps: StepCounts = StepCounts()
     awaited: bool = False
 
@@ -222,12 +222,12 @@ class Snapshot:
         version: str,
         runs: Iterable[RunSnapshot | Draft] = (),
         counts: CollectorCounts = NOTHING_COUNTED,
-        steps: Mapping[str, StepPicture] | None = None,
+        steps: Mapping[str, HeatMapSteps] | None = None,
     ) -> None:
         self.wall_s = wall_s
         self.version = version
         self.counts = counts
-        self.steps: Mapping[str, StepPicture] = steps or {}
+        self.steps: Mapping[str, HeatMapSteps] = steps or {}
         self._drafts: tuple[RunSnapshot | Draft, ...] = tuple(runs)
         self._runs: tuple[RunSnapshot, ...] | None = None
         self._latest: Snapshot | None = None

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.runs.last_report import Excerpt, StepsSaid
+from rankscope.collector.runs.last_report import ReportFields, StepTotals
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -56,7 +56,7 @@ class StepDraft(msgspec.Struct, frozen=True, gc=False):
     reported_before: int
     published: int
     late: int
-    said: StepsSaid | None
+    said: StepTotals | None
     restored: StepCounts
 
     def build(self) -> StepCounts:
@@ -80,7 +80,7 @@ class StepDraft(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class StepAccount:
+class StepAccounting:
     """Keeps the account of one life. `first_sequence` is the number its first Hello began with: of a life known from
     number 1 on nobody else has anything.
     """
@@ -93,7 +93,7 @@ class StepAccount:
         """Records that came too late to be compared."""
         self._saved_reported: int | None = None
         self._saved_dropped = 0
-        self._said: StepsSaid | None = None
+        self._said: StepTotals | None = None
         self._restored = NOTHING_COUNTED
 
     def restore(self, counts: StepCounts, dropped_said: int) -> None:
@@ -107,7 +107,7 @@ class StepAccount:
         self._saved_dropped = dropped_said
         self._restored = counts
 
-    def take(self, report: Excerpt, late: int) -> None:
+    def take(self, report: ReportFields, late: int) -> None:
         """A report was admitted; `late` of its step records came too late to be compared."""
         rows, said = report.steps.row_count, report.said
         if self._reported_before is None:

@@ -121,7 +121,7 @@ class CountsPicture:
 
 
 class CollectiveCounts:
-    """Counts up the collectives of each rank. Written by JobState only."""
+    """Counts up the collectives of each rank. Written by RunState only."""
 
     def __init__(self) -> None:
         self._number: dict[Kind, int] = {}

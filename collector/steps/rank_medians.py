@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rankscope.collector.pacing import go_on
+from rankscope.collector.pacing import no_yield
 from rankscope.collector.steps.step_series import Cells, Floats, StepSeries, medians_of_last
 
 Known = Sequence[float | None]
@@ -20,7 +20,7 @@ class Comparison:
         series: StepSeries | None,
         slowdowns: Floats | None,
         steps: int,
-        rest: Callable[[], None] = go_on,
+        rest: Callable[[], None] = no_yield,
     ) -> None:
         self._columns: dict[str, Known] = {}
         self._phases_ns: dict[str, Known] = {}

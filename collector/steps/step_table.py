@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.collector.pacing import go_on
+from rankscope.collector.pacing import no_yield
 from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
-from rankscope.collector.steps.wait_attribution import find_blame
+from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, find_signatures
 from rankscope.measure.records import PHASE_PREFIX, Collectives
@@ -73,7 +73,7 @@ COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "byte
 """Of a table of collectives, in the order of CollectiveBlock."""
 
 
-class StepWindow:
+class StepTable:
     """The last `steps_kept` steps of `world_size` ranks, and as many earlier ones as it takes to have `measured_min`
     measured ones.
     """
@@ -218,7 +218,7 @@ class StepWindow:
             self._charge(complete)
         self._complete.extend(complete)
 
-    def resolve(self, steps_max: int | None = None, rest: Callable[[], None] = go_on) -> list[KindColumns]:
+    def resolve(self, steps_max: int | None = None, rest: Callable[[], None] = no_yield) -> list[KindColumns]:
         """Find the waiting in so many of the steps that can be resolved, None: in all; `rest` is called before each.
         Returns what the collectives of each came to, in their order. Steps that have left the window meanwhile were
         resolved when they did: they come first, and do not count.
@@ -236,7 +236,7 @@ class StepWindow:
         """
         step = steps[self._charges % len(steps)]
         self._charges += 1
-        blame = find_blame(self._pending.get(step, ()), self._group_sizes)
+        blame = attribute_waits(self._pending.get(step, ()), self._group_sizes)
         if blame is None:
             return
         if self._wait_caused_ns is None:  # of a job too large to be charged it is never needed

@@ -47,7 +47,7 @@ BEHIND_NS: Final = NS_PER_MS // 10
 other within 10 us, gloo's worker thread begins the next one after 41 us."""
 
 
-class Blame(NamedTuple):
+class WaitAttribution(NamedTuple):
     """The waiting of one step by who caused it. `charged_ns` has shape (ranks, ranks), the waiting of the row's rank
     that the column's caused; a rank pays for itself where its own lateness comes back to it. `untraced_ns` and
     `passed_on_ns` have shape (ranks,): the waiting of each that nobody known caused, and the waiting of others for each
@@ -70,7 +70,7 @@ class Blame(NamedTuple):
         return np.asarray(self.charged_ns.sum(axis=1) + self.untraced_ns)
 
 
-def find_blame(step: Step, group_sizes: Mapping[str, int]) -> Blame | None:
+def attribute_waits(step: Step, group_sizes: Mapping[str, int]) -> WaitAttribution | None:
     """Charge the waiting of one step; None when it has more than OPERATIONS_MAX operations or CELLS_MAX cells."""
     ranks = find_ranks(step)
     if len(ranks) * count_rows(step) > CELLS_MAX:
@@ -86,7 +86,7 @@ def find_blame(step: Step, group_sizes: Mapping[str, int]) -> Blame | None:
             charges.hold_up(paths, rows)
         else:
             charges.share_out(paths, rows)
-    return Blame(tuple(ranks.tolist()), charges.paid_ns[:, :-1], charges.paid_ns[:, -1], charges.passed_on_ns)
+    return WaitAttribution(tuple(ranks.tolist()), charges.paid_ns[:, :-1], charges.paid_ns[:, -1], charges.passed_on_ns)
 
 
 def _in_order(matched: Matched, operation: Ints) -> Iterator[Ints]:

@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.pacing import TakeTurn, Turns, in_pieces
+from rankscope.collector.pacing import GilYielder, TakeTurn, chunked
 from rankscope.collector.process_tuning import name_this_thread
-from rankscope.collector.runs.checkpoint import Clocks, LifeDraft, SavedRun, SavedStory
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CountsDraft
 from rankscope.collector.steps.step_aggregates import StepAggregate
@@ -78,7 +78,7 @@ class _Changes(NamedTuple):
 
     saved: SavedRun
     story: SavedStory
-    lives: Mapping[tuple[str, int], tuple[int, LifeDraft]]
+    lives: Mapping[tuple[str, int], tuple[int, LazySavedRank]]
     collectives: CountsDraft
     known: Mapping[tuple[str, int], _Saved]
     steps: Sequence[StepAggregate]
@@ -119,7 +119,7 @@ class Recorder:
         self._store = HistoryStore(database)
         self._config = config
         self._count = count
-        self._turns = Turns(take_turn)
+        self._turns = GilYielder(take_turn)
         self._intervals = RankIntervals(config.history_interval_s)
         self._lives: dict[tuple[str, int], _Saved] = {}
         self._stories: dict[str, SavedStory] = {}
@@ -171,7 +171,7 @@ class Recorder:
         self._store.close()
         return Unwritten(self._waiting, self._intervals, self._shown)
 
-    def tick(self, jobs: Iterable[JobState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
+    def tick(self, jobs: Iterable[RunState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
         """Hand over what has changed. `snapshot` is of the same moment as the jobs."""
         found: list[_Changes] = []
         for job in jobs:
@@ -213,7 +213,7 @@ class Recorder:
             with self._changed:
                 self._waiting.add_interval(run, interval)
 
-    def _find_changes(self, job: JobState, clocks: Clocks, *, is_last: bool) -> _Changes | None:
+    def _find_changes(self, job: RunState, clocks: Clocks, *, is_last: bool) -> _Changes | None:
         run, steps = job.run, job.take_settled_steps(clocks.wall_s)
         saved = job.save(clocks)
         if saved is None:
@@ -222,14 +222,14 @@ class Recorder:
         lives, known, old = {}, {}, []
         ranks, collectives = job.lives, job.save_collectives()
         changed = []
-        for number, rank in in_pieces(ranks.items(), job.rest):
+        for number, rank in chunked(ranks.items(), job.rest):
             before = self._lives.get((run, number))
             if is_last or before is None or before.counters != rank.counters:
                 changed.append(number)
             elif before.steps != collectives.steps or self._is_old(before, clocks.wall_s):
                 old.append((before.at_wall_s, number))
         changed += [number for _, number in heapq.nsmallest(REFRESHED_MAX, old)]
-        for number in in_pieces(changed, job.rest):
+        for number in chunked(changed, job.rest):
             lives[run, number] = saved.attempt, job.save_life(ranks[number], clocks)
             known[run, number] = _Saved(ranks[number].counters, clocks.wall_s, collectives.steps)
         return _Changes(saved, story, lives, collectives, known, steps)

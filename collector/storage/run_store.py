@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from rankscope.collector.pacing import Turns
-from rankscope.collector.runs.checkpoint import LifeDraft, SavedLife, SavedRun, SavedStory
+from rankscope.collector.pacing import GilYielder
+from rankscope.collector.runs.checkpoint import LazySavedRank, SavedRank, SavedRun, SavedStory
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.storage.database import Database, explaining, transaction
 from rankscope.collector.storage.rank_intervals import RankInterval, pack
@@ -21,7 +21,7 @@ from rankscope.collector.storage.write_batch import Batch
 
 T = TypeVar("T")
 
-_Life = tuple[tuple[str, int], tuple[int, SavedLife | LifeDraft]]
+_Life = tuple[tuple[str, int], tuple[int, SavedRank | LazySavedRank]]
 """A life as a batch has it: run and rank, attempt and life."""
 
 PRUNE_ROWS_MAX: Final = 5_000
@@ -49,7 +49,7 @@ class KeptRun(NamedTuple):
 
     run: SavedRun
     story: SavedStory
-    lives: tuple[SavedLife, ...]
+    lives: tuple[SavedRank, ...]
     collectives: SavedCounts | None = None
     """Only of a run that is loaded to go on with."""
 
@@ -95,17 +95,17 @@ class HistoryStore:
                     runs.append(kept._replace(collectives=_unpack_or_nothing(counts, unreadable)))
             return Loaded(tuple(runs), len(unreadable))
 
-    def write(self, batch: Batch, turns: Turns | None = None) -> None:
+    def write(self, batch: Batch, turns: GilYielder | None = None) -> None:
         """Keep all of it, or raise; it may be written again then. LIVES_AT_ONCE lives and everything else are kept
         together or not at all, further lives after that. Rows of lives are made in these `turns`.
         """
         try:
-            self._write(batch, turns or Turns())
+            self._write(batch, turns or GilYielder())
         except BaseException:
             self._run_ids.clear()  # ids of runs that are not there after all
             raise
 
-    def _write(self, batch: Batch, turns: Turns) -> None:
+    def _write(self, batch: Batch, turns: GilYielder) -> None:
         # Some after the others: the rows of 16,384 lives together are 100 MB. And nobody else could write meanwhile.
         lives = iter(batch.lives.items())
         rows = _make_rows(lives, turns)
@@ -252,10 +252,10 @@ def load_run(connection: sqlite3.Connection, row: Sequence[Any], unreadable: lis
     lives = connection.execute(
         "SELECT body FROM lives WHERE run_id = ? AND attempt = ? ORDER BY rank", (run_id, runs[0].attempt)
     )
-    return KeptRun(runs[0], stories[0], tuple(_decode_rows(lives, SavedLife, unreadable)))
+    return KeptRun(runs[0], stories[0], tuple(_decode_rows(lives, SavedRank, unreadable)))
 
 
-def _make_rows(lives: Iterator[_Life], turns: Turns) -> list[_LifeRow]:
+def _make_rows(lives: Iterator[_Life], turns: GilYielder) -> list[_LifeRow]:
     """The next ones, up to LIVES_AT_ONCE; none when there are no more."""
     some = list(itertools.islice(lives, LIVES_AT_ONCE))
     if not some:
@@ -263,7 +263,7 @@ def _make_rows(lives: Iterator[_Life], turns: Turns) -> list[_LifeRow]:
     rows = []
     with turns:
         for (run, rank), (attempt, life) in some:
-            saved = life if isinstance(life, SavedLife) else life.build()
+            saved = life if isinstance(life, SavedRank) else life.build()
             rows.append(_LifeRow(run, rank, attempt, msgspec.json.encode(saved).decode()))
             turns.rest()
     return rows

@@ -5,7 +5,7 @@ both are bounded, however long nothing can be written.
 from collections import deque
 from typing import Final
 
-from rankscope.collector.runs.checkpoint import LifeDraft, SavedLife, SavedRun, SavedStory
+from rankscope.collector.runs.checkpoint import LazySavedRank, SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CountsDraft
 from rankscope.collector.steps.step_aggregates import StepAggregate
@@ -30,7 +30,7 @@ class Batch:
         self._intervals_max = intervals_max
         self.runs: dict[str, SavedRun] = {}
         self.stories: dict[str, SavedStory] = {}
-        self.lives: dict[tuple[str, int], tuple[int, SavedLife | LifeDraft]] = {}
+        self.lives: dict[tuple[str, int], tuple[int, SavedRank | LazySavedRank]] = {}
         """By run and rank: the attempt, and the life in it, or what it is made from when it is written."""
         self.collectives: dict[str, CountsDraft] = {}
         """Of all ranks of a run's present attempt."""

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.collector.client import Credentials, ask_for, ask_for_runs
+from rankscope.collector.client import Credentials, fetch, fetch_runs
 from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.runs.snapshot import RunSnapshot
 
@@ -60,10 +60,10 @@ def ask_for_picture(url: str, credentials: Credentials, wanted: str, wall_s: flo
 
     Raises UnavailableError where it does not answer, or is no collector.
     """
-    names = ask_for_runs(url, credentials)
+    names = fetch_runs(url, credentials)
     if not names:
         return Picture(wall_s=wall_s)
     name = quote(choose_run_id(wanted, names) or names[0], safe="")
-    run = ask_for(f"{url}/api/v1/runs/{name}?ranks=none", RunSnapshot, credentials)
-    told = ask_for(f"{url}/api/v1/runs/{name}/ranks?order=rank&limit={RANKS_MAX}", _Ranks, credentials)
+    run = fetch(f"{url}/api/v1/runs/{name}?ranks=none", RunSnapshot, credentials)
+    told = fetch(f"{url}/api/v1/runs/{name}/ranks?order=rank&limit={RANKS_MAX}", _Ranks, credentials)
     return Picture(wall_s=wall_s, runs=names, run=run, ranks=told.ranks)

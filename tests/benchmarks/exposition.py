@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from isal import isal_zlib
 from msgspec.structs import replace
 
-from rankscope.collector.pacing import PAUSE_S, WORK_S, Turns
+from rankscope.collector.pacing import PAUSE_S, WORK_S, GilYielder
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metrics.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
@@ -160,7 +160,7 @@ def measure_columns(ranks: int) -> list[Result]:
 def _measure_page(pages: MetricPages, snapshot: Snapshot, page: Page, ranks: int) -> Result:
     for _ in pages.render(snapshot, page, TextFormat.CLASSIC):
         pass
-    with watch_gaps() as gaps, Turns() as turns:
+    with watch_gaps() as gaps, GilYielder() as turns:
         work = _Work(turns)
         cpu_s, wall_s = time.thread_time(), time.perf_counter()
         pieces = list(pages.render(snapshot, page, TextFormat.CLASSIC, rest=work.rest))
@@ -178,7 +178,7 @@ def _measure_page(pages: MetricPages, snapshot: Snapshot, page: Page, ranks: int
 class _Work:
     """The pauses of the collector, and the CPU time of the longest piece of work between two chances for one."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: GilYielder) -> None:
         self.longest_s = 0.0
         self._turns = turns
         self._from_s = time.thread_time()

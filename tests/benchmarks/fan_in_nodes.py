@@ -106,8 +106,8 @@ class _Rank:
                 return self.delivery.on_hello_wanted(now_ns)
             case Refused(reason=reason, detail=detail):
                 return self.delivery.on_refused(reason, detail)
-            case ClockPing(job_ns=job_ns):
-                return ClockPong(job_ns=job_ns, host_ns=now_ns)
+            case ClockPing(collector_ns=collector_ns):
+                return ClockPong(collector_ns=collector_ns, host_ns=now_ns)
         raise ValueError(f"a collector does not send {message!r}")
 
 

@@ -29,11 +29,11 @@ import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.admission import Admission, Admitted
-from rankscope.collector.process_tuning import keep_one_heap, spare_the_garbage_collector
+from rankscope.collector.process_tuning import limit_malloc_arenas, raise_gc_threshold
 from rankscope.collector.runs.checkpoint import Clocks
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted, Tick
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_recorder import Recorder
@@ -108,7 +108,7 @@ class Collector:
 
     def __init__(self, ranks: int, folder: Path) -> None:
         config = CollectorConfig(ranks_max=ranks)
-        self.job, self._admission = JobState(RUN, config), Admission(1, ranks)
+        self.job, self._admission = RunState(RUN, config), Admission(1, ranks)
         self._recorder = Recorder(Database(folder / "store.db"), config, lambda _where: None)
         for rank in range(ranks):
             hello = build_hello(RUN, rank, ranks, boot_of(rank))
@@ -123,7 +123,7 @@ class Collector:
         verdict = self._admission.number(boot_of(rank).encode(), report.sequence)
         if not isinstance(verdict, Admitted):
             raise ValueError(f"report {report.sequence} of rank {rank} is {verdict}")  # noqa: TRY004 - no type is wrong
-        return ReportAdmitted(verdict.identity.boot_id, Excerpt.of(report, frame), now_ns, ns_to_s(now_ns))
+        return ReportAdmitted(verdict.identity.boot_id, ReportFields.of(report, frame), now_ns, ns_to_s(now_ns))
 
     def tick(self, meter: Meter, now_ns: int) -> None:
         """A look, a picture and what is saved."""
@@ -142,8 +142,8 @@ def boot_of(rank: int) -> str:
 
 def measure(ranks: int) -> Result:
     """One size."""
-    keep_one_heap()
-    spare_the_garbage_collector()
+    limit_malloc_arenas()
+    raise_gc_threshold()
     meter, reports = Meter(), JobReports(ranks, range(ranks))
     pid = os.getpid()
     before_bytes = read_resident_bytes(pid)

@@ -18,7 +18,7 @@ from selenium.webdriver import Chrome
 from rankscope.collector.publish.api import heat_map
 from rankscope.collector.publish.api.event_stream import build_picture
 from rankscope.collector.publish.api.rank_views import BY_SLOWDOWN, list_ranks, show_rank
-from rankscope.collector.publish.api.step_breakdown import RunShares
+from rankscope.collector.publish.api.step_breakdown import RunTimeBreakdown
 from rankscope.collector.publish.routes import GZIP_LEVEL
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.benchmarks.machine import RESULTS, describe_run
@@ -124,7 +124,7 @@ def time_cpu(work: Callable[[], object]) -> float:
 
 def time_shares(run: RunSnapshot) -> float:
     """The same of one stretch of time, added up over all ranks."""
-    shares, wall_s = RunShares(), 0.0
+    shares, wall_s = RunTimeBreakdown(), 0.0
     shares.take(run.read_totals(), wall_s)
     spent = []
     for repeat in range(1, REPEATS + 1):

@@ -112,8 +112,8 @@ class Probe:
             match decode(dealer.recv()):
                 case Welcome():
                     return
-                case ClockPing(job_ns=job_ns):
-                    dealer.send(encode(ClockPong(job_ns=job_ns, host_ns=time.monotonic_ns())))
+                case ClockPing(collector_ns=collector_ns):
+                    dealer.send(encode(ClockPong(collector_ns=collector_ns, host_ns=time.monotonic_ns())))
                 case Refused(reason=reason, detail=detail):
                     raise RuntimeError(f"the probe was refused: {reason}: {detail}")
 

@@ -153,9 +153,9 @@ class LoadRank:
         match message:
             case Ack(through=through):
                 self._carry_out(self.delivery.on_ack(through, now_ns))
-            case ClockPing(job_ns=job_ns):
+            case ClockPing(collector_ns=collector_ns):
                 # When the socket does not take it, the collector asks again.
-                self._try_send(encode(ClockPong(job_ns=job_ns, host_ns=now_ns)))
+                self._try_send(encode(ClockPong(collector_ns=collector_ns, host_ns=now_ns)))
             case Welcome(admitted_through=through, hello_number=number):
                 self.welcomed_ns = now_ns
                 self._carry_out(self.delivery.on_welcome(through, now_ns, number))

@@ -30,9 +30,9 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.cpu_time_sampling import ClockedSteps
+from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
 from rankscope.agent.steps.due_steps import Due
-from rankscope.agent.steps.event_buffer import MomentLog
+from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.moment_meter import AFTERMATH_TIMES, UNSEEN_TIMES
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.agent.steps.torch_hooks import TorchHooks
@@ -131,14 +131,14 @@ class Switch:
 
 def make_hooks(step_ns: int) -> TorchHooks:
     """Hooks that feed a real state machine, whose records go nowhere, as in a job with steps of that length."""
-    clocked = ClockedSteps()
+    clocked = CpuTimeSampling()
     clocked.learn_step(step_ns)
 
     def find_due(step: int) -> Due:
         return Due(clocked.find_next(step), is_live=False)
 
     timer, guard = StepTimer(lambda _record: None, on_run=lambda _run: None), Guard(error_budget=1)
-    return TorchHooks(timer, guard, lambda _begins: None, log=MomentLog(timer, guard, find_due))
+    return TorchHooks(timer, guard, lambda _begins: None, log=HookEventBuffer(timer, guard, find_due))
 
 
 def measure(training: Training, pairs: int, step_ns: int) -> Costs:

@@ -19,8 +19,8 @@ import numpy as np
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.process_tuning import read_resident_bytes
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted, Tick
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.run import RunState
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
 from rankscope.measure.records import (
@@ -58,12 +58,12 @@ class Result(NamedTuple):
     findings: int
 
 
-def fill(ranks: int, slow: Sequence[int]) -> JobState:
+def fill(ranks: int, slow: Sequence[int]) -> RunState:
     """A job with all its steps reported, looked at never."""
     random = np.random.default_rng(ranks)
     work_ns = WORK_NS * np.exp(random.normal(0.0, JITTER, (STEPS, ranks)))
     work_ns[:, list(slow)] *= 1.3
-    job = JobState("large", CollectorConfig(steps_kept=STEPS))
+    job = RunState("large", CollectorConfig(steps_kept=STEPS))
     for rank in range(ranks):
         job.handle(RankJoined(_hello(rank, ranks), 0))
     group = GroupInfo(label="default_pg", description="default_pg", ranks=tuple(range(ranks)), backend="nccl")
@@ -71,7 +71,7 @@ def fill(ranks: int, slow: Sequence[int]) -> JobState:
         steps = range(first, first + REPORT_STEPS)
         for rank in range(ranks):
             report = _report(rank, steps, work_ns, (group,) if first == 0 else None)
-            job.handle(ReportAdmitted(f"boot-{rank}", Excerpt.of(report), first * WORK_NS, 0.0))
+            job.handle(ReportAdmitted(f"boot-{rank}", ReportFields.of(report), first * WORK_NS, 0.0))
     return job
 
 

@@ -46,7 +46,7 @@ class Error(msgspec.Struct, frozen=True):
 ANSWERS: Final = (
     RunSummaries, RunSnapshot, RunStatus,
     rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
-    RunReport, Incidents, event_stream.LivePicture, heat_map.HeatMapHead, Error,
+    RunReport, Incidents, event_stream.LiveSnapshot, heat_map.HeatMapHead, Error,
 )  # fmt: skip
 
 RUN: Final = {
@@ -97,7 +97,7 @@ def _paths_of_all() -> Json:
     )
     stream = {event_stream.EVENT_STREAM: {"schema": {"type": "string"}}}
     told = (
-        "What happens, as it happens: server-sent events `picture`, each a LivePicture in JSON.\n\n"
+        "What happens, as it happens: server-sent events `picture`, each a LiveSnapshot in JSON.\n\n"
         "Their ids count the pictures: a gap is what this reader was too slow for."
     )
     events = _operation("followRuns", told, stream, [followed, count], 400, 503)

@@ -43,6 +43,6 @@ def _find_references(value: object) -> list[str]:
 
 
 def test_documentation_names_every_path_and_no_other() -> None:
-    text = (FILE.parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    text = (FILE.parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
     told = set(re.findall(r"^\| `(/api/v1/[^`]+)` \|", text, flags=re.MULTILINE))
     assert told == set(build()["paths"])

@@ -169,8 +169,8 @@ STATED: dict[str, Message] = {
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
     "refused": Refused(reason="ranks_max", detail="raise ranks_max"),
-    "clock_ping": ClockPing(job_ns=-1),
-    "clock_pong": ClockPong(job_ns=-1, host_ns=1 << 62),
+    "clock_ping": ClockPing(collector_ns=-1),
+    "clock_pong": ClockPong(collector_ns=-1, host_ns=1 << 62),
     "goodbye": Goodbye(
         sequence=6, reason="failed", detail="ValueError", exit_code=1, line="train.py:24 (main)"
     ),

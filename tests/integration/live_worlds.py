@@ -1,6 +1,6 @@
 """Collectors that know runs which nobody trains: what the API and the live page are held against.
 
-Small runs are told by a real JobState (`job_stories.py`); a run of 16,384 ranks is made of columns, as its state makes
+Small runs are told by a real RunState (`job_stories.py`); a run of 16,384 ranks is made of columns, as its state makes
 them, because to report for so many ranks would take longer than to look at them.
 """
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.statistics.excess import find_excess, slowdown_ratios
-from rankscope.collector.publish.http_auth import OPEN, HttpAccess
+from rankscope.collector.publish.http_auth import OPEN, HttpAuth
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
-from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.peer_groups import find_twins
 from rankscope.collector.steps.step_series import StepSeries, medians_of_last
@@ -40,7 +40,7 @@ class LiveWorld:
         self.snapshot = Snapshot(wall_s=1_773_500_000.0, version="0.1.0")
         self.read: Callable[[], Snapshot] = lambda: self.snapshot
 
-    def show(self, *runs: RunSnapshot, steps: dict[str, StepPicture] | None = None) -> None:
+    def show(self, *runs: RunSnapshot, steps: dict[str, HeatMapSteps] | None = None) -> None:
         """These runs, a second later."""
         self.snapshot = Snapshot(
             wall_s=self.snapshot.wall_s + 1.0, version="0.1.0", runs=runs, steps={} if steps is None else steps
@@ -56,7 +56,7 @@ class LiveWorld:
 
     @contextmanager
     def serve(
-        self, access: HttpAccess = OPEN, *, store: Path | None = None, limits: HttpLimits | None = None
+        self, access: HttpAuth = OPEN, *, store: Path | None = None, limits: HttpLimits | None = None
     ) -> Iterator[HttpServer]:
         """A server of this world."""
         server = HttpServer(
@@ -80,9 +80,9 @@ def slow_story(ranks: int = 4, slow_rank: int = 2) -> Story:
     return story
 
 
-def pictures_of(story: Story, name: str = "story") -> dict[str, StepPicture]:
+def pictures_of(story: Story, name: str = "story") -> dict[str, HeatMapSteps]:
     """The last steps of a story."""
-    picture = story.job.step_picture
+    picture = story.job.heat_map_steps
     return {} if picture is None else {name: picture}
 
 
@@ -91,7 +91,7 @@ def rename(run: RunSnapshot, name: str) -> RunSnapshot:
     return msgspec.structs.replace(run, run=name, run_id=name)
 
 
-def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> tuple[RunSnapshot, StepPicture]:
+def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> tuple[RunSnapshot, HeatMapSteps]:
     """A run of so many ranks one of which takes twice as long in every step, and its last 64 steps."""
     chance = np.random.default_rng(SEED)
     self_ns = WORK_NS * (1.0 + NOISE * chance.standard_normal((STEPS, ranks)))
@@ -108,7 +108,7 @@ def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> t
     medians = medians_of_last(self_ns, STEPS).tolist()
     lines = tuple(_rank_of(name, rank, ranks, slowdowns[rank], medians[rank]) for rank in numbers)
     run = RunSnapshot(run=name, world_size=ranks, restart_count=0, ranks=lines, run_slowdown_ratio=SLOWER)
-    picture = StepPicture(
+    picture = HeatMapSteps(
         attempt=0, steps=series.steps, ranks=np.array(numbers), self_ns=self_ns.astype(np.float32),
         excess=excess.astype(np.float32), twins=twins, latest_step=first_step + STEPS - 1,
     )  # fmt: skip

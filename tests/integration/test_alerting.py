@@ -19,7 +19,7 @@ import msgspec
 import pytest
 import zmq
 
-from rankscope.collector.runs.events import GoodbyeAdmitted, JobEvent, RankJoined, ReportAdmitted
+from rankscope.collector.runs.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, RunEvent
 from rankscope.measure import __version__
 from rankscope.measure.machine import read_machine_id
 from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
@@ -51,7 +51,7 @@ class NamedRanks(WireRanks):
         self._run = run
         self._pids = pids
 
-    def handle(self, event: JobEvent) -> list[object]:
+    def handle(self, event: RunEvent) -> list[object]:
         match event:
             case RankJoined(hello):
                 known = hello.identity

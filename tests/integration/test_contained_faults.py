@@ -12,30 +12,30 @@ from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.router import Ready
 from rankscope.collector.relay.config import RelayConfig
 from rankscope.collector.relay.service import Relay
-from rankscope.collector.runs.draft import RunDraft
-from rankscope.collector.runs.events import JobEffect, JobEvent, RankJoined, ReportAdmitted
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.draft import LazyRunSnapshot
+from rankscope.collector.runs.events import RankJoined, ReportAdmitted, RunEffect, RunEvent
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.service import Service
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import Ack, Goodbye, HelloWanted, Report
 from tests.integration.serving import serving, wait_for
 from tests.integration.wire_peer import connected
 
-Fails = Callable[[JobEvent], bool]
+Fails = Callable[[RunEvent], bool]
 
 
 @contextlib.contextmanager
 def failing(fails: Fails) -> Iterator[Service]:
     """A collector whose runs raise at the events for which `fails` holds."""
     with pytest.MonkeyPatch.context() as patch:
-        handle = JobState.handle
+        handle = RunState.handle
 
-        def handle_or_fail(job: JobState, event: JobEvent) -> list[JobEffect]:
+        def handle_or_fail(job: RunState, event: RunEvent) -> list[RunEffect]:
             if fails(event):
                 raise ZeroDivisionError
             return handle(job, event)
 
-        patch.setattr(JobState, "handle", handle_or_fail)
+        patch.setattr(RunState, "handle", handle_or_fail)
         service = Service(
             CollectorConfig(listen="tcp://127.0.0.1:0", http_listen="127.0.0.1:0", store=""), SystemClock()
         )
@@ -50,9 +50,9 @@ def failing(fails: Fails) -> Iterator[Service]:
 
 def first(kind: type[object]) -> Fails:
     """Whether an event is the first one of a kind."""
-    seen: list[JobEvent] = []
+    seen: list[RunEvent] = []
 
-    def is_first(event: JobEvent) -> bool:
+    def is_first(event: RunEvent) -> bool:
         if isinstance(event, kind):
             seen.append(event)
         return isinstance(event, kind) and len(seen) == 1
@@ -75,7 +75,7 @@ def test_a_rank_whose_run_did_not_take_it_in_is_asked_for_its_hello(caplog: pyte
 
 
 def test_a_report_that_no_run_can_take_in_is_acknowledged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    def is_second_report(event: JobEvent) -> bool:
+    def is_second_report(event: RunEvent) -> bool:
         return isinstance(event, ReportAdmitted) and event.report.sequence == 2
 
     with failing(is_second_report) as service, connected(service.endpoint, "boot-one") as peer:
@@ -85,7 +85,7 @@ def test_a_report_that_no_run_can_take_in_is_acknowledged_and_counted(caplog: py
 
 
 def test_a_fault_of_one_run_leaves_the_others_alone() -> None:
-    def is_of_bad_run(event: JobEvent) -> bool:
+    def is_of_bad_run(event: RunEvent) -> bool:
         return isinstance(event, RankJoined) and event.hello.identity.run == "bad"
 
     with (
@@ -105,17 +105,17 @@ def test_a_fault_of_one_run_leaves_the_others_alone() -> None:
 
 
 def test_a_snapshot_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    draft = JobState.draft
+    draft = RunState.draft
     failures: list[str] = []
 
-    def fail_first(job: JobState, now_job_ns: int) -> RunDraft:
+    def fail_first(job: RunState, now_collector_ns: int) -> LazyRunSnapshot:
         if not failures:
             failures.append(job.run)
             raise ZeroDivisionError
-        return draft(job, now_job_ns)
+        return draft(job, now_collector_ns)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobState, "draft", fail_first)
+        patch.setattr(RunState, "draft", fail_first)
         with failing(lambda _event: False) as service, connected(service.endpoint, "boot-one") as peer:
             peer.join().report(3)
             wait_for(lambda: service.snapshot.runs or None, lambda: "no run came")

@@ -6,14 +6,14 @@ Two ranks, steps of 100 ms by the host clock, their devices 10 ms behind. Rank 1
 
 import pytest
 
-from rankscope.agent.profiler.reduction_process import WindowChildren
+from rankscope.agent.profiler.reduction_process import ReductionProcesses
 from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.identity import RankIdentity
@@ -78,7 +78,7 @@ def steps_of(rank: int) -> tuple[StepRecord, ...]:
 
 def report_of(rank: int) -> Report:
     source = GroupSource(lambda: {"0": WORLD}, lambda: ([], {}))
-    reducing = WindowReduction(source, WindowChildren(), events_max=1_000)
+    reducing = WindowReduction(source, ReductionProcesses(), events_max=1_000)
     reducing.reduce(window_of(rank))
     (found,) = reducing.collect()
     assert found.covered_steps is not None
@@ -97,7 +97,7 @@ def report_of(rank: int) -> Report:
 @pytest.fixture(scope="module")
 def metrics() -> dict[tuple[str, str], float]:
     """The value of each sample by its name and rank."""
-    job = JobState("a", CollectorConfig())
+    job = RunState("a", CollectorConfig())
     for rank in RANKS:
         identity = RankIdentity(
             run="a", rank=rank, local_rank=rank, world_size=2, node="n", restart_count=0, boot_id=f"boot-{rank}", pid=7
@@ -105,7 +105,7 @@ def metrics() -> dict[tuple[str, str], float]:
         hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=NS_PER_S)
         job.handle(RankJoined(hello, 0))
     for rank in RANKS:
-        job.handle(ReportAdmitted(f"boot-{rank}", Excerpt.of(report_of(rank)), 0, 0.0))
+        job.handle(ReportAdmitted(f"boot-{rank}", ReportFields.of(report_of(rank)), 0, 0.0))
     snapshot = Snapshot(wall_s=0.0, version="0", runs=(job.snapshot(0),))
     families = SnapshotExporter(lambda: snapshot).collect()
     samples = [sample for family in families for sample in family.samples]

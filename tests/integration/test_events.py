@@ -15,9 +15,9 @@ from rankscope.collector.publish.api.event_stream import (
     PICTURE_SKIPPED,
     SLOW_READER,
     STREAMS_BUSY,
-    LivePicture,
+    LiveSnapshot,
 )
-from rankscope.collector.publish.http_auth import HttpAccess
+from rankscope.collector.publish.http_auth import HttpAuth
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
@@ -40,7 +40,7 @@ class Reader:
     def __init__(self, answer: http.client.HTTPResponse) -> None:
         self.answer = answer
 
-    def read_event(self) -> tuple[int, LivePicture]:
+    def read_event(self) -> tuple[int, LiveSnapshot]:
         """The next event: its id, and the picture."""
         fields: dict[str, str] = {}
         while "data" not in fields or self._line:
@@ -49,11 +49,11 @@ class Reader:
             if name:
                 fields[name] = value
         assert fields["event"] == "picture"
-        return int(fields["id"]), msgspec.json.decode(fields["data"], type=LivePicture)
+        return int(fields["id"]), msgspec.json.decode(fields["data"], type=LiveSnapshot)
 
     _line = ""
 
-    def wait_for(self, latest_step: int) -> LivePicture:
+    def wait_for(self, latest_step: int) -> LiveSnapshot:
         """The first picture with that step."""
         while True:
             _, picture = self.read_event()
@@ -143,7 +143,7 @@ def test_question_that_means_nothing_is_refused(world: LiveWorld, query: str, er
 
 
 def test_nobody_follows_without_the_token(world: LiveWorld) -> None:
-    with world.serve(HttpAccess(TOKEN)) as server:
+    with world.serve(HttpAuth(TOKEN)) as server:
         with following(server) as reader:
             assert reader.answer.status == 401
         with following(server, Authorization=f"Bearer {TOKEN}") as reader:
@@ -167,7 +167,7 @@ def test_place_of_a_reader_who_leaves_is_free_for_another(world: LiveWorld) -> N
         with following(server) as reader:
             reader.read_event()
 
-        def follow_again() -> LivePicture | None:
+        def follow_again() -> LiveSnapshot | None:
             world.show()  # the server notices that somebody has left when it has something to tell
             with following(server) as other:
                 return other.read_event()[1] if other.answer.status == 200 else None

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from rankscope.collector.commands.main import main
-from rankscope.collector.publish.http_auth import OPEN, HttpAccess, read_http_access
+from rankscope.collector.publish.http_auth import OPEN, HttpAuth, read_http_auth
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.page_files import read_page_files
@@ -35,7 +35,7 @@ EVERY_PATH = ["/", "/metrics", "/api/v1/runs", "/api/v1/runs/a", "/api/v1/incide
 
 
 @contextlib.contextmanager
-def serve(access: HttpAccess, limits: HttpLimits | None = None) -> Iterator[HttpServer]:
+def serve(access: HttpAuth, limits: HttpLimits | None = None) -> Iterator[HttpServer]:
     """A server that knows no run."""
     server = HttpServer(
         "127.0.0.1:0", lambda: Snapshot(wall_s=0.0, version="0"), lambda: (),
@@ -72,7 +72,7 @@ def secrets(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("path", EVERY_PATH)
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong-wrong-wrong"}])
 def test_without_the_token_nothing_is_told_not_even_what_there_is(path: str, headers: Mapping[str, str]) -> None:
-    with serve(HttpAccess(TOKEN)) as server:
+    with serve(HttpAuth(TOKEN)) as server:
         status, answered, body = ask(server, path, headers)
         assert status == 401
         assert answered["WWW-Authenticate"] == 'Bearer realm="rankscope", Basic realm="rankscope"'
@@ -82,7 +82,7 @@ def test_without_the_token_nothing_is_told_not_even_what_there_is(path: str, hea
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/api/v1/runs", "/api/v1/incidents"])
 def test_with_the_token_everything_is_as_without_one(path: str) -> None:
-    with serve(HttpAccess(TOKEN)) as server, serve(OPEN) as open_server:
+    with serve(HttpAuth(TOKEN)) as server, serve(OPEN) as open_server:
         status, _, body = ask(server, path, BEARER)
         assert (status, body) == (200, ask(open_server, path)[2])
         assert server.refused == {}
@@ -90,7 +90,7 @@ def test_with_the_token_everything_is_as_without_one(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/healthz?verbose=1"])
 def test_an_orchestrator_needs_no_token(path: str) -> None:
-    with serve(HttpAccess(TOKEN)) as server:
+    with serve(HttpAuth(TOKEN)) as server:
         assert ask(server, path)[::2] == (200, "ok\n")
 
 
@@ -98,7 +98,7 @@ def test_an_orchestrator_needs_no_token(path: str) -> None:
 def test_a_browser_gets_the_page_without_a_token_and_it_is_the_same_everywhere(path: str) -> None:
     browser = {"Accept": "text/html,*/*;q=0.8"}
     name = path.removeprefix("/live/") if path != "/" else "index.html"
-    with serve(HttpAccess(TOKEN)) as server:
+    with serve(HttpAuth(TOKEN)) as server:
         assert ask(server, path, browser)[::2] == (200, read_page_files()[name].decode())
         assert ask(server, "/live/none.js", browser)[0] == 401
         assert ask(server, "/api/v1/events", browser)[0] == 401
@@ -106,13 +106,13 @@ def test_a_browser_gets_the_page_without_a_token_and_it_is_the_same_everywhere(p
 
 @pytest.mark.parametrize("path", ["/healthz/../metrics", "/%68ealthz", "/metrics?/healthz", "/healthz#/x"])
 def test_a_path_that_only_looks_like_an_open_one_is_not_open(path: str) -> None:
-    with serve(HttpAccess(TOKEN)) as server:
+    with serve(HttpAuth(TOKEN)) as server:
         assert ask(server, path)[0] == 401
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_changed_with_or_without_the_token(method: str) -> None:
-    with serve(HttpAccess(TOKEN)) as server:
+    with serve(HttpAuth(TOKEN)) as server:
         connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=DEADLINE_S)
         connection.request(method, "/api/v1/runs", headers=BEARER)
         assert connection.getresponse().status == 405
@@ -121,7 +121,7 @@ def test_nothing_can_be_changed_with_or_without_the_token(method: str) -> None:
 
 def test_with_a_certificate_it_answers_in_tls(secrets: dict[str, str]) -> None:
     trusting = ssl.create_default_context(cafile=secrets["certificate_file"])
-    with serve(read_http_access(**secrets)) as server:
+    with serve(read_http_auth(**secrets)) as server:
         assert server.url.startswith("https://127.0.0.1:")
         request = urllib.request.Request(f"{server.url}/metrics", headers=BEARER)
         with urllib.request.urlopen(request, timeout=DEADLINE_S, context=trusting) as answer:
@@ -129,7 +129,7 @@ def test_with_a_certificate_it_answers_in_tls(secrets: dict[str, str]) -> None:
 
 
 def test_what_does_not_speak_tls_is_cut_off_and_counted(secrets: dict[str, str]) -> None:
-    with serve(read_http_access(**secrets)) as server:
+    with serve(read_http_auth(**secrets)) as server:
         with socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), DEADLINE_S) as stranger:
             stranger.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             with contextlib.suppress(ConnectionError):
@@ -140,7 +140,7 @@ def test_what_does_not_speak_tls_is_cut_off_and_counted(secrets: dict[str, str])
 
 def test_who_never_ends_its_handshake_keeps_nobody_waiting(secrets: dict[str, str]) -> None:
     trusting = ssl.create_default_context(cafile=secrets["certificate_file"])
-    with serve(read_http_access(**secrets)) as server:
+    with serve(read_http_auth(**secrets)) as server:
         port = urlsplit(server.url).port or 0
         silent = [socket.create_connection(("127.0.0.1", port), DEADLINE_S) for _ in range(8)]
         with urllib.request.urlopen(f"{server.url}/healthz", timeout=DEADLINE_S, context=trusting) as answer:
@@ -150,7 +150,7 @@ def test_who_never_ends_its_handshake_keeps_nobody_waiting(secrets: dict[str, st
 
 
 def test_handshake_in_single_bytes_is_cut_off_in_time(secrets: dict[str, str]) -> None:
-    with serve(read_http_access(**secrets), HttpLimits(request_s=SHORT_TIMEOUT_S)) as server:
+    with serve(read_http_auth(**secrets), HttpLimits(request_s=SHORT_TIMEOUT_S)) as server:
         with socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0), DEADLINE_S) as slow:
             send_slowly(slow, b"\x16\x03\x01\x3f\xff" + bytes(16_384))
         wait_for(lambda: server.refused == {"slow_request": 1} or None, lambda: str(server.refused))
@@ -189,14 +189,14 @@ def test_loopback_without_a_token_answers_to_its_names_and_addresses(host: str) 
 
 
 def test_with_a_token_any_name_is_answered() -> None:
-    with serve(HttpAccess(TOKEN)) as server:
+    with serve(HttpAuth(TOKEN)) as server:
         assert ask(server, "/metrics", {**BEARER, "Host": "collector.example"})[0] == 200
 
 
 def test_the_commands_show_the_token_and_trust_the_certificate_they_are_given(
     secrets: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serve(read_http_access(**secrets)) as server:
+    with serve(read_http_auth(**secrets)) as server:
         options = ["--url", server.url, "--ca-file", secrets["certificate_file"]]
         assert main(["status", *options, "--token-file", secrets["token_file"]]) == 0
         assert main(["incidents", *options, "--token-file", secrets["token_file"]]) == 0
@@ -209,7 +209,7 @@ def test_the_commands_show_the_token_and_trust_the_certificate_they_are_given(
 
 
 def test_a_certificate_that_is_not_trusted_is_told(secrets: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    with serve(read_http_access(**secrets)) as server:
+    with serve(read_http_auth(**secrets)) as server:
         assert main(["status", "--url", server.url]) == 1
         assert "is not trusted: self-signed certificate" in capsys.readouterr().err
         assert main(["status", "--url", server.url, "--ca-file", secrets["token_file"]]) == 2

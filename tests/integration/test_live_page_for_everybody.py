@@ -8,7 +8,7 @@ from selenium.common.exceptions import JavascriptException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from rankscope.collector.publish.http_auth import HttpAccess
+from rankscope.collector.publish.http_auth import HttpAuth
 from rankscope.collector.publish.page_files import POLICY
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
@@ -266,7 +266,7 @@ def test_nothing_moves_by_itself(page: LivePage) -> None:
 
 
 def test_token_is_asked_for_in_the_page_and_kept_for_the_tab(browser: webdriver.Chrome, world: LiveWorld) -> None:
-    with world.serve(HttpAccess(TOKEN)) as server:
+    with world.serve(HttpAuth(TOKEN)) as server:
         page = LivePage(browser, server).open()
         page.wait_for_text("#connection", "Not signed in.")
         assert page.run(FOCUSED) == "token"

@@ -33,7 +33,7 @@ DEADLINE_MS = 20_000
 Dealer: TypeAlias = "zmq.Socket[bytes]"
 Connect: TypeAlias = Callable[..., Dealer]
 
-PONG = ClockPong(job_ns=1, host_ns=2)
+PONG = ClockPong(collector_ns=1, host_ns=2)
 
 
 @pytest.fixture

@@ -365,11 +365,11 @@ def test_a_wake_between_exchanges_ends_the_next_one_and_many_count_as_one(rank: 
 
 def test_a_clock_ping_is_answered_with_both_clocks(rank: Rank) -> None:
     with living_collector() as collector:
-        collector.sends_first = [encode(messages.ClockPing(job_ns=123))]
+        collector.sends_first = [encode(messages.ClockPing(collector_ns=123))]
         before_ns = rank.clock.monotonic_ns()
         rank.sender.open(collector.endpoint)
         rank.exchange_until(lambda: bool(collector.pongs))
-        assert collector.pongs[0].job_ns == 123
+        assert collector.pongs[0].collector_ns == 123
         assert before_ns < collector.pongs[0].host_ns <= rank.clock.monotonic_ns()
 
 
@@ -396,7 +396,7 @@ def flood(collector: Collector, rank: Rank, message: messages.Message, count: in
 def test_clock_pings_beyond_so_many_a_second_are_ignored_and_counted(rank: Rank) -> None:
     with living_collector() as collector:
         began_ns = rank.clock.monotonic_ns()
-        flood(collector, rank, messages.ClockPing(job_ns=1), 500)
+        flood(collector, rank, messages.ClockPing(collector_ns=1), 500)
         # A second Hello, where this machine is slow, brings 500 more.
         answered_max = PINGS_A_SECOND_MAX * (2 + (rank.clock.monotonic_ns() - began_ns) // NS_PER_S)
         assert len(collector.pongs) <= answered_max

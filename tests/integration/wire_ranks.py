@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import msgspec
 import zmq
 
-from rankscope.collector.runs.events import GoodbyeAdmitted, JobEvent, RankJoined, ReportAdmitted
+from rankscope.collector.runs.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, RunEvent
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Ack, Message, Welcome
 from tests.unit.collector.runs.job_stories import Story
@@ -23,7 +23,7 @@ class WireRanks:
         self._endpoint = endpoint
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
 
-    def handle(self, event: JobEvent) -> list[object]:
+    def handle(self, event: RunEvent) -> list[object]:
         """Send it; a tick is the collector's own."""
         match event:
             case RankJoined(hello):

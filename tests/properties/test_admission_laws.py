@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, SequenceGap
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Welcome
 from rankscope.uplink.delivery import Delivery, DeliverySettings, Send, SendFrame, SendHello
@@ -91,7 +91,7 @@ def test_a_second_hello_is_asked_for_once_between_two_hellos(events: list[Heard]
             asked = 0
             continue
         verdict = admission.number(PEER, number)
-        asked += isinstance(verdict, Jump) and verdict.hello_wanted
+        asked += isinstance(verdict, SequenceGap) and verdict.hello_wanted
         assert asked <= 1
 
 
@@ -185,7 +185,7 @@ class Wire:
             self.to_agent.append(lambda now_ns: self.delivery.on_ack(through, now_ns))
             if isinstance(verdict, Admitted):
                 self.admitted.add(send.sequence)
-        elif not isinstance(verdict, Jump) or verdict.hello_wanted:
+        elif not isinstance(verdict, SequenceGap) or verdict.hello_wanted:
             self.to_agent.append(self.delivery.on_hello_wanted)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.collector.steps.wait_attribution import BEHIND_NS, Blame, find_blame
+from rankscope.collector.steps.wait_attribution import BEHIND_NS, WaitAttribution, attribute_waits
 from rankscope.measure.table import MISSING
 from tests.unit.collector.steps.collective_steps import RankCollectives, split_ranks, step_of
 
@@ -83,8 +83,8 @@ def columns(calls: Sequence[Call], scale: int, offset: int = 0) -> RankCollectiv
     )
 
 
-def blame_of(calls: Mapping[int, Sequence[Call]], scale: int = UNIT_NS, offset: int = 0) -> Blame:
-    found = find_blame(step_of({rank: columns(mine, scale, rank * offset) for rank, mine in calls.items()}), SIZES)
+def blame_of(calls: Mapping[int, Sequence[Call]], scale: int = UNIT_NS, offset: int = 0) -> WaitAttribution:
+    found = attribute_waits(step_of({rank: columns(mine, scale, rank * offset) for rank, mine in calls.items()}), SIZES)
     assert found is not None
     return found
 

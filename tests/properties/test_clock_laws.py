@@ -30,8 +30,8 @@ class Quartz(NamedTuple):
     offset_ns: int
     drift_per_s_ns: int
 
-    def tell(self, job_ns: int) -> Fraction:
-        return job_ns + self.offset_ns + Fraction(job_ns * self.drift_per_s_ns, NS_PER_S)
+    def tell(self, collector_ns: int) -> Fraction:
+        return collector_ns + self.offset_ns + Fraction(collector_ns * self.drift_per_s_ns, NS_PER_S)
 
 
 delays = st.one_of(st.integers(0, 1_000), st.integers(0, 5 * NS_PER_S))
@@ -66,10 +66,13 @@ def test_true_offset_is_within_the_error_bound(quartz: Quartz, exchange: list[Pi
 def test_moment_on_the_ranks_clock_is_found_on_ours(quartz: Quartz, exchange: list[Ping], after_ns: int) -> None:
     alignment, last_ns = ping_all(quartz, exchange)
     now_ns = last_ns + after_ns
-    found, job_ns = alignment.at(JobNs(now_ns)), alignment.to_job_time(floor(quartz.tell(now_ns)), JobNs(now_ns))
+    found, collector_ns = (
+        alignment.at(JobNs(now_ns)),
+        alignment.to_collector_time(floor(quartz.tell(now_ns)), JobNs(now_ns)),
+    )
     assert found is not None
-    assert job_ns is not None
-    assert abs(job_ns - now_ns) <= found.error_ns + 2 * READING_NS
+    assert collector_ns is not None
+    assert abs(collector_ns - now_ns) <= found.error_ns + 2 * READING_NS
 
 
 @given(quartzes, pings, st.integers(0, 10_000 * NS_PER_S))

@@ -121,7 +121,7 @@ class Rank:
         return self
 
     def _cross(self, step: int) -> None:
-        """The boundary before a step, as KinetoWindows crosses it."""
+        """The boundary before a step, as WindowScheduler crosses it."""
         begins_full = self._running != FULL_WINDOWS and self.plan.begins_full(step)
         begins_light = self._running != FULL_WINDOWS and self.plan.begins_light(step)
         full_ends = self._running == FULL_WINDOWS and step >= self._full_ends

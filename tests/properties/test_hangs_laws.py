@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import END_REASONS, RankUnresponsive
@@ -54,23 +54,23 @@ views_from_outside = st.builds(
     progress=progresses,
     pending=pendings,
 )
-standings = st.builds(
-    RankStanding,
+hang_states = st.builds(
+    RankHangState,
     ended=st.none() | st.sampled_from([*END_REASONS, "silent"]),
-    ended_job_ns=times,
-    failed_job_ns=st.none(),
+    ended_collector_ns=times,
+    failed_collector_ns=st.none(),
     is_stalled=st.none() | st.booleans(),
     stalled_ns=durations,
-    since_job_ns=times,
+    since_collector_ns=times,
     last_step=st.none() | st.integers(0, 9),
     progress=progresses,
     stall=st.none() | stalls,
     unresponsive=st.none() | views_from_outside,
 )
-jobs = st.dictionaries(st.integers(0, RANKS - 1), standings, max_size=RANKS)
+jobs = st.dictionaries(st.integers(0, RANKS - 1), hang_states, max_size=RANKS)
 
 
-def is_inside(rank: RankStanding, group: str, furthest: float) -> bool:
+def is_inside(rank: RankHangState, group: str, furthest: float) -> bool:
     """Whether a rank that lives waits in the group, in the collective that the furthest rank has enqueued."""
     lives = rank.ended is None and bool(rank.is_stalled)
     return lives and any(wait.group == group and wait.sequence >= furthest for wait in rank.waits)
@@ -78,7 +78,7 @@ def is_inside(rank: RankStanding, group: str, furthest: float) -> bool:
 
 @given(jobs)
 def test_nothing_that_is_missing_breaks_it_and_nobody_who_waits_at_the_front_is_named(
-    job: dict[int, RankStanding],
+    job: dict[int, RankHangState],
 ) -> None:
     view = view_on(job, GROUPS, world=RANKS)
     found = Hangs().find(view, ())
@@ -100,7 +100,7 @@ def test_nothing_that_is_missing_breaks_it_and_nobody_who_waits_at_the_front_is_
 
 
 @given(jobs)
-def test_a_hang_that_was_just_found_has_not_passed(job: dict[int, RankStanding]) -> None:
+def test_a_hang_that_was_just_found_has_not_passed(job: dict[int, RankHangState]) -> None:
     view = view_on(job, GROUPS, world=RANKS)
     found = Hangs().find(view, ())
     if isinstance(found, Abstain) or not found:
@@ -110,7 +110,7 @@ def test_a_hang_that_was_just_found_has_not_passed(job: dict[int, RankStanding])
 
 @given(jobs, jobs)
 def test_of_a_hang_that_changes_there_is_one_finding_or_the_old_one_has_passed(
-    before: dict[int, RankStanding], after: dict[int, RankStanding]
+    before: dict[int, RankHangState], after: dict[int, RankHangState]
 ) -> None:
     found = Hangs().find(view_on(before, GROUPS, world=RANKS), ())
     if isinstance(found, Abstain) or not found:

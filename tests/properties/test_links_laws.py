@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.links.detector import SlowLinks
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.group_transfers import sum_groups
 from rankscope.collector.steps.step_series import Floats
 from rankscope.collector.steps.wait_times import split_waits
@@ -32,12 +32,12 @@ def transfers(draw: st.DrawFn, *, missing_ratio_max: float = 0.0) -> dict[str, F
     return {group: np.where(random.random(steps) < missing_ratio, np.nan, ms) for group, ms in found.items()}
 
 
-def found(view: JobView) -> list[Finding]:
+def found(view: RunView) -> list[Finding]:
     verdict = SlowLinks(LINKS).find(view, ())
     return [] if isinstance(verdict, Abstain) else [candidate.finding for candidate in verdict]
 
 
-def scaled(transfers_ms: Mapping[str, Floats], factor: float) -> JobView:
+def scaled(transfers_ms: Mapping[str, Floats], factor: float) -> RunView:
     """The same job with every time so many times as long."""
     steps = len(next(iter(transfers_ms.values())))
     view = view_with(MESH, {group: ms * factor for group, ms in transfers_ms.items()}, exposed_ms=1_000.0 * factor)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize
-from rankscope.agent.steps.event_buffer import MomentLog
+from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.plain_steps import Events
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
@@ -66,7 +66,7 @@ def play_one_by_one(moments: Moments) -> Watched:
 def play_from_the_log(moments: Moments, lengths: list[int], clocked: Collection[int] = ()) -> Watched:
     """In heaps of these lengths, one after the other; the clock is read right before some of the moments."""
     watched = Watched()
-    log = MomentLog(watched.timer, Guard(1))
+    log = HookEventBuffer(watched.timer, Guard(1))
     times_ns = itertools.count()
     heaps = itertools.cycle(lengths)
     while moments:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.run_rules.rules import JobRules
-from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.detect.run_rules.rules import RunRules
+from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import find_twins
 from rankscope.collector.steps.step_series import StepSeries
@@ -18,7 +18,7 @@ RANKS = 4
 STEPS = 16
 MADE = 64
 STEP_NS = 1_000_000
-RULES = JobRules(STEPS)
+RULES = RunRules(STEPS)
 
 Parts = tuple[int, int, int, int, int]
 """Of a window in any unit: computing alone, both, communicating alone, copies, idle."""
@@ -40,7 +40,7 @@ def window_of(first_step: int, part: Parts, scale: int) -> WindowBreakdown:
     )  # fmt: skip
 
 
-def view_of(job: Job, transfer_ns: int, scale: int = 1) -> JobView:
+def view_of(job: Job, transfer_ns: int, scale: int = 1) -> RunView:
     count = len(job)
     step_ns = np.full((MADE, count), float(scale * STEP_NS))
     data_ns = np.array([[data * scale for _, data in job]] * MADE, dtype=np.float64)
@@ -50,8 +50,8 @@ def view_of(job: Job, transfer_ns: int, scale: int = 1) -> JobView:
         rank: [window_of(20 + 10 * number, part, scale) for number, part in enumerate(windows)]
         for rank, (windows, _) in enumerate(job)
     }
-    return JobView(
-        now_job_ns=0,
+    return RunView(
+        now_collector_ns=0,
         world_size=count,
         series=series,
         twins=find_twins(everybody, {}),
@@ -62,7 +62,7 @@ def view_of(job: Job, transfer_ns: int, scale: int = 1) -> JobView:
     )
 
 
-def findings_in(view: JobView) -> list[Finding]:
+def findings_in(view: RunView) -> list[Finding]:
     found = RULES.find(view, ())
     assert not isinstance(found, Abstain)
     return [candidate.finding for candidate in found]

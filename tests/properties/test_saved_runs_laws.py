@@ -7,8 +7,8 @@ import msgspec
 from hypothesis import given, settings
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.checkpoint import Clocks, SavedLife, SavedRun, SavedStory
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.checkpoint import Clocks, SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
 from tests.library_exporter import SnapshotExporter
@@ -63,11 +63,11 @@ def save(story: Story) -> Kept:
 
 def restore(story: Story, kept: Kept) -> None:
     decode = msgspec.json.decode
-    story.job = JobState.restore(
+    story.job = RunState.restore(
         CollectorConfig(),
         decode(kept.run, type=SavedRun),
         decode(kept.story, type=SavedStory),
-        [decode(life, type=SavedLife) for life in kept.lives],
+        [decode(life, type=SavedRank) for life in kept.lives],
         clocks_of(story),
         collectives=unpack_counts(kept.collectives),
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from tests.unit.collector.steps.step_series import view_of
 
@@ -30,7 +30,7 @@ class Job(NamedTuple):
         return StepSeries(steps, self.ranks, self.self_ns, self.self_ns, self.self_ns, {}, self_is_measured=True)
 
     @property
-    def view(self) -> JobView:
+    def view(self) -> RunView:
         return view_of(self.series, signatures=self.signatures)
 
     def judge(self) -> tuple[Slow, ...] | Abstain:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.run_rules.batch_imbalance import UnevenWork, find_chance_limit
+from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance, find_chance_limit
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import series_of, view_of
 
@@ -25,7 +25,7 @@ def works(draw: st.DrawFn) -> Floats:
 
 def found(self_ms: Floats, forward_ms: Floats) -> list[Finding]:
     view = view_of(series_of(self_ms.tolist(), phases_ms={"forward": forward_ms.tolist()}))
-    verdict = UnevenWork(cost_ratio_min=0.1).find(view, ())
+    verdict = BatchImbalance(cost_ratio_min=0.1).find(view, ())
     return [] if isinstance(verdict, Abstain) else [candidate.finding for candidate in verdict]
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, Jump
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, SequenceGap
 from rankscope.collector.runs.events import (
     AskClock,
     ClockSampled,
@@ -16,8 +16,8 @@ from rankscope.collector.runs.events import (
     ReportAdmitted,
     Tick,
 )
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import decode
 from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Report, Welcome
@@ -39,7 +39,7 @@ class CollectorEnd:
 
     def __init__(self, run: str, world_size: int, config: CollectorConfig) -> None:
         self.admission = Admission(1, world_size)
-        self.job = JobState(run, config)
+        self.job = RunState(run, config)
         self.steps_admitted: dict[str, int] = {}
         """Records of steps in admitted reports, by life."""
         self.admitted: dict[str, set[int]] = {}
@@ -65,7 +65,7 @@ class CollectorEnd:
             case Report():
                 return self._take_report(peer, message, now_ns)
             case ClockPong():
-                self.job.handle(ClockSampled(peer, message.job_ns, message.host_ns, now_ns))
+                self.job.handle(ClockSampled(peer, message.collector_ns, message.host_ns, now_ns))
                 return []
         raise AssertionError(f"no rank sends {message!r}")
 
@@ -75,12 +75,12 @@ class CollectorEnd:
             case Admitted():
                 self.admitted.setdefault(peer, set()).add(report.sequence)
                 self.steps_admitted[peer] = self.steps_admitted.get(peer, 0) + report.steps.row_count
-                self.job.handle(ReportAdmitted(peer, Excerpt.of(report), now_ns, ns_to_s(now_ns)))
+                self.job.handle(ReportAdmitted(peer, ReportFields.of(report), now_ns, ns_to_s(now_ns)))
                 return [Ack(through=verdict.through)]
             case Duplicate():
                 self.job.handle(DuplicateSeen(peer))
                 return [Ack(through=verdict.through)]
-            case Jump() if not verdict.hello_wanted:
+            case SequenceGap() if not verdict.hello_wanted:
                 return []
         return [HelloWanted()]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import GroupStatus, PendingCollective, StackFrame, Stall, ThreadStack
@@ -147,24 +147,24 @@ class Standstill:
 
     # -- what is heard of it ------------------------------------------------------------------------------------------
 
-    def standings(self) -> dict[int, RankStanding]:
+    def hang_states(self) -> dict[int, RankHangState]:
         """What the collector knows of each rank."""
         return {rank: self._standing(rank) for rank in range(len(self.ranks))}
 
-    def _standing(self, rank: int) -> RankStanding:
+    def _standing(self, rank: int) -> RankHangState:
         if rank != self.fault.rank or self.fault.how == "swaps":
             return self._stalled(rank, "collective")
         match self.fault.how:
             case "dead":
-                return RankStanding(
+                return RankHangState(
                     ended="killed",
-                    ended_job_ns=-STOPPED_BEFORE_NS,
-                    failed_job_ns=-STOPPED_BEFORE_NS,
+                    ended_collector_ns=-STOPPED_BEFORE_NS,
+                    failed_collector_ns=-STOPPED_BEFORE_NS,
                     progress=self._progress(rank, self.ranks[rank].entered),
                 )
             case "silent":
                 heard = max(0, self.ranks[rank].entered - self.fault.unheard)
-                return RankStanding(ended="silent", is_stalled=False, progress=self._progress(rank, heard))
+                return RankHangState(ended="silent", is_stalled=False, progress=self._progress(rank, heard))
             case "frozen":
                 return self._frozen(rank)
             case "reads":
@@ -172,7 +172,7 @@ class Standstill:
             case _:
                 return self._stalled(rank, "other")
 
-    def _stalled(self, rank: int, activity: str) -> RankStanding:
+    def _stalled(self, rank: int, activity: str) -> RankHangState:
         one = self.ranks[rank]
         frames = (StackFrame("/home/me/train.py", 100 + rank, "train"),)
         stall = Stall(
@@ -184,7 +184,7 @@ class Standstill:
             stacks=(ThreadStack(name="MainThread", frames=frames),),
             pending=self._pending(rank),
         )
-        return RankStanding(
+        return RankHangState(
             is_stalled=True,
             stalled_ns=STALLED_NS,
             last_step=one.done // self.step_length[rank] - 1,
@@ -192,7 +192,7 @@ class Standstill:
             stall=stall,
         )
 
-    def _frozen(self, rank: int) -> RankStanding:
+    def _frozen(self, rank: int) -> RankHangState:
         identity = RankIdentity(
             run="sim", rank=rank, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-of-it", pid=1
         )
@@ -205,7 +205,7 @@ class Standstill:
             progress=self._progress(rank, self.ranks[rank].entered),
             pending=self._pending(rank),
         )
-        return RankStanding(is_stalled=True, stalled_ns=STALLED_NS, unresponsive=found)
+        return RankHangState(is_stalled=True, stalled_ns=STALLED_NS, unresponsive=found)
 
     def _pending(self, rank: int) -> tuple[PendingCollective, ...]:
         one = self.ranks[rank]

@@ -129,7 +129,7 @@ class Network:
     def ask_clocks(self, peers: Sequence[str], now_ns: int) -> None:
         """The collector asks these ranks for the time."""
         for peer in peers:
-            self._send_down(self._peers.index(peer), ClockPing(job_ns=now_ns), now_ns)
+            self._send_down(self._peers.index(peer), ClockPing(collector_ns=now_ns), now_ns)
 
     def run_until(self, now_ns: int) -> None:
         """Let happen what happens up to that moment."""
@@ -176,7 +176,7 @@ class Network:
             case HelloWanted():
                 self._send(rank, delivery.on_hello_wanted(now_ns), now_ns)
             case ClockPing():
-                pong = ClockPong(job_ns=message.job_ns, host_ns=self._ranks[rank].read_clock(now_ns))
+                pong = ClockPong(collector_ns=message.collector_ns, host_ns=self._ranks[rank].read_clock(now_ns))
                 self._send_up(rank, encode(pong), now_ns)
             case _:
                 raise AssertionError(f"the collector does not say {message!r} here")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rankscope.collector.steps.wait_attribution import Blame, find_blame
+from rankscope.collector.steps.wait_attribution import WaitAttribution, attribute_waits
 from rankscope.measure.table import MISSING
 from tests.simulation.engine import Call, Engine, Step
 from tests.simulation.noise import NOISES, Weather
@@ -42,7 +42,7 @@ def collectives_of(step: Step, rank: int, group_of: dict[str, str], *, exposure_
     )
 
 
-def blames(kind: str, topology: Topology, noise: str, *, exposure_is_told: bool = True) -> list[Blame]:
+def blames(kind: str, topology: Topology, noise: str, *, exposure_is_told: bool = True) -> list[WaitAttribution]:
     """Steps in which rank SLOW computes 1.3 times as long."""
     engine = Engine(topology, KINDS[kind](topology, Scale()))
     weather = Weather(NOISES[noise], topology, Scale().work_ns, np.random.default_rng(1))
@@ -58,13 +58,13 @@ def blames(kind: str, topology: Topology, noise: str, *, exposure_is_told: bool 
             rank: collectives_of(step, rank, group_of[rank], exposure_is_told=exposure_is_told)
             for rank in range(topology.world_size)
         }
-        blame = find_blame(step_of(by_rank), sizes)
+        blame = attribute_waits(step_of(by_rank), sizes)
         assert blame is not None
         found.append(blame)
     return found
 
 
-def caused_ns(found: Sequence[Blame]) -> list[int]:
+def caused_ns(found: Sequence[WaitAttribution]) -> list[int]:
     return [int(one) for one in np.sum([blame.caused_ns for blame in found], axis=0)]
 
 

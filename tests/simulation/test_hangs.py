@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.hangs.detector import Hangs
-from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.steps.peer_groups import find_twins
 from rankscope.collector.steps.step_series import StepSeries
 from tests.simulation.hangs import HOWS, Fault, Standstill, draw_fault
@@ -22,18 +22,18 @@ SEEDS = 6
 CAUSES = {"stuck": "missing_rank", "frozen": "missing_rank", "dead": "dead_rank", "silent": "silent_rank"}
 
 
-def view_of(job: Standstill) -> JobView:
+def view_of(job: Standstill) -> RunView:
     world = job.topology.world_size
     nothing = np.full((0, world), np.nan)
-    return JobView(
-        now_job_ns=0,
+    return RunView(
+        now_collector_ns=0,
         world_size=world,
         series=StepSeries(np.arange(0), tuple(range(world)), nothing, nothing, nothing, {}, self_is_measured=True),
         twins=find_twins(range(world), {}),
         nodes=dict.fromkeys(range(world), "node-a"),
         samples=Samples({}, {}, {}),
         groups=job.groups,
-        standings=job.standings(),
+        hang_states=job.hang_states(),
     )
 
 

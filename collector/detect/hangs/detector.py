@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.collector.detect.finding import HANG, Abstain, Finding
-from rankscope.collector.detect.hang_state import DIED, HEAD_START_NS, SILENT, UNSEEN_WAITS, RankStanding
+from rankscope.collector.detect.hang_state import DIED, HEAD_START_NS, SILENT, UNSEEN_WAITS, RankHangState
 from rankscope.collector.detect.hangs.report import SUGGESTIONS, HangFacts, write_hang
-from rankscope.collector.detect.hangs.wait_graph import Graph, Stuck, find_stuck, has_mismatch
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_stuck, has_mismatch
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.stalls import EXCUSED_FACTOR
 
 
@@ -44,7 +44,7 @@ class Hangs:
 
     kinds = frozenset({HANG})
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """The hang of this moment, if there is one. Once ranks end because of it, what was found stands."""
         known = next((finding for finding in explained if finding.kind == HANG), None)
         scene = _Scene(view, known)
@@ -55,7 +55,7 @@ class Hangs:
             return hang
         return () if hang is None else (Candidate(describe_hang(view, scene.graph, hang, known)),)
 
-    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether nobody stands still any more, or another hang is seen now to be the one behind it."""
         scene = _Scene(view, finding)
         if not scene.still:
@@ -69,46 +69,46 @@ class Hangs:
 class _Scene:
     """A view, and the questions put to it. `known` is the finding about this hang that is already open."""
 
-    def __init__(self, view: JobView, known: Finding | None) -> None:
-        self._standings = view.standings
+    def __init__(self, view: RunView, known: Finding | None) -> None:
+        self._standings = view.hang_states
         self._known = known
         self._group = None if known is None else known.group
-        self._now_job_ns = view.now_job_ns
-        self.still = {rank: one for rank, one in sorted(view.standings.items()) if one.stands_still}
+        self._now_collector_ns = view.now_collector_ns
+        self.still = {rank: one for rank, one in sorted(view.hang_states.items()) if one.stands_still}
         began = [began_ns for one in self.still.values() if (began_ns := self._find_begin(one)) is not None]
         limits = [one.stall.limit_ns for one in self.still.values() if one.stall is not None]
-        self._began_job_ns = min(began, default=None)
+        self._began_collector_ns = min(began, default=None)
         self._limit_ns = max(limits, default=None)
-        self.graph = find_stuck(view.standings, view.groups, self._is_cause_gone)
+        self.graph = find_stuck(view.hang_states, view.groups, self._is_cause_gone)
 
     # -- the past -----------------------------------------------------------------------------------------------------
 
-    def _find_begin(self, one: RankStanding) -> int | None:
-        if one.since_job_ns is not None:
-            return one.since_job_ns
-        return None if one.stalled_ns is None else self._now_job_ns - one.stalled_ns
+    def _find_begin(self, one: RankHangState) -> int | None:
+        if one.since_collector_ns is not None:
+            return one.since_collector_ns
+        return None if one.stalled_ns is None else self._now_collector_ns - one.stalled_ns
 
-    def _find_lateness(self, one: RankStanding) -> int | None:
+    def _find_lateness(self, one: RankHangState) -> int | None:
         """By how many ns a rank ended after the standstill began; None where one of the two is not known."""
-        if one.ended_job_ns is None or self._began_job_ns is None:
+        if one.ended_collector_ns is None or self._began_collector_ns is None:
             return None
-        return one.ended_job_ns - self._began_job_ns
+        return one.ended_collector_ns - self._began_collector_ns
 
-    def _has_ended_late(self, one: RankStanding) -> bool:
+    def _has_ended_late(self, one: RankHangState) -> bool:
         """Whether it ended when the standstill had lasted so long as to be called one: then it ended because of it."""
         late_ns = self._find_lateness(one)
         return late_ns is not None and self._limit_ns is not None and late_ns > self._limit_ns
 
-    def _has_ended_long_before(self, one: RankStanding) -> bool:
+    def _has_ended_long_before(self, one: RankHangState) -> bool:
         """Whether the others went on for long without it."""
         late_ns = self._find_lateness(one)
         return late_ns is not None and self._limit_ns is not None and late_ns < -self._limit_ns
 
-    def _is_cause_gone(self, one: RankStanding) -> bool:
+    def _is_cause_gone(self, one: RankHangState) -> bool:
         """Whether a rank is gone, and not because of the hang. One that was silent may be found gone at any time."""
         return one.is_gone and (not self._has_ended_late(one) or self._was_silent(one))
 
-    def _was_silent(self, one: RankStanding) -> bool:
+    def _was_silent(self, one: RankHangState) -> bool:
         known = self._known
         return (
             known is not None
@@ -154,28 +154,28 @@ class _Scene:
         most = max(found, key=lambda one: (one.group == self._group, len(one.waiting), one.group), default=None)
         return None if most is None else Hang(cause, (), most)
 
-    def _roots(self, test: Callable[[RankStanding], bool]) -> list[int]:
+    def _roots(self, test: Callable[[RankHangState], bool]) -> list[int]:
         return [rank for rank in self.graph.roots if test(self._standings[rank])]
 
     def _find_dead(self) -> Hang | None:
         failed = {
             rank: one
             for rank, one in self._standings.items()
-            if one.failed_job_ns is not None and self._is_cause_gone(one) and not self._has_ended_long_before(one)
+            if one.failed_collector_ns is not None and self._is_cause_gone(one) and not self._has_ended_long_before(one)
         }
         return self._name("dead_rank", find_first_dead(failed) if failed else self._roots(self._is_cause_gone))
 
     def _find_missing(self) -> Hang | None:
         return self._name("missing_rank", self._roots(self._is_surely_missing))
 
-    def _is_surely_missing(self, one: RankStanding) -> bool:
+    def _is_surely_missing(self, one: RankHangState) -> bool:
         return self._is_missing(one) and one.activity not in UNSEEN_WAITS
 
-    def _is_missing(self, one: RankStanding) -> bool:
+    def _is_missing(self, one: RankHangState) -> bool:
         """Whether others wait for it while it waits for nobody that is known."""
         return self._counts(one) and not one.waits and not one.handovers
 
-    def _counts(self, one: RankStanding) -> bool:
+    def _counts(self, one: RankHangState) -> bool:
         """Whether a rank is to be called missing: it does not move, by its last word, or lives and has kept others
         waiting for very long.
         """
@@ -242,7 +242,7 @@ class _Scene:
         return Hang("unattributed", (), None)
 
 
-def describe_hang(view: JobView, graph: Graph, hang: Hang, known: Finding | None) -> Finding:
+def describe_hang(view: RunView, graph: WaitForGraph, hang: Hang, known: Finding | None) -> Finding:
     """The finding about a hang. One that is known already keeps its group, whatever else its ranks are missed in."""
     # A circle goes through several groups and is about none of them.
     group = hang.stuck.group if hang.stuck is not None and hang.cause != "deadlock" else None
@@ -265,12 +265,12 @@ def describe_hang(view: JobView, graph: Graph, hang: Hang, known: Finding | None
     )
 
 
-def find_first_dead(failed: Mapping[int, RankStanding]) -> list[int]:
+def find_first_dead(failed: Mapping[int, RankHangState]) -> list[int]:
     """Of ranks that ended badly by themselves, those that brought the others down: the first one, and those that died
     with it, without a word of their own.
     """
-    first = min(failed, key=lambda rank: (failed[rank].failed_job_ns or 0, rank))
+    first = min(failed, key=lambda rank: (failed[rank].failed_collector_ns or 0, rank))
     if failed[first].ended not in DIED:
         return [first]
-    until_ns = (failed[first].failed_job_ns or 0) + HEAD_START_NS
-    return [rank for rank, one in failed.items() if one.ended in DIED and (one.failed_job_ns or 0) <= until_ns]
+    until_ns = (failed[first].failed_collector_ns or 0) + HEAD_START_NS
+    return [rank for rank, one in failed.items() if one.ended in DIED and (one.failed_collector_ns or 0) <= until_ns]

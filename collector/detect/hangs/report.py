@@ -5,10 +5,10 @@ from functools import cached_property
 from typing import Final
 
 from rankscope.collector.detect.finding import format_ranks
-from rankscope.collector.detect.hang_state import RankStanding
-from rankscope.collector.detect.hangs.wait_graph import Graph, Stuck, find_call, find_calls
+from rankscope.collector.detect.hang_state import RankHangState
+from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_call, find_calls
 from rankscope.collector.detect.past import WHEN
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from rankscope.measure.units import format_duration
 
@@ -22,7 +22,7 @@ class HangFacts:
     """
 
     def __init__(
-        self, view: JobView, graph: Graph, ranks: tuple[int, ...], stuck: Stuck | None, *, is_over: bool = False
+        self, view: RunView, graph: WaitForGraph, ranks: tuple[int, ...], stuck: Stuck | None, *, is_over: bool = False
     ) -> None:
         self.view = view
         self.graph = graph
@@ -31,14 +31,14 @@ class HangFacts:
         self.is_over = is_over
 
     @property
-    def standings(self) -> Mapping[int, RankStanding]:
+    def hang_states(self) -> Mapping[int, RankHangState]:
         """Where each rank stands."""
-        return self.view.standings
+        return self.view.hang_states
 
     @cached_property
     def still(self) -> tuple[int, ...]:
         """The ranks that stand still, in ascending order."""
-        return tuple(rank for rank, one in sorted(self.standings.items()) if one.stands_still)
+        return tuple(rank for rank, one in sorted(self.hang_states.items()) if one.stands_still)
 
     @cached_property
     def waiting(self) -> tuple[int, ...]:
@@ -48,25 +48,25 @@ class HangFacts:
     @cached_property
     def since_step(self) -> int | None:
         """The step in which it hangs: the one behind the last that has ended; None where none has."""
-        last = [one for rank in self.still if (one := self.standings[rank].last_step) is not None]
+        last = [one for rank in self.still if (one := self.hang_states[rank].last_step) is not None]
         return max(last) + 1 if last else None
 
     @cached_property
     def stalled_ns(self) -> int | None:
         """How long nothing has happened, at the last word of the ranks that wait, or else that stand still."""
-        known = (self.standings[rank].stalled_ns for rank in self.waiting or self.still)
+        known = (self.hang_states[rank].stalled_ns for rank in self.waiting or self.still)
         return max((one for one in known if one is not None), default=None)
 
     def find_size(self, stuck: Stuck) -> int | None:
         """The size in bytes of what is stuck, from a rank that waits in it; None where none tells."""
-        calls = (find_call(stuck, self.standings[rank]) for rank in stuck.waiting)
+        calls = (find_call(stuck, self.hang_states[rank]) for rank in stuck.waiting)
         return next((one.bytes for one in calls if one is not None and one.bytes is not None), None)
 
     def find_last(self, stuck: Stuck) -> int | None:
         """The last collective that the first of the ranks named has enqueued in the group; None when not known."""
         if not self.ranks or stuck.is_handover:
             return None
-        return self.standings[self.ranks[0]].enqueued_in(stuck.group)
+        return self.hang_states[self.ranks[0]].enqueued_in(stuck.group)
 
     def count(self) -> dict[str, float]:
         """The numbers behind the sentence; what is not known is left out."""
@@ -86,13 +86,13 @@ class HangFacts:
 
     def quote(self) -> dict[str, str]:
         """The stacks of the first of the ranks that it is about, and of one that waits for them."""
-        about = [rank for rank in self.ranks or self.still if describe_stack(self.standings[rank])]
-        stacks = {f"stack of rank {rank}": describe_stack(self.standings[rank]) for rank in about[:STACKS_SHOWN_MAX]}
-        waits = describe_stack(self.standings[self.waiting[0]]) if self.ranks and self.waiting else ""
+        about = [rank for rank in self.ranks or self.still if describe_stack(self.hang_states[rank])]
+        stacks = {f"stack of rank {rank}": describe_stack(self.hang_states[rank]) for rank in about[:STACKS_SHOWN_MAX]}
+        waits = describe_stack(self.hang_states[self.waiting[0]]) if self.ranks and self.waiting else ""
         return {**stacks, f"stack of rank {self.waiting[0]}, which waits": waits} if waits else stacks
 
 
-def describe_stack(standing: RankStanding) -> str:
+def describe_stack(standing: RankHangState) -> str:
     """The stack of a rank's main thread, innermost frame first, one line each; the kernel's view of a rank that does
     not answer. Empty where neither is known.
     """
@@ -140,7 +140,7 @@ def write_hang(cause: str, facts: HangFacts) -> str:
     return f"{lead}. The job hangs{step}."
 
 
-def describe_place(standing: RankStanding, *, is_over: bool = False) -> str:
+def describe_place(standing: RankHangState, *, is_over: bool = False) -> str:
     """Where a rank is, or was, in words that follow its name."""
     if standing.is_silent and not standing.stands_still:
         if is_over:
@@ -164,7 +164,7 @@ def describe_place(standing: RankStanding, *, is_over: bool = False) -> str:
 
 def _tell_missing(facts: HangFacts) -> str:
     first = facts.ranks[0]
-    place = describe_place(facts.standings[first], is_over=facts.is_over)
+    place = describe_place(facts.hang_states[first], is_over=facts.is_over)
     who = f"Rank {first} ({facts.view.nodes.get(first, 'node not known')}) {place}"
     if len(facts.ranks) > 1:
         keep = "kept" if facts.is_over else "keep"
@@ -199,12 +199,12 @@ def _tell_standstill(facts: HangFacts) -> str:
     is_ = "was" if facts.is_over else "is"
     return (
         f"{_count(still).capitalize()} {_verb(facts, still, 'stand')} still{_for_how_long(facts)}, in no collective "
-        f"that {is_} known; rank {first} {describe_place(facts.standings[first], is_over=facts.is_over)}"
+        f"that {is_} known; rank {first} {describe_place(facts.hang_states[first], is_over=facts.is_over)}"
     )
 
 
 def _tell_mismatch(facts: HangFacts, stuck: Stuck) -> str:
-    calls = sorted(find_calls(stuck, facts.standings).items(), key=lambda call: call[1])
+    calls = sorted(find_calls(stuck, facts.hang_states).items(), key=lambda call: call[1])
     told = [f"{op}{'' if size is None else f' of {size} bytes'} on {_name(ranks)}" for (op, size), ranks in calls]
     is_ = "was" if facts.is_over else "is"
     return f"Collective {stuck.sequence} of {stuck.group} {is_} not the same everywhere: {', '.join(told)}"
@@ -215,7 +215,7 @@ def _tell_incomplete(facts: HangFacts, stuck: Stuck) -> str:
     ends = f"{'completed' if facts.is_over else 'completes'} on none of them"
     if len(stuck.waiting) < len(members):
         ends = f"{'did' if facts.is_over else 'does'} not complete on {_name(stuck.waiting)}"
-    started = {rank: facts.standings[rank].started_in(stuck.group) for rank in stuck.waiting}
+    started = {rank: facts.hang_states[rank].started_in(stuck.group) for rank in stuck.waiting}
     late = [rank for rank, sequence in started.items() if sequence is not None and sequence < stuck.sequence]
     has, have = ("had", "had") if facts.is_over else ("has", "have")
     held_up = f"; it {has} not begun on the device of {_name(late)}" if 0 < len(late) < len(started) else ""

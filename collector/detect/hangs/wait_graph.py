@@ -12,15 +12,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.hang_state import Handover, RankStanding
+from rankscope.collector.detect.hang_state import Handover, RankHangState
 from rankscope.measure.stalls import PendingCollective
 
 EQUAL_SIZE_OPS: Final = frozenset({"all_reduce", "broadcast", "reduce"})
 """Collectives into which every rank puts the same number of bytes; others may be uneven by right."""
 
-Standings = Mapping[int, RankStanding]
+Standings = Mapping[int, RankHangState]
 Groups = Mapping[str, Sequence[int]]
-IsGone = Callable[[RankStanding], bool]
+IsGone = Callable[[RankHangState], bool]
 
 
 class Stuck(NamedTuple):
@@ -42,7 +42,7 @@ class Stuck(NamedTuple):
     is_handover: bool = False
 
 
-class Graph(NamedTuple):
+class WaitForGraph(NamedTuple):
     """All that is stuck, and what follows: `blocked` ranks wait for others, `roots` are waited for and wait for nobody
     that is known.
     """
@@ -80,29 +80,29 @@ def _nearness(one: Stuck) -> tuple[float, int, int, str, int]:
     return one.in_front / len(one.waiting), -len(one.missing), len(one.waiting), one.group, -one.sequence
 
 
-def find_stuck(standings: Standings, groups: Groups, is_gone: IsGone) -> Graph:
+def find_stuck(hang_states: Standings, groups: Groups, is_gone: IsGone) -> WaitForGraph:
     """The graph of this moment. `is_gone`: whether a rank that has ended has to be taken for one that is waited for."""
     waiting: dict[tuple[str, int], list[int]] = defaultdict(list)
     ops: dict[tuple[str, int], str] = {}
-    handed = {one.group for standing in standings.values() for one, _ in standing.handovers}
-    for rank in sorted(standings):
-        for wait in standings[rank].waits:
+    handed = {one.group for standing in hang_states.values() for one, _ in standing.handovers}
+    for rank in sorted(hang_states):
+        for wait in hang_states[rank].waits:
             key = (wait.group, wait.sequence)
             waiting[key].append(rank)
             ops[key] = ops.get(key) or wait.op
-    members = _Members(standings, groups, is_gone)
+    members = _Members(hang_states, groups, is_gone)
     stuck = [members.find_missing(*key, ops[key], ranks, counts=key[0] not in handed) for key, ranks in waiting.items()]
     stuck += members.find_handovers()
     blocked = frozenset(rank for one in stuck if one.missing for rank in one.waiting)
     wanted = {rank for one in stuck for rank in one.missing}
-    return Graph(tuple(sorted(stuck)), blocked, tuple(sorted(wanted - blocked)))
+    return WaitForGraph(tuple(sorted(stuck)), blocked, tuple(sorted(wanted - blocked)))
 
 
 class _Members:
     """The members of each group, and how far they are."""
 
-    def __init__(self, standings: Standings, groups: Groups, is_gone: IsGone) -> None:
-        self._standings = standings
+    def __init__(self, hang_states: Standings, groups: Groups, is_gone: IsGone) -> None:
+        self._standings = hang_states
         self._groups = groups
         self._is_gone = is_gone
 
@@ -126,7 +126,7 @@ class _Members:
         in_front = sum(self._standings[rank].oldest == (group, sequence) for rank in waiting)
         return Stuck(group, sequence, op, tuple(waiting), tuple(missing), tuple(unknown), furthest, in_front)
 
-    def _has_entered(self, standing: RankStanding, group: str, sequence: int, enqueued: int | None) -> bool | None:
+    def _has_entered(self, standing: RankHangState, group: str, sequence: int, enqueued: int | None) -> bool | None:
         if self._is_gone(standing):
             return standing.completed_in(group) >= sequence
         if enqueued is not None and enqueued >= sequence:
@@ -157,7 +157,7 @@ class _Members:
         )
 
     @staticmethod
-    def _answers(standing: RankStanding, group: str, place: int | None, handover: Handover) -> bool:
+    def _answers(standing: RankHangState, group: str, place: int | None, handover: Handover) -> bool:
         """Whether the other end of a transfer has been posted."""
         return any(
             one.group == group and other.is_send != handover.is_send and other.peer in {place, None}
@@ -165,28 +165,28 @@ class _Members:
         )
 
 
-def find_call(stuck: Stuck, standing: RankStanding) -> PendingCollective | None:
+def find_call(stuck: Stuck, standing: RankHangState) -> PendingCollective | None:
     """What a waiting rank has called there; None where only its counters tell that it waits."""
     place = (stuck.group, stuck.sequence)
     return next((one for one in standing.pending if (one.group, one.sequence) == place), None)
 
 
-def find_calls(stuck: Stuck, standings: Standings) -> dict[tuple[str, int | None], list[int]]:
+def find_calls(stuck: Stuck, hang_states: Standings) -> dict[tuple[str, int | None], list[int]]:
     """Who has called what in a stuck collective, by (op, bytes), as far as it is known. The size is None where it is
     not known or may differ by right.
     """
     calls: dict[tuple[str, int | None], list[int]] = {}
     for rank in stuck.waiting:
-        one = find_call(stuck, standings[rank])
+        one = find_call(stuck, hang_states[rank])
         if one is not None and one.op:
             size = one.bytes if one.op in EQUAL_SIZE_OPS else None
             calls.setdefault((one.op, size), []).append(rank)
     return calls
 
 
-def has_mismatch(stuck: Stuck, standings: Standings) -> bool:
+def has_mismatch(stuck: Stuck, hang_states: Standings) -> bool:
     """Whether ranks have called different collectives at this place, or one with sizes that differ and must not."""
     if stuck.is_handover:
         return False
-    calls = find_calls(stuck, standings)
+    calls = find_calls(stuck, hang_states)
     return len({op for op, _ in calls}) > 1 or len({size for _, size in calls if size is not None}) > 1

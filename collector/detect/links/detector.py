@@ -26,7 +26,7 @@ from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.stragglers.sentence import COST_WORTH_SAYING, say_cost
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import format_duration, ns_to_s
 
@@ -50,7 +50,7 @@ class SlowLinks:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """The slow links of this moment; slow groups that share one link are one finding."""
         known = [finding for finding in explained if finding.kind == SLOW_LINK]
         links = build_links(view, _read_pasts(known), self._thresholds)
@@ -76,13 +76,13 @@ class SlowLinks:
         groups = {group for finding in known for group in finding.groups if group in links.names}
         return {str(group) for group in groups if not links.has_recovered(str(group), self._thresholds)}
 
-    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether the transfer of every group of the finding is what it should be again."""
         links = build_links(view, _read_pasts([finding]), self._thresholds)
         return all(links.has_recovered(str(group), self._thresholds) for group in finding.groups)
 
 
-def _locate_family(view: JobView, name: str, family: Sequence[str]) -> Location:
+def _locate_family(view: RunView, name: str, family: Sequence[str]) -> Location:
     """All siblings together."""
     ranks = tuple(sorted({rank for group in family for rank in view.groups[group]}))
     nodes = tuple(sorted({view.nodes[rank] for rank in ranks if rank in view.nodes}))
@@ -106,7 +106,7 @@ def _usual_step_ns(series: StepSeries) -> float:
 
 
 def _describe(
-    view: JobView, links: Links, location: Location, slow: Sequence[SlowLink], known: Sequence[Finding]
+    view: RunView, links: Links, location: Location, slow: Sequence[SlowLink], known: Sequence[Finding]
 ) -> tuple[Finding, Floats]:
     """The finding about one link, of which some groups are slow now, and what each step lost to it."""
     leader = max(slow, key=lambda link: link.slow.self_ns - link.slow.peers_self_ns)
@@ -114,7 +114,7 @@ def _describe(
     since_step = min(_since_step(link, before) for link in slow)
     lost_ns = _lost_to(view, slow, since_step)
     cost = price(lost_ns, view, since_step)
-    costs = cost.job_slowdown_ratio >= COST_WORTH_SAYING or (before is not None and before.severity == "warning")
+    costs = cost.run_slowdown_ratio >= COST_WORTH_SAYING or (before is not None and before.severity == "warning")
     signs, details = _find_signs(view, location)
     pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
     excesses = {f"{TRANSFER_EXCESS}/{link.group}": link.slow.self_ns - link.slow.peers_self_ns for link in slow}
@@ -131,7 +131,7 @@ def _describe(
         suggestion=SUGGESTION,
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
-        job_slowdown_ratio=cost.job_slowdown_ratio,
+        run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={**_numbers(view, leader), **excesses, **pasts, **signs},
         details=details,
     )
@@ -145,7 +145,7 @@ def _since_step(link: SlowLink, before: Finding | None) -> int:
     return link.slow.since_step
 
 
-def _lost_to(view: JobView, slow: Sequence[SlowLink], since_step: int) -> Floats:
+def _lost_to(view: RunView, slow: Sequence[SlowLink], since_step: int) -> Floats:
     """What each step lost to the slowness of these groups, shape (n,) in ns: the excess of their transfers, of each at
     most what of the transfer was exposed. NaN where no excess is known; 0 before.
     """
@@ -166,7 +166,7 @@ def _charge_each_step_once(described: Sequence[tuple[Finding, Floats]]) -> list[
     ]
 
 
-def _numbers(view: JobView, link: SlowLink) -> dict[str, float]:
+def _numbers(view: RunView, link: SlowLink) -> dict[str, float]:
     """The evidence of one group. Bandwidths are in bytes per second, as nccl-tests defines them."""
     slow = link.slow
     found = {
@@ -182,7 +182,7 @@ def _numbers(view: JobView, link: SlowLink) -> dict[str, float]:
     return found
 
 
-def _find_signs(view: JobView, location: Location) -> tuple[dict[str, float], dict[str, str]]:
+def _find_signs(view: RunView, location: Location) -> tuple[dict[str, float], dict[str, str]]:
     """What else speaks of the link: what the groups prove together, and what the GPUs' own counters of NVLink say."""
     details = {}
     if location.suspect:

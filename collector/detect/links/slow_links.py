@@ -28,7 +28,7 @@ from rankscope.collector.detect.statistics.change_points import find_change
 from rankscope.collector.detect.statistics.excess import find_excess_ns
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.view import JobView, view_columns
+from rankscope.collector.detect.view import RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import TWINS_MIN, Comparison
 from rankscope.collector.steps.step_series import Floats
 
@@ -66,7 +66,7 @@ class Links:
     has none; `families` the groups of each family.
     """
 
-    view: JobView
+    view: RunView
     names: tuple[str, ...]
     families: Mapping[str, tuple[str, ...]]
     pasts: Mapping[str, Past]
@@ -85,7 +85,7 @@ class Links:
         return SlowLink(name, siblings, slow, excess_ns, np.median(exposed, axis=0))
 
 
-def build_links(view: JobView, pasts: Mapping[str, Past], thresholds: Thresholds) -> Links:
+def build_links(view: RunView, pasts: Mapping[str, Past], thresholds: Thresholds) -> Links:
     """Every group of more than one rank beside those that it is compared with. `pasts` are known from before."""
     groups = sorted(group for group in view.transfers_ns if _has_links(view, group))
     usual = {group: _usual_bytes(view, group, thresholds.steps_min) for group in groups}
@@ -107,10 +107,10 @@ def build_links(view: JobView, pasts: Mapping[str, Past], thresholds: Thresholds
             found[name] = pasts.get(name) or find_past(columns[column], thresholds.steps_min)
             comparisons.append(Comparison((column,), (column, len(columns)), are_twins=True))
             columns.append(np.full(len(view.series.steps), found[name].ns))
-    return Links(view_columns(view, columns, comparisons), names, families, found, view.transfers.exposed_ns)
+    return Links(as_rank_series(view, columns, comparisons), names, families, found, view.transfers.exposed_ns)
 
 
-def _has_links(view: JobView, group: str) -> bool:
+def _has_links(view: RunView, group: str) -> bool:
     """Whether its members have anything between them: on one machine without GPUs their data moves by the same cores
     that compute, and what takes longer says nothing of a link.
     """
@@ -155,7 +155,7 @@ def _stands_out_of_its_past(link: SlowLink, past: Past, thresholds: Thresholds) 
     return level >= thresholds.robust_z_min * math.hypot(level / link.slow.robust_z, past.error)
 
 
-def _family_of(view: JobView, group: str, usual_bytes: float | None) -> tuple[object, ...]:
+def _family_of(view: RunView, group: str, usual_bytes: float | None) -> tuple[object, ...]:
     """What siblings have in common: the dimension, the number of members and of machines, the bytes of a step."""
     members = view.groups[group]
     machines = {view.nodes.get(rank) for rank in members}
@@ -169,18 +169,18 @@ def _middle(transfers_ns: Sequence[Floats]) -> Floats:
     return np.where(np.isnan(stacked).any(axis=0), np.nan, np.partition(stacked, nth, axis=0)[nth])
 
 
-def _name_family(view: JobView, groups: Sequence[str]) -> str:
+def _name_family(view: RunView, groups: Sequence[str]) -> str:
     """Like the name of a group: the dimension, a star for the siblings, and the lowest rank of theirs."""
     return f"{groups[0].partition('/')[0]}/*{min(view.groups[group][0] for group in groups)}"
 
 
-def _usual_bytes(view: JobView, group: str, steps: int) -> float | None:
+def _usual_bytes(view: RunView, group: str, steps: int) -> float | None:
     """The median over the last steps of which it is known."""
     known = view.transfer_bytes[group][~np.isnan(view.transfer_bytes[group])][-steps:]
     return median(known.tolist()) if len(known) else None
 
 
-def _steady_transfer(view: JobView, group: str, usual_bytes: float | None) -> Floats:
+def _steady_transfer(view: RunView, group: str, usual_bytes: float | None) -> Floats:
     """The transfer of the steps that moved what the last ones did, NaN in the others; shape (n,)."""
     if usual_bytes is None:
         return view.transfers_ns[group]

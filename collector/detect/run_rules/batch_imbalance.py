@@ -21,7 +21,7 @@ import numpy as np
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.stragglers.cost import Cost, price
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.measure.units import format_duration
 
@@ -65,7 +65,7 @@ class Gaps(NamedTuple):
     is_random: bool
 
 
-class UnevenWork:
+class BatchImbalance:
     """The detector of work that differs from step to step. `cost_ratio_min` is the smallest gap over the step."""
 
     kinds = frozenset({UNEVEN_WORK})
@@ -73,7 +73,7 @@ class UnevenWork:
     def __init__(self, cost_ratio_min: float) -> None:
         self._cost_ratio_min = cost_ratio_min
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """One finding about the run, about no rank; or why no verdict can be given."""
         ranks = len(view.series.ranks)
         if ranks < max(RANKS_MIN, view.world_size):
@@ -94,17 +94,17 @@ class UnevenWork:
     def _costs(self, gaps: Gaps) -> bool:
         return gaps.is_random and gaps.step_ratio >= self._cost_ratio_min
 
-    def _has_gone_on(self, view: JobView) -> bool:
+    def _has_gone_on(self, view: RunView) -> bool:
         gaps = find_gaps(view, UNATTRIBUTED_STEPS_MIN)
         return gaps is not None and len(gaps.rows) == UNATTRIBUTED_STEPS_MIN and self._costs(gaps)
 
-    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:  # noqa: ARG002 - there is only one
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:  # noqa: ARG002 - there is only one
         """Whether the steps lose little any more, or to one rank; False when nobody knows."""
         gaps = find_gaps(view)
         return gaps is not None and (not gaps.is_random or gaps.step_ratio < CLOSE_SHARE * self._cost_ratio_min)
 
 
-def find_gaps(view: JobView, steps: int = STEPS_LOOKED_AT) -> Gaps | None:
+def find_gaps(view: RunView, steps: int = STEPS_LOOKED_AT) -> Gaps | None:
     """How far the slowest rank was from its twins in so many of the last steps; None when too few are known of all."""
     known = ~np.isnan(view.series.self_ns).any(axis=1) & ~np.isnan(view.longest_ns)
     rows = np.flatnonzero(known)[-steps:]
@@ -120,7 +120,7 @@ def find_gaps(view: JobView, steps: int = STEPS_LOOKED_AT) -> Gaps | None:
     return Gaps(rows, gap_ns, gap / step, most_often, is_random)
 
 
-def _beyond_twins(view: JobView, values: Floats) -> Floats:
+def _beyond_twins(view: RunView, values: Floats) -> Floats:
     """How far each rank's value is above the median of those that it is compared with, shape (n, ranks) as `values`."""
     beyond = np.empty_like(values)
     for comparison in view.twins.comparisons:
@@ -143,7 +143,7 @@ def find_chance_limit(steps: int, ranks: int) -> int:
     return count + 1
 
 
-def correlate_with_batches(view: JobView, rows: Ints) -> float | None:
+def correlate_with_batches(view: RunView, rows: Ints) -> float | None:
     """How far a rank's self time over these steps goes with the size of its batches: Spearman's correlation over all
     steps and ranks, -1 to 1. None where too little is known or nothing varies.
 
@@ -157,7 +157,7 @@ def correlate_with_batches(view: JobView, rows: Ints) -> float | None:
     return None if forward_ns is None else _correlate(view, forward_ns[rows], self_ns - forward_ns[rows])
 
 
-def _correlate(view: JobView, one: Floats, other: Floats) -> float | None:
+def _correlate(view: RunView, one: Floats, other: Floats) -> float | None:
     """Of two amounts, shape (n, ranks), as logarithms less what is usual among the twins in the step and of the rank in
     all steps: neither steps that are longer for all nor ranks that are always slower correlate anything.
     """
@@ -180,7 +180,7 @@ def _order(values: Floats) -> Floats:
     return middles[inverse]
 
 
-def _describe(view: JobView, gaps: Gaps, known: Finding | None) -> Candidate:
+def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
     """The finding. Its cause and first step stay those that it was opened with."""
     correlation = correlate_with_batches(view, gaps.rows)
     together = correlation is not None and correlation >= CORRELATION_MIN
@@ -204,7 +204,7 @@ def _describe(view: JobView, gaps: Gaps, known: Finding | None) -> Candidate:
         past=_write_sentence(gaps, cause, cost, is_over=True),
         severity="warning" if cause == "data_imbalance" else "info",
         suggestion=SUGGESTION if cause == "data_imbalance" else "",
-        job_slowdown_ratio=cost.job_slowdown_ratio,
+        run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence if correlation is None else {**evidence, "correlation": correlation},
     )
     return Candidate(finding, lost_ns)
@@ -222,6 +222,6 @@ def _write_sentence(gaps: Gaps, cause: str, cost: Cost, *, is_over: bool = False
     return (
         f"{begin} another rank {is_} the slowest, and all others {wait} for it: {100 * gaps.step_ratio:.0f} % of "
         f"a step, {format_duration(float(np.median(gaps.ns)))}; cause {cause}: {because}. The whole job {takes} "
-        f"{cost.job_slowdown_ratio:.2f} times as long as it {would}; each hour {costs} "
+        f"{cost.run_slowdown_ratio:.2f} times as long as it {would}; each hour {costs} "
         f"{cost.lost_rank_hours_per_hour:.1f} rank-hours."
     )

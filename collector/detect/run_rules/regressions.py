@@ -24,7 +24,7 @@ from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
 from rankscope.collector.detect.stragglers.sentence import say_cost
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, sum_computing
 from rankscope.measure.units import format_duration
 
@@ -62,7 +62,7 @@ class StageSlowdowns:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Every group of twins that has become slower than the other groups."""
         groups = [one.members for one in view.twins.comparisons if one.are_twins and len(one.members) > 1]
         if len(view.twins.comparisons) < 2 or not groups:  # noqa: PLR2004 - a comparison takes two
@@ -71,7 +71,7 @@ class StageSlowdowns:
         found = [self._judge(view, ranks, known.get(ranks)) for ranks in groups]
         return [candidate for candidate in found if candidate is not None]
 
-    def _judge(self, view: JobView, ranks: tuple[int, ...], known: Finding | None) -> Candidate | None:
+    def _judge(self, view: RunView, ranks: tuple[int, ...], known: Finding | None) -> Candidate | None:
         mine_ns = _median_self_ns(view, ranks)
         chosen = set(ranks)
         others_ns = _median_self_ns(view, tuple(rank for rank in view.series.ranks if rank not in chosen))
@@ -86,7 +86,7 @@ class StageSlowdowns:
             nodes=tuple(sorted(nodes)) if alone and len(nodes) == 1 else (),
         )  # fmt: skip
 
-    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether the ranks are back where they were."""
         ranks = tuple(rank for rank in finding.ranks if view.series.has(rank))
         return _is_back(_median_self_ns(view, ranks), finding, self._thresholds)
@@ -100,7 +100,7 @@ class RunSlowdown:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """The run, if its steps have become longer and no other finding explains it."""
         steps_ns = view.longest_ns.copy()
         steps_ns[: view.series.earlier_count] = np.nan  # of what is long past a slow growth would look like a change
@@ -115,14 +115,14 @@ class RunSlowdown:
         who = "The steps of the whole run {are}"
         return [_describe(view, change, known, view.longest_ns, kind=RUN, who=who, blame=blame)]
 
-    def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Whether the steps are as short as they were, or other findings explain by now why they are not."""
         return _is_explained(finding.slowdown_ratio or 1.0, explained) or _is_back(
             view.longest_ns, finding, self._thresholds
         )
 
 
-def _median_self_ns(view: JobView, ranks: Sequence[int]) -> Floats:
+def _median_self_ns(view: RunView, ranks: Sequence[int]) -> Floats:
     """The median self time of these ranks in each step, shape (n,); NaN where fewer than half are known."""
     self_ns = view.series.self_ns[:, view.series.columns_of(ranks)]
     found = np.full(len(self_ns), np.nan)
@@ -133,7 +133,7 @@ def _median_self_ns(view: JobView, ranks: Sequence[int]) -> Floats:
 
 
 def _find_rise(
-    view: JobView, times_ns: Floats, ratios: Floats, thresholds: Thresholds, *, past_steps_min: int = 0
+    view: RunView, times_ns: Floats, ratios: Floats, thresholds: Thresholds, *, past_steps_min: int = 0
 ) -> _Change | None:
     """The last change of level of `ratios`, if it is upwards, one of `times_ns` too, and holds; both of shape (n,)."""
     known = np.flatnonzero(~np.isnan(ratios))
@@ -157,7 +157,7 @@ def _find_rise(
     return _Change(int(view.series.steps[known[since]]), before_ns, after_ns, rise / error)
 
 
-def _are_compared(view: JobView, change: _Change, steps_min: int) -> bool:
+def _are_compared(view: RunView, change: _Change, steps_min: int) -> bool:
     """Whether enough is known of the ranks since the change to tell a culprit: their waiting is known later than their
     steps.
     """
@@ -165,13 +165,13 @@ def _are_compared(view: JobView, change: _Change, steps_min: int) -> bool:
     return len(view.series.ranks) == 1 or bool(np.count_nonzero(compared) >= steps_min)
 
 
-def _is_told_anyway(view: JobView, change: _Change, steps_min: int) -> bool:
+def _is_told_anyway(view: RunView, change: _Change, steps_min: int) -> bool:
     """Whether it has been waited for long enough, and no phases differ: those are known."""
     made = np.count_nonzero(view.series.steps >= change.since_step)
     return bool(made >= PATIENCE * steps_min) and not _have_grown_apart(view, change)
 
 
-def _have_grown_apart(view: JobView, change: _Change) -> bool:
+def _have_grown_apart(view: RunView, change: _Change) -> bool:
     """Whether the phases in which a rank does not wait have grown by half of what was added on some rank, and on half
     of the ranks by less than half as much.
     """
@@ -189,7 +189,7 @@ def _have_grown_apart(view: JobView, change: _Change) -> bool:
 
 def _is_explained(ratio: float, explained: Sequence[Finding]) -> bool:
     """Whether other findings that cost the run something together cost half of what was added, or more."""
-    theirs = sum((finding.job_slowdown_ratio or 1.0) - 1 for finding in explained if finding.kind != RUN)
+    theirs = sum((finding.run_slowdown_ratio or 1.0) - 1 for finding in explained if finding.kind != RUN)
     return theirs >= EXPLAINED_SHARE * (ratio - 1)
 
 
@@ -201,7 +201,7 @@ def _is_back(times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool
 
 
 def _describe(
-    view: JobView,
+    view: RunView,
     change: _Change,
     known: Finding | None,
     times_ns: Floats,
@@ -239,7 +239,7 @@ def _describe(
             f"{who.format(do='did', are='were')} {slower},{WHEN}: {numbers}, {put_in_past(blame)}; "
             f"cause {cause.name}: {put_in_past(cause.because)}.{say_cost(cost, is_over=True)}"
         ),
-        job_slowdown_ratio=cost.job_slowdown_ratio,
+        run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={**cause.evidence, BEFORE: before_ns, "after_ns": change.after_ns, "robust_z": change.robust_z},
     )
     return Candidate(finding, lost_ns)

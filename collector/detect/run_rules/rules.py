@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.past import WHEN, put_in_past
-from rankscope.collector.detect.run_rules.signals import JobSigns, read_signs
+from rankscope.collector.detect.run_rules.signals import RunSignals, read_signals
 from rankscope.collector.detect.run_rules.thresholds import (
     COMMUNICATE_LESS,
     CRITICAL_RATIO,
@@ -39,7 +39,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
     OVERLAP_RATIO_MAX,
     percent,
 )
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.units import format_duration
 
 CLOSE_RATIO: Final = 0.8
@@ -63,7 +63,7 @@ Verdict = Judged | Abstain | None
 """None: judged, and nothing found."""
 
 
-def judge_data(signs: JobSigns, ease: float = 1.0) -> Verdict:
+def judge_data(signs: RunSignals, ease: float = 1.0) -> Verdict:
     """Whether the steps wait for the data loaders."""
     if signs.data is None or not signs.has_windows:
         return Abstain("no data phase is known, or not whether a device is idle in it")
@@ -79,7 +79,7 @@ def judge_data(signs: JobSigns, ease: float = 1.0) -> Verdict:
     )
 
 
-def judge_host(signs: JobSigns, ease: float = 1.0) -> Verdict:
+def judge_host(signs: RunSignals, ease: float = 1.0) -> Verdict:
     """Whether the GPUs wait for their hosts, and not for data or for each other."""
     if signs.idle is None:
         return Abstain("no GPU has shown enough windows")
@@ -95,7 +95,7 @@ def judge_host(signs: JobSigns, ease: float = 1.0) -> Verdict:
     )
 
 
-def judge_utilisation(signs: JobSigns, ease: float = 1.0) -> Verdict:
+def judge_utilisation(signs: RunSignals, ease: float = 1.0) -> Verdict:
     """Whether the GPUs are idle much of the time, and no other rule says why."""
     if signs.idle is None:
         return Abstain("no GPU has shown enough windows")
@@ -112,7 +112,7 @@ def judge_utilisation(signs: JobSigns, ease: float = 1.0) -> Verdict:
     )
 
 
-def judge_communication(signs: JobSigns, ease: float = 1.0) -> Verdict:
+def judge_communication(signs: RunSignals, ease: float = 1.0) -> Verdict:
     """Whether the steps spend their time moving data, with nothing computed meanwhile."""
     if signs.moving is None:
         return Abstain("how long the data movement takes is not known")
@@ -127,7 +127,7 @@ def judge_communication(signs: JobSigns, ease: float = 1.0) -> Verdict:
     )
 
 
-def judge_serial_communication(signs: JobSigns, ease: float = 1.0) -> Verdict:
+def judge_serial_communication(signs: RunSignals, ease: float = 1.0) -> Verdict:
     """Whether communicating and computing take turns although they could run together."""
     if signs.hideable is None or signs.overlap is None:
         return Abstain("how long the data movement takes is not known")
@@ -147,7 +147,7 @@ def judge_serial_communication(signs: JobSigns, ease: float = 1.0) -> Verdict:
     )
 
 
-def judge_memory(signs: JobSigns, ease: float = 1.0) -> Verdict:
+def judge_memory(signs: RunSignals, ease: float = 1.0) -> Verdict:
     """Whether torch's allocators have too little memory, or keep too little of it."""
     if signs.retrying is None or signs.churning is None:
         return Abstain("no allocator was sampled often enough")
@@ -181,7 +181,7 @@ class Rule(NamedTuple):
     straggler), and beside those of a kind in `after`, which say why.
     """
 
-    judge: Callable[[JobSigns, float], Verdict]
+    judge: Callable[[RunSignals, float], Verdict]
     restates: frozenset[str] | None
     after: frozenset[str] = frozenset()
 
@@ -198,7 +198,7 @@ RULES: Final[Mapping[str, Rule]] = {
 """By kind, which is the cause too, in the order in which they are asked."""
 
 
-class JobRules:
+class RunRules:
     """The detector of what holds up a whole job. `steps` is how many of the last steps it looks at."""
 
     kinds = frozenset(RULES)
@@ -206,9 +206,9 @@ class JobRules:
     def __init__(self, steps: int) -> None:
         self._steps = steps
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """What holds now, unless what is known already explains it."""
-        signs = read_signs(view, self._steps)
+        signs = read_signals(view, self._steps)
         if isinstance(signs, Abstain):
             return signs
         known = {finding.kind: finding for finding in explained}
@@ -219,9 +219,9 @@ class JobRules:
                 found.append(Candidate(_describe(kind, judged, signs, known.get(kind))))
         return found
 
-    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether it no longer holds by the laxer threshold either."""
-        signs = read_signs(view, self._steps)
+        signs = read_signals(view, self._steps)
         return not isinstance(signs, Abstain) and RULES[finding.kind].judge(signs, CLOSE_RATIO) is None
 
 
@@ -233,7 +233,7 @@ def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:
     )
 
 
-def _describe(kind: str, judged: Judged, signs: JobSigns, known: Finding | None) -> Finding:
+def _describe(kind: str, judged: Judged, signs: RunSignals, known: Finding | None) -> Finding:
     return Finding(
         kind=kind,
         # The windows looked at move on with the run; what was found to begin earlier has begun there.

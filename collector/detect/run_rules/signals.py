@@ -21,7 +21,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.statistics.excess import KNOWN_MIN
-from rankscope.collector.detect.view import AllocatorCounts, JobView
+from rankscope.collector.detect.view import AllocatorCounts, RunView
 from rankscope.collector.steps.step_series import Floats, medians_of_last
 from rankscope.measure.records import WindowBreakdown
 
@@ -37,7 +37,7 @@ INTERVALS_LOOKED_AT: Final = 8
 """Between samples of the allocator. They come every few seconds: eight of them are about a minute."""
 
 
-class JobSigns(NamedTuple):
+class RunSignals(NamedTuple):
     """Shares of the time, 0 to 1; None: not known.
 
     `idle`, `moving` and `hideable` are of GPUs only: on a CPU computing and communicating share the cores. `moving` is
@@ -61,7 +61,7 @@ class JobSigns(NamedTuple):
     retries: int
 
 
-def read_signs(view: JobView, steps: int) -> JobSigns | Abstain:
+def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
     """The signs of a job in its last steps; why not when it has made fewer than twice `steps`."""
     series = view.series
     made = int(series.steps[-1]) + 1 if len(series.steps) else 0
@@ -80,7 +80,7 @@ def read_signs(view: JobView, steps: int) -> JobSigns | Abstain:
     ]
     firsts = [seen[0].first_step for seen in windows.values()]
     intervals = [one for rank in asked if (one := _read_intervals(view.samples.allocators.get(rank, ()), steps))]
-    return JobSigns(
+    return RunSignals(
         since_step=min([int(series.steps[-steps]), *firsts]),
         step_ns=median(usual_ns.values()),
         has_windows=len(shares) >= KNOWN_MIN * len(asked),
@@ -116,13 +116,13 @@ def _at_most(values: Iterable[float | None], ranks: int) -> float | None:
 # -- the host's time --------------------------------------------------------------------------------------------------
 
 
-def _usual_steps(view: JobView, asked: Sequence[int], steps: int) -> dict[int, float]:
+def _usual_steps(view: RunView, asked: Sequence[int], steps: int) -> dict[int, float]:
     """The median step of each rank that has any, in ns."""
     usual_ns = medians_of_last(view.series.step_ns[-steps:, view.series.columns_of(asked)], steps)
     return {rank: found for rank, found in zip(asked, usual_ns.tolist(), strict=True) if not math.isnan(found)}
 
 
-def _data_share(view: JobView, asked: Sequence[int], steps: int) -> float | None:
+def _data_share(view: RunView, asked: Sequence[int], steps: int) -> float | None:
     """The data phase over the step, in each half of the last steps: one long wait (an epoch begins) is in only one."""
     columns = view.series.columns_of(asked)
     data_ns = view.series.phases_ns.get("data")
@@ -147,7 +147,7 @@ def _ratio_of_sums(part: Floats, whole: Floats) -> Floats:
 
 
 class _RankShares(NamedTuple):
-    """The shares of one rank, as JobSigns."""
+    """The shares of one rank, as RunSignals."""
 
     idle: float | None
     moving: float | None
@@ -155,7 +155,7 @@ class _RankShares(NamedTuple):
     overlap: float | None
 
 
-def _find_windows(view: JobView, asked: Sequence[int], steps: int) -> Mapping[int, Sequence[WindowBreakdown]]:
+def _find_windows(view: RunView, asked: Sequence[int], steps: int) -> Mapping[int, Sequence[WindowBreakdown]]:
     """The last windows of each rank that has shown enough of them."""
     found = {
         rank: [
@@ -195,7 +195,7 @@ def _idle_share(window: WindowBreakdown, usual_ns: float) -> float:
     return max(0.0, window.idle_ns / window.step_count - stretched_ns) / (step_ns - stretched_ns)
 
 
-def _find_moved(view: JobView, asked: Sequence[int], steps: int) -> dict[int, float]:
+def _find_moved(view: RunView, asked: Sequence[int], steps: int) -> dict[int, float]:
     """What of the data movement of each rank's groups is exposed in a step, all together, where it is known."""
     names = list(view.transfers.exposed_ns)
     if not names:

@@ -19,7 +19,7 @@ from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.stragglers.sentence import say_cost
-from rankscope.collector.detect.view import Candidate, JobView, view_columns
+from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import Comparison
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import format_duration
@@ -31,7 +31,7 @@ SUGGESTION: Final = (
 )
 
 
-class Imbalance:
+class StageImbalance:
     """The detector of groups of twins that have more work than the others by design."""
 
     kinds = frozenset({IMBALANCE})
@@ -39,7 +39,7 @@ class Imbalance:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Every group whose ranks have more work than the mean in step after step, most first."""
         if len(view.series.ranks) < view.world_size:
             missing = view.world_size - len(view.series.ranks)
@@ -59,7 +59,7 @@ class Imbalance:
             if not slow.change_is_seen and not slow_ranks.issuperset(groups[slow.rank].members)
         ]
 
-    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether the group's work is near the mean; False when its ranks are no group any more."""
         groups = _groups_of_twins(view)
         for column, group in enumerate(groups):
@@ -68,11 +68,11 @@ class Imbalance:
         return False
 
 
-def _groups_of_twins(view: JobView) -> list[Comparison]:
+def _groups_of_twins(view: RunView) -> list[Comparison]:
     return [comparison for comparison in view.twins.comparisons if comparison.are_twins]
 
 
-def view_stages(view: JobView, groups: Sequence[Comparison]) -> JobView:
+def view_stages(view: RunView, groups: Sequence[Comparison]) -> RunView:
     """A column for each group, the median self time of its ranks, each compared with the last one: the mean over all
     ranks. Steps of which some rank's self time is not known are not known.
     """
@@ -87,10 +87,10 @@ def view_stages(view: JobView, groups: Sequence[Comparison]) -> JobView:
     mean = np.average(medians, axis=0, weights=weights)
     columns = [*medians[: len(groups)], mean]
     against = [Comparison((column,), (column, len(groups)), are_twins=True) for column in range(len(groups))]
-    return view_columns(view, columns, against)
+    return as_rank_series(view, columns, against)
 
 
-def _describe(view: JobView, stages: JobView, group: Comparison, slow: Slow, known: Sequence[Finding]) -> Candidate:
+def _describe(view: RunView, stages: RunView, group: Comparison, slow: Slow, known: Sequence[Finding]) -> Candidate:
     before = [one.since_step for one in known if one.ranks == group.members and one.since_step is not None]
     since_step = min(before, default=slow.since_step)
     lost_ns = _lost_to(view, stages, slow.rank)
@@ -105,7 +105,7 @@ def _describe(view: JobView, stages: JobView, group: Comparison, slow: Slow, kno
         suggestion=SUGGESTION,
         severity="info",
         slowdown_ratio=slow.slowdown_ratio,
-        job_slowdown_ratio=cost.job_slowdown_ratio,
+        run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={
             "self_ns": slow.self_ns,
             "mean_self_ns": slow.peers_self_ns,
@@ -126,7 +126,7 @@ def _write_sentence(group: Comparison, slow: Slow, cost: Cost, *, is_over: bool 
     )
 
 
-def _lost_to(view: JobView, stages: JobView, column: int) -> Floats:
+def _lost_to(view: RunView, stages: RunView, column: int) -> Floats:
     """What each step lost to the split, shape (n,) in ns, NaN where not known: what the group has beyond the mean, at
     most what would leave the mean of the step. A step is charged to the group with the most work only.
     """

@@ -5,23 +5,23 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.stragglers.persistent import Slow
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import ns_to_s
 
 
 class Cost(NamedTuple):
-    """`job_slowdown_ratio`: median step over ideal step, of an intermittent slowness the means. `lost_rank_seconds`: of
+    """`run_slowdown_ratio`: median step over ideal step, of an intermittent slowness the means. `lost_rank_seconds`: of
     the steps looked at, all ranks together (on GPUs with one rank each: GPU-seconds). `lost_rank_hours_per_hour` at the
     present pace.
     """
 
-    job_slowdown_ratio: float
+    run_slowdown_ratio: float
     lost_rank_seconds: float
     lost_rank_hours_per_hour: float
 
 
-def lost_to(slow: Slow, view: JobView) -> Floats:
+def lost_to(slow: Slow, view: RunView) -> Floats:
     """What each step lost to one straggler since it is slow, shape (n,) in ns; 0 before, NaN where not known.
 
     lost = self time of the straggler - median self time of those it is compared with, at most what would leave that
@@ -41,7 +41,7 @@ def lost_to(slow: Slow, view: JobView) -> Floats:
     return np.where(known, lost_ns, np.nan)
 
 
-def price(lost_ns: Floats, view: JobView, from_step: int, *, by_mean: bool = False) -> Cost:
+def price(lost_ns: Floats, view: RunView, from_step: int, *, by_mean: bool = False) -> Cost:
     """What the steps from `from_step` on have lost. `lost_ns` is as of `lost_to`; unknown steps are left out."""
     series = view.series
     rows = np.flatnonzero((series.steps >= from_step) & ~np.isnan(lost_ns) & ~np.isnan(view.longest_ns))

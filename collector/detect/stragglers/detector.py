@@ -19,7 +19,7 @@ from rankscope.collector.detect.stragglers.persistent import (
 )
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.view import Candidate, RunView
 
 SHARE_MIN: Final = 0.75
 """Of a node's ranks so many must be slow for it to be the node: the last one or two may be just below the limit."""
@@ -45,7 +45,7 @@ class SlowRanks:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Every rank or node that is slow now, slowest first, but those that slow links hold up."""
         verdict = find_stragglers(view, self._thresholds)
         if isinstance(verdict, Abstain):
@@ -57,7 +57,7 @@ class SlowRanks:
         joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(now_and_then, view.nodes)]
         return [_describe(view, node, slow, known) for node, slow in joined[:DESCRIBED_MAX]]
 
-    def has_passed(self, view: JobView, finding: Finding, _explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether every rank of the finding has recovered."""
         ranks = [rank for rank in finding.ranks if view.series.has(rank)]
         if finding.pattern == "intermittent":
@@ -75,7 +75,7 @@ def read_usual(findings: Sequence[Finding]) -> dict[int, float]:
     }
 
 
-def is_explained_by_links(slow: Slow, view: JobView, explained: Sequence[Finding]) -> bool:
+def is_explained_by_links(slow: Slow, view: RunView, explained: Sequence[Finding]) -> bool:
     """Whether a slow rank is one that slow links hold up. Where nobody tells how much of a collective was exposed, the
     transfer counts as a rank's own time (`wait_times.py`), and all members of a group with a slow link look slow.
 
@@ -92,7 +92,7 @@ def is_explained_by_links(slow: Slow, view: JobView, explained: Sequence[Finding
     return slow.self_ns - slow.peers_self_ns <= EXPLAINED_RATIO_MAX * transfer_ns
 
 
-def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Candidate:
+def _describe(view: RunView, node: str | None, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Candidate:
     """The finding about one rank, or about the ranks of one node; its numbers are those of the slowest."""
     slow = _settle(slow_ranks[0], slow_ranks, known)
     causes = [find_cause(one, view.series, view.samples) for one in slow_ranks[:CAUSES_ASKED_MAX]]
@@ -122,7 +122,7 @@ def _describe(view: JobView, node: str | None, slow_ranks: Sequence[Slow], known
         pattern=slow.pattern,
         sentence=write_sentence(slow_ranks, slow, cause, cost, view),
         past=write_sentence(slow_ranks, slow, cause, cost, view, is_over=True),
-        job_slowdown_ratio=cost.job_slowdown_ratio,
+        run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,
     )
     return Candidate(finding, lost_ns)
@@ -144,7 +144,7 @@ def _choose(causes: Sequence[Cause]) -> Cause:
     return next(cause for cause in causes if cause.name == name)
 
 
-def _wait_caused(view: JobView, slow_ranks: Sequence[Slow], since: Slow) -> dict[str, float]:
+def _wait_caused(view: RunView, slow_ranks: Sequence[Slow], since: Slow) -> dict[str, float]:
     """What all ranks wait a step because of these, since the present level; empty when not known. Of a slowness that
     comes now and then it is the mean, else the median.
     """

@@ -19,7 +19,7 @@ import numpy as np
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import ASKED_MAX
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
 
@@ -50,7 +50,7 @@ class Spells(NamedTuple):
     counts: Ints
 
 
-def find_intermittent(view: JobView, thresholds: Thresholds, known: Collection[int]) -> tuple[Slow, ...]:
+def find_intermittent(view: RunView, thresholds: Thresholds, known: Collection[int]) -> tuple[Slow, ...]:
     """Every rank that is slow now and then, of those that are not `known` to be slow, the costliest first."""
     spells = find_spells(view, thresholds)
     if len(spells.rows) < 2 * thresholds.steps_min:
@@ -63,7 +63,7 @@ def find_intermittent(view: JobView, thresholds: Thresholds, known: Collection[i
     return tuple(sorted((slow for slow in found if slow is not None), key=_cost, reverse=True))
 
 
-def find_spells(view: JobView, thresholds: Thresholds) -> Spells:
+def find_spells(view: RunView, thresholds: Thresholds) -> Spells:
     """Every rank's slow steps, among those whose excess is known of any rank."""
     rows = np.flatnonzero(view.is_known)
     excess = view.excess if len(rows) == len(view.excess) else view.excess[rows]
@@ -83,7 +83,7 @@ def find_spells(view: JobView, thresholds: Thresholds) -> Spells:
     return Spells(rows, slow, np.count_nonzero(begins, axis=0))
 
 
-def has_passed(view: JobView, ranks: Sequence[int], thresholds: Thresholds, known_gap: float) -> bool:
+def has_passed(view: RunView, ranks: Sequence[int], thresholds: Thresholds, known_gap: float) -> bool:
     """Whether ranks that were slow every so many known steps have had none for long."""
     spells = find_spells(view, thresholds)
     quiet = max(thresholds.steps_min, round(QUIET_GAPS * known_gap))
@@ -105,7 +105,7 @@ def usual_rate(spells: Spells) -> float:
     return (float(kept.sum()) + 0.5) / max(1, len(kept) * len(spells.rows))
 
 
-def _judge(view: JobView, column: int, spells: Spells) -> Slow | None:
+def _judge(view: RunView, column: int, spells: Spells) -> Slow | None:
     steps = view.series.steps[spells.rows]
     slow = np.flatnonzero(spells.slow[:, column])
     began = _find_begin(spells.slow[:, column])
@@ -186,7 +186,7 @@ def chance_of(spells: int, steps: int, rate: float) -> float:
     return min(1.0, math.fsum(math.exp(log) for log in logs))
 
 
-def count_known_between(view: JobView, slow_steps: Ints) -> int:
+def count_known_between(view: RunView, slow_steps: Ints) -> int:
     """The usual distance between the begins of spells, in steps whose excess is known of any rank."""
     return find_period(np.searchsorted(view.series.steps[view.is_known], slow_steps))[0]
 

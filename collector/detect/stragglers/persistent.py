@@ -34,7 +34,7 @@ from rankscope.collector.detect.statistics.noise import (
     measure_noises,
     median_errors,
 )
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import Peers
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, in_blocks
 
@@ -97,7 +97,7 @@ class Slow(NamedTuple):
         }
 
 
-def find_stragglers(view: JobView, thresholds: Thresholds) -> tuple[Slow, ...] | Abstain:
+def find_stragglers(view: RunView, thresholds: Thresholds) -> tuple[Slow, ...] | Abstain:
     """Every rank that is slow now, slowest first; or why no verdict can be given."""
     series = view.series
     if len(series.ranks) < view.world_size:
@@ -154,7 +154,7 @@ def has_recovered(excess: Floats, thresholds: Thresholds) -> bool:
     return bool(np.median(known[-thresholds.steps_min :]) < math.log(thresholds.slowdown_close_ratio))
 
 
-def _judge(view: JobView, rank: int, thresholds: Thresholds) -> Slow | None:
+def _judge(view: RunView, rank: int, thresholds: Thresholds) -> Slow | None:
     excess = view.excess_of(rank)
     known = np.flatnonzero(~np.isnan(excess))
     if len(known) < thresholds.steps_min or has_recovered(excess, thresholds):
@@ -223,7 +223,7 @@ def _persistence(stretch: Floats, level: float, noise: Noise, thresholds: Thresh
     return float(np.mean(stretch > slow_from))
 
 
-def _sigma(view: JobView, noise: Noise, known: Ints, since: int, peers: Peers) -> float:
+def _sigma(view: RunView, noise: Noise, known: Ints, since: int, peers: Peers) -> float:
     """By how much the level of the stretch `known[since:]` may be off: see the head of this file.
 
     The twins' noise counts because one rank's own can look small by chance, and several ranks' hardly.

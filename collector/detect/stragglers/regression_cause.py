@@ -18,7 +18,7 @@ from rankscope.collector.detect.stragglers.root_cause import (
     name_throttle,
     pause_per_step,
 )
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import WindowBreakdown
 from rankscope.measure.units import format_duration
@@ -26,7 +26,7 @@ from rankscope.measure.units import format_duration
 Verdict = tuple[str, str] | None
 
 
-def find_cause_of_change(view: JobView, ranks: Sequence[int], since_step: int, added_ns: float) -> Cause:
+def find_cause_of_change(view: RunView, ranks: Sequence[int], since_step: int, added_ns: float) -> Cause:
     """The cause of these ranks' taking `added_ns` a step longer since that step; `unattributed` when no test passes."""
     evidence: dict[str, float] = {}
     for test in (_data, _transfer, _garbage, _throttle, _windows):
@@ -36,7 +36,7 @@ def find_cause_of_change(view: JobView, ranks: Sequence[int], since_step: int, a
     return Cause("unattributed", "no test of a cause passes", evidence)
 
 
-def _data(view: JobView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _data(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
     data_ns = view.series.phases_ns.get("data")
     if data_ns is None:
         return None
@@ -54,7 +54,7 @@ def _filled(values: Floats) -> Floats:
     return np.where(np.isnan(values).all(axis=1, keepdims=True), 0.0, values)
 
 
-def _transfer(view: JobView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _transfer(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
     wanted = set(ranks)
     grown = [
         growth
@@ -70,7 +70,7 @@ def _transfer(view: JobView, ranks: Sequence[int], since: int, added_ns: float, 
     return "slow_link", f"moving their data takes {format_duration(longest)} a step longer than before"
 
 
-def _growth(values_ns: Floats, view: JobView, since: int) -> float | None:
+def _growth(values_ns: Floats, view: RunView, since: int) -> float | None:
     """By how much the median has grown since that step; zeros are not known. None where a side is not known at all."""
     known = values_ns > 0
     after = values_ns[known & (view.series.steps >= since)]
@@ -78,7 +78,7 @@ def _growth(values_ns: Floats, view: JobView, since: int) -> float | None:
     return float(np.median(after) - np.median(before)) if len(after) and len(before) else None
 
 
-def _garbage(view: JobView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _garbage(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
     grown = []
     for rank in ranks:
         pauses = view.samples.gc_pauses.get(rank, ())
@@ -94,7 +94,7 @@ def _garbage(view: JobView, ranks: Sequence[int], since: int, added_ns: float, e
     return "garbage_collection", f"Python's garbage collector stops them {format_duration(longer_ns)} a step longer"
 
 
-def _throttle(view: JobView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _throttle(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
     """Most of their GPUs give a reason to throttle, or run slowly, and most of the others do not."""
     del since, added_ns
     mine = [device for rank in ranks for device in view.samples.devices.get(rank, ())]
@@ -117,7 +117,7 @@ def _throttle(view: JobView, ranks: Sequence[int], since: int, added_ns: float, 
     return name_throttle(own)
 
 
-def _windows(view: JobView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _windows(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
     """More work, slower kernels, or devices that are idle while their hosts are at work."""
 
     def grown(read: Callable[[WindowBreakdown], float | None]) -> tuple[float, float] | None:

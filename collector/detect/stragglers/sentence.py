@@ -8,14 +8,14 @@ from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import find_period
 from rankscope.collector.detect.stragglers.persistent import Slow
 from rankscope.collector.detect.stragglers.root_cause import Cause
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.measure.units import format_duration
 
 COST_WORTH_SAYING = 1.01
 
 
 def write_sentence(
-    slow_ranks: Sequence[Slow], slow: Slow, cause: Cause, cost: Cost, view: JobView, *, is_over: bool = False
+    slow_ranks: Sequence[Slow], slow: Slow, cause: Cause, cost: Cost, view: RunView, *, is_over: bool = False
 ) -> str:
     """The sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. `is_over`: in the
     past tense, with WHEN where from when until when is to be put in.
@@ -33,12 +33,12 @@ def write_sentence(
 
 def say_cost(cost: Cost, *, than: str = "it would", is_over: bool = False) -> str:
     """What it costs, as a sentence to follow another; empty where that is next to nothing."""
-    if cost.job_slowdown_ratio < COST_WORTH_SAYING:
+    if cost.run_slowdown_ratio < COST_WORTH_SAYING:
         return ""
     takes, costs = ("took", "cost") if is_over else ("takes", "costs")
     than = "it would have" if is_over and than == "it would" else than
     return (
-        f" The whole job {takes} {cost.job_slowdown_ratio:.2f} times as long as {than}; "
+        f" The whole job {takes} {cost.run_slowdown_ratio:.2f} times as long as {than}; "
         f"each hour {costs} {cost.lost_rank_hours_per_hour:.1f} rank-hours."
     )
 

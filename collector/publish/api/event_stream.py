@@ -3,7 +3,7 @@
     ?run=RUN    with that run in full; a run that is not known yet is null until it is
     ?count=N    end after so many events
 
-An event is a LivePicture in JSON; its `id` counts the pictures, so that a reader sees from a gap what it was not sent.
+An event is a LiveSnapshot in JSON; its `id` counts the pictures, so that a reader sees from a gap what it was not sent.
 
 The collector's loop knows nothing of it: while anybody follows, one thread here looks whether there is a new snapshot,
 LOOK_S apart, and makes its picture no more often than `throttled_snapshots.py` allows. Each
@@ -23,9 +23,9 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.process_tuning import name_this_thread
-from rankscope.collector.publish.api.step_breakdown import Shares, ShareStretch
+from rankscope.collector.publish.api.step_breakdown import Shares, TimeSlice
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
-from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import write_end
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
@@ -71,7 +71,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     end_in_words: str = ""
 
 
-class LivePicture(msgspec.Struct, frozen=True, kw_only=True):
+class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All runs at one moment, and the one that was asked for."""
 
     wall_s: float
@@ -90,8 +90,8 @@ class _Numbered(NamedTuple):
 
 class LiveFeed:
     """The pictures of a collector, for those who follow them. `read_snapshot` gives the latest one, at no cost, and
-    `read_paced` the latest whose picture may be made (PacedSnapshots). `count` is told of what readers did not get, by
-    reason; `contain` of a mistake of ours.
+    `read_paced` the latest whose picture may be made (ThrottledSnapshots). `count` is told of what readers did not get,
+    by reason; `contain` of a mistake of ours.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class LiveFeed:
         self._thread = threading.Thread(target=self._follow, name="rankscope-live", daemon=True)
         self._thread.start()
 
-    def read_shares(self, run: str) -> tuple[ShareStretch, ...]:
+    def read_shares(self, run: str) -> tuple[TimeSlice, ...]:
         """What the time of a run went into, since this collector knows it."""
         return self._shares.of(run)
 
@@ -228,7 +228,7 @@ class EventStream:
         self._on_end()
 
 
-def build_picture(snapshot: Snapshot, run: str | None) -> LivePicture:
+def build_picture(snapshot: Snapshot, run: str | None) -> LiveSnapshot:
     """All runs, and one of them in full; None for one that is not known."""
     summaries = tuple(summarise_run(one) for one in snapshot.runs)
     asked = None if run is None else snapshot.find_run(run)
@@ -237,10 +237,10 @@ def build_picture(snapshot: Snapshot, run: str | None) -> LivePicture:
         for one, summary in zip(snapshot.runs, summaries, strict=True)
         if one is asked
     )
-    return LivePicture(wall_s=snapshot.wall_s, version=snapshot.version, runs=summaries, run=next(found, None))
+    return LiveSnapshot(wall_s=snapshot.wall_s, version=snapshot.version, runs=summaries, run=next(found, None))
 
 
-def _build_run(run: RunSnapshot, summary: RunSummary, picture: StepPicture | None) -> LiveRun:
+def _build_run(run: RunSnapshot, summary: RunSummary, picture: HeatMapSteps | None) -> LiveRun:
     return LiveRun(
         run=run.run,
         run_id=run.run_id,

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.runs.heat_map import Numbers, StepPicture
+from rankscope.collector.runs.heat_map import HeatMapSteps, Numbers
 from rankscope.collector.steps.step_series import Floats
 from rankscope.collector.storage.rank_intervals import RankInterval
 
@@ -54,7 +54,7 @@ class HeatMapHead(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[HeatMapColumn, ...]
 
 
-def of_steps(run: str, world_size: int, picture: StepPicture) -> bytes:
+def of_steps(run: str, world_size: int, picture: HeatMapSteps) -> bytes:
     """The last steps."""
     head = HeatMapHead(
         run=run,

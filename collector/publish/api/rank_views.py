@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.runs import ratios
-from rankscope.collector.runs.heat_map import Numbers, StepPicture
+from rankscope.collector.runs.heat_map import HeatMapSteps, Numbers
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.peer_groups import Comparison
 
@@ -108,7 +108,7 @@ def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int) -> RankLis
     return RankList(run=run.run, ranks_known=len(run.ranks), ranks=lines)
 
 
-def show_rank(run: RunSnapshot, number: int, picture: StepPicture | None) -> RankAnswer | None:
+def show_rank(run: RunSnapshot, number: int, picture: HeatMapSteps | None) -> RankAnswer | None:
     """One rank; None when it is not known."""
     found = next((rank for rank in run.ranks if rank.identity.rank == number), None)
     if found is None:
@@ -184,7 +184,7 @@ def _medians_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: median(one[name] for one in found if name in one) for name in sorted(names)}
 
 
-def _show_steps(picture: StepPicture, column: int, comparison: Comparison) -> RankSteps:
+def _show_steps(picture: HeatMapSteps, column: int, comparison: Comparison) -> RankSteps:
     against = picture.find_columns(comparison.against)
     twins = picture.self_ns[:, against[against != column]]
     over_twins = {"median": _medians(twins)}

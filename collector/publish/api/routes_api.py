@@ -26,10 +26,10 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.publish.api import heat_map
 from rankscope.collector.publish.api.rank_views import ORDERS, list_ranks, show_rank
-from rankscope.collector.publish.api.step_breakdown import ShareStretch
+from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
@@ -69,7 +69,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     run_id: str
-    shares: tuple[ShareStretch, ...]
+    shares: tuple[TimeSlice, ...]
     steps: tuple[CurvePoint, ...] | None = None
 
 
@@ -115,7 +115,7 @@ class _Query(NamedTuple):
 class _Drawn(NamedTuple):
     """The heat map that was asked for last."""
 
-    picture: StepPicture
+    picture: HeatMapSteps
     body: bytes
 
 
@@ -127,7 +127,7 @@ class Api:
     def __init__(
         self,
         read_snapshot: Callable[[], Snapshot],
-        read_shares: Callable[[str], tuple[ShareStretch, ...]],
+        read_shares: Callable[[str], tuple[TimeSlice, ...]],
         store: Path | None = None,
     ) -> None:
         self._read_snapshot = read_snapshot
@@ -230,7 +230,7 @@ class Api:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"no step of run {name[:80]!r} has been looked at yet")
         return Response(HTTPStatus.OK, BYTES, self._draw_steps(run, picture))
 
-    def _draw_steps(self, run: RunSnapshot, picture: StepPicture) -> bytes:
+    def _draw_steps(self, run: RunSnapshot, picture: HeatMapSteps) -> bytes:
         """Of those who look at one run the first has it drawn."""
         drawn = self._drawn
         if drawn is None or drawn.picture is not picture:

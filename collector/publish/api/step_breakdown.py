@@ -23,7 +23,7 @@ RANKS_PER_SECOND: Final = 512
 0.3 % of one core."""
 
 
-class ShareStretch(msgspec.Struct, frozen=True, kw_only=True):
+class TimeSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of time (s since 1970), all ranks together. `step_ns` is the time in finished steps, of which
     `phases_ns` are parts; `window_ns` that in profiled windows, of which the others are (docs/definitions.md section
     1): (compute - overlap) + overlap + exposed_communication + copy + idle = window.
@@ -51,18 +51,18 @@ SUMMED: Final = {
 """Fields that a stretch and Totals have in common and that add up, besides the phases."""
 
 
-class RunShares:
+class RunTimeBreakdown:
     """The stretches of one run. Of one thread."""
 
     def __init__(self, stretches_max: int = STRETCHES_MAX) -> None:
         self._stretches_max = stretches_max
-        self._stretches: tuple[ShareStretch, ...] = ()
+        self._stretches: tuple[TimeSlice, ...] = ()
         self._stretch_s = STRETCH_S_MIN
         self._counted: Mapping[str, Totals] = {}
         self._taken_wall_s: float | None = None
 
     @property
-    def stretches(self) -> tuple[ShareStretch, ...]:
+    def stretches(self) -> tuple[TimeSlice, ...]:
         """Oldest first."""
         return self._stretches
 
@@ -94,34 +94,32 @@ class Shares:
     """Those of all runs that are known at the moment. Written by one thread, read by any."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, RunShares] = {}
+        self._runs: dict[str, RunTimeBreakdown] = {}
 
     def take(self, snapshot: Snapshot) -> None:
         """The runs as they are now, each when it is time for it; of those that are not among them nothing is kept. It
         costs next to nothing while no run is due.
         """
-        known: dict[str, RunShares] = {}
+        known: dict[str, RunTimeBreakdown] = {}
         for run, size in snapshot.sizes.items():
-            shares = known[run] = self._runs.get(run) or RunShares()
+            shares = known[run] = self._runs.get(run) or RunTimeBreakdown()
             if shares.is_due(size, snapshot.wall_s):
                 shares.take(snapshot.read_totals(run), snapshot.wall_s)
         self._runs = known
 
-    def of(self, run: str) -> tuple[ShareStretch, ...]:
+    def of(self, run: str) -> tuple[TimeSlice, ...]:
         """The stretches of a run, oldest first; none of a run that is not known."""
         found = self._runs.get(run)
         return () if found is None else found.stretches
 
 
-def _subtract(
-    begin_wall_s: float, end_wall_s: float, now: Collection[Totals], before: Collection[Totals]
-) -> ShareStretch:
+def _subtract(begin_wall_s: float, end_wall_s: float, now: Collection[Totals], before: Collection[Totals]) -> TimeSlice:
     """What the same lives have counted since."""
     spent = _sum_phases(now)
     for phase, spent_ns in _sum_phases(before).items():
         spent[phase] = spent.get(phase, 0) - spent_ns
     sums = {name: sum(map(read, now)) - sum(map(read, before)) for name, read in SUMMED.items()}
-    return ShareStretch(begin_wall_s=begin_wall_s, end_wall_s=end_wall_s, phases_ns=spent, **sums)
+    return TimeSlice(begin_wall_s=begin_wall_s, end_wall_s=end_wall_s, phases_ns=spent, **sums)
 
 
 def _sum_phases(totals: Iterable[Totals]) -> dict[str, int]:
@@ -132,11 +130,11 @@ def _sum_phases(totals: Iterable[Totals]) -> dict[str, int]:
     return sums
 
 
-def _join_neighbours(stretches: tuple[ShareStretch, ...]) -> Iterable[ShareStretch]:
+def _join_neighbours(stretches: tuple[TimeSlice, ...]) -> Iterable[TimeSlice]:
     for first in range(0, len(stretches), 2):
         pair = stretches[first : first + 2]
         names = {phase for one in pair for phase in one.phases_ns}
-        yield ShareStretch(
+        yield TimeSlice(
             begin_wall_s=pair[0].begin_wall_s,
             end_wall_s=pair[-1].end_wall_s,
             phases_ns={phase: sum(one.phases_ns.get(phase, 0) for one in pair) for phase in sorted(names)},

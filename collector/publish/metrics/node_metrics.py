@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rankscope.collector.pacing import go_on
+from rankscope.collector.pacing import no_yield
 from rankscope.collector.publish.metrics.collector_metrics import Value
 from rankscope.collector.publish.metrics.rank_metrics import Number, is_live
 from rankscope.collector.runs import ratios
@@ -57,7 +57,7 @@ Overview = tuple[RunOverview, ...]
 OverviewReader = Callable[[Overview], Iterable[Value]]
 
 
-def build_overview(snapshot: Snapshot, rest: Callable[[], None] = go_on) -> Overview:
+def build_overview(snapshot: Snapshot, rest: Callable[[], None] = no_yield) -> Overview:
     """Look at every rank once. `rest` is called now and then, for a thread that others must not wait for."""
     return tuple(_build_run(run, rest) for run in snapshot.runs)
 

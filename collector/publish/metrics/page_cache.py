@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.pacing import TakeTurn, Turns
+from rankscope.collector.pacing import GilYielder, TakeTurn
 from rankscope.collector.process_tuning import name_this_thread
-from rankscope.collector.publish.metrics.page_lead import PageLead
+from rankscope.collector.publish.metrics.page_lead import PrerenderLead
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
-from rankscope.collector.publish.metrics.scrape_predictor import ScrapeBeat
-from rankscope.collector.publish.metrics.snapshot_requests import PictureOrders
+from rankscope.collector.publish.metrics.scrape_predictor import ScrapePredictor
+from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
 from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
@@ -100,7 +100,7 @@ class _Wanted:
     """A page that somebody has asked for."""
 
     def __init__(self) -> None:
-        self.beat = ScrapeBeat()
+        self.beat = ScrapePredictor()
         self.written: Written | None = None
         self.is_large = False
         """Whether it was large when it was last written."""
@@ -139,7 +139,7 @@ class PageCache:
         pages_max: int = PAGES_MAX,
         late_wait_s: float = LATE_WAIT_S,
         take_turn: TakeTurn = contextlib.nullcontext,
-        orders: PictureOrders | None = None,
+        orders: SnapshotRequests | None = None,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._pages = pages
@@ -150,7 +150,7 @@ class PageCache:
         self._pages_max = pages_max
         self._late_wait_s = late_wait_s
         self._wanted: dict[Key, _Wanted] = {}
-        self._lead = PageLead()
+        self._lead = PrerenderLead()
         self._seen: Snapshot | None = None
         self._seen_number = 0
         self._changed = threading.Condition()
@@ -322,7 +322,7 @@ class PageCache:
         number, snapshot = self._look()
         self._is_writing_large, wanted.is_being_written = wanted.is_large, True
         try:
-            with Turns(self._take_turn, sleep=self._sleep, now_s=self._now_s) as turns:
+            with GilYielder(self._take_turn, sleep=self._sleep, now_s=self._now_s) as turns:
                 compressed, text_bytes = _compress(self._pages.render(snapshot, *key, rest=turns.rest))
             ranks = sum(snapshot.sizes.values()) if key[0].path == METRICS_PATH else 0
             is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX

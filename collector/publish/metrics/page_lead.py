@@ -10,10 +10,10 @@ CALM_PAGES: Final = 400
 """After so many pages in time a step is given back: so no more than about one in so many is late for long."""
 
 
-class PageLead:
+class PrerenderLead:
     """Each page that is late has all begun a step earlier; each that is in time takes a little of that back.
 
-    >>> lead = PageLead()
+    >>> lead = PrerenderLead()
     >>> lead.note(is_late=True)
     >>> lead.earlier_s
     0.4

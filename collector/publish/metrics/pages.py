@@ -19,7 +19,7 @@ from operator import add
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
-from rankscope.collector.pacing import go_on
+from rankscope.collector.pacing import no_yield
 from rankscope.collector.publish.metrics.collector_metrics import READERS, Value
 from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS, Overview, build_overview
 from rankscope.collector.publish.metrics.rank_metrics import RANK_READERS, Labels, Rows
@@ -204,7 +204,7 @@ class MetricPages:
         self._texts = _Texts()
 
     def render(
-        self, snapshot: Snapshot, page: Page, text_format: TextFormat, rest: Callable[[], None] = go_on
+        self, snapshot: Snapshot, page: Page, text_format: TextFormat, rest: Callable[[], None] = no_yield
     ) -> Iterator[bytes]:
         """The page, a family at a time, in the order of the catalogue. `rest` is called between any two blocks of work
         of up to some 0.5 ms, for a thread that others must not wait for. Of several runs of one name it has the latest.

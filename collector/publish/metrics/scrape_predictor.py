@@ -11,7 +11,7 @@ BEAT_TOLERANCE_S: Final = 1.0
 """Prometheus keeps its beat to some milliseconds; a busy machine may hold it up for longer."""
 
 
-class ScrapeBeat:
+class ScrapePredictor:
     """The moments at which one page was asked for, in seconds of any clock that does not go back."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class ScrapeBeat:
     def is_on_beat(self, now_s: float) -> bool:
         """Whether it was to be expected that it is asked for about now.
 
-        >>> beat = ScrapeBeat()
+        >>> beat = ScrapePredictor()
         >>> for moment_s in (0.0, 15.0):
         ...     beat.note(moment_s)
         >>> [beat.is_on_beat(moment_s) for moment_s in (20.0, 29.5, 31.5)]
@@ -36,7 +36,7 @@ class ScrapeBeat:
         """The first moment after this one at which it may be asked for: as long after the last time as any two of the
         last times were apart. None: that has passed, and nobody may ask any more; or it was asked for only once.
 
-        >>> beat = ScrapeBeat()
+        >>> beat = ScrapePredictor()
         >>> for moment_s in (0.0, 7.0, 15.0, 22.0):
         ...     beat.note(moment_s)
         >>> beat.expected_s(22.0), beat.expected_s(29.0), beat.expected_s(30.0)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from rankscope.collector.pacing import Pace
+from rankscope.collector.pacing import CpuShareLimiter
 from rankscope.measure.clock import Clock
 from rankscope.measure.units import NS_PER_MS, ns_to_s, s_to_ns
 
@@ -26,13 +26,13 @@ PATIENCE_NS: Final = 300 * NS_PER_MS
 those of 0.3 to 0.9 s are, and a picture without them is that much older."""
 
 
-class PictureOrders:
+class SnapshotRequests:
     """`wake` ends the wait of the thread that makes pictures."""
 
     def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
         self._clock = clock
         self._wake = wake
-        self._pace = Pace(SHARE, 0)
+        self._pace = CpuShareLimiter(SHARE, 0)
         self._is_open = threading.Event()
         self._ordered_ns = 0
         self._made_wall_s = -math.inf

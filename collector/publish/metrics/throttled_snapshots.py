@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from rankscope.collector.pacing import Pace
+from rankscope.collector.pacing import CpuShareLimiter
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.units import NS_PER_S
 
@@ -19,7 +19,7 @@ PERIOD_NS: Final = NS_PER_S
 """A picture that takes less than that share of the usual tick is never put off."""
 
 
-class PacedSnapshots:
+class ThrottledSnapshots:
     """Any thread may read; `read_snapshot` gives the latest one. `read_ns` is the time, and `read_cpu_ns` what the
     thread that asks has worked so far.
     """
@@ -35,7 +35,7 @@ class PacedSnapshots:
         self._read_ns = read_ns
         self._read_cpu_ns = read_cpu_ns
         self._making = threading.Lock()
-        self._pace = Pace(SHARE, PERIOD_NS)
+        self._pace = CpuShareLimiter(SHARE, PERIOD_NS)
         self._shown: Snapshot | None = None
 
     def read(self) -> Snapshot:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from rankscope.agent.shutdown.gloo_drain import wait_for_last_works
+from rankscope.agent.shutdown.gloo_drain import drain_gloo_threads
 
 FIRST_STEPS = 3
 SCHEDULED_STEPS = 24
@@ -66,7 +66,7 @@ def main() -> None:
         next(steps)
     print("".join(f"rank {dist.get_rank()} {line}\n" for line in found), end="")
     dist.destroy_process_group()
-    wait_for_last_works()  # a job without the agent has to end well too
+    drain_gloo_threads()  # a job without the agent has to end well too
 
 
 if __name__ == "__main__":

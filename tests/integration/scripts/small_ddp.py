@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset
 
-from rankscope.agent.shutdown.gloo_drain import wait_for_last_works
+from rankscope.agent.shutdown.gloo_drain import drain_gloo_threads
 
 WIDTH = 64
 BATCH = 4
@@ -92,7 +92,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"losses {' '.join(training.losses)}\n", end="")
     dist.destroy_process_group()
-    wait_for_last_works()  # a job without the agent has to end well too
+    drain_gloo_threads()  # a job without the agent has to end well too
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.agent.embedded import Rendezvous, _read_line
 from rankscope.agent.identity import read_identity
-from rankscope.agent.shutdown.torch_call_gate import ExitGate
+from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
 
 LONG_S = 60.0
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
@@ -68,16 +68,18 @@ def test_a_child_without_a_pipe_has_no_answer() -> None:
 )
 def test_ranks_can_meet_where_the_launcher_says_there_is_a_store(left_out: list[str], expected: bool) -> None:
     environment = {name: value for name, value in TORCHRUN.items() if name not in left_out}
-    rendezvous = Rendezvous(read_identity(environment, run="r"), environment, threading.Event(), ExitGate())
+    rendezvous = Rendezvous(read_identity(environment, run="r"), environment, threading.Event(), TorchCallGate())
     assert rendezvous.is_possible is expected
 
 
 def test_a_port_that_is_no_number_is_no_meeting_place() -> None:
     environment = {**TORCHRUN, "MASTER_PORT": "auto"}
-    assert not Rendezvous(read_identity(environment, run="r"), environment, threading.Event(), ExitGate()).is_possible
+    assert not Rendezvous(
+        read_identity(environment, run="r"), environment, threading.Event(), TorchCallGate()
+    ).is_possible
 
 
 def test_a_process_that_ends_before_there_is_a_store_stops_looking() -> None:
     stopping = threading.Event()
     stopping.set()
-    assert Rendezvous(read_identity(TORCHRUN, run="r"), TORCHRUN, stopping, ExitGate()).find() is None
+    assert Rendezvous(read_identity(TORCHRUN, run="r"), TORCHRUN, stopping, TorchCallGate()).find() is None

@@ -52,19 +52,19 @@ class Job:
 
 
 def test_a_job_that_has_spent_nothing_may_spend_the_head_start() -> None:
-    assert Job().allowance == Allowance(windows_ratio=BUDGET, purse_ns=100 * NS_PER_MS, elapsed_ns=0)
+    assert Job().allowance == Allowance(windows_ratio=BUDGET, budget_left_ns=100 * NS_PER_MS, elapsed_ns=0)
 
 
 def test_windows_get_what_hooks_and_the_agent_thread_leave() -> None:
     allowance = Job().run(80, step_hooks=1.0, agent_thread=0.25)
     # 100 ms of the 500 ms that 80 s and the head start allow.
     assert allowance.windows_ratio == BUDGET * (1 - 100 / 500)
-    assert (allowance.purse_ns, allowance.dropped) == (400 * NS_PER_MS, frozenset())
+    assert (allowance.budget_left_ns, allowance.dropped) == (400 * NS_PER_MS, frozenset())
 
 
 def test_what_windows_have_spent_is_taken_from_the_purse_and_not_from_their_ratio() -> None:
     allowance = Job().run(80, full_windows=2.0, light_windows=1.0)
-    assert (allowance.windows_ratio, allowance.purse_ns) == (BUDGET, (500 - 240) * NS_PER_MS)
+    assert (allowance.windows_ratio, allowance.budget_left_ns) == (BUDGET, (500 - 240) * NS_PER_MS)
 
 
 def test_an_hour_of_cheap_training_does_not_pay_for_a_costly_present() -> None:
@@ -72,7 +72,7 @@ def test_an_hour_of_cheap_training_does_not_pay_for_a_costly_present() -> None:
     job.run(60 * MINUTE_S, step_hooks=1.0)
     allowance = job.run(5 * MINUTE_S, step_hooks=4.0, light_windows=2.0)
     # Of the 18 s that the hour allowed 3.6 were spent; the 1.6 s of the last 300 to 305 and 20 are overdrawn by 0.2.
-    assert -200 * NS_PER_MS <= allowance.purse_ns < -150 * NS_PER_MS
+    assert -200 * NS_PER_MS <= allowance.budget_left_ns < -150 * NS_PER_MS
     assert BUDGET * (1 - 1.2 / 1.6) <= allowance.windows_ratio < BUDGET * 0.27
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rankscope.agent.once_per_node import JOB, say_once_per_node
+from rankscope.agent.once_per_node import JOB, log_once_per_node
 
 
 def launch() -> dict[str, str]:
@@ -17,7 +17,7 @@ def launch() -> dict[str, str]:
 
 
 def say_in_another_rank(text: str, environment: Mapping[str, str]) -> str:
-    script = "import os, sys; from rankscope.agent.once_per_node import *; say_once_per_node(sys.argv[1], os.environ)"
+    script = "import os, sys; from rankscope.agent.once_per_node import *; log_once_per_node(sys.argv[1], os.environ)"
     command = [sys.executable, "-c", script, text]
     outside = {name: value for name, value in os.environ.items() if name not in JOB}  # the tests may be a job's
     done = subprocess.run(
@@ -28,14 +28,14 @@ def say_in_another_rank(text: str, environment: Mapping[str, str]) -> str:
 
 def test_second_rank_of_a_job_is_silent_while_the_first_one_lives(capfd: pytest.CaptureFixture[str]) -> None:
     job = launch()
-    say_once_per_node("the key is gone", job)
+    log_once_per_node("the key is gone", job)
     assert say_in_another_rank("the key is gone", job) == ""
     assert capfd.readouterr().err == "rankscope: the key is gone\n"
 
 
 def test_another_thing_and_another_job_are_said() -> None:
     job = launch()
-    say_once_per_node("the key is gone", job)
+    log_once_per_node("the key is gone", job)
     assert say_in_another_rank("the file is gone", job) == "rankscope: the file is gone\n"
     assert say_in_another_rank("the key is gone", launch()) == "rankscope: the key is gone\n"
 
@@ -47,12 +47,12 @@ def test_rank_that_remains_says_it_when_the_one_that_did_has_ended() -> None:
 
 def test_topic_makes_one_thing_of_what_ranks_word_differently(capfd: pytest.CaptureFixture[str]) -> None:
     job = launch()
-    say_once_per_node("rank 0 is refused", job, topic="refused")
-    say_once_per_node("rank 1 is refused", job, topic="refused")
+    log_once_per_node("rank 0 is refused", job, topic="refused")
+    log_once_per_node("rank 1 is refused", job, topic="refused")
     assert capfd.readouterr().err == "rankscope: rank 0 is refused\n"
 
 
 def test_job_of_one_rank_and_a_process_without_a_launcher_speak_for_themselves() -> None:
     alone = {**launch(), "WORLD_SIZE": "1"}
-    say_once_per_node("the key is gone", alone)
+    log_once_per_node("the key is gone", alone)
     assert say_in_another_rank("the key is gone", alone) == "rankscope: the key is gone\n"

@@ -1,4 +1,4 @@
-"""OwnCost: whose time is whose, and that windows and samplers do what the governor says."""
+"""AgentOverhead: whose time is whose, and that windows and samplers do what the governor says."""
 
 import time
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
 )
-from rankscope.agent.own_cost import DEVICE_TIMES, WINDOW_CHILDREN, OwnCost
+from rankscope.agent.own_cost import DEVICE_TIMES, WINDOW_CHILDREN, AgentOverhead
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import RARER_TIMES, SampleLoop
 from rankscope.measure.clock import SystemClock
@@ -45,7 +45,7 @@ class Agent:
             full_window_steps=1,
             overhead_ratio_max=0.005,
         )
-        self.cost = OwnCost(
+        self.cost = AgentOverhead(
             0.005,
             self.plan,
             self.samples,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.pacing import PUT_OFF_NS_MAX, WRITING_NS_MAX, LookTimes
+from rankscope.collector.pacing import PUT_OFF_NS_MAX, WRITING_NS_MAX, DetectionSchedule
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 SHARE = 0.05
@@ -10,24 +10,24 @@ TICK_NS = NS_PER_S
 LASTED_NS = 600 * NS_PER_MS
 
 
-def after_a_look(lasted_ns: int = LASTED_NS, cpu_ns: int = NS_PER_MS) -> LookTimes:
+def after_a_look(lasted_ns: int = LASTED_NS, cpu_ns: int = NS_PER_MS) -> DetectionSchedule:
     """One that ended at 0 and cost so little that the next is due at any time."""
-    looks = LookTimes(SHARE, TICK_NS)
+    looks = DetectionSchedule(SHARE, TICK_NS)
     looks.take(-lasted_ns, 0, cpu_ns)
     return looks
 
 
-def looks_now(looks: LookTimes, now_ns: int, order_ns: int | None = None, *, is_writing: bool = False) -> bool:
+def looks_now(looks: DetectionSchedule, now_ns: int, order_ns: int | None = None, *, is_writing: bool = False) -> bool:
     return looks.decide(now_ns, is_writing=is_writing, order_ns=order_ns)
 
 
 def test_the_first_look_is_due_at_once() -> None:
-    assert looks_now(LookTimes(SHARE, TICK_NS), 0)
-    assert looks_now(LookTimes(SHARE, TICK_NS), 0, order_ns=1)
+    assert looks_now(DetectionSchedule(SHARE, TICK_NS), 0)
+    assert looks_now(DetectionSchedule(SHARE, TICK_NS), 0, order_ns=1)
 
 
 def test_a_look_that_took_much_is_followed_by_as_much_rest_as_its_share_asks_for() -> None:
-    looks = LookTimes(SHARE, TICK_NS)
+    looks = DetectionSchedule(SHARE, TICK_NS)
     looks.take(0, NS_PER_S, 500 * NS_PER_MS)
     assert not looks_now(looks, 10 * NS_PER_S - 1)
     assert not looks.is_put_off, "it was not due"

@@ -1,13 +1,13 @@
 """How often a costly turn is taken: no more than its share of the time, and a cheap one whenever it may."""
 
-from rankscope.collector.pacing import Pace
+from rankscope.collector.pacing import CpuShareLimiter
 
 SECOND_NS = 10**9
 
 
 def take_turns(cost_ns: int, seconds: int, share: float) -> int:
     """How many turns are taken when there is a chance every second."""
-    pace, taken = Pace(share, SECOND_NS), 0
+    pace, taken = CpuShareLimiter(share, SECOND_NS), 0
     for second in range(seconds):
         if pace.is_due(second * SECOND_NS):
             pace.take(second * SECOND_NS, cost_ns)
@@ -26,7 +26,7 @@ def test_what_costs_more_takes_its_share_of_the_time_and_no_more() -> None:
 
 
 def test_a_turn_that_became_cheap_is_taken_at_every_chance_again() -> None:
-    pace = Pace(0.1, SECOND_NS)
+    pace = CpuShareLimiter(0.1, SECOND_NS)
     pace.take(0, SECOND_NS)
     assert not pace.is_due(9 * SECOND_NS)
     assert pace.is_due(10 * SECOND_NS)

@@ -2,14 +2,14 @@
 
 import time
 
-from rankscope.collector.pacing import PAUSE_S, PIECE, WORK_PER_WAIT, WORK_S, Turns
+from rankscope.collector.pacing import PAUSE_S, PIECE, WORK_PER_WAIT, WORK_S, GilYielder
 from tests.turn_log import TurnLog
 from tests.unit.collector.runs.job_stories import Story
 
 
 def test_who_works_rests_after_some_work_and_not_before() -> None:
     rests_s: list[float] = []
-    with Turns(sleep=rests_s.append, now_s=at_once) as turns:
+    with GilYielder(sleep=rests_s.append, now_s=at_once) as turns:
         turns.rest()
         work(WORK_S)
         turns.rest()
@@ -30,7 +30,7 @@ def work(cpu_s: float) -> None:
 
 def test_who_works_has_its_turn_while_it_works_and_not_while_it_rests() -> None:
     log = TurnLog()
-    with Turns(log.take, sleep=lambda _s: log.said.append("rests"), now_s=at_once) as turns:
+    with GilYielder(log.take, sleep=lambda _s: log.said.append("rests"), now_s=at_once) as turns:
         work(WORK_S)
         turns.rest()
     assert log.said == ["begins", "ends", "rests", "begins", "ends"]
@@ -40,7 +40,7 @@ def test_who_has_waited_long_for_its_turn_works_longer_in_it() -> None:
     rests_s: list[float] = []
     waited_s = 20 * WORK_S / WORK_PER_WAIT
     times_s = iter((100.0, 100.0 + waited_s, 101.0, 101.0))
-    with Turns(sleep=rests_s.append, now_s=lambda: next(times_s)) as turns:
+    with GilYielder(sleep=rests_s.append, now_s=lambda: next(times_s)) as turns:
         work(2 * WORK_S)
         turns.rest()
         assert rests_s == []
@@ -51,7 +51,7 @@ def test_who_has_waited_long_for_its_turn_works_longer_in_it() -> None:
 
 def test_nobody_has_a_turn_who_does_no_long_work() -> None:
     log = TurnLog()
-    turns = Turns(log.take, sleep=lambda _s: None)
+    turns = GilYielder(log.take, sleep=lambda _s: None)
     turns.rest()
     assert log.said == []
     with turns:

@@ -28,9 +28,9 @@ def test_a_thread_has_the_name_that_the_kernel_shows_cut_to_what_it_takes() -> N
 def test_the_garbage_collector_looks_seldom_and_never_again_at_what_was_there_at_the_start() -> None:
     """In a process of its own: these settings are of the whole process."""
     program = (
-        "import gc; from rankscope.collector.process_tuning import keep_one_heap\n"
-        "from rankscope.collector.process_tuning import spare_the_garbage_collector as spare\n"
-        "keep_one_heap(); spare(); print(gc.get_threshold()[0], gc.get_freeze_count() > 1000)"
+        "import gc; from rankscope.collector.process_tuning import limit_malloc_arenas\n"
+        "from rankscope.collector.process_tuning import raise_gc_threshold as spare\n"
+        "limit_malloc_arenas(); spare(); print(gc.get_threshold()[0], gc.get_freeze_count() > 1000)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == [str(GC_OBJECTS_MIN), "True"]
@@ -39,8 +39,8 @@ def test_the_garbage_collector_looks_seldom_and_never_again_at_what_was_there_at
 
 def test_a_thread_that_waits_for_pythons_lock_gets_it_soon() -> None:
     program = (
-        "import sys; from rankscope.collector.process_tuning import hand_over_quickly\n"
-        "hand_over_quickly(); print(sys.getswitchinterval())"
+        "import sys; from rankscope.collector.process_tuning import shorten_switch_interval\n"
+        "shorten_switch_interval(); print(sys.getswitchinterval())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert float(done.stdout) == pytest.approx(SWITCH_S)
@@ -50,9 +50,9 @@ def test_memory_that_is_free_within_the_heap_goes_back_to_the_kernel() -> None:
     """Every other block of a heap is freed, so that nothing goes back by itself; in a process of its own."""
     program = """
 import ctypes
-from rankscope.collector.process_tuning import FREE_BYTES_MIN, FreeMemory, keep_one_heap, read_resident_bytes
+from rankscope.collector.process_tuning import FREE_BYTES_MIN, FreeMemory, limit_malloc_arenas, read_resident_bytes
 
-keep_one_heap()
+limit_malloc_arenas()
 library, size, memory = ctypes.CDLL(None), 32768, FreeMemory()
 library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 blocks = [library.malloc(size) for _ in range(4 * FREE_BYTES_MIN // size)]

@@ -13,11 +13,11 @@ import pytest
 from rankscope.agent.capture.stacks import (
     FRAMES_MAX,
     OUR_FILES,
+    capture_stacks,
     find_activity,
     find_raised_line,
     find_torch_folder,
     shorten_frame,
-    take_stacks,
 )
 from rankscope.measure.stalls import ACTIVITIES, StackFrame, ThreadStack
 
@@ -55,7 +55,7 @@ def hang() -> Iterator[Callable[[str, int], None]]:
 
 
 def stack_of(name: str) -> ThreadStack | None:
-    return next((stack for stack in take_stacks().threads if stack.name == name), None)
+    return next((stack for stack in capture_stacks().threads if stack.name == name), None)
 
 
 def test_the_stack_names_the_line_that_the_thread_is_in(hang: Callable[[str, int], None]) -> None:
@@ -68,9 +68,9 @@ def test_the_stack_names_the_line_that_the_thread_is_in(hang: Callable[[str, int
 
 
 def test_the_main_thread_comes_first_and_is_the_one_that_acts() -> None:
-    stacks = take_stacks()
+    stacks = capture_stacks()
     assert stacks.threads[0].name == threading.main_thread().name
-    # Its innermost frame is that of `take_stacks`, which is ours and left out.
+    # Its innermost frame is that of `capture_stacks`, which is ours and left out.
     assert stacks.threads[0].frames[0].function == "test_the_main_thread_comes_first_and_is_the_one_that_acts"
     assert stacks.activity == "other"
 

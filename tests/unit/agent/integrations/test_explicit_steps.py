@@ -48,7 +48,7 @@ class Loop:
         return self
 
     def say(self, samples: int | None = None, tokens: int | None = None) -> "Loop":
-        self.timer.say_batch(self.now_ns, BatchSize(samples, tokens))
+        self.timer.set_batch_size(self.now_ns, BatchSize(samples, tokens))
         return self
 
     def evaluate(self, ticks: int = 5_000) -> "Loop":

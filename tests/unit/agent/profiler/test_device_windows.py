@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.agent.profiler.process_groups import FlightEntry
 from rankscope.agent.profiler.reduced_window import ReducedWindow
-from rankscope.agent.profiler.reduction_process import WindowChildren
+from rankscope.agent.profiler.reduction_process import ReductionProcesses
 from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
@@ -71,7 +71,7 @@ def reduce(
     source = GroupSource(lambda: dict(groups), lambda: (entries, {0: (entries_of, "")}))
     reducing = WindowReduction(
         source,
-        WindowChildren(),
+        ReductionProcesses(),
         events_max=1_000,
         yield_gil=lambda: None,
     )

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rankscope.agent.profiler.malloc_trim import GIVE_BACK_NS_MAX, LEFT_BYTES_MIN, TRIES, HeapRelief
+from rankscope.agent.profiler.malloc_trim import GIVE_BACK_NS_MAX, LEFT_BYTES_MIN, TRIES, MallocTrim
 
 MIB = 2**20
 MODEL = 300 * MIB
@@ -20,7 +20,7 @@ class Heap:
         self.given_back = 0
         self.cpu_ns = 0
         self._takes_ns = takes_ns
-        self.relief = HeapRelief(self._give_back, lambda: self.cpu_ns)
+        self.relief = MallocTrim(self._give_back, lambda: self.cpu_ns)
 
     def _give_back(self) -> None:
         self.given_back += 1
@@ -111,7 +111,7 @@ def test_what_is_not_known_or_cannot_be_given_back_is_no_reason() -> None:
     for _ in range(10):
         heap.relief.after_window(None)
     assert heap.given_back == 0
-    HeapRelief(None).after_window(MODEL)
+    MallocTrim(None).after_window(MODEL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")

@@ -1,4 +1,4 @@
-"""WindowChildren: one child at a time, in order, with a limit on everything; and the real child process."""
+"""ReductionProcesses: one child at a time, in order, with a limit on everything; and the real child process."""
 
 import os
 import re
@@ -19,7 +19,14 @@ from rankscope.agent.profiler.reduce_window import (
     command_line,
     reduce_window,
 )
-from rankscope.agent.profiler.reduction_process import WAITING_MAX, Child, Ended, SpawnedChild, WindowChildren, spawn
+from rankscope.agent.profiler.reduction_process import (
+    WAITING_MAX,
+    Child,
+    Ended,
+    ReductionProcesses,
+    SpawnedChild,
+    spawn,
+)
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns
 
@@ -73,13 +80,13 @@ class Nursery:
         self.children.append(HeldChild(msgspec.msgpack.decode(encoded, type=WindowRequest)))
         return self.children[-1]
 
-    def make(self) -> WindowChildren:
-        return WindowChildren(self.spawn, lambda: self.now_ns, in_place_events_max=ALWAYS_A_CHILD)
+    def make(self) -> ReductionProcesses:
+        return ReductionProcesses(self.spawn, lambda: self.now_ns, in_place_events_max=ALWAYS_A_CHILD)
 
 
 def test_a_small_window_is_reduced_in_place_and_a_large_one_by_a_child() -> None:
     nursery = Nursery()
-    reducing = WindowChildren(nursery.spawn, lambda: 0, in_place_events_max=1)
+    reducing = ReductionProcesses(nursery.spawn, lambda: 0, in_place_events_max=1)
     reducing.submit(request(1))
     assert (steps_of(reducing.collect()), nursery.children) == ([1], [])
     large = WindowColumns(category=bytes(2), name=bytes(8), lane=bytes(8), start_ns=bytes(16), duration_ns=bytes(16))
@@ -137,7 +144,7 @@ def test_the_first_child_that_fails_says_in_which_line(capsys: pytest.CaptureFix
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         return child
 
-    reducing = WindowChildren(spawn_failing, in_place_events_max=ALWAYS_A_CHILD)
+    reducing = ReductionProcesses(spawn_failing, in_place_events_max=ALWAYS_A_CHILD)
     for step in (5, 6):
         reducing.submit(request(step))
         assert reducing.collect() == []
@@ -165,7 +172,7 @@ def test_a_child_that_cannot_be_started_is_counted(error: OSError) -> None:
     def refuse(_: bytes) -> Child:
         raise error
 
-    reducing = WindowChildren(refuse, in_place_events_max=ALWAYS_A_CHILD)
+    reducing = ReductionProcesses(refuse, in_place_events_max=ALWAYS_A_CHILD)
     reducing.submit(request(5))
     assert (reducing.collect(), reducing.failed) == ([], {"reduction_failed": 1})
 
@@ -181,7 +188,7 @@ def test_at_the_end_what_is_not_reduced_yet_is_reduced_at_once() -> None:
 
 def test_a_file_is_read_by_a_child_however_small_and_one_that_was_cut_is_counted() -> None:
     nursery = Nursery()
-    reducing = WindowChildren(nursery.spawn, lambda: 0)
+    reducing = ReductionProcesses(nursery.spawn, lambda: 0)
     for step, saved in ((5, SAVED[:-5]), (6, SAVED)):
         reducing.submit(msgspec.structs.replace(request(step), saved=saved))
     assert len(nursery.children) == 1

@@ -11,7 +11,7 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_S
 WARMUP_STEPS = 4
 STEPS = range(3000)
 BUDGET = 0.005
-PLENTY = Allowance(windows_ratio=BUDGET, purse_ns=NS_PER_S, elapsed_ns=10_000 * NS_PER_S)
+PLENTY = Allowance(windows_ratio=BUDGET, budget_left_ns=NS_PER_S, elapsed_ns=10_000 * NS_PER_S)
 """An old job that has hardly spent anything: 25 s for full windows."""
 
 
@@ -90,7 +90,7 @@ def test_cheap_windows_of_a_young_job_double_their_distance_until_the_one_aimed_
 
 def test_young_windows_are_taken_as_long_as_all_of_them_would_be_paid_for() -> None:
     # 0.25 % of 20 s head start and 2 s are 55 ms: five windows of 10 ms, at 0, 32, 64, 128 and 256, and no sixth.
-    young = Allowance(windows_ratio=BUDGET, purse_ns=NS_PER_S, elapsed_ns=2 * NS_PER_S)
+    young = Allowance(windows_ratio=BUDGET, budget_left_ns=NS_PER_S, elapsed_ns=2 * NS_PER_S)
     assert full_steps(plan_at(step_ms=10, allowance=young), range(1000)) == [0, 32, 64, 128, 256]
 
 
@@ -170,18 +170,18 @@ def test_a_shorter_light_window_is_expected_to_cost_as_much_less_but_for_its_beg
     plan.learn_step(10 * NS_PER_MS)
     # 4 steps are 2 ms, which are 0.25 % of 0.8 s; 17 ms would be of 6.8 s, and the next window after 1024 steps.
     assert (plan.light_window_steps, plan.light_interval_steps) == (4, 128)
-    plan.allow(PLENTY._replace(purse_ns=2 * NS_PER_MS))
+    plan.allow(PLENTY._replace(budget_left_ns=2 * NS_PER_MS))
     assert light_steps(plan, range(WARMUP_STEPS + 1)) == [0]
-    plan.allow(PLENTY._replace(purse_ns=2 * NS_PER_MS - 1))
+    plan.allow(PLENTY._replace(budget_left_ns=2 * NS_PER_MS - 1))
     assert light_steps(plan, range(WARMUP_STEPS + 1)) == []
 
 
 def test_what_light_windows_cost_is_learnt_before_the_step_time_is_known() -> None:
     plan = plan_with()
     plan.learn_light(9 * NS_PER_MS, 4, events_a_step=75)  # 1 ms, and 2 ms a step: 17 for the 8 steps of a first one
-    plan.allow(PLENTY._replace(purse_ns=17 * NS_PER_MS))
+    plan.allow(PLENTY._replace(budget_left_ns=17 * NS_PER_MS))
     assert light_steps(plan, range(150)) == [0, 8, 16, 32, 64, 128]
-    plan.allow(PLENTY._replace(purse_ns=17 * NS_PER_MS - 1))
+    plan.allow(PLENTY._replace(budget_left_ns=17 * NS_PER_MS - 1))
     assert light_steps(plan, range(150)) == []
 
 
@@ -189,7 +189,7 @@ def test_a_light_window_that_costs_less_than_its_begin_and_end_are_thought_to_is
     plan = plan_at(step_ms=5)
     for _ in range(20):
         plan.learn_light(NS_PER_MS // 20, 0, events_a_step=None)  # of no step at all: it was cut at once
-    plan.allow(PLENTY._replace(purse_ns=NS_PER_MS // 20))
+    plan.allow(PLENTY._replace(budget_left_ns=NS_PER_MS // 20))
     assert light_steps(plan, range(WARMUP_STEPS + 1)) == [0]
 
 
@@ -234,15 +234,15 @@ def test_one_costly_window_is_forgotten_after_cheaper_ones() -> None:
 
 def test_no_window_begins_that_the_account_cannot_pay() -> None:
     plan = plan_at(step_ms=100)
-    plan.allow(PLENTY._replace(purse_ns=9 * NS_PER_MS))
+    plan.allow(PLENTY._replace(budget_left_ns=9 * NS_PER_MS))
     assert (full_steps(plan), light_steps(plan, range(40))) == ([], [0, 32])  # 10 ms, and 1 ms
-    plan.allow(PLENTY._replace(purse_ns=-1))
+    plan.allow(PLENTY._replace(budget_left_ns=-1))
     assert light_steps(plan) == []
 
 
 def test_a_light_window_ends_where_the_next_cannot_be_paid() -> None:
     plan = plan_at(step_ms=100)
-    plan.allow(PLENTY._replace(purse_ns=0))
+    plan.allow(PLENTY._replace(budget_left_ns=0))
     assert (plan.is_light(WARMUP_STEPS + 31), plan.is_light(WARMUP_STEPS + 32)) == (True, False)
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankscope.agent.profiler.process_groups import DEVICE_NUMBERS_FROM, FlightEntry
-from rankscope.agent.profiler.reduction_process import WindowChildren
+from rankscope.agent.profiler.reduction_process import ReductionProcesses
 from rankscope.agent.profiler.window_reading import BATCH_EVENTS
 from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction, parse_bytes
 from rankscope.agent.profiler.window_scheduler import RawWindow
@@ -113,7 +113,7 @@ def window(
 def reduction(world: World, yield_gil: Callable[[], None] = lambda: None) -> WindowReduction:
     return WindowReduction(
         world.source(),
-        WindowChildren(),
+        ReductionProcesses(),
         events_max=EVENTS_MAX,
         yield_gil=yield_gil,
     )

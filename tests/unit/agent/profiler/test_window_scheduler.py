@@ -1,4 +1,4 @@
-"""KinetoWindows: when the profiler is on, what is handed over, and who gives way to whom.
+"""WindowScheduler: when the profiler is on, what is handed over, and who gives way to whom.
 
 The profiler is a strict stand-in. It and the real one pass the same few tests, at the head of this file.
 """

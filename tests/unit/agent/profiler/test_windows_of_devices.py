@@ -1,4 +1,4 @@
-"""KinetoWindows once a device is in use: its first window, one step more, CUDA graphs, and light windows left out."""
+"""WindowScheduler once a device is in use: its first window, one step more, CUDA graphs, and light windows left out."""
 
 from rankscope.agent.profiler.window_scheduler import PART
 from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training

@@ -6,7 +6,7 @@ from typing import Any
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.window_plan import WindowPlan
-from rankscope.agent.profiler.window_scheduler import KinetoWindows, RawWindow
+from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_S
 
@@ -80,7 +80,7 @@ class Training:
             overhead_ratio_max=1.0,
         )
         self.plan.learn_step(NS_PER_S)
-        self.windows = KinetoWindows(
+        self.windows = WindowScheduler(
             self.profiler,
             self.plan,
             self.guard,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.shutdown.gloo_drain import THREAD_NAME, wait_for_last_works
+from rankscope.agent.shutdown.gloo_drain import THREAD_NAME, drain_gloo_threads
 
 LONG_S = 60.0
 
@@ -31,17 +31,17 @@ def test_only_a_thread_of_gloo_that_has_something_to_do_is_waited_for(
 ) -> None:
     put(tmp_path, 7, "python", "R")
     put(tmp_path, 8, name, state)
-    assert wait_for_last_works(0.0, str(tmp_path)) is expected
+    assert drain_gloo_threads(0.0, str(tmp_path)) is expected
 
 
 def test_it_is_waited_for_until_it_has_nothing_to_do(tmp_path: Path) -> None:
     put(tmp_path, 8, THREAD_NAME, "R")
     threading.Timer(0.05, put, (tmp_path, 8, THREAD_NAME, "S")).start()
-    assert wait_for_last_works(LONG_S, str(tmp_path))
+    assert drain_gloo_threads(LONG_S, str(tmp_path))
 
 
 def test_a_thread_that_goes_meanwhile_and_a_system_without_threads_to_see_are_no_error(tmp_path: Path) -> None:
     (tmp_path / "8").mkdir()
-    assert wait_for_last_works(0.0, str(tmp_path))
-    assert wait_for_last_works(0.0, str(tmp_path / "nowhere"))
-    assert wait_for_last_works(LONG_S)
+    assert drain_gloo_threads(0.0, str(tmp_path))
+    assert drain_gloo_threads(0.0, str(tmp_path / "nowhere"))
+    assert drain_gloo_threads(LONG_S)

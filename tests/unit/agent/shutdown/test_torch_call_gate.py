@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from rankscope.agent.shutdown.torch_call_gate import ExitGate
+from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
 
 SECONDS = 60.0
 
 
 def test_to_shut_it_waits_for_who_is_within() -> None:
-    gate, within, leaves = ExitGate(), threading.Event(), threading.Event()
+    gate, within, leaves = TorchCallGate(), threading.Event(), threading.Event()
 
     def pass_through() -> None:
         with gate:
@@ -30,7 +30,7 @@ def test_to_shut_it_waits_for_who_is_within() -> None:
 
 
 def test_nobody_gets_in_once_it_is_shut() -> None:
-    gate, got_in = ExitGate(), threading.Event()
+    gate, got_in = TorchCallGate(), threading.Event()
 
     def come() -> None:
         with gate:
@@ -42,7 +42,7 @@ def test_nobody_gets_in_once_it_is_shut() -> None:
 
 
 def test_an_error_within_leaves_the_gate_open() -> None:
-    gate = ExitGate()
+    gate = TorchCallGate()
     with pytest.raises(ZeroDivisionError), gate:
         _ = 1 / 0
     assert gate.shut(0.0)
@@ -54,7 +54,7 @@ def test_a_process_that_ends_amid_the_search_for_the_collector_ends_well() -> No
         import threading, time
         from torch._C._distributed_c10d import TCPStore
         from rankscope.agent import embedded
-        from rankscope.agent.shutdown.torch_call_gate import ExitGate
+        from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
         from rankscope.agent.identity import read_identity
 
         embedded.LOOK_AGAIN_S = 0.0
@@ -65,7 +65,7 @@ def test_a_process_that_ends_amid_the_search_for_the_collector_ends_well() -> No
         }
         looks = threading.Event()
 
-        class Gate(ExitGate):
+        class Gate(TorchCallGate):
             def __exit__(self, *how):
                 super().__exit__(*how)
                 looks.set()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.orphaned_reports import Address, LeftLife, LeftRefusedError, take_life
+from rankscope.agent.report.orphaned_reports import Address, OrphanedReports, OrphanRefusedError, take_life
 from rankscope.agent.report.spill_folder import find_lives, open_folder
 from rankscope.agent.sidecar import orphan_delivery
 from rankscope.agent.sidecar.beacon import Descriptor
-from rankscope.agent.sidecar.orphan_delivery import LeftReports
+from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.measure.clock import Clock, SystemClock
 from rankscope.measure.errors import SettingError
 from tests.unit.agent.report.spilled_lives import BOOT_ID, RUN, frame_of, hello_of, spill_in
@@ -30,7 +30,7 @@ class Collector:
 
     def deliver(
         self,
-        life: LeftLife,
+        life: OrphanedReports,
         address: Address,
         _clock: Clock,
         _deadline_ns: int,
@@ -46,13 +46,13 @@ class Collector:
 
 
 @pytest.fixture
-def brought(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Collector], LeftReports]]:
+def brought(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Collector], OrphanDelivery]]:
     """An errand to that collector, which tries again at once."""
     monkeypatch.setattr(orphan_delivery, "PAUSE_S", 0.001)
-    made: list[LeftReports] = []
+    made: list[OrphanDelivery] = []
 
-    def make(collector: Collector) -> LeftReports:
-        made.append(LeftReports(SystemClock(), collector.deliver))
+    def make(collector: Collector) -> OrphanDelivery:
+        made.append(OrphanDelivery(SystemClock(), collector.deliver))
         return made[-1]
 
     yield make
@@ -74,7 +74,7 @@ def descriptor_of(folder: str, boot_id: str = BOOT_ID, endpoint: str = ENDPOINT)
     )
 
 
-def wait_until_idle(errand: LeftReports) -> None:
+def wait_until_idle(errand: OrphanDelivery) -> None:
     ended = threading.Event()
     for _ in range(int(DEADLINE_S / 0.005)):
         if errand.is_idle:
@@ -84,7 +84,7 @@ def wait_until_idle(errand: LeftReports) -> None:
 
 
 def test_what_a_rank_has_left_is_brought_to_its_collector_and_removed(
-    tmp_path: Path, brought: Callable[[Collector], LeftReports]
+    tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
 ) -> None:
     folder, collector = leave(tmp_path), Collector()
     errand = brought(collector)
@@ -96,7 +96,7 @@ def test_what_a_rank_has_left_is_brought_to_its_collector_and_removed(
 
 @pytest.mark.parametrize("error", [None, SettingError("no address"), OSError("gone")])
 def test_a_collector_that_does_not_take_it_is_asked_again(
-    tmp_path: Path, brought: Callable[[Collector], LeftReports], error: Exception | None
+    tmp_path: Path, brought: Callable[[Collector], OrphanDelivery], error: Exception | None
 ) -> None:
     collector = Collector(refusals=3, error=error)
     errand = brought(collector)
@@ -106,9 +106,9 @@ def test_a_collector_that_does_not_take_it_is_asked_again(
 
 
 def test_a_collector_that_refuses_it_for_good_is_not_waited_for(
-    tmp_path: Path, brought: Callable[[Collector], LeftReports]
+    tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
 ) -> None:
-    collector = Collector(refusals=1, error=LeftRefusedError("run_taken"))
+    collector = Collector(refusals=1, error=OrphanRefusedError("run_taken"))
     folder, errand = leave(tmp_path), brought(collector)
     errand.take(descriptor_of(folder))
     wait_until_idle(errand)
@@ -117,7 +117,7 @@ def test_a_collector_that_refuses_it_for_good_is_not_waited_for(
 
 
 def test_the_first_rank_of_a_run_has_its_earlier_lives_delivered_once(
-    tmp_path: Path, brought: Callable[[Collector], LeftReports]
+    tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
 ) -> None:
     leave(tmp_path, "earlier-1")
     folder, collector = leave(tmp_path, "earlier-2"), Collector()
@@ -130,7 +130,9 @@ def test_the_first_rank_of_a_run_has_its_earlier_lives_delivered_once(
     assert sorted(boot_id for _, boot_id, _ in collector.taken) == ["earlier-1", "earlier-2"]
 
 
-def test_what_another_run_has_left_is_left_to_that(tmp_path: Path, brought: Callable[[Collector], LeftReports]) -> None:
+def test_what_another_run_has_left_is_left_to_that(
+    tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
+) -> None:
     folder, collector = leave(tmp_path, "other-life", run="another"), Collector()
     errand = brought(collector)
     errand.look_once(descriptor_of(folder))
@@ -140,7 +142,7 @@ def test_what_another_run_has_left_is_left_to_that(tmp_path: Path, brought: Call
 
 @pytest.mark.parametrize(("has_folder", "endpoint"), [(False, ENDPOINT), (True, "")])
 def test_without_a_folder_or_a_collector_there_is_nothing_to_be_done(
-    tmp_path: Path, brought: Callable[[Collector], LeftReports], has_folder: bool, endpoint: str
+    tmp_path: Path, brought: Callable[[Collector], OrphanDelivery], has_folder: bool, endpoint: str
 ) -> None:
     descriptor = descriptor_of(leave(tmp_path) if has_folder else "", endpoint=endpoint)
     errand = brought(Collector())
@@ -149,7 +151,7 @@ def test_without_a_folder_or_a_collector_there_is_nothing_to_be_done(
     assert errand.is_idle
 
 
-def test_a_torn_end_is_told(tmp_path: Path, brought: Callable[[Collector], LeftReports]) -> None:
+def test_a_torn_end_is_told(tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]) -> None:
     folder = leave(tmp_path)
     (path,) = Path(folder).glob("*.spill")
     path.write_bytes(path.read_bytes()[:-1])
@@ -172,7 +174,7 @@ def test_what_nobody_has_taken_when_it_stops_stays_on_the_disk(tmp_path: Path) -
             stopped.wait(0.001)
         return False
 
-    errand = LeftReports(SystemClock(), deliver)
+    errand = OrphanDelivery(SystemClock(), deliver)
     errand.take(descriptor_of(folder))
     assert is_trying.wait(DEADLINE_S)
     errand.close()

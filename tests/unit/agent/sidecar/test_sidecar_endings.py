@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from rankscope.agent.sidecar.endings import Evidence, tell_ending
+from rankscope.agent.sidecar.endings import Evidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus
 from rankscope.measure.messages import END_REASONS
 
@@ -64,5 +64,5 @@ def code(number: int) -> ExitStatus:
 def test_an_end_has_its_reason_and_its_sentence(
     status: ExitStatus | None, evidence: Evidence, reason: str, detail: str
 ) -> None:
-    assert tuple(tell_ending(status, evidence)) == (reason, detail)
+    assert tuple(classify_ending(status, evidence)) == (reason, detail)
     assert reason in END_REASONS

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.directory import LOCK, open_folder, remove_folder
-from rankscope.agent.sidecar.faults import FAULTS, FAULTS_MAX, SidecarFaults, take_faults
+from rankscope.agent.sidecar.faults import FAULTS, FAULTS_MAX, SidecarFaults, read_faults
 from rankscope.agent.sidecar.link import _start
 from rankscope.measure.errors import UnavailableError
 from tests.integration.serving import wait_for
@@ -17,10 +17,10 @@ def test_what_the_sidecar_notes_a_rank_takes_once(tmp_path: Path) -> None:
     faults.note("watch", ValueError("another one of the same type"))
     faults.note("left reports", KeyError("x"))
     assert (tmp_path / FAULTS).stat().st_mode & 0o777 == 0o600
-    assert take_faults(str(tmp_path)) == (
+    assert read_faults(str(tmp_path)) == (
         "watch failed (ValueError: no such rank); left reports failed (KeyError: 'x')"
     )
-    assert take_faults(str(tmp_path)) == ""
+    assert read_faults(str(tmp_path)) == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -28,12 +28,12 @@ def test_what_it_notes_is_bounded(tmp_path: Path) -> None:
     faults = SidecarFaults(str(tmp_path))
     for number in range(FAULTS_MAX + 5):
         faults.note(f"part {number}", ValueError("x" * 10_000))
-    assert len(take_faults(str(tmp_path)).split("; ")) == FAULTS_MAX
+    assert len(read_faults(str(tmp_path)).split("; ")) == FAULTS_MAX
 
 
 def test_where_nothing_can_be_written_nothing_is_raised(tmp_path: Path) -> None:
     SidecarFaults(str(tmp_path / "gone")).note("watch", ValueError("x"))
-    assert take_faults(str(tmp_path / "gone")) == ""
+    assert read_faults(str(tmp_path / "gone")) == ""
 
 
 def test_a_fault_that_nobody_has_taken_does_not_keep_the_directory(tmp_path: Path) -> None:
@@ -71,6 +71,6 @@ def test_a_sidecar_that_fails_later_leaves_what_and_where(tmp_path: Path, monkey
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with (Path(folder) / LOCK).open("w") as lock:
         _start(folder, lock.fileno())
-    said = wait_for(lambda: take_faults(folder) or None, lambda: f"no fault in {[*Path(folder).iterdir()]}", 60)
+    said = wait_for(lambda: read_faults(folder) or None, lambda: f"no fault in {[*Path(folder).iterdir()]}", 60)
     assert said.startswith("watch failed (OSError: no poll here, at ")
     assert "/agent/sidecar/watch.py:" in said

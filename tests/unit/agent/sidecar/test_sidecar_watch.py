@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, Beat
-from rankscope.agent.sidecar.orphan_delivery import LeftReports
+from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.agent.sidecar.watch import REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
 from rankscope.measure.messages import RankEnded, RankUnresponsive
@@ -84,7 +84,7 @@ def test_the_end_of_a_rank_tells_that_what_it_left_on_the_disk_is_torn(
     if is_torn:
         (file,) = Path(spill.folder).glob("*.spill")
         file.write_bytes(file.read_bytes() + b"half of a rec")
-    node.watch._left_reports = LeftReports(node.clock, lambda *_: True)
+    node.watch._left_reports = OrphanDelivery(node.clock, lambda *_: True)
     node.start("ctypes.string_at(0)", spill_folder=spill.folder).end()
     (notice,) = node.look()
     assert isinstance(notice, RankEnded)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rankscope.agent.sidecar.beacon import Beat
-from rankscope.agent.sidecar.notice_sender import Courier, Notice
+from rankscope.agent.sidecar.notice_sender import Notice, NoticeSender
 from rankscope.agent.sidecar.watch import Watch
 from rankscope.measure.units import HostNs, WallNs
 from tests.unit.agent.sidecar.ranks_of_a_node import MS, Process, S, light_beacon
@@ -22,7 +22,7 @@ class Clock:
         return WallNs(self.now_ns + 1_795_000_000 * S)
 
 
-class Post(Courier):
+class Post(NoticeSender):
     """Keeps what is posted; every notice is acknowledged at once."""
 
     def __init__(self, endpoint: str, kept: list[tuple[str, Notice]]) -> None:

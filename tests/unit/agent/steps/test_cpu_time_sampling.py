@@ -1,4 +1,4 @@
-"""ClockedSteps: the CPU time is measured of long steps always, of short ones now and then, and ranks agree of which."""
+"""CpuTimeSampling: the CPU time is measured of all long steps, of short ones now and then, and ranks agree of which."""
 
 import itertools
 
@@ -7,18 +7,18 @@ import pytest
 from rankscope.agent.steps.cpu_time_sampling import (
     DISTANCE_NS,
     DISTANCE_STEPS_MAX,
-    ClockedSteps,
+    CpuTimeSampling,
 )
 from rankscope.measure.units import NS_PER_MS
 
 
-def clocked_with(step_ns: int) -> ClockedSteps:
-    clocked = ClockedSteps()
+def clocked_with(step_ns: int) -> CpuTimeSampling:
+    clocked = CpuTimeSampling()
     clocked.learn_step(step_ns)
     return clocked
 
 
-def looks_of(clocked: ClockedSteps, steps: int) -> list[int]:
+def looks_of(clocked: CpuTimeSampling, steps: int) -> list[int]:
     """The steps after the first that begin with a look at the clock."""
     found = [clocked.find_next(0)]
     while found[-1] < steps:
@@ -32,7 +32,7 @@ def measured_of(step_ns: int, steps: int = 1024) -> list[int]:
 
 
 def test_every_step_is_measured_until_the_step_time_is_known() -> None:
-    assert looks_of(ClockedSteps(), 5) == [1, 2, 3, 4]
+    assert looks_of(CpuTimeSampling(), 5) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("step_ns", [DISTANCE_NS // 2, DISTANCE_NS, 10 * DISTANCE_NS])
@@ -65,7 +65,7 @@ def test_a_rank_that_is_slow_every_so_many_steps_is_measured_in_such_a_step_too(
 
 
 def test_a_step_time_near_a_limit_does_not_make_the_distance_go_to_and_fro() -> None:
-    clocked = ClockedSteps()
+    clocked = CpuTimeSampling()
     distances = []
     for step_ms in (98, 102, 98, 102, 90, 110):
         clocked.learn_step(step_ms * NS_PER_MS)

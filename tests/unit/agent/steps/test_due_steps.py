@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.agent.steps.cpu_time_sampling import ClockedSteps
+from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
 from rankscope.agent.steps.due_steps import Due, DueSteps
 from rankscope.measure.units import NS_PER_MS
 
@@ -17,9 +17,9 @@ class Wanting:
         return max(self._step, step + 1)
 
 
-def clocked() -> ClockedSteps:
+def clocked() -> CpuTimeSampling:
     """At 16, 17, 32, 33 ... the clock is read."""
-    found = ClockedSteps()
+    found = CpuTimeSampling()
     found.learn_step(60 * NS_PER_MS)
     return found
 

@@ -1,4 +1,4 @@
-"""MomentLog: when moments are gone through, on which thread, and what a live one may do that a late one may not."""
+"""HookEventBuffer: when events are processed, on which thread, and what an inline one may do that a later one may not."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.batch_size import UNKNOWN
 from rankscope.agent.steps.due_steps import Due
-from rankscope.agent.steps.event_buffer import PART, TURN_MOMENTS, MomentLog
+from rankscope.agent.steps.event_buffer import PART, TURN_MOMENTS, HookEventBuffer
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 
@@ -47,7 +47,7 @@ class Loop:
             read_clock_ns=lambda: self.now_ns,
             read_cpu_ns=lambda: self.now_ns // 2,
         )
-        self.log = MomentLog(self.timer, self.guard, find_due, read_cpu_ns=lambda: self.now_ns // 2, **options)
+        self.log = HookEventBuffer(self.timer, self.guard, find_due, read_cpu_ns=lambda: self.now_ns // 2, **options)
 
     def write(self, event: Any, *arguments: object) -> "Loop":
         self.now_ns += 10
@@ -81,7 +81,7 @@ class Loop:
         return self
 
 
-def on_another_thread(log: MomentLog) -> None:
+def on_another_thread(log: HookEventBuffer) -> None:
     thread = threading.Thread(target=log.catch_up_late)
     thread.start()
     thread.join(DEADLINE_S)

@@ -1,15 +1,15 @@
-"""PlainRun: the records of plain steps, made from the times of their moments when somebody asks for them."""
+"""StepRun: the records of plain steps, made from the times of their moments when somebody asks for them."""
 
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize
-from rankscope.agent.steps.step_run import LateRecords, PlainRun, count_steps, tell_each
+from rankscope.agent.steps.step_run import LazyRecords, StepRun, count_steps, emit_each
 from rankscope.measure.records import StepRecord
 
 # Begin, batch there, backward begins, ends, optimizer begins, ends, next batch asked for: gaps of 1 to 6, then 10 each.
 TIMES_NS = (100, 101, 103, 106, 110, 115, 121, 131, 141, 151, 161, 171, 181)
 
 
-def two_steps() -> PlainRun:
-    return PlainRun(7, TIMES_NS, [BatchSize(4, 128), UNKNOWN])
+def two_steps() -> StepRun:
+    return StepRun(7, TIMES_NS, [BatchSize(4, 128), UNKNOWN])
 
 
 def test_each_gap_belongs_to_its_phase_and_the_phases_sum_to_the_step() -> None:
@@ -35,7 +35,7 @@ def test_a_run_knows_its_length_and_end_without_its_records() -> None:
 
 def test_single_steps_and_runs_are_told_of_in_order() -> None:
     alone = StepRecord(step=6, start_host_ns=90, duration_ns=10, phases_ns={})
-    records = LateRecords([alone, two_steps()])
+    records = LazyRecords([alone, two_steps()])
     assert len(records) == 3
     assert [record.step for record in records] == [6, 7, 8]
     assert (records[0], records[-1].step, len(records[1:])) == (alone, 8, 2)
@@ -43,5 +43,5 @@ def test_single_steps_and_runs_are_told_of_in_order() -> None:
 
 def test_who_asks_for_records_one_by_one_gets_them_so() -> None:
     told: list[StepRecord] = []
-    tell_each(told.append)(two_steps())
+    emit_each(told.append)(two_steps())
     assert told == two_steps().to_records()

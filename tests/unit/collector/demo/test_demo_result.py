@@ -21,7 +21,7 @@ FINDING_KEYS = ["kind", "rank", "since_step", "slowdown_ratio", "cause", "senten
 
 CLOSED = Finding(
     kind="straggler", ranks=(0,), since_step=20, slowdown_ratio=1.5, cause="host_cpu", sentence="Rank 0 was slow.",
-    job_slowdown_ratio=1.4, lost_rank_seconds=3.0, evidence={"self_ns": 1.0},
+    run_slowdown_ratio=1.4, lost_rank_seconds=3.0, evidence={"self_ns": 1.0},
 )  # fmt: skip
 OPEN = Finding(
     kind="straggler", ranks=(1,), since_step=60, slowdown_ratio=2.0, cause="data_loading", sentence="Rank 1 is slow."

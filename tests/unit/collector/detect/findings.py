@@ -17,7 +17,7 @@ def slow(rank: int = 2, *, number: int = 1, **known: object) -> Finding:
         cause="host_cpu",
         sentence=f"Rank {rank} is slow.",
         slowdown_ratio=1.5,
-        job_slowdown_ratio=1.4,
+        run_slowdown_ratio=1.4,
         evidence={"self_ns": 15.0},
     )
     return msgspec.structs.replace(finding, **known)

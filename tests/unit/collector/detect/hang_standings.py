@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from rankscope.collector.detect.hang_state import RankStanding
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.hang_state import RankHangState
+from rankscope.collector.detect.view import RunView
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import (
@@ -63,52 +63,54 @@ def still(
     *pending: PendingCollective,
     activity: str = "other",
     stalled_ns: int | None = STALLED_NS,
-    since_job_ns: int | None = None,
+    since_collector_ns: int | None = None,
     last_step: int | None = 6,
     stall: Stall | None = None,
-) -> RankStanding:
+) -> RankHangState:
     """A rank that is stalled; by default not in a collective, at a line of its script."""
-    return RankStanding(
+    return RankHangState(
         is_stalled=True,
         stalled_ns=stalled_ns,
-        since_job_ns=since_job_ns,
+        since_collector_ns=since_collector_ns,
         last_step=last_step,
         progress=progress_of(counters or {}),
         stall=stall or stall_of(activity, pending),
     )
 
 
-def waits(group: str = WORLD, sequence: int = 8, *, op: str = "all_reduce", size: int | None = 4_096) -> RankStanding:
+def waits(group: str = WORLD, sequence: int = 8, *, op: str = "all_reduce", size: int | None = 4_096) -> RankHangState:
     """A rank that is stalled in a collective, the one behind the last that has completed there."""
     counters = {group: (sequence, sequence - 1)}
     return still(counters, call(group, sequence, op, size), activity="collective")
 
 
-def moving(counters: Counters | None = None) -> RankStanding:
+def moving(counters: Counters | None = None) -> RankHangState:
     """A rank that is not stalled."""
-    return RankStanding(is_stalled=False, progress=progress_of(counters or {WORLD: (7, 7)}))
+    return RankHangState(is_stalled=False, progress=progress_of(counters or {WORLD: (7, 7)}))
 
 
-def dead(reason: str = "killed", ended_job_ns: int | None = BEGAN_NS, counters: Counters | None = None) -> RankStanding:
+def dead(
+    reason: str = "killed", ended_collector_ns: int | None = BEGAN_NS, counters: Counters | None = None
+) -> RankHangState:
     """A rank that ended badly by itself, by default when the others came to a standstill."""
-    return RankStanding(
+    return RankHangState(
         ended=reason,
         ended_detail="SIGKILL",
-        ended_job_ns=ended_job_ns,
-        failed_job_ns=ended_job_ns,
+        ended_collector_ns=ended_collector_ns,
+        failed_collector_ns=ended_collector_ns,
         progress=progress_of(counters or {WORLD: (7, 7)}),
     )
 
 
-def ended(reason: str, ended_job_ns: int | None = BEGAN_NS, counters: Counters | None = None) -> RankStanding:
+def ended(reason: str, ended_collector_ns: int | None = BEGAN_NS, counters: Counters | None = None) -> RankHangState:
     """A rank whose end others have caused, or that ended well."""
     progress = progress_of(counters or {WORLD: (7, 7)})
-    return RankStanding(ended=reason, ended_job_ns=ended_job_ns, progress=progress)
+    return RankHangState(ended=reason, ended_collector_ns=ended_collector_ns, progress=progress)
 
 
-def silent(counters: Counters | None = None, *, is_stalled: bool | None = False) -> RankStanding:
+def silent(counters: Counters | None = None, *, is_stalled: bool | None = False) -> RankHangState:
     """A rank that is not heard of any more."""
-    return RankStanding(ended="silent", is_stalled=is_stalled, progress=progress_of(counters or {WORLD: (7, 7)}))
+    return RankHangState(ended="silent", is_stalled=is_stalled, progress=progress_of(counters or {WORLD: (7, 7)}))
 
 
 def frozen(
@@ -116,7 +118,7 @@ def frozen(
     *pending: PendingCollective,
     threads: Sequence[KernelThread] = (),
     state: str = "S",
-) -> RankStanding:
+) -> RankHangState:
     """A rank whose interpreter is held, as its sidecar sees it. Before, it had told other counters."""
     identity = RankIdentity(
         run="story", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-of-it", pid=7
@@ -131,20 +133,22 @@ def frozen(
         progress=progress_of(counters or {}),
         pending=tuple(pending),
     )
-    return RankStanding(
+    return RankHangState(
         is_stalled=True, stalled_ns=STALLED_NS, unresponsive=seen, progress=progress_of({WORLD: (7, 7)})
     )
 
 
 def view_on(
-    standings: Mapping[int, RankStanding], groups: Mapping[str, tuple[int, ...]] | None = None, world: int | None = None
-) -> JobView:
+    hang_states: Mapping[int, RankHangState],
+    groups: Mapping[str, tuple[int, ...]] | None = None,
+    world: int | None = None,
+) -> RunView:
     """A job at NOW_NS, whose ranks are all in one group unless told otherwise."""
-    world = max(standings, default=0) + 1 if world is None else world
+    world = max(hang_states, default=0) + 1 if world is None else world
     return view_of(
         series_of([[10.0] * world]),
         groups=groups or {WORLD: tuple(range(world))},
         nodes=dict.fromkeys(range(world), "node-a"),
-        now_job_ns=NOW_NS,
-        standings=standings,
+        now_collector_ns=NOW_NS,
+        hang_states=hang_states,
     )

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.run_rules.rules import JobRules
-from rankscope.collector.detect.view import AllocatorCounts, JobView, Samples
+from rankscope.collector.detect.run_rules.rules import RunRules
+from rankscope.collector.detect.view import AllocatorCounts, RunView, Samples
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown
@@ -15,7 +15,7 @@ from tests.unit.collector.steps.step_series import MS, series_of, view_of
 STEPS = 32
 STEP_MS = 100
 MADE = 100
-RULE = JobRules(STEPS)
+RULE = RunRules(STEPS)
 GROUP = "default_pg"
 
 Shares = Mapping[str, float]
@@ -48,7 +48,7 @@ def job_of(
     made: int = MADE,
     allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
     phases: bool = True,
-) -> JobView:
+) -> RunView:
     """A job of such ranks. `moved_ms` is the transfer of its one group a step, `gpus` how many ranks have a GPU."""
     count = len(ranks)
     rows = min(made, 64)
@@ -79,7 +79,7 @@ def exposed_of(exposed_ns: Mapping[str, Floats]) -> GroupTransfers:
     return GroupTransfers(exposed_ns=exposed_ns)
 
 
-def with_samples(view: JobView, samples: Samples) -> JobView:
+def with_samples(view: RunView, samples: Samples) -> RunView:
     return view_of(view.series, groups=view.groups, transfers=view.transfers, samples=samples)
 
 
@@ -87,14 +87,14 @@ def finding_of(kind: str, cause: str | None = None, since_step: int = 7) -> Find
     return Finding(kind=kind, cause=cause or kind, sentence="", since_step=since_step)
 
 
-def findings_in(view: JobView, *explained: Finding) -> list[Finding]:
+def findings_in(view: RunView, *explained: Finding) -> list[Finding]:
     found = RULE.find(view, explained)
     assert not isinstance(found, Abstain)
     assert all(candidate.lost_ns is None for candidate in found)
     return [candidate.finding for candidate in found]
 
 
-def kinds_in(view: JobView, *explained: Finding) -> list[str]:
+def kinds_in(view: RunView, *explained: Finding) -> list[str]:
     return [finding.kind for finding in findings_in(view, *explained)]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.detect.hang_state import Handover, RankStanding, Wait, find_handover
+from rankscope.collector.detect.hang_state import Handover, RankHangState, Wait, find_handover
 from rankscope.measure.stalls import GroupStatus, KernelThread
 from tests.unit.collector.detect.hang_standings import (
     WORLD,
@@ -49,7 +49,7 @@ def test_without_a_recorder_the_counters_tell_where_it_waits(
 
 
 @pytest.mark.parametrize("rank", [moving({WORLD: (9, 8)}), ended("failed", counters={WORLD: (9, 8)}), silent()])
-def test_a_rank_that_does_not_stand_still_waits_for_nobody_known(rank: RankStanding) -> None:
+def test_a_rank_that_does_not_stand_still_waits_for_nobody_known(rank: RankHangState) -> None:
     assert (rank.waits, rank.handovers, rank.oldest) == ((), (), None)
 
 
@@ -90,30 +90,30 @@ def test_point_to_point_calls_are_told_by_their_names(op: str, expected: Handove
         # It has a recorder and no group: it has made no collective yet.
         (still({}), 0),
         (still({}, stall=stall_of(absent={"pending": "no recorder"})), None),
-        (RankStanding(is_stalled=False), None),
+        (RankHangState(is_stalled=False), None),
         (frozen({WORLD: (6, 6)}), 6),
         # Its sidecar could not ask: what it had said itself before.
         (frozen({}), 7),
     ],
 )
-def test_how_far_a_rank_is_in_a_group(rank: RankStanding, expected: int | None) -> None:
+def test_how_far_a_rank_is_in_a_group(rank: RankHangState, expected: int | None) -> None:
     assert rank.enqueued_in(WORLD) == expected
 
 
 def test_what_a_device_has_begun_is_known_where_the_backend_tells() -> None:
-    rank = RankStanding(progress=(GroupStatus(group="a", enqueued=3, started=2), GroupStatus(group="b", enqueued=3)))
+    rank = RankHangState(progress=(GroupStatus(group="a", enqueued=3, started=2), GroupStatus(group="b", enqueued=3)))
     assert [rank.started_in(group) for group in ("a", "b", "c")] == [2, None, None]
 
 
 def test_what_has_completed_is_nothing_until_it_is_told() -> None:
-    rank = RankStanding(progress=(GroupStatus(group="a", enqueued=3), GroupStatus(group="b", completed=2)))
+    rank = RankHangState(progress=(GroupStatus(group="a", enqueued=3), GroupStatus(group="b", completed=2)))
     assert [rank.completed_in(group) for group in ("a", "b", "c")] == [0, 2, 0]
 
 
 def test_the_sidecar_s_view_comes_before_what_the_rank_wrote_down_before() -> None:
     thread = KernelThread(thread=7, name="python", state="S", wait_channel="futex")
     seen = frozen({}, call(sequence=9), threads=[thread])
-    rank = RankStanding(is_stalled=True, unresponsive=seen.unresponsive, stall=stall_of("data"))
+    rank = RankHangState(is_stalled=True, unresponsive=seen.unresponsive, stall=stall_of("data"))
     assert rank.activity is None
     assert not rank.is_excused
     assert rank.frames == ()

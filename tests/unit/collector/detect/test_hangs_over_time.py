@@ -3,7 +3,7 @@
 import msgspec
 
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
-from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs
 from tests.unit.collector.detect.hang_standings import (
     BEGAN_NS,
@@ -21,18 +21,18 @@ from tests.unit.collector.detect.hang_standings import (
     waits,
 )
 
-Standings = dict[int, RankStanding]
+Standings = dict[int, RankHangState]
 
 
-def find(standings: Standings, *explained: Finding, groups: dict[str, tuple[int, ...]] | None = None) -> Finding:
-    found = Hangs().find(view_on(standings, groups), explained)
+def find(hang_states: Standings, *explained: Finding, groups: dict[str, tuple[int, ...]] | None = None) -> Finding:
+    found = Hangs().find(view_on(hang_states, groups), explained)
     assert not isinstance(found, Abstain), found
     (candidate,) = found
     return candidate.finding
 
 
-def opened(standings: Standings) -> Finding:
-    return msgspec.structs.replace(find(standings), number=1)
+def opened(hang_states: Standings) -> Finding:
+    return msgspec.structs.replace(find(hang_states), number=1)
 
 
 def test_a_hang_has_passed_when_nobody_stands_still() -> None:
@@ -42,10 +42,10 @@ def test_a_hang_has_passed_when_nobody_stands_still() -> None:
 
 
 def test_a_hang_that_goes_on_has_not_passed() -> None:
-    standings = {0: waits(), 1: still({WORLD: (7, 7)})}
-    assert not Hangs().has_passed(view_on(standings), opened(standings), ())
+    hang_states = {0: waits(), 1: still({WORLD: (7, 7)})}
+    assert not Hangs().has_passed(view_on(hang_states), opened(hang_states), ())
     # While the missing rank moves again and the others have not said so yet, nobody knows.
-    assert not Hangs().has_passed(view_on({0: waits(), 1: moving()}), opened(standings), ())
+    assert not Hangs().has_passed(view_on({0: waits(), 1: moving()}), opened(hang_states), ())
 
 
 def test_a_hang_makes_way_for_the_one_that_is_behind_it() -> None:
@@ -57,21 +57,21 @@ def test_a_hang_makes_way_for_the_one_that_is_behind_it() -> None:
 def test_what_was_found_stands_when_ranks_end_because_of_it() -> None:
     finding = opened({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()})
     late_ns = BEGAN_NS + LIMIT_NS + 1
-    for last in ({0: ended("collective_timeout", late_ns)}, {1: dead(ended_job_ns=late_ns)}):
-        standings: Standings = {0: waits(), 1: still({WORLD: (7, 7)}), 2: waits(), **last}
-        assert Hangs().find(view_on(standings), [finding]) == ()
-        assert not Hangs().has_passed(view_on(standings), finding, ())
+    for last in ({0: ended("collective_timeout", late_ns)}, {1: dead(ended_collector_ns=late_ns)}):
+        hang_states: Standings = {0: waits(), 1: still({WORLD: (7, 7)}), 2: waits(), **last}
+        assert Hangs().find(view_on(hang_states), [finding]) == ()
+        assert not Hangs().has_passed(view_on(hang_states), finding, ())
 
 
 def test_a_late_end_is_no_cause_also_when_nothing_was_found_before() -> None:
     straggler = Finding(kind=STRAGGLER, ranks=(1,), cause="host_cpu", sentence="")
-    late = dead(ended_job_ns=BEGAN_NS + LIMIT_NS + 1)
+    late = dead(ended_collector_ns=BEGAN_NS + LIMIT_NS + 1)
     assert find({0: waits(), 1: still({WORLD: (7, 7)}), 2: late}, straggler).ranks == (1,)
 
 
 def test_a_silent_rank_that_is_found_dead_later_is_the_same_finding() -> None:
     finding = opened({0: waits(), 1: silent()})
-    now = find({0: waits(), 1: dead(ended_job_ns=NOW_NS)}, finding)
+    now = find({0: waits(), 1: dead(ended_collector_ns=NOW_NS)}, finding)
     assert (finding.cause, now.cause) == ("silent_rank", "dead_rank")
     assert now.is_about_the_same(finding)
 

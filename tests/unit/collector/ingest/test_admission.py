@@ -9,8 +9,8 @@ from rankscope.collector.ingest.admission import (
     Admission,
     Admitted,
     Duplicate,
-    Jump,
     LifeCounts,
+    SequenceGap,
     UnknownPeer,
 )
 from rankscope.measure.identity import RankIdentity
@@ -65,8 +65,8 @@ def test_a_number_that_came_before_is_a_duplicate_and_tells_what_to_acknowledge_
 def test_a_jump_is_not_admitted_and_asks_for_a_hello_once() -> None:
     admission = admission_with()
     admission.number(b"peer", 1)
-    assert admission.number(b"peer", 4) == Jump(ONE, through=1, missing=2, hello_wanted=True)
-    assert admission.number(b"peer", 5) == Jump(ONE, through=1, missing=3, hello_wanted=False)
+    assert admission.number(b"peer", 4) == SequenceGap(ONE, through=1, missing=2, hello_wanted=True)
+    assert admission.number(b"peer", 5) == SequenceGap(ONE, through=1, missing=3, hello_wanted=False)
     assert admission.number(b"peer", 2) == Admitted(ONE, 2)
 
 
@@ -74,7 +74,7 @@ def test_a_jump_asks_again_after_the_next_hello() -> None:
     admission = admission_with()
     admission.number(b"peer", 2)
     admission.hello(b"peer", hello_of(ONE, first_sequence=1))
-    assert admission.number(b"peer", 2) == Jump(ONE, through=0, missing=1, hello_wanted=True)
+    assert admission.number(b"peer", 2) == SequenceGap(ONE, through=0, missing=1, hello_wanted=True)
 
 
 def test_a_number_from_a_peer_that_said_no_hello_is_from_an_unknown_peer() -> None:

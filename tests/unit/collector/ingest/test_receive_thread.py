@@ -9,11 +9,11 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX
 from rankscope.collector.ingest.admission import Admission
 from rankscope.collector.ingest.exchange import EVENTS_WAITING_MAX, Batch, Exchange
-from rankscope.collector.ingest.receive_thread import Reception
+from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.ingest.refusal_log import Refusal
 from rankscope.collector.runs.events import DuplicateSeen, GoodbyeAdmitted, RankJoined, ReportAdmitted
-from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.last_report import ReportFields
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.units import NS_PER_S, HostNs, WallNs
@@ -71,7 +71,7 @@ class World:
         self.wire, self.clock, self.exchange = Wire(), Clock(), Exchange()
         self.faults = FaultLog(self.clock)
         self.admission = Admission(4, 4096)
-        self.reception = Reception(
+        self.reception = ReceiveThread(
             self.wire,  # type: ignore[arg-type]
             self.admission,
             self.exchange,
@@ -238,14 +238,14 @@ def test_a_report_that_cannot_be_read_is_lost_counted_and_acknowledged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would fail again each time it is sent."""
-    of = Excerpt.of
+    of = ReportFields.of
 
-    def fail_on_second(message: Report, frame: bytes) -> Excerpt:
+    def fail_on_second(message: Report, frame: bytes) -> ReportFields:
         if message.sequence == 2:
             raise ZeroDivisionError
         return of(message, frame)
 
-    monkeypatch.setattr(Excerpt, "of", fail_on_second)
+    monkeypatch.setattr(ReportFields, "of", fail_on_second)
     (batch,) = world.come(hello(0), report(0, 1), report(0, 2), report(0, 3))
     assert [event.report.sequence for _, event in batch.events if isinstance(event, ReportAdmitted)] == [1, 3]
     assert [one.through for one in batch.numbered] == [1, 2, 3]

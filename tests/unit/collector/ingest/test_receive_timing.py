@@ -8,7 +8,7 @@ from rankscope.collector.ingest.receive_timing import (
     MESSAGES_WANTED,
     NAP_NS_MAX,
     NAP_NS_MIN,
-    Gathering,
+    ReceiveCoalescing,
 )
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
@@ -17,7 +17,7 @@ TURNS = 100
 
 def naps_ns(per_s: float, work_ns: int = NS_PER_MS) -> tuple[list[int], list[int]]:
     """The naps after turns that find evenly spaced messages, so many a second, and how many each turn has found."""
-    now_ns, found, gathering = 0, 0, Gathering(0)
+    now_ns, found, gathering = 0, 0, ReceiveCoalescing(0)
     naps: list[int] = []
     counts: list[int] = []
     for _ in range(TURNS):
@@ -25,7 +25,7 @@ def naps_ns(per_s: float, work_ns: int = NS_PER_MS) -> tuple[list[int], list[int
         now_ns = max(now_ns, round((found + 1) * NS_PER_S / per_s)) + work_ns
         counts.append(int(now_ns * per_s / NS_PER_S) - found)
         found += counts[-1]
-        naps.append(gathering.find_nap_ns(counts[-1], now_ns))
+        naps.append(gathering.find_sleep_ns(counts[-1], now_ns))
         now_ns += naps[-1]
     return naps, counts
 
@@ -57,27 +57,27 @@ def test_of_more_than_can_be_taken_in_between_the_nap_is_the_shortest() -> None:
 
 
 def test_turn_that_finds_nothing_changes_nothing() -> None:
-    gathering = Gathering(0)
-    assert gathering.find_nap_ns(0, NS_PER_S) == 0
+    gathering = ReceiveCoalescing(0)
+    assert gathering.find_sleep_ns(0, NS_PER_S) == 0
     # Four messages in the 50 ms since the last one, however often it was looked in between.
-    gathering.find_nap_ns(1, 2 * NS_PER_S)
-    assert [gathering.find_nap_ns(0, 2 * NS_PER_S + each * NS_PER_MS) for each in range(1, 50)] == [0] * 49
-    assert gathering.find_nap_ns(3, 2 * NS_PER_S + NAP_NS_MAX) == 0
+    gathering.find_sleep_ns(1, 2 * NS_PER_S)
+    assert [gathering.find_sleep_ns(0, 2 * NS_PER_S + each * NS_PER_MS) for each in range(1, 50)] == [0] * 49
+    assert gathering.find_sleep_ns(3, 2 * NS_PER_S + NAP_NS_MAX) == 0
 
 
 def test_messages_of_one_moment_are_many() -> None:
-    assert Gathering(7).find_nap_ns(1, 7) == NAP_NS_MIN
+    assert ReceiveCoalescing(7).find_sleep_ns(1, 7) == NAP_NS_MIN
 
 
 def test_naps_are_short_while_answers_to_what_time_it_is_are_to_come() -> None:
-    gathering, now_ns = Gathering(0), NS_PER_S
-    gathering.find_nap_ns(1, now_ns)
+    gathering, now_ns = ReceiveCoalescing(0), NS_PER_S
+    gathering.find_sleep_ns(1, now_ns)
     gathering.expect_answers(now_ns)
-    naps = [gathering.find_nap_ns(10, now_ns := now_ns + ANSWERS_COME_NS // 4) for _ in range(5)]
+    naps = [gathering.find_sleep_ns(10, now_ns := now_ns + ANSWERS_COME_NS // 4) for _ in range(5)]
     assert naps == [ANSWER_NAP_NS] * 3 + [NAP_NS_MAX] * 2
 
 
 def test_answers_that_are_to_come_make_nobody_wait_who_would_not() -> None:
-    gathering = Gathering(0)
+    gathering = ReceiveCoalescing(0)
     gathering.expect_answers(NS_PER_S)
-    assert gathering.find_nap_ns(1, NS_PER_S + NS_PER_MS) == 0
+    assert gathering.find_sleep_ns(1, NS_PER_S + NS_PER_MS) == 0

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.publish.http_auth import OPEN, HttpAccess, read_http_access
+from rankscope.collector.publish.http_auth import OPEN, HttpAuth, read_http_auth
 from rankscope.measure.errors import SettingError
 
 TOKEN = "0123456789abcdef"  # noqa: S105 - as long as one must be
-GUARDED = HttpAccess(TOKEN)
+GUARDED = HttpAuth(TOKEN)
 
 
 def basic(user: str, password: str) -> str:
@@ -53,32 +53,32 @@ def test_only_what_an_orchestrator_asks_is_open_to_all(path: str, is_open: bool)
 
 def test_without_a_token_everything_is_open() -> None:
     assert OPEN.admits("/metrics", "")
-    assert read_http_access(token_file="", certificate_file="", key_file="") == OPEN
+    assert read_http_auth(token_file="", certificate_file="", key_file="") == OPEN
 
 
 def test_the_token_is_the_file_s_text_without_the_end_of_its_line(tmp_path: Path) -> None:
     path = write(tmp_path / "token", f"{TOKEN}\n")
-    assert read_http_access(token_file=path, certificate_file="", key_file="").token == TOKEN
+    assert read_http_auth(token_file=path, certificate_file="", key_file="").token == TOKEN
 
 
 @pytest.mark.parametrize("text", ["", "short", f"{TOKEN} {TOKEN}", f"{TOKEN}\n{TOKEN}", "ü" * 16, TOKEN[1:]])
 def test_a_text_that_is_no_token_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SettingError, match=r"whose text is no token: it must be one word of at least 16 characters"):
-        read_http_access(token_file=write(tmp_path / "token", text), certificate_file="", key_file="")
+        read_http_auth(token_file=write(tmp_path / "token", text), certificate_file="", key_file="")
 
 
 def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"http_token_file is .*has the mode 0644"):
-        read_http_access(token_file=write(tmp_path / "token", TOKEN, 0o644), certificate_file="", key_file="")
+        read_http_auth(token_file=write(tmp_path / "token", TOKEN, 0o644), certificate_file="", key_file="")
 
 
 @pytest.mark.parametrize(("certificate", "key"), [("c", ""), ("", "k")])
 def test_a_certificate_needs_its_key_and_the_other_way_round(certificate: str, key: str) -> None:
     with pytest.raises(SettingError, match="HTTPS needs both"):
-        read_http_access(token_file="", certificate_file=certificate, key_file=key)
+        read_http_auth(token_file="", certificate_file=certificate, key_file=key)
 
 
 def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
     key = write(tmp_path / "key.pem", "no key")
     with pytest.raises(SettingError, match=r"which cannot be used: .*Give a certificate and its key as PEM"):
-        read_http_access(token_file="", certificate_file=key, key_file=key)
+        read_http_auth(token_file="", certificate_file=key, key_file=key)

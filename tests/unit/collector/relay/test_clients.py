@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.relay.clients import Passengers, is_of_a_rank, is_urgent
+from rankscope.collector.relay.clients import RelayClients, is_of_a_rank, is_urgent
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
     Ack,
@@ -32,7 +32,7 @@ HELLO = Hello(identity=IDENTITY, first_sequence=1, host_ns=0, wall_ns=0, report_
 ENDED = RankEnded(sequence=1, identity=IDENTITY, host_ns=0, wall_ns=0, reason="killed")
 SILENT = RankUnresponsive(sequence=1, identity=IDENTITY, host_ns=0, since_host_ns=0)
 REPORT = Report(sequence=1, host_ns=0)
-PONG = ClockPong(job_ns=0, host_ns=0)
+PONG = ClockPong(collector_ns=0, host_ns=0)
 GOODBYE = Goodbye(sequence=2, reason="finished")
 
 
@@ -45,25 +45,25 @@ def hello_of(run: str) -> Hello:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_what_a_rank_sends_goes_where_its_run_belongs(endpoint: str) -> None:
-    passengers = Passengers(ENDPOINTS)
+    passengers = RelayClients(ENDPOINTS)
     assert passengers.find_endpoint(b"rank", hello_of(RUNS[endpoint])) == endpoint
     assert [passengers.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [endpoint] * 3
 
 
 def test_a_rank_that_has_not_said_hello_has_no_way() -> None:
-    passengers = Passengers(ENDPOINTS)
+    passengers = RelayClients(ENDPOINTS)
     assert [passengers.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [None] * 3
 
 
 def test_a_sidecar_s_notice_goes_where_its_run_belongs_without_a_hello() -> None:
-    passengers = Passengers(ENDPOINTS)
+    passengers = RelayClients(ENDPOINTS)
     assert passengers.find_endpoint(b"sidecar", ENDED) == "tcp://a:1"
     assert passengers.find_endpoint(b"sidecar", SILENT) == "tcp://a:1"
     assert len(passengers) == 0
 
 
 def test_of_too_many_the_one_that_said_hello_first_is_forgotten() -> None:
-    passengers = Passengers(ENDPOINTS, passengers_max=2)
+    passengers = RelayClients(ENDPOINTS, passengers_max=2)
     for peer in (b"one", b"two", b"one", b"three"):
         passengers.find_endpoint(peer, HELLO)
     assert {peer: passengers.find_endpoint(peer, REPORT) for peer in (b"one", b"two", b"three")} == {
@@ -72,7 +72,7 @@ def test_of_too_many_the_one_that_said_hello_first_is_forgotten() -> None:
 
 
 def test_those_of_one_collector_are_asked_when_it_is_back() -> None:
-    passengers = Passengers(ENDPOINTS)
+    passengers = RelayClients(ENDPOINTS)
     passengers.find_endpoint(b"one", hello_of(RUNS["tcp://a:1"]))
     passengers.find_endpoint(b"two", hello_of(RUNS["tcp://b:1"]))
     passengers.find_endpoint(b"three", hello_of(RUNS["tcp://a:1"]))
@@ -90,7 +90,7 @@ def test_what_ranks_and_sidecars_send_is_passed_on(message: Message) -> None:
     "message",
     [
         Ack(through=1), Welcome(admitted_through=1), HelloWanted(), Refused(reason="full", detail=""),
-        ClockPing(job_ns=0), RelayHello(name="n", boot_id="b"), Relayed(frames=()),
+        ClockPing(collector_ns=0), RelayHello(name="n", boot_id="b"), Relayed(frames=()),
     ],
 )  # fmt: skip
 def test_what_only_collectors_and_relays_send_is_not_passed_on(message: Message) -> None:

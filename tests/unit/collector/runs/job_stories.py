@@ -1,9 +1,9 @@
 """Ranks that report what they are told to, for stories about one run's state. Nothing here is random or timed."""
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.events import GoodbyeAdmitted, JobEffect, RankJoined, ReportAdmitted, Tick
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, RunEffect, Tick
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
@@ -31,7 +31,7 @@ class Story:
     """One synchronous data-parallel job. Every step ends when the slowest rank has entered its all-reduce."""
 
     def __init__(self, ranks: int, config: CollectorConfig | None = None) -> None:
-        self.job = JobState("story", config or CollectorConfig())
+        self.job = RunState("story", config or CollectorConfig())
         self.ranks = ranks
         self.restart_count = 0
         self.life = 0
@@ -39,7 +39,7 @@ class Story:
         self.now_ns = 1_000 * S
         self.sequence = dict.fromkeys(range(ranks), 0)
         self.totals = dict.fromkeys(range(ranks), Totals())
-        self.effects: list[JobEffect] = []
+        self.effects: list[RunEffect] = []
 
     def join(self, *ranks: int) -> "Story":
         for rank in ranks or range(self.ranks):
@@ -108,7 +108,7 @@ class Story:
             totals=self.totals[rank],
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
         )
-        self.job.handle(ReportAdmitted(boot_of(rank, self.life), Excerpt.of(report), self.now_ns, 0.0))
+        self.job.handle(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
 
     def say_goodbye(self, rank: int, reason: str = "finished") -> "Story":
         self.sequence[rank] += 1

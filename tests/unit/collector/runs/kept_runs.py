@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankscope.collector.runs.checkpoint import SavedLife, SavedRun
+from rankscope.collector.runs.checkpoint import SavedRank, SavedRun
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.runs.step_accounting import StepCounts
@@ -42,14 +42,14 @@ def run_of(name: str, *, changed_wall_s: float = WALL_S + 100.0, attempt: int = 
     )
 
 
-def life_of(run: str, rank: int, *, node: str = "node-a", said: Goodbye | None = None) -> SavedLife:
+def life_of(run: str, rank: int, *, node: str = "node-a", said: Goodbye | None = None) -> SavedRank:
     """A rank that has made 80 steps of a second."""
     identity = RankIdentity(
         run=run, rank=rank, local_rank=rank, world_size=2, node=node, restart_count=0, boot_id=f"boot-0-{rank:04d}",
         pid=100 + rank,
     )  # fmt: skip
     hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=S)
-    return SavedLife(
+    return SavedRank(
         hello=hello, first_sequence=1, last_sequence=10, admitted=9, duplicates=0, steps=StepCounts(late=2),
         totals=Totals(steps=80, step_ns=80 * S), said=said,
     )  # fmt: skip

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.events import JobEvent, RankJoined, ReportAdmitted, Tick
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.events import RankJoined, ReportAdmitted, RunEvent, Tick
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
@@ -69,14 +69,14 @@ def report_of(rank: int, sequence: int, steps: range, chance: np.random.Generato
         losses=Losses(steps_made=made, steps_buffered=0),
         groups=(GroupInfo(label="default_pg", description="d", ranks=tuple(range(RANKS)), backend="gloo"),),
     )
-    return ReportAdmitted(f"boot-{rank:04}", Excerpt.of(report), NOW_NS, 1.0)
+    return ReportAdmitted(f"boot-{rank:04}", ReportFields.of(report), NOW_NS, 1.0)
 
 
-def random_story(seed: int) -> list[JobEvent]:
+def random_story(seed: int) -> list[RunEvent]:
     """Ranks that report none to three steps at a time, in any order among each other."""
     chance = np.random.default_rng(seed)
     at, sequence = [0] * RANKS, [0] * RANKS
-    events: list[JobEvent] = []
+    events: list[RunEvent] = []
     for _ in range(80):
         rank = int(chance.integers(RANKS))
         count = int(chance.integers(0, 4))
@@ -88,9 +88,9 @@ def random_story(seed: int) -> list[JobEvent]:
 
 
 def tell(
-    events: Sequence[JobEvent], batch: int, *, steps_max: int | None = None, kept: int = KEPT
+    events: Sequence[RunEvent], batch: int, *, steps_max: int | None = None, kept: int = KEPT
 ) -> tuple[RunSnapshot, list[list[float]]]:
-    job = JobState("r", CollectorConfig(steps_kept=kept, detect_steps=16))
+    job = RunState("r", CollectorConfig(steps_kept=kept, detect_steps=16))
     for rank in range(RANKS):
         job.handle(hello_of(rank))
     for first in range(0, len(events), batch):
@@ -139,7 +139,7 @@ def test_steps_that_leave_the_window_before_they_are_resolved_are_counted() -> N
 
 
 def test_batch_resolves_so_many_steps_and_a_picture_none() -> None:
-    job = JobState("r", CollectorConfig())
+    job = RunState("r", CollectorConfig())
     for rank in range(RANKS):
         job.handle(hello_of(rank))
     for rank in range(RANKS):
@@ -152,13 +152,13 @@ def test_batch_resolves_so_many_steps_and_a_picture_none() -> None:
     assert count_in_picture(job) == 3
 
 
-def count_in_picture(job: JobState) -> int:
+def count_in_picture(job: RunState) -> int:
     """Collectives of rank 0 in the picture of this moment."""
     return sum(kind.count for kind in job.draft(NOW_NS).build().ranks[0].collectives)
 
 
 def test_what_was_not_settled_is_before_anybody_looks() -> None:
-    job = JobState("r", CollectorConfig())
+    job = RunState("r", CollectorConfig())
     job.handle(hello_of(0))
     job.handle(report_of(0, 1, range(3), np.random.default_rng(0)))
     (rank,) = job.snapshot(NOW_NS).ranks

@@ -22,7 +22,7 @@ def alignment_of(*samples: tuple[int, int, int]) -> ClockAlignment:
 
 def test_before_the_first_answer_nothing_is_known() -> None:
     assert ClockAlignment().at(JobNs(5)) is None
-    assert ClockAlignment().to_job_time(7, JobNs(5)) is None
+    assert ClockAlignment().to_collector_time(7, JobNs(5)) is None
 
 
 def test_rank_read_its_clock_half_way_give_or_take_half_the_round_trip() -> None:
@@ -30,9 +30,9 @@ def test_rank_read_its_clock_half_way_give_or_take_half_the_round_trip() -> None
 
 
 def test_answer_that_a_relay_held_came_when_it_held_it_and_not_earlier_than_clocks_may_differ() -> None:
-    assert latest_arrival_ns(now_job_ns=5_000, age_ns=0) == 5_000
+    assert latest_arrival_ns(now_collector_ns=5_000, age_ns=0) == 5_000
     # 1,000,000 ns by the relay's clock are at least 999,900 by ours, and a whole nanosecond more for what is cut off.
-    assert latest_arrival_ns(now_job_ns=5_000_000, age_ns=1_000_000) == 4_000_000 + 100 + 1
+    assert latest_arrival_ns(now_collector_ns=5_000_000, age_ns=1_000_000) == 4_000_000 + 100 + 1
 
 
 def test_half_of_an_odd_round_trip_is_rounded_up() -> None:
@@ -121,7 +121,7 @@ def test_clock_that_drifts_within_the_bound_is_no_jump() -> None:
 @pytest.mark.parametrize("offset_ns", [0, 10**18, -(10**18)])
 def test_moment_of_the_ranks_clock_is_moved_by_the_offset(offset_ns: int) -> None:
     alignment = alignment_of((1_000, 1_200 + offset_ns, 1_400))
-    assert alignment.to_job_time(9_000 + offset_ns, JobNs(1_400)) == 9_000
+    assert alignment.to_collector_time(9_000 + offset_ns, JobNs(1_400)) == 9_000
 
 
 def test_time_that_no_clock_tells_is_no_answer() -> None:

@@ -8,7 +8,7 @@ from rankscope.collector.reports.summary import HEALTHY, verdict
 from rankscope.collector.runs.checkpoint import Clocks
 from rankscope.collector.runs.events import CloseFinding, Tick
 from rankscope.collector.runs.findings import _find_outcome
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end import RunEnd
 from tests.unit.collector.runs.job_stories import S, Story
 from tests.unit.collector.runs.test_hang_story import LIMIT_S, HangStory
@@ -101,7 +101,7 @@ def test_next_collector_knows_the_end_that_was_kept() -> None:
     assert saved is not None
     assert saved.end is not None
     lives = [story.job.save_life(rank, clocks).build() for rank in story.job.lives.values()]
-    job = JobState.restore(CollectorConfig(), saved, story.job.save_story(), lives, clocks)
+    job = RunState.restore(CollectorConfig(), saved, story.job.save_story(), lives, clocks)
     job.handle(Tick(story.now_ns + S, 1.0))
     assert job.end is not None
     assert (job.end.reason, job.end.first) == (saved.end.reason, saved.end.first)

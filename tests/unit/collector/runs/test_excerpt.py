@@ -3,7 +3,7 @@
 import msgspec
 
 from rankscope.collector.runs import last_report
-from rankscope.collector.runs.last_report import Excerpt, StepsSaid
+from rankscope.collector.runs.last_report import ReportFields, StepTotals
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report
 from rankscope.measure.records import (
@@ -51,8 +51,8 @@ WHOLE = Report(
 
 
 def test_what_stands_in_both_is_the_same() -> None:
-    found = Excerpt.of(WHOLE)
-    both = set(Excerpt.__struct_fields__) & set(Report.__struct_fields__)
+    found = ReportFields.of(WHOLE)
+    both = set(ReportFields.__struct_fields__) & set(Report.__struct_fields__)
     assert both == {
         "sequence", "host_ns", "steps", "collectives", "covered_steps", "breakdowns", "groups", "allocator", "progress",
         "stalled_since_host_ns", "stall",
@@ -61,26 +61,26 @@ def test_what_stands_in_both_is_the_same() -> None:
 
 
 def test_what_is_taken_out_of_the_samples_and_counts_is_what_they_say() -> None:
-    found = Excerpt.of(WHOLE)
-    assert found.said == StepsSaid(made=8, buffered=0, overwritten=1, dropped_in_reports=2, reported=7)
+    found = ReportFields.of(WHOLE)
+    assert found.said == StepTotals(made=8, buffered=0, overwritten=1, dropped_in_reports=2, reported=7)
     assert (found.step_ns, found.reports_dropped, found.gc_pause_ns) == (700, 4, 11)
     assert (found.has_host, found.has_devices) == (True, True)
 
 
 def test_a_report_without_samples_says_that_it_has_none() -> None:
-    found = Excerpt.of(Report(sequence=1, host_ns=0))
+    found = ReportFields.of(Report(sequence=1, host_ns=0))
     assert (found.has_host, found.has_devices, found.gc_pause_ns) == (False, False, None)
-    assert found.said == StepsSaid(made=None, buffered=None, overwritten=0, dropped_in_reports=0, reported=0)
+    assert found.said == StepTotals(made=None, buffered=None, overwritten=0, dropped_in_reports=0, reported=0)
 
 
 def test_the_frame_is_the_one_that_came_or_says_the_same() -> None:
     frame = encode(WHOLE)
-    assert Excerpt.of(WHOLE, frame).frame is frame
-    assert decode(Excerpt.of(WHOLE).frame) == WHOLE
+    assert ReportFields.of(WHOLE, frame).frame is frame
+    assert decode(ReportFields.of(WHOLE).frame) == WHOLE
 
 
 def test_reports_with_the_same_columns_share_their_names() -> None:
-    one, other = (Excerpt.of(read_anew(WHOLE)) for _ in range(2))
+    one, other = (ReportFields.of(read_anew(WHOLE)) for _ in range(2))
     assert one.steps.names is other.steps.names
     assert one.steps.names == WHOLE.steps.names
 
@@ -88,12 +88,12 @@ def test_reports_with_the_same_columns_share_their_names() -> None:
 def test_names_that_a_stranger_makes_up_do_not_pile_up() -> None:
     for number in range(2 * last_report.NAMES_MAX):
         named = steps_to_table([msgspec.structs.replace(STEP, phases_ns={f"own {number}": 1})])
-        assert Excerpt.of(Report(sequence=1, host_ns=0, steps=named)).steps == named
+        assert ReportFields.of(Report(sequence=1, host_ns=0, steps=named)).steps == named
     assert len(last_report._shared_names) <= last_report.NAMES_MAX
 
 
 def test_reports_without_collectives_share_that_there_are_none() -> None:
-    one, other = (Excerpt.of(read_anew(Report(sequence=number, host_ns=0))) for number in (1, 2))
+    one, other = (ReportFields.of(read_anew(Report(sequence=number, host_ns=0))) for number in (1, 2))
     assert one.collectives is other.collectives
     assert one.collectives == Report(sequence=1, host_ns=0).collectives
 

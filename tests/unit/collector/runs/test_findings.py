@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFinding
-from rankscope.collector.runs.findings import Verdicts
+from rankscope.collector.runs.findings import RunFindings
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import NS_PER_S
 from tests.unit.collector.detect.findings import RUN, slow
@@ -24,18 +24,18 @@ class Told:
         self.answer: Sequence[Candidate] | Abstain = []
         self.passed = False
 
-    def find(self, view: JobView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+    def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """What it was told."""
         del view, explained
         return self.answer
 
-    def has_passed(self, view: JobView, finding: Finding, explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """What it was told."""
         del view, finding, explained
         return self.passed
 
 
-def view_until(step: int) -> JobView:
+def view_until(step: int) -> RunView:
     self_ns = np.full((step + 1, 4), 1e6)
     return view_of(StepSeries(np.arange(step + 1), (0, 1, 2, 3), self_ns, self_ns, self_ns, {}, self_is_measured=True))
 
@@ -44,10 +44,10 @@ def seconds(*lost_s: float) -> Floats:
     return np.array(lost_s) * NS_PER_S
 
 
-def started(*findings: Finding) -> tuple[Told, Verdicts]:
+def started(*findings: Finding) -> tuple[Told, RunFindings]:
     told = Told()
     told.answer = [Candidate(finding) for finding in findings]
-    verdicts = Verdicts(RUN, (told,), 10)
+    verdicts = RunFindings(RUN, (told,), 10)
     verdicts.look(view_until(3))
     return told, verdicts
 

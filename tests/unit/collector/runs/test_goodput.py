@@ -5,7 +5,7 @@ import pytest
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.events import ReportAdmitted
 from rankscope.collector.runs.goodput import LOST_STEPS_KEPT, Goodput, GoodputSnapshot
-from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.last_report import ReportFields
 from rankscope.measure.messages import Report
 from rankscope.measure.records import Totals
 from tests.unit.collector.runs.job_stories import MS, TRANSFER_NS, S, Story, boot_of
@@ -207,7 +207,7 @@ def test_run_whose_ranks_have_all_ended_is_over_when_the_last_one_did() -> None:
 def test_stalled_rank_stalls_the_run() -> None:
     story = Story(2).join().train(10)
     stalled = Report(sequence=2, host_ns=story.now_ns, stalled_since_host_ns=0, totals=Totals())
-    story.job.handle(ReportAdmitted(boot_of(0), Excerpt.of(stalled), story.now_ns, 0.0))
+    story.job.handle(ReportAdmitted(boot_of(0), ReportFields.of(stalled), story.now_ns, 0.0))
     story.tick(2)
     assert spent_ms(story) == {"productive": 10 * STEP_MS, "stalled": 3_000}
 

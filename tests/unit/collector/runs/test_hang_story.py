@@ -12,7 +12,7 @@ from rankscope.collector.runs.events import (
     UnresponsiveSeen,
     UpdateFinding,
 )
-from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.last_report import ReportFields
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive, Report
 from rankscope.measure.records import GroupInfo
@@ -37,7 +37,7 @@ class HangStory(Story):
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
             **known,  # type: ignore[arg-type]
         )
-        self.job.handle(ReportAdmitted(boot_of(rank, self.life), Excerpt.of(report), self.now_ns, 0.0))
+        self.job.handle(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
 
     def host_ns(self, rank: int) -> int:
         return self.now_ns + rank * 1_000 * S

@@ -3,29 +3,29 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.view import JobView, Samples
-from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.detect.view import RunView, Samples
+from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.steps.peer_groups import find_twins
 from rankscope.collector.steps.step_series import StepSeries
 from tests.unit.collector.runs.job_stories import MS, Story
 
 
-def picture_of(story: Story) -> StepPicture:
+def picture_of(story: Story) -> HeatMapSteps:
     """Of a story that has been looked at."""
-    assert story.job.step_picture is not None
-    return story.job.step_picture
+    assert story.job.heat_map_steps is not None
+    return story.job.heat_map_steps
 
 
-def look_at(self_ns: "np.typing.NDArray[np.float64]") -> StepPicture:
+def look_at(self_ns: "np.typing.NDArray[np.float64]") -> HeatMapSteps:
     """The picture of ranks with these own times, shape (steps, ranks)."""
     steps, ranks = self_ns.shape
     numbers = tuple(range(ranks))
     series = StepSeries(np.arange(steps), numbers, self_ns, self_ns, self_ns, {}, self_is_measured=True)
     samples = Samples({}, {}, {})
-    view = JobView(
-        now_job_ns=0, world_size=ranks, series=series, twins=find_twins(numbers, {}), nodes={}, samples=samples
+    view = RunView(
+        now_collector_ns=0, world_size=ranks, series=series, twins=find_twins(numbers, {}), nodes={}, samples=samples
     )
-    return StepPicture.of(0, view)
+    return HeatMapSteps.of(0, view)
 
 
 def test_excess_is_the_own_time_over_that_of_the_twins() -> None:
@@ -42,7 +42,7 @@ def test_picture_that_was_taken_does_not_change_with_the_run() -> None:
     before = [values.tobytes() for values in (picture.steps, picture.self_ns, picture.excess)]
     story.train(80, data={2: 400.0})
     assert before == [values.tobytes() for values in (picture.steps, picture.self_ns, picture.excess)]
-    assert story.job.step_picture is not picture
+    assert story.job.heat_map_steps is not picture
 
 
 def test_step_of_which_nothing_is_known_is_left_out_and_is_still_the_latest() -> None:
@@ -78,5 +78,5 @@ def test_picture_tells_the_attempts_of_a_run_apart() -> None:
 
 def test_run_nobody_has_looked_at_has_no_picture_and_a_run_without_steps_no_latest_step() -> None:
     story = Story(4)
-    assert story.job.step_picture is None
+    assert story.job.heat_map_steps is None
     assert picture_of(story.join().tick()).latest_step is None

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rankscope.collector.runs.last_report import FRAME_BYTES_KEPT, NOTHING_REPORTED, Counted, Excerpt, Latest
+from rankscope.collector.runs.last_report import FRAME_BYTES_KEPT, NOTHING_REPORTED, Counted, LastReport, ReportFields
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import Report
 from rankscope.measure.records import (
@@ -31,7 +31,7 @@ WHOLE = Report(
 )  # fmt: skip
 
 
-def samples_of(latest: Latest) -> tuple[object, ...]:
+def samples_of(latest: LastReport) -> tuple[object, ...]:
     return latest.host, latest.devices, latest.allocator
 
 
@@ -46,20 +46,20 @@ def test_everything_is_read_as_it_was_said(steps: int) -> None:
     records = [StepRecord(step=step, start_host_ns=1, duration_ns=2, phases_ns={"data": 1}) for step in range(steps)]
     report = msgspec.structs.replace(WHOLE, steps=steps_to_table(records))
     assert (len(encode(report)) > FRAME_BYTES_KEPT) == (steps > 1)
-    latest = NOTHING_REPORTED.after(Excerpt.of(report))
+    latest = NOTHING_REPORTED.after(ReportFields.of(report))
     assert latest.counted == (TOTALS, LOSSES, 0.004, COST)
     assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
     assert len(latest._counted) <= FRAME_BYTES_KEPT
 
 
 def test_samples_stay_until_there_are_newer_ones_and_counts_are_of_the_last_report() -> None:
-    latest = NOTHING_REPORTED.after(Excerpt.of(WHOLE)).after(
-        Excerpt.of(Report(sequence=2, host_ns=10, totals=Totals(steps=9)))
+    latest = NOTHING_REPORTED.after(ReportFields.of(WHOLE)).after(
+        ReportFields.of(Report(sequence=2, host_ns=10, totals=Totals(steps=9)))
     )
     assert latest.counted == Counted(Totals(steps=9))
     assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
     newer = msgspec.structs.replace(HOST, host_ns=11)
-    after = latest.after(Excerpt.of(Report(sequence=3, host_ns=11, host=newer)))
+    after = latest.after(ReportFields.of(Report(sequence=3, host_ns=11, host=newer)))
     assert samples_of(after) == (newer, (GPU, GPU), ALLOCATOR)
 
 
@@ -71,25 +71,25 @@ def test_what_the_rest_of_a_report_is_does_not_matter() -> None:
         WHOLE, steps=steps, covered_steps=((1, 2),), groups=(group,),
         progress=(GroupStatus(group="g", enqueued=4),), stalled_since_host_ns=5,
     )  # fmt: skip
-    latest = NOTHING_REPORTED.after(Excerpt.of(full))
+    latest = NOTHING_REPORTED.after(ReportFields.of(full))
     assert (latest.counted.totals, *samples_of(latest)) == (TOTALS, HOST, (GPU, GPU), ALLOCATOR)
     short = encode(Report(sequence=1, host_ns=0))[:7] + msgspec.msgpack.encode([1, 0])
-    latest = NOTHING_REPORTED.after(Excerpt.of(Report(sequence=1, host_ns=0), short))
+    latest = NOTHING_REPORTED.after(ReportFields.of(Report(sequence=1, host_ns=0), short))
     assert (latest.counted, *samples_of(latest)) == (Counted(), None, (), None)
 
 
 def test_a_frame_is_kept_and_not_copied() -> None:
     frame = encode(WHOLE)
-    assert NOTHING_REPORTED.after(Excerpt.of(WHOLE, frame))._counted is frame
+    assert NOTHING_REPORTED.after(ReportFields.of(WHOLE, frame))._counted is frame
 
 
 def test_a_report_does_not_change_what_a_picture_refers_to() -> None:
-    kept = NOTHING_REPORTED.after(Excerpt.of(WHOLE))
-    kept.after(Excerpt.of(Report(sequence=2, host_ns=10)))
+    kept = NOTHING_REPORTED.after(ReportFields.of(WHOLE))
+    kept.after(ReportFields.of(Report(sequence=2, host_ns=10)))
     assert kept.counted.totals == TOTALS
 
 
 def test_what_was_saved_is_gone_on_with() -> None:
-    latest = Latest.restore(TOTALS, LOSSES, (GPU,))
+    latest = LastReport.restore(TOTALS, LOSSES, (GPU,))
     assert latest.counted == Counted(TOTALS, LOSSES)
     assert samples_of(latest) == (None, (GPU,), None)

@@ -6,8 +6,8 @@ from itertools import permutations
 import pytest
 
 from rankscope.collector.runs.clock_alignment import ClockAlignment
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.liveness import GONE_NS_MIN, Ending, Vitals, conclude
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.liveness import GONE_NS_MIN, Ending, Liveness, conclude
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
@@ -34,9 +34,9 @@ def frozen(at_host_ns: int) -> RankUnresponsive:
     return RankUnresponsive(sequence=1, identity=IDENTITY, host_ns=at_host_ns, since_host_ns=0, state="T")
 
 
-def report(at_host_ns: int, stalled_since_host_ns: int | None = None, stall: Stall | None = None) -> Excerpt:
+def report(at_host_ns: int, stalled_since_host_ns: int | None = None, stall: Stall | None = None) -> ReportFields:
     said = Report(sequence=1, host_ns=at_host_ns, stalled_since_host_ns=stalled_since_host_ns, stall=stall)
-    return Excerpt.of(said)
+    return ReportFields.of(said)
 
 
 def stall_in(activity: str) -> Stall:
@@ -80,54 +80,54 @@ def test_line_that_raised_is_kept_whatever_ended_the_process(found: RankEnded | 
 
 
 def test_the_order_in_which_it_is_told_does_not_matter() -> None:
-    tellings: list[Callable[[Vitals], None]] = [
+    tellings: list[Callable[[Liveness], None]] = [
         lambda vitals: vitals.take_goodbye(goodbye("failed", 1), 5 * S),
         lambda vitals: vitals.take_end(seen("terminated", signal=15), ClockAlignment(), 6 * S),
         lambda vitals: vitals.lose_process(4 * S),
     ]
     for order in permutations(tellings):
-        vitals = Vitals()
+        vitals = Liveness()
         for tell in order:
             tell(vitals)
         assert vitals.ending == Ending("failed", "what it said", 1)
-        assert vitals.ended_job_ns == 5 * S
+        assert vitals.ended_collector_ns == 5 * S
 
 
 def test_a_process_that_is_gone_counts_as_killed_when_nobody_has_said_more_for_a_while() -> None:
-    vitals = Vitals()
+    vitals = Liveness()
     vitals.lose_process(10 * S)
     vitals.lose_process(10 * S + GONE_NS_MIN - 1)
     assert vitals.ending is None
     vitals.lose_process(10 * S + GONE_NS_MIN)
     assert vitals.ending == Ending("killed", "", None)
-    assert vitals.ended_job_ns == 10 * S
+    assert vitals.ended_collector_ns == 10 * S
 
 
 def test_the_end_was_when_the_sidecar_saw_it_by_the_collector_s_clock() -> None:
     clock = ClockAlignment()
-    clock.add(sent_job_ns=1_000, host_ns=501_500, received_job_ns=2_000)  # host - job = 500,000
-    vitals = Vitals()
+    clock.add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)  # host - job = 500,000
+    vitals = Liveness()
     vitals.take_end(seen("crashed", at_host_ns=502_100), clock, 90_000)
-    assert vitals.ended_job_ns == 2_100
+    assert vitals.ended_collector_ns == 2_100
 
 
 def test_an_end_that_is_told_twice_is_the_first_one() -> None:
-    vitals = Vitals()
+    vitals = Liveness()
     vitals.take_end(seen("crashed"), ClockAlignment(), 5)
     vitals.take_end(seen("killed"), ClockAlignment(), 4)
     assert vitals.ending == Ending("crashed", "what was seen", None)
-    assert vitals.ended_job_ns == 5
+    assert vitals.ended_collector_ns == 5
 
 
 # -- stalls -----------------------------------------------------------------------------------------------------------
 
 
 def test_before_any_report_nobody_knows_whether_it_is_stalled() -> None:
-    assert Vitals().is_stalled is None
+    assert Liveness().is_stalled is None
 
 
 def test_a_rank_is_stalled_while_its_reports_say_so() -> None:
-    vitals = Vitals()
+    vitals = Liveness()
     stall = stall_in("collective")
     vitals.take(report(1 * S))
     assert (vitals.is_stalled, vitals.stall) == (False, None)
@@ -139,7 +139,7 @@ def test_a_rank_is_stalled_while_its_reports_say_so() -> None:
 
 
 def test_what_may_take_minutes_is_shown_at_once_and_called_a_stall_late() -> None:
-    vitals = Vitals()
+    vitals = Liveness()
     stall = stall_in("checkpoint")
     vitals.take(report(31 * S, 0, stall))
     assert (vitals.is_stalled, vitals.stall) == (False, stall)
@@ -148,7 +148,7 @@ def test_what_may_take_minutes_is_shown_at_once_and_called_a_stall_late() -> Non
 
 
 def test_a_rank_that_does_not_answer_is_stalled_and_not_silent() -> None:
-    vitals = Vitals()
+    vitals = Liveness()
     vitals.take(report(1 * S))
     vitals.fall_silent()
     vitals.take_unresponsive(frozen(12 * S))
@@ -158,22 +158,22 @@ def test_a_rank_that_does_not_answer_is_stalled_and_not_silent() -> None:
 
 
 def test_a_report_from_before_does_not_excuse_a_rank_that_does_not_answer() -> None:
-    vitals = Vitals()
+    vitals = Liveness()
     vitals.take_unresponsive(frozen(12 * S))
     vitals.take(report(11 * S))
     assert vitals.is_stalled is True
 
 
 def test_a_notice_that_comes_after_a_later_report_is_of_the_past() -> None:
-    vitals = Vitals()
+    vitals = Liveness()
     vitals.take(report(13 * S))
     vitals.take_unresponsive(frozen(12 * S))
     assert (vitals.is_stalled, vitals.unresponsive) == (False, None)
 
 
 def test_the_last_progress_that_was_told_is_kept() -> None:
-    vitals = Vitals()
+    vitals = Liveness()
     progress = (GroupStatus(group="default_pg", enqueued=7),)
-    vitals.take(Excerpt.of(Report(sequence=1, host_ns=1, progress=progress)))
+    vitals.take(ReportFields.of(Report(sequence=1, host_ns=1, progress=progress)))
     vitals.take(report(2))
     assert vitals.progress == progress

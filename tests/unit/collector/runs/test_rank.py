@@ -1,6 +1,6 @@
 """What is known of one life of one rank."""
 
-from rankscope.collector.runs.last_report import Excerpt
+from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.liveness import GONE_NS_MIN
 from rankscope.collector.runs.rank import BREAKDOWNS_KEPT, GC_PAUSES_KEPT, RankState
 from rankscope.collector.runs.snapshot import RankSnapshot
@@ -26,7 +26,7 @@ def life(first_sequence: int = 1) -> RankState:
 
 def take(rank: RankState, sequence: int, **measured: object) -> None:
     report = Report(sequence=sequence, host_ns=0, **measured)  # type: ignore[arg-type]
-    rank.take(Excerpt.of(report), JOINED_NS + sequence, 1_800_000_000.0 + sequence)
+    rank.take(ReportFields.of(report), JOINED_NS + sequence, 1_800_000_000.0 + sequence)
 
 
 def picture(rank: RankState) -> RankSnapshot:
@@ -61,7 +61,7 @@ def test_report_brings_the_latest_of_everything() -> None:
     found = picture(rank)
     assert (found.totals.steps, found.losses.reports_dropped, found.overhead_ratio) == (9, 3, 0.02)
     assert found.last_report_wall_s == 1_800_000_002.0
-    assert rank.last_seen_job_ns == JOINED_NS + 2
+    assert rank.last_seen_collector_ns == JOINED_NS + 2
 
 
 def test_samples_stay_until_the_next_ones_come() -> None:
@@ -123,8 +123,8 @@ def test_rank_that_said_goodbye_does_not_come_back() -> None:
 
 def test_rank_that_was_killed_says_nothing_about_it() -> None:
     rank = life()
-    rank.vitals.lose_process(now_job_ns=1)
-    rank.vitals.lose_process(now_job_ns=1 + GONE_NS_MIN)
+    rank.vitals.lose_process(now_collector_ns=1)
+    rank.vitals.lose_process(now_collector_ns=1 + GONE_NS_MIN)
     found = picture(rank)
     assert (found.ended, found.ended_detail, found.exit_code) == ("killed", "", None)
 
@@ -134,7 +134,7 @@ def test_rank_that_was_killed_says_nothing_about_it() -> None:
 
 def test_clock_error_is_that_of_the_moment_of_the_picture() -> None:
     rank = life()
-    rank.clock.add(sent_job_ns=0, host_ns=70, received_job_ns=100)
+    rank.clock.add(sent_collector_ns=0, host_ns=70, received_collector_ns=100)
     # 50 for half the round trip, and 100 for a drift of 100 us a second over 1 ms.
     assert rank.snapshot(JobNs(100)).clock_error_ns == 50 + 1
     assert rank.snapshot(JobNs(1_000_000)).clock_error_ns == 150

@@ -31,7 +31,7 @@ def test_slow_data_loader_is_found_with_its_step_size_cause_and_cost() -> None:
     assert (finding.kind, finding.rank, finding.since_step, finding.cause) == ("straggler", 2, 40, "data_loading")
     # 10 + 10 + 10 ms of work and 5 ms of transfer, against 50 + 10 + 10 + 5.
     assert finding.slowdown_ratio == pytest.approx(75 / 35)
-    assert finding.job_slowdown_ratio == pytest.approx(75 / 35)
+    assert finding.run_slowdown_ratio == pytest.approx(75 / 35)
     assert finding.lost_rank_seconds == pytest.approx(40 * 0.040 * 4)
     assert finding.evidence["data_excess_ns"] == 40 * MS
 

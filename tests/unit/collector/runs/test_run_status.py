@@ -38,7 +38,7 @@ def test_worst_ranks_are_those_that_failed_then_named_unheard_stalled_and_slow()
         rank_of(2, stalled=True),
         rank_of(3, slowdown_ratio=1.1),
         rank_of(4, up=False, ended="silent"),
-        rank_of(5, up=False, ended="killed", ended_job_ns=9 * S),
+        rank_of(5, up=False, ended="killed", ended_collector_ns=9 * S),
         rank_of(6, slowdown_ratio=1.3),
         rank_of(7, stalled=True, unresponsive=FROZEN),
         open_findings=(SLOW,),
@@ -49,9 +49,9 @@ def test_worst_ranks_are_those_that_failed_then_named_unheard_stalled_and_slow()
 def test_first_to_fail_stands_before_those_that_died_of_it() -> None:
     first = FirstToFail(rank=2, node="n0", reason="killed")
     run = run_of(
-        rank_of(0, up=False, ended="failed", ended_job_ns=5 * S),
-        rank_of(1, up=False, ended="terminated", ended_job_ns=4 * S),
-        rank_of(2, up=False, ended="killed", ended_job_ns=6 * S),
+        rank_of(0, up=False, ended="failed", ended_collector_ns=5 * S),
+        rank_of(1, up=False, ended="terminated", ended_collector_ns=4 * S),
+        rank_of(2, up=False, ended="killed", ended_collector_ns=6 * S),
         end=RunEnd(reason="killed", first=first),
     )
     assert numbers(find_worst(run, 3)) == [2, 0, 1]

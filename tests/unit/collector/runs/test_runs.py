@@ -8,8 +8,8 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.checkpoint import Clocks
 from rankscope.collector.runs.events import EndSeen, GoodbyeAdmitted, PeerEvent, RankJoined, ReportAdmitted, Tick
 from rankscope.collector.runs.goodput import GoodputSnapshot
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import FORMER_RUNS_MAX, Runs
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
@@ -43,7 +43,7 @@ class Launches:
             job.handle(Tick(self.now_ns, BEGIN_WALL_S + self.now_s))
         return self
 
-    def send(self, event: PeerEvent, name: str = "bert") -> JobState | None:
+    def send(self, event: PeerEvent, name: str = "bert") -> RunState | None:
         """Give an event to its run, as the collector does."""
         job = self.runs.find(name, event)
         if job is None and isinstance(event, RankJoined):
@@ -54,7 +54,7 @@ class Launches:
 
     def launch(
         self, launch: str, ranks: Sequence[int] = (0, 1), name: str = "bert", world: int = 2, **more: int
-    ) -> JobState | None:
+    ) -> RunState | None:
         """Every rank says Hello and reports once; the run of the last one."""
         job = None
         for rank in ranks:
@@ -78,7 +78,7 @@ class Launches:
 
     def report(self, boot: str, name: str = "bert") -> None:
         """A report of a life."""
-        excerpt = Excerpt.of(Report(sequence=1, host_ns=0))
+        excerpt = ReportFields.of(Report(sequence=1, host_ns=0))
         self.send(ReportAdmitted(boot, excerpt, self.now_ns, BEGIN_WALL_S + self.now_s), name)
 
     def end(self, launch: str, *reasons: str, name: str = "bert") -> "Launches":
@@ -137,7 +137,7 @@ def restart_collector(launches: Launches, away_s: float, *, keep_lives: bool = T
         saved = job.save(clocks)
         assert saved is not None
         lives = [job.save_life(rank, clocks).build() for rank in job.lives.values()] if keep_lives else []
-        restored.put(JobState.restore(launches.config, saved, job.save_story(), lives, later))
+        restored.put(RunState.restore(launches.config, saved, job.save_story(), lives, later))
     launches.runs = restored
 
 
@@ -191,7 +191,7 @@ def test_launcher_started_anew_that_counts_restarts_from_0_again_is_heard() -> N
     assert launches.attempts == [1]
 
 
-def boots_of(job: JobState | None, launches: Launches) -> list[str]:
+def boots_of(job: RunState | None, launches: Launches) -> list[str]:
     """The lives of a run's present attempt, by rank."""
     assert job is not None
     return [rank.identity.boot_id for rank in job.snapshot(launches.now_ns).ranks]
@@ -338,7 +338,7 @@ def test_run_of_a_collector_before_does_not_take_in_a_start_long_after_it() -> N
     later = Launches(restart_within_s=60)
     later.now_s = 7_200
     later.runs.put(
-        JobState.restore(later.config, saved, job.save_story(), lives, Clocks(later.now_ns, BEGIN_WALL_S + 7_200))
+        RunState.restore(later.config, saved, job.save_story(), lives, Clocks(later.now_ns, BEGIN_WALL_S + 7_200))
     )
     later.launch("two")
     assert (later.ids, later.attempts) == ([FIRST, "bert@20261125T123005Z"], [0, 0])

@@ -5,11 +5,11 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, LifeCounts, UnknownPeer
-from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, SavedLife, SavedRun, SavedStory
+from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.events import EndSeen, ProcessGone, ReportAdmitted
 from rankscope.collector.runs.goodput import GoodputSnapshot
-from rankscope.collector.runs.last_report import Excerpt
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
 from rankscope.measure.identity import RankIdentity
@@ -36,13 +36,13 @@ def kill(story: Story, away_s: float = AWAY_S) -> Story:
     run = msgspec.json.decode(msgspec.json.encode(saved), type=SavedRun)
     told = msgspec.json.decode(msgspec.json.encode(story.job.save_story()), type=SavedStory)
     lives = [
-        msgspec.json.decode(msgspec.json.encode(story.job.save_life(rank, clocks).build()), type=SavedLife)
+        msgspec.json.decode(msgspec.json.encode(story.job.save_life(rank, clocks).build()), type=SavedRank)
         for rank in story.job.lives.values()
     ]
     collectives = unpack_counts(story.job.save_collectives().pack())
     story.now_ns += round(away_s * S)
     clocks = wall_of(story)
-    story.job = JobState.restore(CollectorConfig(), run, told, lives, clocks, collectives=collectives)
+    story.job = RunState.restore(CollectorConfig(), run, told, lives, clocks, collectives=collectives)
     return story
 
 
@@ -53,7 +53,7 @@ def lose(story: Story, rank: int, reports: int, dropped: int) -> None:
         sequence=story.sequence[rank], host_ns=story.now_ns, totals=story.totals[rank],
         losses=Losses(reports_dropped=dropped),
     )  # fmt: skip
-    story.job.handle(ReportAdmitted(boot_of(rank), Excerpt.of(report), story.now_ns, 0.0))
+    story.job.handle(ReportAdmitted(boot_of(rank), ReportFields.of(report), story.now_ns, 0.0))
 
 
 def rank_of(story: Story, number: int) -> RankSnapshot:
@@ -146,7 +146,7 @@ def test_how_ranks_ended_is_known_again() -> None:
     assert [rank.ended for rank in ranks] == ["finished", "crashed", "killed"]
     assert [rank.totals.steps for rank in ranks] == [20, 20, 20]
     assert story.job.is_over
-    ended_ns = ranks[0].ended_job_ns
+    ended_ns = ranks[0].ended_collector_ns
     assert ended_ns is not None
     assert story.now_ns - ended_ns == pytest.approx((AWAY_S + 6) * S, abs=1_000_000)
 

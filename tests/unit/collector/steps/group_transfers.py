@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import DeviceSample
@@ -46,7 +46,7 @@ def view_with(
     nodes: Mapping[int, str] | None = None,
     samples: Samples | None = None,
     first_step: int = 0,
-) -> JobView:
+) -> RunView:
     """Each group moves a megabyte a step, on two ranks as on the bus, unless told otherwise; every rank has a GPU."""
     steps = len(next(iter(transfers_ms.values()), ()))
     world_size = max((rank for members in groups.values() for rank in members), default=1) + 1

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.stragglers.persistent import Slow
-from rankscope.collector.detect.view import JobView, Samples
+from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import Peers, find_twins
 from rankscope.collector.steps.step_series import Floats, StepSeries
@@ -55,13 +55,13 @@ def view_of(
     groups: Mapping[str, tuple[int, ...]] | None = None,
     transfers: GroupTransfers | None = None,
     samples: Samples | None = None,
-    now_job_ns: int = 0,
-    standings: Mapping[int, RankStanding] | None = None,
+    now_collector_ns: int = 0,
+    hang_states: Mapping[int, RankHangState] | None = None,
     known_usual: Mapping[int, float] | None = None,
-) -> JobView:
+) -> RunView:
     """All ranks have been heard of, each is on a machine of its own, nothing was sampled."""
-    return JobView(
-        now_job_ns=now_job_ns,
+    return RunView(
+        now_collector_ns=now_collector_ns,
         world_size=len(series.ranks),
         series=series,
         twins=find_twins(series.ranks, signatures or {}),
@@ -69,7 +69,7 @@ def view_of(
         samples=samples or Samples({}, {}, {}),
         groups=groups or {},
         transfers=transfers or GroupTransfers(),
-        standings=standings or {},
+        hang_states=hang_states or {},
         known_usual=known_usual or {},
     )
 

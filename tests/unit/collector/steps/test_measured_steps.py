@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.steps.step_series import StepSeries
-from rankscope.collector.steps.step_table import STAND_IN_NS, STAND_IN_STEPS, StepWindow, WindowDistance
+from rankscope.collector.steps.step_table import STAND_IN_NS, STAND_IN_STEPS, StepTable, WindowDistance
 from rankscope.measure.records import steps_to_table
 from rankscope.measure.units import NS_PER_MS
 from tests.unit.collector.steps.test_step_table import GROUP, STEP_NS, reduce_all, step_of
@@ -18,19 +18,19 @@ PHASES_NS = {"data": 1, "forward": 2, "backward": 40, "optimizer": 3, "other": 4
 COMPUTING_NS = 1 + 2 + 3 + 4
 
 
-def window_of(measured_min: int, kept: int = KEPT) -> StepWindow:
-    window = StepWindow(kept, len(RANKS), measured_min)
+def window_of(measured_min: int, kept: int = KEPT) -> StepTable:
+    window = StepTable(kept, len(RANKS), measured_min)
     window.learn_group(GROUP, len(RANKS))
     return window
 
 
-def make(window: StepWindow, *steps: int, duration_ns: int = STEP_NS) -> None:
+def make(window: StepTable, *steps: int, duration_ns: int = STEP_NS) -> None:
     for rank in RANKS:
         records = [step_of(step, duration_ns - rank, cpu_ns=step, phases_ns=PHASES_NS) for step in steps]
         window.add_steps(rank, steps_to_table(records))
 
 
-def measure(window: StepWindow, *steps: int) -> None:
+def measure(window: StepTable, *steps: int) -> None:
     """Rank 0 waits in each of these steps."""
     for step in steps:
         for rank in RANKS:
@@ -39,11 +39,11 @@ def measure(window: StepWindow, *steps: int) -> None:
     window.resolve()
 
 
-def read(window: StepWindow) -> StepSeries:
+def read(window: StepTable) -> StepSeries:
     return window.series(RANKS, skip_steps=0)
 
 
-def measured_steps(window: StepWindow) -> list[int]:
+def measured_steps(window: StepTable) -> list[int]:
     series = read(window)
     return [int(step) for step in series.steps[~np.isnan(series.self_ns).any(axis=1)]]
 

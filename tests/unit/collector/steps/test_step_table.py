@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.steps import wait_attribution
-from rankscope.collector.steps.step_table import PHASES_MAX, STAND_IN_STEPS, StepWindow
+from rankscope.collector.steps.step_table import PHASES_MAX, STAND_IN_STEPS, StepTable
 from rankscope.measure.records import CollectiveRecord, StepRecord, collectives_to_table, steps_to_table
 from tests.unit.collector.steps.collective_steps import KindWaits, rows_of
 
@@ -21,20 +21,20 @@ def step_of(
     return StepRecord(step=step, start_host_ns=0, duration_ns=duration_ns, phases_ns=phases_ns or {}, cpu_ns=cpu_ns)
 
 
-def add(window: StepWindow, rank: int, *records: StepRecord) -> int:
+def add(window: StepTable, rank: int, *records: StepRecord) -> int:
     return window.add_steps(rank, steps_to_table(records))
 
 
-def window_of(ranks: int, steps: int = 0, kept: int = 8) -> StepWindow:
+def window_of(ranks: int, steps: int = 0, kept: int = 8) -> StepTable:
     """A window in which all ranks have made so many steps."""
-    window = StepWindow(kept, ranks)
+    window = StepTable(kept, ranks)
     window.learn_group(GROUP, ranks)
     for rank in range(ranks):
         add(window, rank, *map(step_of, range(steps)))
     return window
 
 
-def reduce_all(window: StepWindow, rank: int, duration_ns: int, *steps: int, size: int | None = 64) -> None:
+def reduce_all(window: StepTable, rank: int, duration_ns: int, *steps: int, size: int | None = 64) -> None:
     """An all-reduce of that rank in each of these steps."""
     records = [
         CollectiveRecord(
@@ -45,18 +45,18 @@ def reduce_all(window: StepWindow, rank: int, duration_ns: int, *steps: int, siz
     window.add_collectives(rank, collectives_to_table(records))
 
 
-def cover(window: StepWindow, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
+def cover(window: StepTable, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
     window.cover(rank, first_step, last_step)
     return [kind for step in window.resolve() for kind in rows_of(step)]
 
 
-def self_times(window: StepWindow, *ranks: int) -> list[list[float | None]]:
+def self_times(window: StepTable, *ranks: int) -> list[list[float | None]]:
     """Row by row, None where not known."""
     rows = window.series(ranks, skip_steps=0).self_ns.tolist()
     return [[None if np.isnan(value) else value for value in row] for row in rows]
 
 
-def steps_in(window: StepWindow) -> list[int]:
+def steps_in(window: StepTable) -> list[int]:
     return [int(step) for step in window.series((0,), skip_steps=0).steps]
 
 
@@ -215,7 +215,7 @@ def test_collectives_of_a_step_that_left_the_window_are_forgotten() -> None:
 # -- twins ------------------------------------------------------------------------------------------------------------
 
 
-def resolve(window: StepWindow, step: int, sizes: Mapping[int, int | None]) -> None:
+def resolve(window: StepTable, step: int, sizes: Mapping[int, int | None]) -> None:
     for rank, size in sizes.items():
         reduce_all(window, rank, 20, step, size=size)
     for rank in range(len(sizes)):
@@ -242,7 +242,7 @@ def test_order_of_the_calls_makes_no_other_signature() -> None:
     assert window.signatures[0] == window.signatures[1]
 
 
-def hand_over(window: StepWindow, rank: int, first: str, second: str) -> None:
+def hand_over(window: StepTable, rank: int, first: str, second: str) -> None:
     records = [
         CollectiveRecord(step=0, group=GROUP, op=op, start_host_ns=start_ns, duration_ns=1, sequence=1, bytes=8)
         for start_ns, op in enumerate((first, second))
@@ -296,7 +296,7 @@ def test_step_without_collectives_says_nothing_about_twins() -> None:
 PHASES_NS = {"data": 1, "forward": 2, "backward": 40, "optimizer": 3, "other": 4, "mine": 50}
 
 
-def made(steps: int) -> StepWindow:
+def made(steps: int) -> StepTable:
     """A window of one rank after so many steps, none of them profiled."""
     window = window_of(1, kept=4)
     add(window, 0, *(step_of(step, phases_ns=PHASES_NS) for step in range(steps)))
@@ -331,7 +331,7 @@ def test_phase_that_a_rank_lacks_leaves_its_stand_in_unknown() -> None:
 
 
 def test_without_phases_nothing_stands_in() -> None:
-    window = StepWindow(4, 1)
+    window = StepTable(4, 1)
     window.learn_group(GROUP, 1)
     table = steps_to_table([step_of(0), step_of(STAND_IN_STEPS)])
     columns = tuple(name for name in table.names if not name.startswith("phase:"))
@@ -389,7 +389,7 @@ def test_transfers_of_a_step_leave_with_it() -> None:
 # -- who caused the waiting -------------------------------------------------------------------------------------------
 
 
-def wait_caused(window: StepWindow) -> list[list[float | None]]:
+def wait_caused(window: StepTable) -> list[list[float | None]]:
     found = window.series((0, 1), skip_steps=0).wait_caused_ns
     assert found is not None
     return [[None if np.isnan(value) else value for value in row] for row in found.tolist()]

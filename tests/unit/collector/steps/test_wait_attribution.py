@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.steps import wait_attribution as blame_module
-from rankscope.collector.steps.wait_attribution import BEHIND_NS, Blame, find_blame
+from rankscope.collector.steps.wait_attribution import BEHIND_NS, WaitAttribution, attribute_waits
 from rankscope.measure.table import MISSING
 from tests.unit.collector.steps.collective_steps import RankCollectives, step_of
 
@@ -45,13 +45,13 @@ def columns(calls: Sequence[Call]) -> RankCollectives:
     )
 
 
-def blame_of(*ranks: Sequence[Call]) -> Blame:
-    found = find_blame(step_of({rank: columns(calls) for rank, calls in enumerate(ranks)}), SIZES)
+def blame_of(*ranks: Sequence[Call]) -> WaitAttribution:
+    found = attribute_waits(step_of({rank: columns(calls) for rank, calls in enumerate(ranks)}), SIZES)
     assert found is not None
     return found
 
 
-def caused_ms(found: Blame) -> list[float]:
+def caused_ms(found: WaitAttribution) -> list[float]:
     return [charged_ns / MS for charged_ns in found.caused_ns.tolist()]
 
 
@@ -153,8 +153,8 @@ def test_larger_steps_than_can_be_afforded_are_left_alone(monkeypatch: pytest.Mo
     calls = [Call(TP_01, 10, 1), Call(TP_01, 20, 1)]
     step = step_of({0: columns(calls), 1: columns(calls)})
     monkeypatch.setattr(blame_module, "OPERATIONS_MAX", 1)
-    assert find_blame(step, SIZES) is None
+    assert attribute_waits(step, SIZES) is None
     monkeypatch.setattr(blame_module, "OPERATIONS_MAX", 2)
-    assert find_blame(step, SIZES) is not None
+    assert attribute_waits(step, SIZES) is not None
     monkeypatch.setattr(blame_module, "CELLS_MAX", 7)  # 4 rows of 2 ranks
-    assert find_blame(step, SIZES) is None
+    assert attribute_waits(step, SIZES) is None

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.incidents.store import IncidentStore
-from rankscope.collector.pacing import Turns
+from rankscope.collector.pacing import GilYielder
 from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.steps.collective_totals import CollectiveCounts, CountsDraft, SavedCounts, unpack_counts
 from rankscope.collector.storage.database import APPLICATION_ID, Database
@@ -166,14 +166,14 @@ def test_who_else_writes_to_the_file_need_not_wait_for_all_lives(path: Path) -> 
             incidents.write([], [turns])  # raises where the file is locked
             yield
 
-        store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), Turns(take_turn, sleep=lambda _: None))
+        store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), GilYielder(take_turn, sleep=lambda _: None))
         assert turns >= 2
 
 
 def test_rows_of_lives_are_made_in_turns_and_written_between_them(store: HistoryStore) -> None:
     log = TurnLog()
     store._connection.set_trace_callback(lambda sql: log.said.append("writes") if "INTO lives" in sql else None)
-    store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), Turns(log.take, sleep=lambda _: None))
+    store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), GilYielder(log.take, sleep=lambda _: None))
     without_rests = "".join(word[0] for word in log.said).replace("eb", "")
     assert without_rests == "bew" * 2
 

@@ -12,7 +12,7 @@ import pytest
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.pacing import PIECE
 from rankscope.collector.runs.checkpoint import Clocks, SavedRun
-from rankscope.collector.runs.run import JobState
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.storage import run_recorder as recorder_module
 from rankscope.collector.storage.database import Database
@@ -217,7 +217,7 @@ def test_the_next_collector_goes_on_with_the_collectives(path: Path) -> None:
     with looping(path, start=False) as loop:
         (kept,) = loop.recorder.load()
     clocks = Clocks(story.now_ns, WALL_S + story.now_ns / S)
-    job = JobState.restore(CollectorConfig(), kept.run, kept.story, kept.lives, clocks, collectives=kept.collectives)
+    job = RunState.restore(CollectorConfig(), kept.run, kept.story, kept.lives, clocks, collectives=kept.collectives)
     restored = job.snapshot(story.now_ns).ranks[1].collectives
     assert [(one.op, one.count, one.wait_ns) for one in restored] == [
         (one.op, one.count, one.wait_ns) for one in counted
@@ -225,7 +225,7 @@ def test_the_next_collector_goes_on_with_the_collectives(path: Path) -> None:
     assert restored[0].count == 40
 
 
-class Broken(JobState):
+class Broken(RunState):
     """A run with a mistake of ours in it."""
 
     def save(self, clocks: Clocks) -> SavedRun | None:  # noqa: ARG002 - the signature of what it stands in for

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs, find_first_dead
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.measure.stalls import EXCUSED_FACTOR
 from tests.unit.collector.detect.hang_standings import (
     BEGAN_NS,
@@ -31,10 +31,10 @@ TENSOR, DATA, PIPELINE = "mesh_tp/0-1", "mesh_dp/1-2", "mesh_pp/2-3"
 CHAIN = {TENSOR: (0, 1), DATA: (1, 2), PIPELINE: (2, 3)}
 """Rank 0 works with 1, 1 with 2, 2 with 3."""
 
-Standings = dict[int, RankStanding]
+Standings = dict[int, RankHangState]
 
 
-def find(view: JobView, *explained: Finding) -> Finding:
+def find(view: RunView, *explained: Finding) -> Finding:
     found = Hangs().find(view, explained)
     assert not isinstance(found, Abstain), found
     (candidate,) = found
@@ -52,7 +52,7 @@ def assert_past(finding: Finding) -> None:
     assert finding.past.endswith(". The run{when}."), finding.past
 
 
-def reason(view: JobView) -> str:
+def reason(view: RunView) -> str:
     found = Hangs().find(view, ())
     assert isinstance(found, Abstain), found
     return found.reason
@@ -73,7 +73,7 @@ IN_CHAIN = {
 
 
 @pytest.mark.parametrize(
-    "standings",
+    "hang_states",
     [
         {},
         {0: moving(), 1: moving()},
@@ -82,8 +82,8 @@ IN_CHAIN = {
         {0: ended("finished"), 1: ended("finished")},
     ],
 )
-def test_while_nobody_stands_still_there_is_no_hang(standings: Standings) -> None:
-    assert Hangs().find(view_on(standings, world=2), ()) == ()
+def test_while_nobody_stands_still_there_is_no_hang(hang_states: Standings) -> None:
+    assert Hangs().find(view_on(hang_states, world=2), ()) == ()
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,14 @@ def test_while_nobody_stands_still_there_is_no_hang(standings: Standings) -> Non
         (moving(), "rank 1 goes on with its work; ranks that wait: 2"),
         # In a checkpoint its own word is that it is not stalled.
         (
-            RankStanding(is_stalled=False, progress=moving().progress, stall=stall_of("checkpoint"), stalled_ns=40 * S),
+            RankHangState(
+                is_stalled=False, progress=moving().progress, stall=stall_of("checkpoint"), stalled_ns=40 * S
+            ),
             "rank 1 is in checkpoint, which may take long; ranks that wait: 2",
         ),
     ],
 )
-def test_a_rank_that_reads_saves_or_works_is_not_missing_yet(origin: RankStanding, why: str) -> None:
+def test_a_rank_that_reads_saves_or_works_is_not_missing_yet(origin: RankHangState, why: str) -> None:
     assert reason(view_on({0: waits(), 1: origin, 2: waits()})) == why
 
 
@@ -109,7 +111,7 @@ def test_a_rank_that_reads_saves_or_works_is_not_missing_yet(origin: RankStandin
         (moving(), "goes on with its work"),
     ],
 )
-def test_after_ten_limits_it_is(origin: RankStanding, place: str) -> None:
+def test_after_ten_limits_it_is(origin: RankHangState, place: str) -> None:
     waiting = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
     finding = find(view_on({0: waiting, 1: origin}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
@@ -117,22 +119,24 @@ def test_after_ten_limits_it_is(origin: RankStanding, place: str) -> None:
 
 
 def test_a_rank_in_a_long_checkpoint_is_excused_however_long_the_others_wait() -> None:
-    saving = RankStanding(is_stalled=False, progress=moving().progress, stall=stall_of("checkpoint"), stalled_ns=40 * S)
+    saving = RankHangState(
+        is_stalled=False, progress=moving().progress, stall=stall_of("checkpoint"), stalled_ns=40 * S
+    )
     waiting = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
     assert "is in checkpoint" in reason(view_on({0: waiting, 1: saving}))
 
 
 def test_ranks_that_all_wait_for_data_do_not_hang() -> None:
-    standings = {rank: still({WORLD: (7, 7)}, activity="data") for rank in range(2)}
-    assert reason(view_on(standings)) == (
+    hang_states = {rank: still({WORLD: (7, 7)}, activity="data") for rank in range(2)}
+    assert reason(view_on(hang_states)) == (
         "no rank waits in a collective; ranks that go on with their work, wait for data or do what may take "
         "long: 2 of 2"
     )
 
 
 def test_work_after_the_training_of_the_others_is_no_hang() -> None:
-    standings = {0: still({WORLD: (7, 7)}), 1: ended("finished")}
-    assert reason(view_on(standings)) == "no rank waits in a collective; ranks that have ended: 1"
+    hang_states = {0: still({WORLD: (7, 7)}), 1: ended("finished")}
+    assert reason(view_on(hang_states)) == "no rank waits in a collective; ranks that have ended: 1"
 
 
 # -- a missing rank ---------------------------------------------------------------------------------------------------
@@ -165,7 +169,7 @@ def test_the_rank_that_has_not_entered_is_named_with_its_line_and_what_the_other
 def test_counters_alone_are_enough() -> None:
     bare = {"line": None, "absent": {"pending": "no recorder", "stacks": "not allowed"}}
     waiting = still({WORLD: (8, 7)}, stall=stall_of("collective", **bare))  # type: ignore[arg-type]
-    missing = RankStanding(is_stalled=True, progress=still({WORLD: (7, 7)}).progress)
+    missing = RankHangState(is_stalled=True, progress=still({WORLD: (7, 7)}).progress)
     finding = find(view_on({0: waiting, 1: missing}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
     assert finding.sentence == (
@@ -211,10 +215,10 @@ def test_a_rank_in_a_call_that_no_recorder_shows_is_named_only_when_nobody_else_
 
 def test_such_a_rank_is_not_named_before_everybody_has_come_to_a_standstill() -> None:
     receives = still({WORLD: (7, 7)}, activity="collective")
-    standings = {0: waits(), 1: receives, 2: moving({WORLD: (8, 8)})}
-    assert reason(view_on(standings)) == "ranks that have not come to a standstill: 1 of 3"
-    standings[0] = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
-    assert find(view_on(standings)).ranks == (1,)
+    hang_states = {0: waits(), 1: receives, 2: moving({WORLD: (8, 8)})}
+    assert reason(view_on(hang_states)) == "ranks that have not come to a standstill: 1 of 3"
+    hang_states[0] = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
+    assert find(view_on(hang_states)).ranks == (1,)
 
 
 def test_a_rank_that_moves_is_not_named_beside_one_that_is_missing() -> None:
@@ -255,15 +259,15 @@ def test_a_rank_that_had_completed_the_collective_before_it_ended_is_not_waited_
 
 
 def test_a_rank_that_failed_long_ago_is_not_named_for_a_hang_of_today() -> None:
-    long_ago = dead(ended_job_ns=BEGAN_NS - LIMIT_NS - 1, counters={"old": (1, 1)})
-    standings = {0: waits("new"), 1: still({"new": (7, 7)}), 2: long_ago}
-    assert find(view_on(standings, {"new": (0, 1), "old": (2,)})).ranks == (1,)
+    long_ago = dead(ended_collector_ns=BEGAN_NS - LIMIT_NS - 1, counters={"old": (1, 1)})
+    hang_states = {0: waits("new"), 1: still({"new": (7, 7)}), 2: long_ago}
+    assert find(view_on(hang_states, {"new": (0, 1), "old": (2,)})).ranks == (1,)
 
 
 def test_a_rank_that_a_timeout_ended_had_waited_itself() -> None:
-    standings = {0: waits(), 1: still({WORLD: (7, 7)}), 2: dead("collective_timeout", ended_job_ns=BEGAN_NS)}
-    standings[2] = replace(standings[2], failed_job_ns=BEGAN_NS)
-    assert find(view_on(standings)).ranks == (1,)
+    hang_states = {0: waits(), 1: still({WORLD: (7, 7)}), 2: dead("collective_timeout", ended_collector_ns=BEGAN_NS)}
+    hang_states[2] = replace(hang_states[2], failed_collector_ns=BEGAN_NS)
+    assert find(view_on(hang_states)).ranks == (1,)
 
 
 def test_a_rank_that_only_stopped_to_report_is_not_blamed() -> None:
@@ -272,14 +276,16 @@ def test_a_rank_that_only_stopped_to_report_is_not_blamed() -> None:
 
 
 def test_when_no_clock_and_no_limit_is_known_a_death_counts() -> None:
-    waiting = RankStanding(is_stalled=True, progress=waits().progress)
+    waiting = RankHangState(is_stalled=True, progress=waits().progress)
     assert find(view_on({0: waiting, 1: dead()})).cause == "dead_rank"
 
 
 def test_with_an_aligned_clock_the_standstill_is_dated_by_it() -> None:
     # By the clock it began 100 s ago: a death 40 s ago is a consequence.
-    waiting = replace(waits(), since_job_ns=NOW_NS - 100 * S)
-    assert find(view_on({0: waiting, 1: dead(), 2: still({WORLD: (7, 7)}, since_job_ns=NOW_NS - 99 * S)})).ranks == (2,)
+    waiting = replace(waits(), since_collector_ns=NOW_NS - 100 * S)
+    assert find(
+        view_on({0: waiting, 1: dead(), 2: still({WORLD: (7, 7)}, since_collector_ns=NOW_NS - 99 * S)})
+    ).ranks == (2,)
 
 
 @pytest.mark.parametrize(
@@ -310,8 +316,8 @@ def test_a_rank_that_stood_still_outside_before_it_fell_silent_is_missing() -> N
 
 
 def test_a_silent_rank_that_had_entered_is_not_blamed() -> None:
-    standings = {0: waits(), 1: silent({WORLD: (8, 7)}, is_stalled=True), 2: still({WORLD: (7, 7)})}
-    assert find(view_on(standings)).ranks == (2,)
+    hang_states = {0: waits(), 1: silent({WORLD: (8, 7)}, is_stalled=True), 2: still({WORLD: (7, 7)})}
+    assert find(view_on(hang_states)).ranks == (2,)
 
 
 # -- nobody is missing ------------------------------------------------------------------------------------------------
@@ -319,11 +325,11 @@ def test_a_silent_rank_that_had_entered_is_not_blamed() -> None:
 
 def test_ranks_that_wait_for_each_other_in_two_groups_are_in_a_deadlock() -> None:
     first, second = "mesh_a", "mesh_b"
-    standings = {
+    hang_states = {
         0: still({first: (3, 2), second: (5, 5)}, call(first, 3), activity="collective"),
         1: still({first: (2, 2), second: (6, 5)}, call(second, 6, "all_gather"), activity="collective"),
     }
-    finding = find(view_on(standings, {first: (0, 1), second: (0, 1)}))
+    finding = find(view_on(hang_states, {first: (0, 1), second: (0, 1)}))
     assert essence(finding) == ("deadlock", (0, 1), None, "critical")
     assert finding.sentence == (
         "Ranks 0-1 wait for each other for 40.0 s: rank 0 in all_reduce 3 of mesh_a for rank 1, rank 1 in all_gather 6 "
@@ -333,12 +339,12 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_in_a_deadlock() -> Non
 
 def test_ranks_behind_a_circle_are_not_part_of_it() -> None:
     groups = {"behind": (0, 1), "a": (1, 2), "b": (1, 2)}
-    standings = {
+    hang_states = {
         0: waits("behind"),
         1: still({"behind": (7, 7), "a": (3, 2), "b": (5, 5)}, call("a", 3)),
         2: still({"a": (2, 2), "b": (6, 5)}, call("b", 6)),
     }
-    assert find(view_on(standings, groups)).ranks == (1, 2)
+    assert find(view_on(hang_states, groups)).ranks == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +355,7 @@ def test_ranks_behind_a_circle_are_not_part_of_it() -> None:
         (waits(op="all_gather"), "all_reduce of 4096 bytes on rank 0, all_gather on rank 1"),
     ],
 )
-def test_different_calls_at_one_place_are_a_mismatch(other: RankStanding, told: str) -> None:
+def test_different_calls_at_one_place_are_a_mismatch(other: RankHangState, told: str) -> None:
     finding = find(view_on({0: waits(), 1: other}))
     assert essence(finding) == ("order_mismatch", (), WORLD, "critical")
     assert finding.sentence == (
@@ -366,7 +372,7 @@ def test_different_calls_at_one_place_are_a_mismatch(other: RankStanding, told: 
         (waits(), waits()),
     ],
 )
-def test_a_collective_that_all_have_entered_points_at_the_network(one: RankStanding, other: RankStanding) -> None:
+def test_a_collective_that_all_have_entered_points_at_the_network(one: RankHangState, other: RankHangState) -> None:
     finding = find(view_on({0: one, 1: other}))
     assert essence(finding) == ("all_in_collective", (), WORLD, "critical")
     assert finding.sentence.startswith("All 2 ranks of the group have entered all_")
@@ -376,8 +382,8 @@ def test_a_collective_that_all_have_entered_points_at_the_network(one: RankStand
 
 def test_a_collective_that_only_one_rank_does_not_complete_says_so() -> None:
     # Rank 1 has gone on, and waits in a group of its own for the network as well.
-    standings = {0: waits(), 1: still({WORLD: (8, 8)}, call("alone", 1))}
-    finding = find(view_on(standings, {WORLD: (0, 1), "alone": (1,)}))
+    hang_states = {0: waits(), 1: still({WORLD: (8, 8)}, call("alone", 1))}
+    finding = find(view_on(hang_states, {WORLD: (0, 1), "alone": (1,)}))
     assert finding.group == WORLD
     assert "which does not complete on rank 0" in finding.sentence
 

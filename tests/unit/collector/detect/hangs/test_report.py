@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.hangs.report import (
     STACKS_SHOWN_MAX,
@@ -44,10 +44,10 @@ THREAD = KernelThread(thread=7, name="python", state="S", wait_channel="futex_wa
             "stood still in synchronize at train.py:74 (main)",
         ),
         (still(stall=stall_of(line=None)), "stands still", "stood still"),
-        (RankStanding(is_stalled=True), "stands still", "stood still"),
+        (RankHangState(is_stalled=True), "stands still", "stood still"),
         (moving(), "goes on with its work", "went on with its work"),
         (
-            RankStanding(is_stalled=False, stall=stall_of("checkpoint")),
+            RankHangState(is_stalled=False, stall=stall_of("checkpoint")),
             "goes on with its work at train.py:74 (main)",
             "went on with its work at train.py:74 (main)",
         ),
@@ -75,7 +75,7 @@ THREAD = KernelThread(thread=7, name="python", state="S", wait_channel="futex_wa
         (ended("finished"), "has ended: finished", "had ended: finished"),
     ],
 )
-def test_where_a_rank_is_and_was(standing: RankStanding, place: str, past: str) -> None:
+def test_where_a_rank_is_and_was(standing: RankHangState, place: str, past: str) -> None:
     assert describe_place(standing) == place
     assert describe_place(standing, is_over=True) == past
 
@@ -104,9 +104,9 @@ def test_a_rank_that_nobody_looked_into_has_no_stack() -> None:
 
 
 def test_a_finding_keeps_a_few_stacks_of_many_ranks() -> None:
-    standings = {rank: still({WORLD: (7, 7)}) for rank in range(STACKS_SHOWN_MAX + 3)}
-    standings[99] = waits()
-    (candidate,) = find(standings)
+    hang_states = {rank: still({WORLD: (7, 7)}) for rank in range(STACKS_SHOWN_MAX + 3)}
+    hang_states[99] = waits()
+    (candidate,) = find(hang_states)
     assert len(candidate.finding.ranks) == STACKS_SHOWN_MAX + 3
     assert [name for name in candidate.finding.details if name.endswith("which waits")] == [
         "stack of rank 99, which waits"
@@ -114,15 +114,15 @@ def test_a_finding_keeps_a_few_stacks_of_many_ranks() -> None:
     assert len(candidate.finding.details) == STACKS_SHOWN_MAX + 1
 
 
-def find(standings: dict[int, RankStanding]) -> list[Candidate]:
-    found = Hangs().find(view_on(standings), ())
+def find(hang_states: dict[int, RankHangState]) -> list[Candidate]:
+    found = Hangs().find(view_on(hang_states), ())
     assert isinstance(found, tuple), found
     return list(found)
 
 
 def test_what_is_not_known_is_left_out_of_sentence_and_numbers() -> None:
-    bare = RankStanding(is_stalled=True, progress=waits().progress)
-    (candidate,) = find({0: bare, 1: RankStanding(is_stalled=True, progress=still({WORLD: (7, 7)}).progress)})
+    bare = RankHangState(is_stalled=True, progress=waits().progress)
+    (candidate,) = find({0: bare, 1: RankHangState(is_stalled=True, progress=still({WORLD: (7, 7)}).progress)})
     assert candidate.finding.sentence == (
         "Rank 1 (node-a) stands still, and 1 rank waits for it in collective 8 of default_pg, its last one there is 7. "
         "The job hangs."
@@ -133,8 +133,8 @@ def test_what_is_not_known_is_left_out_of_sentence_and_numbers() -> None:
 
 
 def test_a_transfer_that_misses_its_other_end_has_no_number_that_could_be_compared() -> None:
-    standings = {0: still({}), 1: still({}, call(WORLD, 4, "recv 1<-0"))}
-    (candidate,) = find(standings)
+    hang_states = {0: still({}), 1: still({}, call(WORLD, 4, "recv 1<-0"))}
+    (candidate,) = find(hang_states)
     assert candidate.finding.sentence.startswith(
         "Rank 0 (node-a) stands still at train.py:74 (main), and 1 rank waits for it in recv 1<-0 4 of default_pg "
         "(4096 bytes) for 40.0 s. "
@@ -144,7 +144,7 @@ def test_a_transfer_that_misses_its_other_end_has_no_number_that_could_be_compar
 
 def test_a_rank_of_which_no_node_is_known_says_so() -> None:
     view = view_on({5: still({WORLD: (7, 7)}), 0: waits()}, {WORLD: (0, 5)}, world=2)
-    graph = find_stuck(view.standings, view.groups, lambda _: False)
+    graph = find_stuck(view.hang_states, view.groups, lambda _: False)
     facts = HangFacts(view, graph, (5,), graph.stuck[0])
     assert write_hang("missing_rank", facts).startswith("Rank 5 (node not known) stands still")
 
@@ -159,10 +159,10 @@ def test_a_rank_of_which_no_node_is_known_says_so() -> None:
     ],
 )
 def test_a_device_that_has_not_begun_what_all_have_entered_is_told(started: tuple[int | None, ...], told: str) -> None:
-    standings = {
+    hang_states = {
         rank: replace(waits(), progress=(GroupStatus(group=WORLD, enqueued=8, started=sequence, completed=7),))
         for rank, sequence in enumerate(started)
     }
-    (candidate,) = find(standings)
+    (candidate,) = find(hang_states)
     assert (candidate.finding.cause, candidate.finding.ranks) == ("all_in_collective", ())
     assert f"which completes on none of them for 40.0 s{told.removeprefix(' for 40.0 s')}" in candidate.finding.sentence

@@ -2,11 +2,11 @@
 
 import pytest
 
-from rankscope.collector.detect.hang_state import RankStanding
+from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.wait_graph import (
-    Graph,
     Groups,
     Stuck,
+    WaitForGraph,
     find_call,
     find_calls,
     find_stuck,
@@ -19,8 +19,8 @@ PIPES = {PIPE: (0, 2, 4)}
 """Places 0, 1, 2 of the pipeline are ranks 0, 2, 4."""
 
 
-def graph_of(standings: dict[int, RankStanding], groups: Groups) -> Graph:
-    return find_stuck(standings, groups, lambda one: one.is_gone)
+def graph_of(hang_states: dict[int, RankHangState], groups: Groups) -> WaitForGraph:
+    return find_stuck(hang_states, groups, lambda one: one.is_gone)
 
 
 def test_a_collective_is_described_once_for_all_who_wait_in_it() -> None:
@@ -41,26 +41,26 @@ def test_a_group_whose_members_nobody_told_has_those_that_wait_in_it() -> None:
 
 
 def test_a_receiver_waits_for_its_sender() -> None:
-    standings = {0: still({}), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
-    (one,) = graph_of(standings, PIPES).stuck
+    hang_states = {0: still({}), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
+    (one,) = graph_of(hang_states, PIPES).stuck
     assert (one.waiting, one.missing, one.unknown, one.is_handover) == ((2,), (0,), (), True)
 
 
 @pytest.mark.parametrize("posted", ["send 0->1", "send"])
 def test_a_transfer_whose_two_ends_are_posted_misses_nobody(posted: str) -> None:
-    standings = {0: still({}, call(PIPE, 9, posted)), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
-    assert [one.missing for one in graph_of(standings, PIPES).stuck if one.waiting == (2,)] == [()]
+    hang_states = {0: still({}, call(PIPE, 9, posted)), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
+    assert [one.missing for one in graph_of(hang_states, PIPES).stuck if one.waiting == (2,)] == [()]
 
 
 @pytest.mark.parametrize("posted", ["recv 0<-1", "send 0->2"])
 def test_another_transfer_of_the_sender_does_not_answer(posted: str) -> None:
-    standings = {0: still({}, call(PIPE, 9, posted)), 2: still({}, call(PIPE, 4, "recv 1<-0")), 4: still({})}
-    assert next(one for one in graph_of(standings, PIPES).stuck if one.waiting == (2,)).missing == (0,)
+    hang_states = {0: still({}, call(PIPE, 9, posted)), 2: still({}, call(PIPE, 4, "recv 1<-0")), 4: still({})}
+    assert next(one for one in graph_of(hang_states, PIPES).stuck if one.waiting == (2,)).missing == (0,)
 
 
 def test_two_ranks_that_both_receive_are_in_a_circle() -> None:
-    standings = {0: still({}, call(PIPE, 9, "recv 0<-1")), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
-    assert graph_of(standings, PIPES).find_circle() == (0, 2)
+    hang_states = {0: still({}, call(PIPE, 9, "recv 0<-1")), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
+    assert graph_of(hang_states, PIPES).find_circle() == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -77,24 +77,24 @@ def test_a_transfer_with_an_end_that_nobody_knows_misses_nobody(op: str, unknown
 
 
 def test_the_end_of_a_transfer_that_died_is_missing_and_one_that_died_of_the_hang_is_not_known() -> None:
-    standings = {0: dead(), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
-    assert graph_of(standings, PIPES).stuck[0].missing == (0,)
-    assert find_stuck(standings, PIPES, lambda _: False).stuck[0].unknown == (0,)
+    hang_states = {0: dead(), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
+    assert graph_of(hang_states, PIPES).stuck[0].missing == (0,)
+    assert find_stuck(hang_states, PIPES, lambda _: False).stuck[0].unknown == (0,)
 
 
 def test_a_member_that_died_of_the_hang_is_not_known() -> None:
-    standings = {0: waits(), 1: dead()}
-    assert find_stuck(standings, {WORLD: (0, 1)}, lambda _: False).stuck[0].unknown == (1,)
+    hang_states = {0: waits(), 1: dead()}
+    assert find_stuck(hang_states, {WORLD: (0, 1)}, lambda _: False).stuck[0].unknown == (1,)
 
 
 def test_a_transfer_from_a_rank_outside_the_group_is_answered_by_nobody() -> None:
-    standings = {0: still({}, call(PIPE, 9, "send 0->1")), 9: still({}, call(PIPE, 4, "recv 1<-0"))}
-    assert next(one for one in graph_of(standings, PIPES).stuck if one.waiting == (9,)).missing == (0,)
+    hang_states = {0: still({}, call(PIPE, 9, "send 0->1")), 9: still({}, call(PIPE, 4, "recv 1<-0"))}
+    assert next(one for one in graph_of(hang_states, PIPES).stuck if one.waiting == (9,)).missing == (0,)
 
 
 def test_counters_of_a_group_in_which_transfers_are_pending_say_nothing_of_its_collectives() -> None:
-    standings = {0: waits(PIPE, 8), 2: still({PIPE: (3, 3)}, call(PIPE, 4, "recv 1<-0")), 4: moving()}
-    graph = graph_of(standings, PIPES)
+    hang_states = {0: waits(PIPE, 8), 2: still({PIPE: (3, 3)}, call(PIPE, 4, "recv 1<-0")), 4: moving()}
+    graph = graph_of(hang_states, PIPES)
     assert [(one.missing, one.unknown) for one in graph.stuck if not one.is_handover] == [((), (2, 4))]
 
 
@@ -102,11 +102,11 @@ def test_what_is_named_is_what_the_missing_rank_would_enter_next() -> None:
     # Rank 1 waits in "a" and has enqueued the world's 8 behind it; ranks 2 and 3 only wait there.
     groups = {WORLD: (0, 1, 2, 3), "a": (0, 1)}
     ahead = still({"a": (3, 2), WORLD: (8, 7)}, call("a", 3), call())
-    standings = {0: still({"a": (2, 2), WORLD: (7, 7)}), 1: ahead, 2: waits(), 3: waits()}
-    missed = graph_of(standings, groups).find_missed((0,))
+    hang_states = {0: still({"a": (2, 2), WORLD: (7, 7)}), 1: ahead, 2: waits(), 3: waits()}
+    missed = graph_of(hang_states, groups).find_missed((0,))
     assert missed is not None
     assert (missed.group, missed.in_front) == ("a", 1)
-    assert graph_of(standings, groups).find_missed((1,)) is None
+    assert graph_of(hang_states, groups).find_missed((1,)) is None
 
 
 def test_nobody_waits_in_a_circle_where_nobody_waits_or_somebody_is_missing() -> None:
@@ -115,13 +115,13 @@ def test_nobody_waits_in_a_circle_where_nobody_waits_or_somebody_is_missing() ->
 
 
 def test_calls_are_told_by_those_whose_recorder_has_them() -> None:
-    standings = {0: waits(), 1: still({WORLD: (8, 7)}), 2: waits(op="")}
-    (one,) = graph_of(standings, {WORLD: (0, 1, 2)}).stuck
-    assert find_calls(one, standings) == {("all_reduce", 4_096): [0]}
-    assert find_call(one, standings[1]) is None
-    assert not has_mismatch(one, standings)
+    hang_states = {0: waits(), 1: still({WORLD: (8, 7)}), 2: waits(op="")}
+    (one,) = graph_of(hang_states, {WORLD: (0, 1, 2)}).stuck
+    assert find_calls(one, hang_states) == {("all_reduce", 4_096): [0]}
+    assert find_call(one, hang_states[1]) is None
+    assert not has_mismatch(one, hang_states)
 
 
 def test_the_two_ends_of_a_transfer_are_no_mismatch() -> None:
-    standings = {0: still({}, call(PIPE, 4, "send 0->1")), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
-    assert not any(has_mismatch(one, standings) for one in graph_of(standings, PIPES).stuck)
+    hang_states = {0: still({}, call(PIPE, 4, "send 0->1")), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
+    assert not any(has_mismatch(one, hang_states) for one in graph_of(hang_states, PIPES).stuck)

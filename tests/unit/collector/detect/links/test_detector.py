@@ -7,7 +7,7 @@ from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.links.detector import SlowLinks
 from rankscope.collector.detect.past import close_finding
 from rankscope.collector.detect.stragglers.detector import is_explained_by_links
-from rankscope.collector.detect.view import Candidate, JobView, Samples
+from rankscope.collector.detect.view import Candidate, RunView, Samples
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import DeviceSample
 from tests.unit.collector.steps.group_transfers import LINKS, MB, Groups, draw, mesh, noisy, view_with
@@ -26,7 +26,7 @@ def flat(groups: Groups, steps: int = 120) -> dict[str, Floats]:
     return {group: np.full(steps, 10.0) for group in groups}
 
 
-def view_of(*slow: str, ratio: float = 2.0, flawless: bool = False, **changed: object) -> JobView:
+def view_of(*slow: str, ratio: float = 2.0, flawless: bool = False, **changed: object) -> RunView:
     """These groups are slow from BEGIN on."""
     transfers = flat(MESH) if flawless else draw(MESH, 120)
     for group in slow:
@@ -34,13 +34,13 @@ def view_of(*slow: str, ratio: float = 2.0, flawless: bool = False, **changed: o
     return view_with(MESH, transfers, nodes=NODES, **changed)  # type: ignore[arg-type]
 
 
-def candidates(view: JobView, *known: Finding) -> list[Candidate]:
+def candidates(view: RunView, *known: Finding) -> list[Candidate]:
     found = DETECTOR.find(view, known)
     assert not isinstance(found, Abstain)
     return list(found)
 
 
-def only(view: JobView, *known: Finding) -> Finding:
+def only(view: RunView, *known: Finding) -> Finding:
     (candidate,) = candidates(view, *known)
     return candidate.finding
 
@@ -110,7 +110,7 @@ def test_step_loses_no_more_than_what_of_the_transfer_was_exposed() -> None:
 
 def test_slow_link_behind_compute_is_only_to_be_known() -> None:
     finding = only(view_of(PAIR, exposed_ms=0.0))
-    assert (finding.severity, finding.job_slowdown_ratio) == ("info", 1.0)
+    assert (finding.severity, finding.run_slowdown_ratio) == ("info", 1.0)
     assert "whole job" not in finding.sentence
 
 
@@ -141,7 +141,7 @@ def test_step_whose_transfer_is_not_known_is_not_charged_and_not_free() -> None:
 def test_link_of_steps_whose_length_is_not_known_has_no_price_yet() -> None:
     view = view_of(PAIR)
     view.series.step_ns[:] = np.nan
-    assert only(view).job_slowdown_ratio == 1.0
+    assert only(view).run_slowdown_ratio == 1.0
 
 
 # -- several slow groups ----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.links.slow_links import Past, SlowLink, build_links, find_past, find_slow_links
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.group_transfers import LINKS, MB, STEP_MS, draw, mesh, noisy, view_with
 from tests.unit.collector.steps.step_series import MS
@@ -16,12 +16,12 @@ ALONE = {"mesh_dp": (0, 1, 2, 3)}
 NAN = float("nan")
 
 
-def judge(view: JobView, **pasts: float) -> tuple[SlowLink, ...] | Abstain:
+def judge(view: RunView, **pasts: float) -> tuple[SlowLink, ...] | Abstain:
     links = build_links(view, {group: Past(ms * MS) for group, ms in pasts.items()}, LINKS)
     return find_slow_links(links, STEP_MS * MS, LINKS)
 
 
-def found(view: JobView, **pasts: float) -> tuple[SlowLink, ...]:
+def found(view: RunView, **pasts: float) -> tuple[SlowLink, ...]:
     verdict = judge(view, **pasts)
     assert not isinstance(verdict, Abstain)
     return verdict

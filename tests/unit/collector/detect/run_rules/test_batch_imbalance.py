@@ -5,16 +5,16 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.run_rules.batch_imbalance import (
-    UnevenWork,
+    BatchImbalance,
     correlate_with_batches,
     find_chance_limit,
     find_gaps,
 )
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
-DETECTOR = UnevenWork(cost_ratio_min=0.1)
+DETECTOR = BatchImbalance(cost_ratio_min=0.1)
 
 
 def draw(steps: int = 150, ranks: int = 8, spread: float = 0.15, seed: int = 1) -> Floats:
@@ -24,7 +24,7 @@ def draw(steps: int = 150, ranks: int = 8, spread: float = 0.15, seed: int = 1) 
 
 def view(
     self_ms: Floats, *, forward_ms: Floats | None = None, tokens: Floats | None = None, signatures: object = None
-) -> JobView:
+) -> RunView:
     series = series_of(
         self_ms.tolist(),
         phases_ms=None if forward_ms is None else {"forward": forward_ms.tolist()},
@@ -33,13 +33,13 @@ def view(
     return view_of(series, signatures=signatures)  # type: ignore[arg-type]
 
 
-def candidates(looked_at: JobView, *known: Finding) -> list[Candidate]:
+def candidates(looked_at: RunView, *known: Finding) -> list[Candidate]:
     found = DETECTOR.find(looked_at, known)
     assert not isinstance(found, Abstain)
     return list(found)
 
 
-def only(looked_at: JobView, *known: Finding) -> Finding:
+def only(looked_at: RunView, *known: Finding) -> Finding:
     (candidate,) = candidates(looked_at, *known)
     return candidate.finding
 

@@ -9,7 +9,7 @@ import pytest
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
 
@@ -21,12 +21,12 @@ def times(steps: int = 120, ranks: int = 12, seed: int = 1) -> Floats:
     return 100.0 * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, ranks)))
 
 
-def view(self_ms: Floats, nodes_of: int = 4, signatures: dict[int, int] | None = None) -> JobView:
+def view(self_ms: Floats, nodes_of: int = 4, signatures: dict[int, int] | None = None) -> RunView:
     nodes = {rank: f"node{rank // nodes_of}" for rank in range(self_ms.shape[1])}
     return view_of(series_of(self_ms.tolist()), signatures=STAGES if signatures is None else signatures, nodes=nodes)
 
 
-def find(detector: StageSlowdowns | RunSlowdown, look: JobView, explained: Sequence[Finding] = ()) -> list[Finding]:
+def find(detector: StageSlowdowns | RunSlowdown, look: RunView, explained: Sequence[Finding] = ()) -> list[Finding]:
     found = detector.find(look, explained)
     assert not isinstance(found, Abstain)
     return [candidate.finding for candidate in found]
@@ -99,12 +99,12 @@ def test_stage_finding_keeps_what_was_before_and_passes_when_it_is_back() -> Non
 # -- the run ----------------------------------------------------------------------------------------------------------
 
 
-def everybody(self_ms: Floats) -> JobView:
+def everybody(self_ms: Floats) -> RunView:
     return view(self_ms, signatures={})
 
 
 def straggler(ratio: float | None) -> Finding:
-    return Finding(kind="straggler", ranks=(1,), cause="host_cpu", sentence="", job_slowdown_ratio=ratio)
+    return Finding(kind="straggler", ranks=(1,), cause="host_cpu", sentence="", run_slowdown_ratio=ratio)
 
 
 def test_run_that_becomes_slower_is_found() -> None:
@@ -114,7 +114,7 @@ def test_run_that_becomes_slower_is_found() -> None:
     assert (finding.kind, finding.ranks, finding.since_step, finding.cause) == (
         "run_slowdown", (), 60, "unattributed",
     )  # fmt: skip
-    assert finding.job_slowdown_ratio == pytest.approx(1.2, rel=0.03)
+    assert finding.run_slowdown_ratio == pytest.approx(1.2, rel=0.03)
 
 
 @pytest.mark.parametrize(("past", "is_told"), [(23, False), (24, True)])

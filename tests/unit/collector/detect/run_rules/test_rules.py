@@ -6,9 +6,9 @@ import pytest
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.run_rules.rules import CLOSE_RATIO, RULES
 from rankscope.collector.detect.run_rules.signals import (
-    read_signs,
+    read_signals,
 )
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
 from tests.unit.collector.detect.job_views import (
     BUSY,
@@ -117,7 +117,7 @@ def test_profiler_s_own_time_is_not_the_host_s() -> None:
     view = job_of(BUSY, BUSY)
     windows = [window_of(40 + 20 * n, {"compute": 85, "exposed": 5}, step_ms=150, idle_ms=60) for n in range(3)]
     samples = view.samples._replace(breakdowns={0: windows, 1: windows})
-    signs = read_signs(with_samples(view, samples), STEPS)
+    signs = read_signals(with_samples(view, samples), STEPS)
     assert not isinstance(signs, Abstain)
     assert signs.idle == pytest.approx(0.1)
 
@@ -158,7 +158,7 @@ def test_transfer_of_groups_that_a_rank_is_not_in_is_not_its_own() -> None:
         transfers=exposed_of({"dp/8,9": np.full(64, 65.0 * MS), GROUP: np.full(64, 4.0 * MS), "tp/0-1": unknown}),
         samples=view.samples,
     )
-    signs = read_signs(others, STEPS)
+    signs = read_signals(others, STEPS)
     assert not isinstance(signs, Abstain)
     assert signs.moving == pytest.approx(0.04)
 
@@ -202,7 +202,7 @@ STRAGGLERS = {
 """By kind a job that has it (shares, data and transfer in ms), and the cause of a straggler that explains it."""
 
 
-def job_with(kind: str) -> JobView:
+def job_with(kind: str) -> RunView:
     shares, data_ms, moved_ms, _ = STRAGGLERS[kind]
     return job_of(shares, shares, data_ms=data_ms, moved_ms=moved_ms)
 

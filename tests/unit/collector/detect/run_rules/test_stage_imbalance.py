@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.run_rules.stage_imbalance import Imbalance
+from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 FIRST, LAST = (0, 1, 2, 3), (4, 5, 6, 7)
 STAGES = dict.fromkeys(FIRST, "first") | dict.fromkeys(LAST, "last")
-DETECTOR = Imbalance(Thresholds(slowdown_ratio_min=1.15, slowdown_close_ratio=1.075, persistence_ratio=0.9))
+DETECTOR = StageImbalance(Thresholds(slowdown_ratio_min=1.15, slowdown_close_ratio=1.075, persistence_ratio=0.9))
 
 
 def work(*stages_ms: float, steps: int = 100, spread: float = 0.02, seed: int = 1) -> Floats:
@@ -21,7 +21,7 @@ def work(*stages_ms: float, steps: int = 100, spread: float = 0.02, seed: int = 
     return usual * np.exp(np.random.default_rng(seed).normal(0.0, spread, (steps, len(usual))))
 
 
-def view(self_ms: Floats, signatures: dict[int, str] | None = None, *, first_step: int = 0) -> JobView:
+def view(self_ms: Floats, signatures: dict[int, str] | None = None, *, first_step: int = 0) -> RunView:
     series = series_of(self_ms.tolist(), first_step=first_step)
     return view_of(series, signatures=STAGES if signatures is None else signatures)
 
@@ -136,8 +136,8 @@ def test_no_verdict_on_too_few_steps() -> None:
 
 def test_no_verdict_before_all_ranks_have_been_heard_of() -> None:
     partly = view(work(100, 140))
-    more = JobView(
-        now_job_ns=0, world_size=9, series=partly.series, twins=partly.twins, nodes={}, samples=partly.samples
+    more = RunView(
+        now_collector_ns=0, world_size=9, series=partly.series, twins=partly.twins, nodes={}, samples=partly.samples
     )
     assert DETECTOR.find(more, ()) == Abstain("1 of 9 ranks have not been heard of")
 

@@ -7,7 +7,7 @@ from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.statistics.excess import find_usual
 from rankscope.collector.detect.stragglers.detector import SlowRanks, read_usual
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import find_twins
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import series_of, view_of
@@ -22,7 +22,7 @@ def times(steps: int = 160, seed: int = 1) -> Floats:
     return WORK * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, 8)))
 
 
-def view(self_ms: Floats, known: dict[int, float] | None = None) -> JobView:
+def view(self_ms: Floats, known: dict[int, float] | None = None) -> RunView:
     return view_of(series_of(self_ms.tolist()), signatures=STAGES, known_usual=known)
 
 

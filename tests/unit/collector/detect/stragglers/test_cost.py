@@ -19,7 +19,7 @@ def cost(self_ms: Rows, rank: int, *, step_ms: Rows | None = None, from_step: in
 def test_step_would_be_shorter_by_what_the_straggler_takes_longer_than_its_peers() -> None:
     # Self time 150 against a median of 100, in steps of 160: the ideal step takes 110. Ten steps lose 50 ms on 4 ranks.
     found = cost([[90.0, 100.0, 110.0, 150.0]] * 10, 3, step_ms=[[160.0] * 4] * 10)
-    assert found.job_slowdown_ratio == pytest.approx(160 / 110)
+    assert found.run_slowdown_ratio == pytest.approx(160 / 110)
     assert found.lost_rank_seconds == pytest.approx(10 * 0.050 * 4)
     assert found.lost_rank_hours_per_hour == pytest.approx(50 / 160 * 4)
 

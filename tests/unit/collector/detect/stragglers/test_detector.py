@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.stragglers.detector import SlowRanks
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.view import Candidate, JobView
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
@@ -20,7 +20,7 @@ def times(steps: int = 120, ranks: int = 12, seed: int = 1) -> Floats:
     return 100.0 * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, ranks)))
 
 
-def view(self_ms: Floats) -> JobView:
+def view(self_ms: Floats) -> RunView:
     return view_of(series_of(self_ms.tolist()), nodes=NODES)
 
 
@@ -70,7 +70,7 @@ def test_where_few_steps_are_known_it_passes_after_as_many_known_ones_as_ever() 
     self_ms = times(steps=100)
     self_ms[10:60:2, 2] *= 1.6
 
-    def sparse(steps: int) -> JobView:
+    def sparse(steps: int) -> RunView:
         """Every tenth step is known."""
         series = series_of(self_ms[:steps].tolist())
         return view_of(dataclasses.replace(series, steps=10 * series.steps), nodes=NODES)

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.detect.stragglers.intermittent import chance_of, find_intermittent, find_period, has_passed
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds
-from rankscope.collector.detect.view import JobView
+from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
 
@@ -19,7 +19,7 @@ def times(steps: int = 200, ranks: int = 8, seed: int = 1) -> Floats:
     return 100.0 * np.exp(np.random.default_rng(seed).normal(0.0, 0.02, (steps, ranks)))
 
 
-def view(self_ms: Floats) -> JobView:
+def view(self_ms: Floats) -> RunView:
     return view_of(series_of(self_ms.tolist()))
 
 

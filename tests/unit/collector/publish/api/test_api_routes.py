@@ -11,7 +11,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.publish.api.heat_map import unpack
 from rankscope.collector.publish.api.rank_views import RankAnswer, RankList
 from rankscope.collector.publish.api.routes_api import Api, FindingList, RunHistory
-from rankscope.collector.publish.api.step_breakdown import ShareStretch
+from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.routes import Response
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from tests.unit.collector.runs.job_stories import Story
@@ -19,12 +19,12 @@ from tests.unit.collector.runs.kept_runs import keep_run
 
 NAMED = "bert/large 100% ü"
 OF_RUN = f"/api/v1/runs/{quote(NAMED, safe='')}"
-STRETCH = ShareStretch(begin_wall_s=1.0, end_wall_s=3.0, steps=4, step_ns=40, phases_ns={"data": 40})
+STRETCH = TimeSlice(begin_wall_s=1.0, end_wall_s=3.0, steps=4, step_ns=40, phases_ns={"data": 40})
 
 
 def api_of(*runs: RunSnapshot, story: Story | None = None, store: Path | None = None) -> Api:
     """An API of these runs; `story` is the one that is NAMED."""
-    steps = {NAMED: story.job.step_picture} if story is not None and story.job.step_picture is not None else {}
+    steps = {NAMED: story.job.heat_map_steps} if story is not None and story.job.heat_map_steps is not None else {}
     told = () if story is None else (msgspec.structs.replace(story.snapshot(), run=NAMED, run_id=NAMED),)
     snapshot = Snapshot(wall_s=0.0, version="0", runs=(*runs, *told), steps=steps)
     return Api(lambda: snapshot, lambda run: (STRETCH,) if run == NAMED else (), store)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from rankscope.collector.publish.api.heat_map import HeatMapColumn, of_intervals, of_steps, to_cells, unpack
-from rankscope.collector.runs.heat_map import StepPicture
+from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.storage.rank_intervals import COLUMNS, RankInterval
 from tests.unit.collector.runs.job_stories import Story
 
 
-def picture_of(story: Story) -> StepPicture:
+def picture_of(story: Story) -> HeatMapSteps:
     """The last steps of a story that has some."""
-    assert story.job.step_picture is not None
-    return story.job.step_picture
+    assert story.job.heat_map_steps is not None
+    return story.job.heat_map_steps
 
 
 def interval_of(begin_wall_s: float, slowdowns: dict[int, float]) -> RankInterval:

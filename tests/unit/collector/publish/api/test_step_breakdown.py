@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rankscope.collector.publish.api.step_breakdown import RANKS_PER_SECOND, RunShares, Shares
+from rankscope.collector.publish.api.step_breakdown import RANKS_PER_SECOND, RunTimeBreakdown, Shares
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.records import Totals
 from tests.lazy_runs import LazyRun
@@ -35,7 +35,7 @@ def run_of(name: str, *steps: int) -> RunSnapshot:
 
 
 def test_stretch_is_what_was_counted_since_the_time_before() -> None:
-    shares = RunShares()
+    shares = RunTimeBreakdown()
     shares.take(at(100, 100), 50.0)
     assert not shares.stretches
     shares.take(at(103, 104), 52.0)
@@ -55,7 +55,7 @@ def test_snapshots_that_come_sooner_wait_and_nothing_of_them_is_lost() -> None:
 
 
 def test_time_in_which_nobody_finishes_a_step_has_no_stretch() -> None:
-    shares = RunShares()
+    shares = RunTimeBreakdown()
     for wall_s, steps in ((0.0, 5), (2.0, 5), (4.0, 5), (6.0, 8)):
         shares.take(at(steps), wall_s)
     (stretch,) = shares.stretches
@@ -63,7 +63,7 @@ def test_time_in_which_nobody_finishes_a_step_has_no_stretch() -> None:
 
 
 def test_new_life_of_a_rank_counts_from_where_it_is_first_seen() -> None:
-    shares = RunShares()
+    shares = RunTimeBreakdown()
     shares.take(at(50, 50), 0.0)
     shares.take({"0.0": counted(53), "1.1": counted(2)}, 2.0)
     shares.take({"0.0": counted(53), "1.1": counted(6)}, 4.0)
@@ -71,7 +71,7 @@ def test_new_life_of_a_rank_counts_from_where_it_is_first_seen() -> None:
 
 
 def test_long_run_has_longer_stretches_and_loses_none() -> None:
-    shares = RunShares(stretches_max=8)
+    shares = RunTimeBreakdown(stretches_max=8)
     wall_s = 0.0
     for tick in range(1_000):
         wall_s = tick * 2.0
@@ -87,7 +87,7 @@ def test_long_run_has_longer_stretches_and_loses_none() -> None:
 
 
 def test_large_run_is_added_up_less_often() -> None:
-    shares = RunShares()
+    shares = RunTimeBreakdown()
     assert shares.is_due(3 * RANKS_PER_SECOND, 0.0)
     shares.take(at(1), 0.0)
     assert [shares.is_due(3 * RANKS_PER_SECOND, wall_s) for wall_s in (2.9, 3.0)] == [False, True]

@@ -58,18 +58,18 @@ class World:
         self.cache._wake = lambda: None  # type: ignore[method-assign]
 
     def order(self) -> float:
-        """As PictureOrders."""
+        """As SnapshotRequests."""
         if self.picture_takes_s is None:
             return -math.inf
         self.asked_s.append(self.now_s)
         return self.now_s
 
     def note_written(self) -> None:
-        """As PictureOrders."""
+        """As SnapshotRequests."""
         self.written_after_order.append(len(self.written))
 
     def announce(self, after_s: float | None) -> None:
-        """As PictureOrders."""
+        """As SnapshotRequests."""
         self.announced_s = None if after_s is None else self.now_s + after_s
 
     def _sleep(self, seconds: float) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from rankscope.collector.publish.metrics.page_cache import LEAD_S
-from rankscope.collector.publish.metrics.page_lead import EARLIER_S_MAX, STEP_S, PageLead
+from rankscope.collector.publish.metrics.page_lead import EARLIER_S_MAX, STEP_S, PrerenderLead
 from tests.unit.collector.publish.metrics.page_world import World
 
 SCRAPE_S = 15.0
@@ -32,7 +32,7 @@ def test_pages_in_time_are_begun_no_earlier() -> None:
 
 
 def test_a_page_that_is_late_again_and_again_is_begun_no_earlier_than_allowed() -> None:
-    lead = PageLead()
+    lead = PrerenderLead()
     for _ in range(100):
         lead.note(is_late=True)
     assert lead.earlier_s == EARLIER_S_MAX

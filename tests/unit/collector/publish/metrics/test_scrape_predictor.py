@@ -1,10 +1,10 @@
 """When a page is asked for next, from when it was asked for before."""
 
-from rankscope.collector.publish.metrics.scrape_predictor import ScrapeBeat
+from rankscope.collector.publish.metrics.scrape_predictor import ScrapePredictor
 
 
-def beat_of(*moments_s: float) -> ScrapeBeat:
-    beat = ScrapeBeat()
+def beat_of(*moments_s: float) -> ScrapePredictor:
+    beat = ScrapePredictor()
     for moment_s in moments_s:
         beat.note(moment_s)
     return beat

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.publish.metrics.snapshot_requests import NEW_S, PATIENCE_NS, SHARE, PictureOrders
+from rankscope.collector.publish.metrics.snapshot_requests import NEW_S, PATIENCE_NS, SHARE, SnapshotRequests
 from rankscope.measure.units import NS_PER_S, s_to_ns
 from tests.driven_clock import START_S, WALL_S, DrivenClock
 
@@ -11,7 +11,7 @@ class World:
     def __init__(self) -> None:
         self.clock = DrivenClock()
         self.woken = 0
-        self.orders = PictureOrders(self.clock, self._wake)
+        self.orders = SnapshotRequests(self.clock, self._wake)
 
     def _wake(self) -> None:
         self.woken += 1

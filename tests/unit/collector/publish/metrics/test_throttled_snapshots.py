@@ -1,6 +1,6 @@
 """The picture that those who look again and again share: the latest one, unless to make it takes too long."""
 
-from rankscope.collector.publish.metrics.throttled_snapshots import PacedSnapshots
+from rankscope.collector.publish.metrics.throttled_snapshots import ThrottledSnapshots
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from tests.lazy_runs import LazyRun
 
@@ -15,7 +15,7 @@ class World:
         self._work_ns = work_ms * MS
         self.lazy = LazyRun(self._build, run="bert")
         self.latest = Snapshot(wall_s=0.0, version="0", runs=[self.lazy])
-        self.paced = PacedSnapshots(
+        self.paced = ThrottledSnapshots(
             lambda: self.latest, read_ns=lambda: self.now_ns, read_cpu_ns=lambda: self.worked_ns
         )
 
