@@ -1,4 +1,4 @@
-"""HookEventBuffer: when events are processed, on which thread, and what an inline one may do that a later one may not."""
+"""HookEventBuffer: when events are processed, on which thread, and what only an inline one may do."""
 
 import threading
 from collections.abc import Callable
