@@ -14,7 +14,7 @@ from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, say
 from rankscope.agent.once_per_node import log_once_per_node
-from rankscope.agent.own_cost import AgentOverhead
+from rankscope.agent.agent_overhead import AgentOverhead
 from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.reduced_window import NOTHING, ReducedWindow

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.agent.own_cost import WINDOW_CHILDREN
+from rankscope.agent.agent_overhead import WINDOW_CHILDREN
 from rankscope.measure.messages import Report
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.benchmarks.training import PARALLEL, SIZES

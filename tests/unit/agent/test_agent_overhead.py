@@ -16,7 +16,7 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
 )
-from rankscope.agent.own_cost import DEVICE_TIMES, WINDOW_CHILDREN, AgentOverhead
+from rankscope.agent.agent_overhead import DEVICE_TIMES, WINDOW_CHILDREN, AgentOverhead
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import RARER_TIMES, SampleLoop
 from rankscope.measure.clock import SystemClock
