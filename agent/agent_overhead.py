@@ -32,7 +32,7 @@ SAMPLERS = {GPU_SAMPLES: "gpu", HOST_SAMPLES: "host"}
 """The governor's parts, and the loop's names of them."""
 
 
-class Spender(Protocol):
+class TimeSpent(Protocol):
     """A part that knows what it has cost the training thread."""
 
     @property
@@ -66,9 +66,9 @@ class AgentOverhead:
         plan: WindowPlan,
         samples: SampleLoop[Any],
         *,
-        hooks: Spender,
+        hooks: TimeSpent,
         windows: WindowsCost | None,
-        timers: Spender | None,
+        timers: TimeSpent | None,
         children: Beside,
         started_ns: int,
     ) -> None:
@@ -81,7 +81,7 @@ class AgentOverhead:
         self._children = children
         self._started_ns = started_ns
         self._reduced_ns = {True: 0, False: 0}
-        self.wants_rare_reports = False
+        self.reports_less_often = False
         """Whether reports are to come less often."""
 
     def overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:
@@ -98,8 +98,8 @@ class AgentOverhead:
         spent_ns = self._spent_ns()
         allowance = self._governor.decide(spent_ns, now_ns - self._started_ns)
         self._plan.allow(allowance)
-        self._samples.make_rarer(frozenset(SAMPLERS[part] for part in allowance.dropped & SAMPLERS.keys()))
-        self.wants_rare_reports = FREQUENT_REPORTS in allowance.dropped
+        self._samples.sample_less_often(frozenset(SAMPLERS[part] for part in allowance.dropped & SAMPLERS.keys()))
+        self.reports_less_often = FREQUENT_REPORTS in allowance.dropped
         dropped = allowance.dropped | self._plan.dropped
         return AgentCost(
             part_ns={**spent_ns, WINDOW_CHILDREN: self._children.child_cpu_ns},

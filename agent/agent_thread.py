@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rankscope.agent.agent_overhead import AgentOverhead
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
-from rankscope.agent.guard import Guard, say
+from rankscope.agent.guard import Guard, log_line
 from rankscope.agent.once_per_node import log_once_per_node
-from rankscope.agent.agent_overhead import AgentOverhead
 from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.reduced_window import NOTHING, ReducedWindow
@@ -208,16 +208,16 @@ class AgentThread:
         self._watchdog.start()
         self._thread.start()
 
-    def connect(self, address: CollectorAddress, *, is_standing: bool = False) -> None:
+    def connect(self, address: CollectorAddress, *, is_configured: bool = False) -> None:
         """The collector has been found. Of one that stands, and was not started for this run, rank 0 tells."""
-        if is_standing and self._identity.rank == 0:
+        if is_configured and self._identity.rank == 0:
             self._notices = CollectorNotices(self._identity.run, address.endpoint, self._clock.monotonic_ns())
         chance = random.Random(self._identity.boot_id)  # noqa: S311 - as above
         delay_ns = draw_first_delay_ns(self._identity.world_size, chance)
         self._open_due_ns = self._clock.monotonic_ns() + delay_ns
         self._address = address
         self._sender.wake()
-        self._watchdog.tell_address(address)
+        self._watchdog.set_collector(address)
 
     def stop(self, end: ScriptEnd) -> None:
         """Send what is left and a goodbye, wait at most `drain_s` for the acknowledgement."""
@@ -250,17 +250,17 @@ class AgentThread:
         self._finish()
 
     def _finish(self) -> None:
-        was_heard = False
+        is_acknowledged = False
         try:
             self._report_last()
             self._push(self._builder.build_goodbye(self._end), step_count=0)
             self._open_when_found(at_once=True)
-            was_heard = self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
+            is_acknowledged = self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
             self._say_how_it_ended()
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
         finally:
-            self._watchdog.stop(self._end.exit_code, was_heard=was_heard)
+            self._watchdog.stop(self._end.exit_code, is_acknowledged=is_acknowledged)
             self._sender.close()
             if self._spill is not None:
                 self._spill.close()
@@ -277,7 +277,7 @@ class AgentThread:
     def _note(self, error: Exception) -> None:
         """Count an error, and number the next message as if the one that it has cost had never been begun."""
         self._guard.record(PART, error)
-        self._builder.number_after(self._buffer.last_sequence)
+        self._builder.set_last_sequence(self._buffer.last_sequence)
 
     def _open_when_found(self, *, at_once: bool = False) -> None:
         if self._address is not None and (at_once or self._clock.monotonic_ns() >= self._open_due_ns):
@@ -286,7 +286,7 @@ class AgentThread:
 
     def _find_interval_ns(self) -> int:
         interval_s = self._config.report_interval_s
-        if self._cost.wants_rare_reports:
+        if self._cost.reports_less_often:
             interval_s = max(interval_s, min(RARE_REPORTS_TIMES * interval_s, RARE_REPORTS_S_MAX))
         return s_to_ns(interval_s)
 
@@ -311,7 +311,7 @@ class AgentThread:
             metrics_url=self._sender.metrics_url,
         )
         if text is not None:
-            say(text)
+            log_line(text)
 
     def _say_how_it_ended(self) -> None:
         """Of a collector that has not been heard of by now, too."""
@@ -325,7 +325,7 @@ class AgentThread:
             )
             unacknowledged = len(self._buffer) + self._buffer.reports_dropped
             spill_dir = "" if self._spill is None or self._spill.failures else self._config.spill_dir
-            say(self._notices.sum_up(Delivered(self._buffer.last_sequence, unacknowledged, spill_dir)))
+            log_line(self._notices.sum_up(Delivered(self._buffer.last_sequence, unacknowledged, spill_dir)))
 
     def _look_at_spill(self) -> None:
         """Once: that it fails, to the person who trains; where it is, to who delivers what it may leave behind."""
@@ -333,9 +333,9 @@ class AgentThread:
             return
         if self._spill.failures and not self._spill_said:
             self._spill_said = True
-            say(f"reports cannot be written to spill_dir ({self._spill.problem}); they are kept in memory only")
+            log_line(f"reports cannot be written to spill_dir ({self._spill.problem}); they are kept in memory only")
         if self._spill.folder:
-            self._watchdog.tell_spill(self._spill.folder)
+            self._watchdog.set_spill_folder(self._spill.folder)
 
     def _introduce(self, first_sequence: int) -> Hello:
         # Perhaps to a collector that has just been started, which has not seen the report with the process groups.
@@ -353,7 +353,7 @@ class AgentThread:
         self._probes.hooks.log.catch_up_late()
         stepless = self._stepless.find(now_ns, self._probes.hooks.backwards_without_end, last=last)
         if stepless:
-            say(stepless)
+            log_line(stepless)
         windows = self._reduce_all(self._probes.raw_windows.drain())
         if self._reduction is not None:
             windows += self._collect(self._reduction.finish if last else self._reduction.collect)
@@ -383,7 +383,7 @@ class AgentThread:
             stall=look.stall,
         )
         if self._groups_wanted:
-            self._builder.tell_groups_again()
+            self._builder.resend_groups()
             self._groups_wanted = False
         self._push(self._builder.build(interval, now_ns), step_count=len(steps))
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from rankscope.agent.guard import explain, say
+from rankscope.agent.guard import explain, log_line
 from rankscope.agent.identity import is_this_machine
 from rankscope.agent.steps.patches import Patch
 
@@ -40,7 +40,7 @@ _AS_MANY_ON_EACH: Final = re.compile(r"(\d+)(?:\(x\d+\))?")
 """Slurm has 8(x4) for eight on each of four machines, and 8(x2),4 where they are not as many on each."""
 
 
-def is_one_of_many(environment: Mapping[str, str]) -> bool:
+def has_peer_processes(environment: Mapping[str, str]) -> bool:
     """Whether a launcher has started this process with others, of which it is not said that they train together."""
     return any(
         launcher.rank in environment and environment.get(launcher.world_size, "1") != "1" for launcher in LAUNCHERS
@@ -69,7 +69,7 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object]) -> None:
                 patch.take_off()
             on_group(describe_group(os.environ))
         except Exception as error:  # noqa: BLE001
-            say(f"not started ({explain('start', error)}); training goes on without it")
+            log_line(f"not started ({explain('start', error)}); training goes on without it")
 
     patches = [Patch(owner, INIT, functools.partial(_tell_after, tell)) for owner in owners]
     for patch in patches:

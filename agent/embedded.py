@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import IO, Any
 
 from rankscope.agent.collector_address import CollectorAddress
-from rankscope.agent.identity import leave_out_rank
+from rankscope.agent.identity import drop_rank_variables
 from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
@@ -66,7 +66,7 @@ class EmbeddedCollector:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=leave_out_rank(os.environ),
+            env=drop_rank_variables(os.environ),
         )
         try:
             line = _read_line(child.stdout, START_S_MAX)
@@ -78,7 +78,7 @@ class EmbeddedCollector:
             child.wait()
             raise UnavailableError(f"the embedded collector did not start ({error})") from error
 
-    def describe_move(self) -> str:
+    def describe_port_change(self) -> str:
         """Return what to add to the address when the metrics are not at the port that was wanted; else empty."""
         has_moved = self._port_wanted and f":{self._port_wanted}/" not in self.metrics_url
         return f" (a free port: {self._port_wanted} could not be used)" if has_moved else ""

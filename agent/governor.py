@@ -55,7 +55,7 @@ FULL_WINDOWS_UP_TO = 15 / 16
 at half the share."""
 
 
-class Dropping(NamedTuple):
+class DropRule(NamedTuple):
     """A part that can be dropped: it is when base takes more than `above` of the budget, and comes back when base takes
     less than `restore_below`.
     """
@@ -66,15 +66,15 @@ class Dropping(NamedTuple):
 
 
 DROP_ORDER = (
-    Dropping(FULL_WINDOWS, FULL_WINDOWS_UP_TO, FULL_WINDOWS_UP_TO - 1 / 8),
-    Dropping(LIGHT_WINDOWS, 1.0, 7 / 8),
-    Dropping(FREQUENT_REPORTS, 1.0, 3 / 4),
-    Dropping(GPU_SAMPLES, 1.0, 3 / 4),
-    Dropping(HOST_SAMPLES, 1.0, 3 / 4),
+    DropRule(FULL_WINDOWS, FULL_WINDOWS_UP_TO, FULL_WINDOWS_UP_TO - 1 / 8),
+    DropRule(LIGHT_WINDOWS, 1.0, 7 / 8),
+    DropRule(FREQUENT_REPORTS, 1.0, 3 / 4),
+    DropRule(GPU_SAMPLES, 1.0, 3 / 4),
+    DropRule(HOST_SAMPLES, 1.0, 3 / 4),
 )
 """Windows are not in base, so to have them back does not raise it. A report a second is up to a quarter of the default
 budget more than one in four seconds: with a margin of less it would come back only to be dropped again."""
-DROP_ORDER_WITHOUT_WINDOWS = (Dropping(FREQUENT_REPORTS, 1 / 5, 0.0), *DROP_ORDER[3:])
+DROP_ORDER_WITHOUT_WINDOWS = (DropRule(FREQUENT_REPORTS, 1 / 5, 0.0), *DROP_ORDER[3:])
 DROP_PAUSE_NS = 30 * NS_PER_S
 BACK_PAUSE_NS = 120 * NS_PER_S
 BACK_PAUSE_NS_MAX = 3600 * NS_PER_S
@@ -102,7 +102,7 @@ class _Account(NamedTuple):
 class Governor:
     """Decides what runs, from the own time of each part so far; parts are dropped in that `order`. One per process."""
 
-    def __init__(self, overhead_ratio_max: float, order: Sequence[Dropping] = DROP_ORDER) -> None:
+    def __init__(self, overhead_ratio_max: float, order: Sequence[DropRule] = DROP_ORDER) -> None:
         self._ratio_max = overhead_ratio_max
         self.order = order
         entries_max = RECENT_NS // RECENT_EVERY_NS + 1

@@ -46,12 +46,12 @@ class Guard:
         count = self._errors.get(part, 0) + 1
         self._errors[part] = count
         if count == 1:
-            say(f"{part} failed ({explain(part, error)}); training is not affected, this is counted")
+            log_line(f"{part} failed ({explain(part, error)}); training is not affected, this is counted")
         else:
             print_traceback(part, error)
         if count >= self._error_budget and part not in self._off:
             self._off.add(part)
-            say(f"{part} is switched off after {count} errors")
+            log_line(f"{part} is switched off after {count} errors")
             if self._on_off is not None:
                 self._on_off(part)
 
@@ -122,10 +122,10 @@ def print_traceback(part: str, error: BaseException) -> None:
         import traceback  # noqa: PLC0415 - few need it
 
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        say(f"traceback of {part} ({DEBUG_VARIABLE} is set):\n{lines.rstrip()}")
+        log_line(f"traceback of {part} ({DEBUG_VARIABLE} is set):\n{lines.rstrip()}")
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+def log_line(text: str, stream: TextIO | None = None) -> None:
     """Write a line on stderr for the person who runs the job. Never raises: the stream may be closed, the disk full, or
     sys.stderr an object of the script's own.
 

@@ -30,7 +30,7 @@ def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> R
     )
 
 
-def leave_out_rank(environment: Mapping[str, str]) -> dict[str, str]:
+def drop_rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for a child of ours that is no rank: it must neither find the launcher's variables nor start an
     agent.
     """

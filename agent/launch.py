@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rankscope.agent.guard import explain, say
+from rankscope.agent.guard import explain, log_line
 from rankscope.measure.errors import RankscopeError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _begin() -> None:
         if not _autoload_will_come():
             start()
     except Exception as error:  # noqa: BLE001
-        say(f"not started ({explain('start', error)}); training goes on without it")
+        log_line(f"not started ({explain('start', error)}); training goes on without it")
 
 
 def _settle(environment: Mapping[str, str]) -> "LaunchConfig":
@@ -119,7 +119,7 @@ def autoload() -> None:
         elif os.environ.get("RANKSCOPE", "") not in ("", "0"):
             start(alone=False)
     except Exception as error:  # noqa: BLE001
-        say(f"not started ({explain('start', error)}); training goes on without it")
+        log_line(f"not started ({explain('start', error)}); training goes on without it")
 
 
 def start(*, alone: bool = True) -> bool:
@@ -134,13 +134,13 @@ def start(*, alone: bool = True) -> bool:
     with standard_library_first():
         from rankscope.agent.deferred_start import (  # noqa: PLC0415
             describe_group,
+            has_peer_processes,
             is_in_group,
-            is_one_of_many,
             watch_for_group,
         )
     if is_in_group():
         return start_session(describe_group(os.environ))
-    is_started = alone and not is_one_of_many(os.environ) and start_session()
+    is_started = alone and not has_peer_processes(os.environ) and start_session()
     watch_for_group(start_session)
     return is_started
 
@@ -204,7 +204,7 @@ def _compare(identity: "RankIdentity", launcher: Mapping[str, str]) -> None:
     here, there = (str(identity.rank), str(identity.world_size)), (launcher.get("RANK"), launcher.get("WORLD_SIZE"))
     if here != there and there not in _other_ranks_said:
         _other_ranks_said.add(there)  # the group and a framework's callback may both tell
-        say(
+        log_line(
             f"this process is measured as rank {here[0]} of {here[1]}, but it is rank {there[0]} of {there[1]}, as it "
             "says only now. Leave -m rankscope.agent out of the launch line and set RANKSCOPE=1: then it is waited for."
         )
@@ -226,7 +226,7 @@ def _parse(arguments: Sequence[str]) -> tuple[str, bool, list[str]]:
         elif word == "-m" and rest:
             return rest.pop(0), True, rest
         elif word.startswith("-"):
-            say(_describe_wrong_option(name))
+            log_line(_describe_wrong_option(name))
             break
         else:
             return word, False, rest
@@ -282,7 +282,7 @@ def _run_script(path: str) -> None:
         with io.open_code(absolute) as source:
             code = compile(source.read(), absolute, "exec", dont_inherit=True)
     except OSError as error:
-        say(f"cannot open the script {path!r}: {error.strerror}")
+        log_line(f"cannot open the script {path!r}: {error.strerror}")
         raise SystemExit(2) from None
     module = types.ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", absolute)

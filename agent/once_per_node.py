@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-from rankscope.agent.guard import say
+from rankscope.agent.guard import log_line
 
 JOB: Final = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 """What the ranks of a job on one node have in common, and no other job has."""
@@ -22,7 +22,7 @@ def log_once_per_node(text: str, environment: Mapping[str, str], *, topic: str =
     differently.
     """
     if _is_first(topic or text, environment):
-        say(text)
+        log_line(text)
 
 
 def _is_first(topic: str, environment: Mapping[str, str]) -> bool:

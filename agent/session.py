@@ -25,7 +25,7 @@ from rankscope.agent.agent_thread import AgentThread, Probes
 from rankscope.agent.capture.stacks import find_raised_line
 from rankscope.agent.collector_address import CollectorAddress, read_address
 from rankscope.agent.config import AgentConfig
-from rankscope.agent.guard import Guard, describe, say
+from rankscope.agent.guard import Guard, describe, log_line
 from rankscope.agent.identity import read_identity
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.profiler.process_groups import GroupProgress
@@ -290,7 +290,7 @@ class Session:
         try:
             text = describe_throughput(self._throughput, rank=self.identity.rank, world_size=self.identity.world_size)
             if text:
-                say(text)
+                log_line(text)
         except Exception as error:  # noqa: BLE001
             self._guard.record("stop", error)
 
@@ -312,9 +312,9 @@ class Session:
             standing = read_address(self._config, self.identity.run)
             address = standing or self._find_embedded()
             if address is not None:
-                self._reporter.connect(address, is_standing=standing is not None)
+                self._reporter.connect(address, is_configured=standing is not None)
         except RankscopeError as error:
-            say(f"{error}; training goes on without it")
+            log_line(f"{error}; training goes on without it")
         except Exception as error:  # noqa: BLE001
             self._guard.record("connect", error)
 
@@ -332,7 +332,9 @@ class Session:
             metrics_port=self._config.embedded_metrics_port,
             summary=self._config.embedded_summary,
         )
-        say(f"watching run {self.identity.run!r}: {self._embedded.metrics_url}{self._embedded.describe_move()}")
+        log_line(
+            f"watching run {self.identity.run!r}: {self._embedded.metrics_url}{self._embedded.describe_port_change()}"
+        )
         here = self._embedded.address
         if rendezvous.is_possible and self.identity.world_size > 1:
             port = here.endpoint.rpartition(":")[2]

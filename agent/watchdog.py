@@ -14,7 +14,7 @@ from rankscope.agent.capture.stalls import StallWatch
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
-from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.link import SidecarLink
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import Clock
@@ -82,13 +82,13 @@ class Watchdog:
         if self._link is not None:
             threading.Thread(target=self._open_link, name="rankscope-sidecar", daemon=True).start()
 
-    def tell_address(self, address: CollectorAddress) -> None:
+    def set_collector(self, address: CollectorAddress) -> None:
         """The collector has been found."""
         if self._link is not None:
             with self._contained(SIDECAR):
                 self._link.tell(endpoint=address.endpoint, keys=address.keys)
 
-    def tell_spill(self, folder: str) -> None:
+    def set_spill_folder(self, folder: str) -> None:
         """The reports are on the disk as well, in that folder. To say so again costs next to nothing."""
         if self._link is not None:
             with self._contained(SIDECAR):
@@ -106,14 +106,14 @@ class Watchdog:
         elif self._link is not None and not self._has_stopped_beating:
             self._has_stopped_beating = True
             with self._contained(SIDECAR):  # else the sidecar would take the rank for frozen
-                self._link.stop_beating()
+                self._link.stop_heartbeat()
         return found
 
-    def stop(self, exit_code: int | None, *, was_heard: bool) -> None:
-        """The agent ends; `was_heard`: the collector has acknowledged the goodbye with this exit code."""
+    def stop(self, exit_code: int | None, *, is_acknowledged: bool) -> None:
+        """The agent ends; `is_acknowledged`: the collector has acknowledged the goodbye with this exit code."""
         if self._link is not None:
             with self._contained(SIDECAR):
-                self._link.say_goodbye(exit_code, was_heard=was_heard)
+                self._link.say_goodbye(exit_code, is_acknowledged=is_acknowledged)
 
     def _look_for_stalls(self, now_ns: int, steps: Sequence[StepRecord]) -> Look:
         moments = self._read_moments()
@@ -130,7 +130,7 @@ class Watchdog:
             self._groups_told = groups
         stall = self._stalls.last
         deadline_ns = None if stall is None else find_deadline(stall.pending, stall.taken_host_ns)
-        link.beat(Beat(now_ns, self._stalls.last_step, self._stalls.stalled_since_host_ns, deadline_ns))
+        link.beat(Heartbeat(now_ns, self._stalls.last_step, self._stalls.stalled_since_host_ns, deadline_ns))
 
     def _open_link(self) -> None:
         if self._link is not None:

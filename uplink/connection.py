@@ -105,7 +105,7 @@ class Connection:
         self._hang_up()
         self._dial()
 
-    def take_failure(self) -> None:
+    def handle_failure(self) -> None:
         """A handshake failed; to be called when `handshakes.socket` is readable."""
         failure = self.handshakes.read()
         self.refusal = failure.refusal or self.refusal

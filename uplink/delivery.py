@@ -158,7 +158,7 @@ class Delivery:
         return self._state
 
     @property
-    def has_introduced_itself(self) -> bool:
+    def has_sent_hello(self) -> bool:
         """Whether the transport took a Hello, which it does once there is a connection."""
         return self._hello_sent_ns is not None
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from rankscope.agent.guard import explain, find_last_error, is_debugging, say
+from rankscope.agent.guard import explain, find_last_error, is_debugging, log_line
 from rankscope.agent.nameless_file import open_nameless
 from rankscope.agent.profiler.reduce_window import (
     ENVIRONMENT,
@@ -221,8 +221,8 @@ class ReductionProcesses:
         self._count("reduction_failed")
         if self.failed["reduction_failed"] == 1:
             if child_said and is_debugging():
-                say(f"the process that breaks windows down wrote:\n{child_said.rstrip()}")
-            say(f"a profiler window could not be broken down ({why}); training is not affected, this is counted")
+                log_line(f"the process that breaks windows down wrote:\n{child_said.rstrip()}")
+            log_line(f"a profiler window could not be broken down ({why}); training is not affected, this is counted")
 
     def _count(self, reason: str) -> None:
         self.failed[reason] = self.failed.get(reason, 0) + 1

@@ -57,13 +57,13 @@ class Interval(msgspec.Struct, kw_only=True):
     stall: Stall | None = None
 
 
-TELLERS_MAX: Final = 8
+REPORTERS_MAX: Final = 8
 """Ranks of a group that tell who is in it. Would each, a run of 16,384 ranks began with 800 MB about one group; would
 one, nobody told when its first report is lost."""
 
 
 class ReportBuilder:
-    """Numbers the reports of one life of a rank from 1 and keeps its totals. Of a group with more than TELLERS_MAX
+    """Numbers the reports of one life of a rank from 1 and keeps its totals. Of a group with more than REPORTERS_MAX
     members only some tell, spread over it; without `rank` it is told of each.
     """
 
@@ -82,13 +82,13 @@ class ReportBuilder:
         """Everything counted so far."""
         return self._totals
 
-    def number_after(self, sequence: int) -> None:
+    def set_last_sequence(self, sequence: int) -> None:
         """Number the next message after this one: a report that could not be made or sent must leave no gap, behind
         which nothing would be taken any more.
         """
         self._sequence = sequence
 
-    def tell_groups_again(self) -> None:
+    def resend_groups(self) -> None:
         """Have the process groups in the next report, whether they have changed or not."""
         self._groups_are_told = False
 
@@ -139,10 +139,10 @@ class ReportBuilder:
         return self._groups
 
     def _tells_of(self, group: GroupInfo) -> bool:
-        if self._rank is None or len(group.ranks) <= TELLERS_MAX:
+        if self._rank is None or len(group.ranks) <= REPORTERS_MAX:
             return True
         members = sorted(group.ranks)
-        return self._rank in {members[place * len(members) // TELLERS_MAX] for place in range(TELLERS_MAX)}
+        return self._rank in {members[place * len(members) // REPORTERS_MAX] for place in range(REPORTERS_MAX)}
 
     def _take_covered(self, interval: Interval) -> tuple[tuple[int, int], ...]:
         # No more ranges are put off than records may wait.

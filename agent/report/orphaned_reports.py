@@ -1,6 +1,6 @@
 """What lives that have ended have left on the disk.
 
-take_life(folder, boot_id) -> OrphanedReports      its reports, its files locked; None while it lives or another has
+claim_orphan(folder, boot_id) -> OrphanedReports      its reports, its files locked; None while it lives or another has
 them deliver (orphaned_reports.py)                  Hello, reports, acknowledgements, as from the life
 OrphanedReports.remove()                           then the files go
 """
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rankscope.agent.report.sender import Sender
-from rankscope.agent.report.spill_folder import SpillFile, find_files, remove_life, take_lock
+from rankscope.agent.report.spill_folder import SpillFile, find_files, remove_spill, take_lock
 from rankscope.agent.report.spill_format import HELLO, RELEASED, REPORT, Record, decode_records
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode
@@ -64,7 +64,7 @@ class OrphanedReports:
 
     def remove(self) -> None:
         """Remove its files: they were delivered."""
-        remove_life(self.folder, self.hello.identity.boot_id)
+        remove_spill(self.folder, self.hello.identity.boot_id)
         self.close()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class OrphanedReports:
             os.close(lock)
 
 
-def take_life(folder: str, boot_id: str) -> OrphanedReports | None:
+def claim_orphan(folder: str, boot_id: str) -> OrphanedReports | None:
     """Lock and read what a life has left; None when it lives, another process has it or nothing is left to deliver.
 
     Files that hold nothing to deliver are removed. Raises OSError.
@@ -87,7 +87,7 @@ def take_life(folder: str, boot_id: str) -> OrphanedReports | None:
     try:
         found = _read_life(folder, boot_id, lock)
         if found is None:
-            remove_life(folder, boot_id)
+            remove_spill(folder, boot_id)
     except BaseException:
         os.close(lock)
         raise

@@ -175,7 +175,7 @@ class Sender:
             return deadline_ns
         if self.refused is not None:
             return 0
-        return deadline_ns if delivery.has_introduced_itself else self._first_connect_by_ns
+        return deadline_ns if delivery.has_sent_hello else self._first_connect_by_ns
 
     def _take_turn(self, until_ns: int) -> bool:
         """Send what is due, wait for what comes next, take it in. Returns whether `wake` was called."""
@@ -186,7 +186,7 @@ class Sender:
         ready = self._wait(until_ns)
         if connection is not None:
             if connection.handshakes.socket in ready:
-                connection.take_failure()
+                connection.handle_failure()
             events = ready.get(connection.socket, 0)
             if events & zmq.POLLIN:
                 self._receive(connection)

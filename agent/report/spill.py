@@ -20,8 +20,8 @@ from rankscope.agent.private_folder import PRIVATE_FILE
 from rankscope.agent.report.spill_folder import (
     file_path,
     open_folder,
-    remove_life,
     remove_old,
+    remove_spill,
     take_lock,
 )
 from rankscope.agent.report.spill_format import (
@@ -215,7 +215,7 @@ class Spill:
         self._files.clear()
         if self._lock is not None:
             if is_empty:
-                remove_life(self._folder, self._boot_id)
+                remove_spill(self._folder, self._boot_id)
             os.close(self._lock)
             self._lock = None
 

@@ -47,7 +47,7 @@ def file_path(folder: str, boot_id: str, first_sequence: int) -> str:
     return os.path.join(folder, f"{boot_id}.{first_sequence:020}{SUFFIX}")
 
 
-def find_lives(folder: str) -> list[str]:
+def find_boot_ids(folder: str) -> list[str]:
     """The boot ids that have files in the folder."""
     with contextlib.suppress(OSError):
         return sorted({name.rsplit(".", 2)[0] for name in os.listdir(folder) if name.endswith(SUFFIX)})
@@ -85,7 +85,7 @@ def take_lock(folder: str, boot_id: str) -> int | None:
     return None
 
 
-def remove_life(folder: str, boot_id: str) -> None:
+def remove_spill(folder: str, boot_id: str) -> None:
     """Remove all files of a life whose lock the caller holds, the lock last."""
     for path in (*(file.path for file in find_files(folder, boot_id)), os.path.join(folder, boot_id + LOCK_SUFFIX)):
         with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def remove_old(folder: str, keep: str, now_wall_s: float | None = None) -> int:
         with contextlib.suppress(OSError):
             lock = take_lock(folder, boot_id)
             if lock is not None:
-                remove_life(folder, boot_id)
+                remove_spill(folder, boot_id)
                 os.close(lock)
                 removed += 1
     return removed

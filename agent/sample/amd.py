@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
-from rankscope.agent.guard import say
+from rankscope.agent.guard import log_line
 from rankscope.agent.sample.nvml_calls import (
     BYTES_PER_KIB,
     HERTZ_PER_MEGAHERTZ,
@@ -187,7 +187,7 @@ class AmdSampler:
         clock: Clock,
         read_device: Callable[[], TorchDevice | None],
         *,
-        on_unavailable: Callable[[str], None] = say,
+        on_unavailable: Callable[[str], None] = log_line,
     ) -> None:
         self._clock = clock
         self._read_device = read_device

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from rankscope.agent.guard import say
+from rankscope.agent.guard import log_line
 from rankscope.measure.clock import Clock
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, format_duration
 
@@ -80,7 +80,7 @@ class SampleLoop(Generic[T]):
         interval_ns: int,
         on_error: Callable[[str, Exception], None],
         *,
-        on_notice: Callable[[str], None] = say,
+        on_notice: Callable[[str], None] = log_line,
         slow_ns: int = SLOW_NS,
         interval_ns_max: int = INTERVAL_NS_MAX,
         failures_max: int = FAILURES_MAX,
@@ -116,7 +116,7 @@ class SampleLoop(Generic[T]):
             times = RARER_TIMES if part in self._rarer else 1
             sampler.due_ns = now_ns + times * sampler.interval_ns
 
-    def make_rarer(self, parts: frozenset[str]) -> None:
+    def sample_less_often(self, parts: frozenset[str]) -> None:
         """From their next run on these samplers run once in RARER_TIMES their interval, all others as they should."""
         self._rarer = parts
 

@@ -16,7 +16,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from rankscope.agent.guard import say
+from rankscope.agent.guard import log_line
 from rankscope.agent.sample import nvml_activity, nvml_faults, nvml_state, nvml_traffic
 from rankscope.agent.sample.nvml_calls import LOST_REASONS, Absent, Device, Nvml, Reading
 from rankscope.measure.clock import Clock
@@ -93,7 +93,7 @@ class NvmlSampler:
         clock: Clock,
         read_device_uuid: Callable[[], str | None],
         *,
-        on_unavailable: Callable[[str], None] = say,
+        on_unavailable: Callable[[str], None] = log_line,
     ) -> None:
         self._clock = clock
         self._read_device_uuid = read_device_uuid

@@ -20,7 +20,7 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.key_files import ClientKeys
 
 DESCRIPTOR_SUFFIX: Final = ".json"
-BEAT_SUFFIX: Final = ".beat"
+HEARTBEAT_SUFFIX: Final = ".beat"
 SOCKET_SUFFIX: Final = ".sock"
 CRASH_SUFFIX: Final = ".crash"
 CRASH_BYTES_MAX: Final = 256 * 1024
@@ -29,7 +29,7 @@ DESCRIPTOR_BYTES_MAX: Final = 1024 * 1024
 _BEAT: Final = struct.Struct("=6q")
 _NONE: Final = -(2**63)
 
-ALIVE, SAID_GOODBYE, LEFT = 0, 1, 2
+ALIVE, GOODBYE_ACKNOWLEDGED, LEFT = 0, 1, 2
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,13 +50,13 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     spill_folder: str = ""
 
 
-class Beat(NamedTuple):
-    """The heartbeat. `state` is ALIVE; SAID_GOODBYE when the collector has acknowledged the goodbye, which had this
-    `exit_code`; LEFT when the agent has ended and nobody has heard it: from either on no beat is due. At
+class Heartbeat(NamedTuple):
+    """The heartbeat. `state` is ALIVE; GOODBYE_ACKNOWLEDGED when the collector has acknowledged the goodbye, which had
+    this `exit_code`; LEFT when the agent has ended and nobody has heard it: from either on no beat is due. At
     `deadline_host_ns` the first of the collectives that were pending when last looked at passes its timeout.
     """
 
-    beat_host_ns: int
+    written_host_ns: int
     last_step: int | None = None
     stalled_since_host_ns: int | None = None
     deadline_host_ns: int | None = None
@@ -67,10 +67,10 @@ class Beat(NamedTuple):
 class Beacon:
     """The writing side. Raises OSError where the files cannot be made or written; then it leaves none behind."""
 
-    def __init__(self, folder: str, descriptor: Descriptor, beat: Beat) -> None:
+    def __init__(self, folder: str, descriptor: Descriptor, beat: Heartbeat) -> None:
         name = descriptor.identity.boot_id
         self._path = os.path.join(folder, name)
-        self._beat_file = os.open(self._path + BEAT_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
+        self._beat_file = os.open(self._path + HEARTBEAT_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
         try:
             self.beat(beat)
             self.describe(descriptor)
@@ -79,7 +79,7 @@ class Beacon:
             remove_files(folder, name)
             raise
 
-    def beat(self, beat: Beat) -> None:
+    def beat(self, beat: Heartbeat) -> None:
         """Write a heartbeat. Raise OSError."""
         _write_whole(self._beat_file, _BEAT.pack(*(_NONE if value is None else value for value in beat)))
 
@@ -127,17 +127,17 @@ def read_descriptor(folder: str, name: str) -> Descriptor | None:
         return None
 
 
-def read_beat(folder: str, name: str) -> Beat | None:
+def read_heartbeat(folder: str, name: str) -> Heartbeat | None:
     """A rank's last heartbeat; None when there is none that can be read."""
     try:
-        with open(os.path.join(folder, name + BEAT_SUFFIX), "rb") as file:
+        with open(os.path.join(folder, name + HEARTBEAT_SUFFIX), "rb") as file:
             block = file.read(_BEAT.size)
     except OSError:
         return None
     if len(block) < _BEAT.size:
         return None
     at, step, stalled, deadline, state, code = (None if value == _NONE else value for value in _BEAT.unpack(block))
-    return Beat(at or 0, step, stalled, deadline, state or ALIVE, code)
+    return Heartbeat(at or 0, step, stalled, deadline, state or ALIVE, code)
 
 
 def read_crash(folder: str, name: str) -> str:
@@ -149,6 +149,6 @@ def read_crash(folder: str, name: str) -> str:
 
 def remove_files(folder: str, name: str) -> None:
     """Remove what a rank has left."""
-    for suffix in (DESCRIPTOR_SUFFIX, DESCRIPTOR_SUFFIX + ".new", BEAT_SUFFIX, SOCKET_SUFFIX, CRASH_SUFFIX):
+    for suffix in (DESCRIPTOR_SUFFIX, DESCRIPTOR_SUFFIX + ".new", HEARTBEAT_SUFFIX, SOCKET_SUFFIX, CRASH_SUFFIX):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name + suffix))

@@ -16,17 +16,17 @@ from typing import Final
 import msgspec
 
 from rankscope.agent.guard import find_last_error, is_debugging
-from rankscope.agent.identity import leave_out_rank
+from rankscope.agent.identity import drop_rank_variables
 from rankscope.agent.nameless_file import open_nameless
 from rankscope.agent.private_folder import PRIVATE_FILE, choose_private
 from rankscope.agent.sidecar.beacon import (
     CRASH_SUFFIX,
+    GOODBYE_ACKNOWLEDGED,
     LEFT,
-    SAID_GOODBYE,
     SOCKET_SUFFIX,
     Beacon,
-    Beat,
     Descriptor,
+    Heartbeat,
     remove_files,
 )
 from rankscope.agent.sidecar.directory import (
@@ -74,13 +74,13 @@ class SidecarLink:
         self._has_left = False
         self._is_described = False
         self._beacon: Beacon | None = None
-        self._beat = Beat(0)
+        self._beat = Heartbeat(0)
         self._starts = 0
         self._checked_ns = 0
 
     def open(self, now_ns: int) -> None:
         """Leave the beacon, see to it that a sidecar runs, open the worker server. Raises OSError or RankscopeError."""
-        beacon = self._leave_beacon(Beat(now_ns))
+        beacon = self._leave_beacon(Heartbeat(now_ns))
         with self._writing:
             if self._has_left:  # a job of a second
                 beacon.close()
@@ -104,7 +104,7 @@ class SidecarLink:
                 self._is_described = False
                 self._describe()
 
-    def beat(self, beat: Beat) -> None:
+    def beat(self, beat: Heartbeat) -> None:
         """The agent lives."""
         with self._writing:
             if self._beacon is None:
@@ -112,24 +112,24 @@ class SidecarLink:
             self._beat = beat
             self._beacon.beat(beat)
             self._describe()
-        if beat.beat_host_ns - self._checked_ns >= CHECK_NS:
-            self._checked_ns = beat.beat_host_ns
+        if beat.written_host_ns - self._checked_ns >= CHECK_NS:
+            self._checked_ns = beat.written_host_ns
             faults = read_faults(self.folder)
             self._start_if_needed()
             _raise_faults(faults)
 
-    def stop_beating(self) -> None:
+    def stop_heartbeat(self) -> None:
         """Say that no heartbeat is to be expected any more, although the rank goes on. Raise OSError."""
         with self._writing:
             if self._beacon is not None:
                 self._beacon.beat(self._beat._replace(state=LEFT))
 
-    def say_goodbye(self, exit_code: int | None, *, was_heard: bool) -> None:
+    def say_goodbye(self, exit_code: int | None, *, is_acknowledged: bool) -> None:
         """The agent ends; the process is going to end with this exit code, as far as is known."""
         with self._writing:
             self._has_left = True
             if self._beacon is not None:
-                state = SAID_GOODBYE if was_heard else LEFT
+                state = GOODBYE_ACKNOWLEDGED if is_acknowledged else LEFT
                 beacon, self._beacon = self._beacon, None
                 try:
                     beacon.beat(self._beat._replace(state=state, exit_code=exit_code))
@@ -143,7 +143,7 @@ class SidecarLink:
             self._beacon.describe(self._descriptor)
             self._is_described = True
 
-    def _leave_beacon(self, beat: Beat) -> Beacon:
+    def _leave_beacon(self, beat: Heartbeat) -> Beacon:
         problems = []
         for place in find_places(self._environment.get("TMPDIR", "")):
             try:
@@ -155,7 +155,7 @@ class SidecarLink:
             "Free some space there (df -h /dev/shm; docker run --shm-size gives more), or set sidecar = false."
         )
 
-    def _leave_beacon_in(self, place: str, beat: Beat) -> Beacon:
+    def _leave_beacon_in(self, place: str, beat: Heartbeat) -> Beacon:
         folder, name = place, folder_name(self._descriptor.identity)
         for _ in range(ATTEMPTS):
             folder = open_folder(choose_private(place), name)
@@ -230,7 +230,7 @@ def _start_and_wait(folder: str, lock: int, stderr: int | None) -> int:
         stderr=stderr,
         pass_fds=(lock,),
         start_new_session=True,
-        env=leave_out_rank(os.environ),
+        env=drop_rank_variables(os.environ),
     )
     try:
         return child.wait(START_S_MAX)

@@ -16,17 +16,17 @@ from rankscope.agent.report.orphaned_reports import (
     Address,
     OrphanedReports,
     OrphanRefusedError,
+    claim_orphan,
     describe_damage,
-    take_life,
 )
-from rankscope.agent.report.spill_folder import find_files, find_lives, remove_old
+from rankscope.agent.report.spill_folder import find_boot_ids, find_files, remove_old
 from rankscope.agent.sidecar.beacon import Descriptor
 from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.measure.clock import Clock
 from rankscope.measure.errors import RankscopeError
 from rankscope.measure.units import NS_PER_S
 
-LEFT_NS_MAX: Final = 120 * NS_PER_S
+ORPHANS_NS_MAX: Final = 120 * NS_PER_S
 """How long a sidecar outlives its last rank for this: a collector that is restarted elsewhere is back in that time."""
 
 ATTEMPT_NS: Final = 30 * NS_PER_S
@@ -73,7 +73,7 @@ class OrphanDelivery:
         with self._changed:
             return not self._errands and not self._is_busy
 
-    def look_once(self, descriptor: Descriptor) -> None:
+    def queue_earlier(self, descriptor: Descriptor) -> None:
         """A rank is there: look, once for each folder, run and collector, for what earlier lives of its run left."""
         folder = descriptor.spill_folder
         key = (folder, descriptor.identity.run, descriptor.endpoint)
@@ -81,7 +81,7 @@ class OrphanDelivery:
             return
         self._looked_for.add(key)
         remove_old(folder, keep=descriptor.identity.boot_id)
-        for boot_id in find_lives(folder):
+        for boot_id in find_boot_ids(folder):
             self._add(descriptor, boot_id)
 
     def take(self, descriptor: Descriptor) -> str:
@@ -134,7 +134,7 @@ class OrphanDelivery:
     def _try(self, errand: _PendingDelivery) -> bool:
         """Whether nothing is left to be done: it was delivered, is somebody else's, or stays since it is refused."""
         try:
-            life = take_life(errand.folder, errand.boot_id)
+            life = claim_orphan(errand.folder, errand.boot_id)
             if life is None:
                 return True
             try:

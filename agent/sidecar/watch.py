@@ -24,7 +24,7 @@ import msgspec
 from rankscope.agent.capture.flight_dump import find_names, find_pending, to_statuses
 from rankscope.agent.capture.stacks import find_torch_folder
 from rankscope.agent.sidecar import beacon
-from rankscope.agent.sidecar.beacon import Beat, Descriptor
+from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat
 from rankscope.agent.sidecar.crash_text import CAUGHT, parse_crash
 from rankscope.agent.sidecar.endings import Evidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus, has_ended, open_process, read_exit_status
@@ -32,7 +32,7 @@ from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.agent.sidecar.kernel_view import read_threads
 from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, TURN_NS, Notice, NoticeSender
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
-from rankscope.agent.sidecar.orphan_delivery import LEFT_NS_MAX, OrphanDelivery
+from rankscope.agent.sidecar.orphan_delivery import ORPHANS_NS_MAX, OrphanDelivery
 from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
 from rankscope.measure.clock import Clock
 from rankscope.measure.messages import RankEnded, RankUnresponsive
@@ -71,27 +71,27 @@ class _Watched:
 
 @dataclass
 class _Post:
-    """The couriers, by the collector they go to."""
+    """The senders, by the collector they go to."""
 
     make: Callable[[str], NoticeSender]
-    couriers: dict[str, NoticeSender] = field(default_factory=dict)
+    senders: dict[str, NoticeSender] = field(default_factory=dict)
 
     def post(self, descriptor: Descriptor, notice: Notice) -> None:
         endpoint = descriptor.endpoint
         if not endpoint:
             return
-        if endpoint not in self.couriers:
-            self.couriers[endpoint] = self.make(endpoint)
-            self.couriers[endpoint].keys = descriptor.keys
-        self.couriers[endpoint].post(notice)
+        if endpoint not in self.senders:
+            self.senders[endpoint] = self.make(endpoint)
+            self.senders[endpoint].keys = descriptor.keys
+        self.senders[endpoint].post(notice)
 
     def take_turns(self, now_ns: int) -> None:
-        for courier in self.couriers.values():
+        for courier in self.senders.values():
             courier.take_turn(now_ns)
 
     @property
     def is_idle(self) -> bool:
-        return all(courier.is_idle for courier in self.couriers.values())
+        return all(courier.is_idle for courier in self.senders.values())
 
 
 class Watch:
@@ -104,16 +104,16 @@ class Watch:
         *,
         proc: str = "/proc",
         mounts: str = "/sys/fs/cgroup",
-        make_courier: Callable[[str], NoticeSender] = NoticeSender,
-        left_reports: OrphanDelivery | None = None,
+        make_sender: Callable[[str], NoticeSender] = NoticeSender,
+        orphans: OrphanDelivery | None = None,
         faults: SidecarFaults | None = None,
     ) -> None:
         self._folder = folder
         self._clock = clock
         self._proc = proc
         self._mounts = mounts
-        self._post = _Post(make_courier)
-        self._left_reports = left_reports or OrphanDelivery(clock, faults=faults or SidecarFaults(folder))
+        self._post = _Post(make_sender)
+        self._left_reports = orphans or OrphanDelivery(clock, faults=faults or SidecarFaults(folder))
         self._watched: dict[str, _Watched] = {}
         self._ooms: dict[str, OomKills] = {}
         self._poll = select.poll()
@@ -130,7 +130,7 @@ class Watch:
                 empty_since_ns = now_ns
             patience_ns = 0 if self._post.is_idle else GIVE_UP_NS
             if not self._left_reports.is_idle:
-                patience_ns = LEFT_NS_MAX
+                patience_ns = ORPHANS_NS_MAX
             if not self._has_seen_any:
                 patience_ns = FIRST_BEACON_NS
             if not self._watched and now_ns - empty_since_ns >= patience_ns:
@@ -148,7 +148,7 @@ class Watch:
             ooms.look(now_ns)
         for name, rank in list(self._watched.items()):
             rank.descriptor = beacon.read_descriptor(self._folder, name) or rank.descriptor
-            self._left_reports.look_once(rank.descriptor)
+            self._left_reports.queue_earlier(rank.descriptor)
             if self._has_ended(rank):
                 self._take_end(name, rank)
             elif self._is_frozen(name, rank):
@@ -193,19 +193,19 @@ class Watch:
         if rank.pidfd is not None:
             self._poll.unregister(rank.pidfd)
             os.close(rank.pidfd)
-        beat = beacon.read_beat(self._folder, name) or Beat(0)
+        beat = beacon.read_heartbeat(self._folder, name) or Heartbeat(0)
         crash = beacon.read_crash(self._folder, name)
         beacon.remove_files(self._folder, name)
         del self._watched[name]
         damage = self._left_reports.take(rank.descriptor)
-        if beat.state != beacon.SAID_GOODBYE or status is None or not _is_as_said(status, beat):
+        if beat.state != beacon.GOODBYE_ACKNOWLEDGED or status is None or not _is_as_said(status, beat):
             absent = {} if status is not None else {"exit_code": "its parent took it before it could be read"}
             if damage:
                 absent["spill"] = damage[:200]
             end = self._describe_end(rank, beat, status, crash)
             self._post.post(rank.descriptor, msgspec.structs.replace(end, absent=absent))
 
-    def _describe_end(self, rank: _Watched, beat: Beat, status: ExitStatus | None, crash: str) -> RankEnded:
+    def _describe_end(self, rank: _Watched, beat: Heartbeat, status: ExitStatus | None, crash: str) -> RankEnded:
         now_ns = self._clock.monotonic_ns()
         number = None if status is None else status.signal
         deadlines_ns = (beat.deadline_host_ns, rank.deadline_ns)
@@ -236,18 +236,18 @@ class Watch:
     # -- frozen -------------------------------------------------------------------------------------------------------
 
     def _is_frozen(self, name: str, rank: _Watched) -> bool:
-        beat = beacon.read_beat(self._folder, name)
+        beat = beacon.read_heartbeat(self._folder, name)
         now_ns = self._clock.monotonic_ns()
         if beat is None or beat.state != beacon.ALIVE:
             return False
-        if now_ns - max(beat.beat_host_ns, self._awake_since_ns) <= rank.descriptor.frozen_after_ns:
+        if now_ns - max(beat.written_host_ns, self._awake_since_ns) <= rank.descriptor.frozen_after_ns:
             rank.looked_ns = None
             return False
         return rank.looked_ns is None or now_ns - rank.looked_ns >= REPEAT_NS
 
     def _look_from_outside(self, name: str, rank: _Watched) -> None:
         descriptor = rank.descriptor
-        beat = beacon.read_beat(self._folder, name) or Beat(0)
+        beat = beacon.read_heartbeat(self._folder, name) or Heartbeat(0)
         view = read_threads(rank.pid, self._proc)
         absent: dict[str, str] = {}
         dumps = []
@@ -266,7 +266,7 @@ class Watch:
             sequence=1,
             identity=descriptor.identity,
             host_ns=rank.looked_ns,
-            since_host_ns=beat.beat_host_ns,
+            since_host_ns=beat.written_host_ns,
             last_step=beat.last_step,
             state=view.state,
             threads=view.threads,
@@ -286,7 +286,7 @@ class Watch:
     def close(self) -> None:
         """Let go of everything."""
         self._left_reports.close()
-        for courier in self._post.couriers.values():
+        for courier in self._post.senders.values():
             courier.close()
         for rank in self._watched.values():
             if rank.pidfd is not None:
@@ -294,6 +294,6 @@ class Watch:
                     os.close(rank.pidfd)
 
 
-def _is_as_said(status: ExitStatus, beat: Beat) -> bool:
+def _is_as_said(status: ExitStatus, beat: Heartbeat) -> bool:
     """Whether the process ended with the exit code that its goodbye had; a script that runs to its end says none."""
     return status.signal is None and status.exit_code == (beat.exit_code or 0)

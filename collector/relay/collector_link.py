@@ -109,7 +109,7 @@ class CollectorLink:
         time: the ranks are to say Hello then.
         """
         if self._connection.handshakes.socket in ready:
-            self._connection.take_failure()
+            self._connection.handle_failure()
         events = ready.get(self._connection.socket, 0)
         answers: list[RelayedFrame] = []
         was_open = self.is_open

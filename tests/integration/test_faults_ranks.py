@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope.agent.report.orphaned_reports import Address, deliver, take_life
-from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
+from rankscope.agent.report.orphaned_reports import Address, claim_orphan, deliver
+from rankscope.agent.report.spill_folder import find_boot_ids, find_files, open_folder
 from rankscope.agent.report.spill_format import REPORT, decode_records
 from rankscope.agent.sidecar.beacon import find_names
 from rankscope.agent.sidecar.directory import find_root
@@ -25,8 +25,8 @@ def wait_until_delivered(spill_dir: Path) -> None:
     """Wait until nothing is left on the disk."""
     folder = open_folder(str(spill_dir))
     wait_for(
-        lambda: True if not find_lives(folder) else None,
-        lambda: f"still there: {find_lives(folder)}",
+        lambda: True if not find_boot_ids(folder) else None,
+        lambda: f"still there: {find_boot_ids(folder)}",
     )
 
 
@@ -124,7 +124,7 @@ def test_left_reports_of_which_the_collector_has_later_ones_are_settled_at_once(
         (file,) = find_files(folder, rank.boot_id)
         reports = [record for record in decode_records(Path(file.path).read_bytes()) if record.kind == REPORT]
         os.truncate(file.path, reports[9].end)
-        life = take_life(folder, rank.boot_id)
+        life = claim_orphan(folder, rank.boot_id)
         assert life is not None
         assert life.held[-1].sequence == 10
         deadline_ns = clock.monotonic_ns() + s_to_ns(30)
@@ -198,8 +198,8 @@ def test_what_a_killed_life_left_does_not_disturb_the_next_life_of_its_rank(run:
             served.wait_for_run(run, lambda run: [r.identity.boot_id for r in run.ranks] == [second.boot_id])
             folder = open_folder(str(tmp_path))
             wait_for(
-                lambda: True if find_lives(folder) == [second.boot_id] else None,
-                lambda: f"of the first life {first.boot_id} something is left: {find_lives(folder)}",
+                lambda: True if find_boot_ids(folder) == [second.boot_id] else None,
+                lambda: f"of the first life {first.boot_id} something is left: {find_boot_ids(folder)}",
             )
             second.stop()
             account = wait_for_accounts(served, run, {0: second.made})[0]

@@ -7,7 +7,7 @@ import re
 import signal
 from pathlib import Path
 
-from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
+from rankscope.agent.report.spill_folder import find_boot_ids, find_files, open_folder
 from rankscope.agent.report.spill_format import REPORT, decode_records
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, read_accounts, wait_for_accounts
@@ -19,7 +19,7 @@ RUN = "accounted"
 
 def count_reports_on_disk(folder: str) -> int:
     """How many reports lie there that can be read."""
-    files = [file for boot_id in find_lives(folder) for file in find_files(folder, boot_id)]
+    files = [file for boot_id in find_boot_ids(folder) for file in find_files(folder, boot_id)]
     return sum(record.kind == REPORT for file in files for record in decode_records(Path(file.path).read_bytes()))
 
 
@@ -66,7 +66,7 @@ def test_what_a_killed_training_had_written_to_the_disk_arrives(tmp_path: Path) 
             written = count_reports_on_disk(folder)
             served.send(signal.SIGCONT)
             fault.is_over()
-            wait_for(lambda: None if find_lives(folder) else True, lambda: f"still there: {find_lives(folder)}")
+            wait_for(lambda: None if find_boot_ids(folder) else True, lambda: f"still there: {find_boot_ids(folder)}")
             seen = served.wait_for_run(run, lambda run: have_ended(run) and run.ranks[0].last_sequence >= written)
             accounts = read_accounts(served, run)
             fault.settle(served, accounts)

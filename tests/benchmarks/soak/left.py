@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.agent.report.orphaned_reports import Address, deliver, take_life
-from rankscope.agent.report.spill_folder import find_lives, open_folder
+from rankscope.agent.report.orphaned_reports import Address, claim_orphan, deliver
+from rankscope.agent.report.spill_folder import find_boot_ids, open_folder
 from rankscope.agent.sidecar.orphan_delivery import ATTEMPT_NS
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
@@ -29,8 +29,8 @@ def deliver_what_is_left(folder: str, address: Address, is_stopping: Callable[[]
     """One look; how many lives and reports were delivered."""
     lives = reports = 0
     clock = SystemClock()
-    for boot_id in find_lives(folder):
-        life = take_life(folder, boot_id)
+    for boot_id in find_boot_ids(folder):
+        life = claim_orphan(folder, boot_id)
         if life is None:
             continue
         try:
@@ -68,12 +68,12 @@ def main(endpoint: str, key_folder: str, spill_dir: str) -> None:
         return bool(ends_s) and time.monotonic() > ends_s[0]
 
     lives = reports = 0
-    while not is_late() and not (finishing.is_set() and not any(find_lives(folder) for folder in find_folders())):
+    while not is_late() and not (finishing.is_set() and not any(find_boot_ids(folder) for folder in find_folders())):
         for folder in find_folders():
             delivered = deliver_what_is_left(folder, Address(endpoint, keys), is_late)
             lives, reports = lives + delivered[0], reports + delivered[1]
         pause.wait(LOOK_S)
-    print(lives, reports, sum(len(find_lives(folder)) for folder in find_folders()), flush=True)
+    print(lives, reports, sum(len(find_boot_ids(folder)) for folder in find_folders()), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ beat NS          a heartbeat at that time        goodbye CODE     the agent ends
 import os
 import sys
 
-from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.link import SidecarLink
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 
@@ -26,9 +26,9 @@ def main() -> None:
     for line in sys.stdin:
         word, number = line.split()
         if word == "beat":
-            link.beat(Beat(int(number)))
+            link.beat(Heartbeat(int(number)))
         else:
-            link.say_goodbye(int(number), was_heard=True)
+            link.say_goodbye(int(number), is_acknowledged=True)
         sys.stdout.write("done\n")
         sys.stdout.flush()
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 
-from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.link import SidecarLink
 from tests.integration.light_ranks import LightRank, light_identity
 
@@ -25,7 +25,7 @@ def main(run: str, rank: int, world_size: int, endpoint: str, spill_dir: str = "
     def tell(sequence: int) -> None:
         if spill_dir:
             link.tell(spill_folder=light.spill.folder)
-            link.beat(Beat(0))
+            link.beat(Heartbeat(0))
         sys.stdout.write(f"{sequence} {light.made}\n")
         sys.stdout.flush()
 
@@ -34,7 +34,7 @@ def main(run: str, rank: int, world_size: int, endpoint: str, spill_dir: str = "
     sys.stdout.flush()
     threading.Thread(target=stop_at_end_of_input, args=(light,), daemon=True).start()
     heard = light.run()
-    link.say_goodbye(0, was_heard=heard)
+    link.say_goodbye(0, is_acknowledged=heard)
 
 
 def stop_at_end_of_input(light: LightRank) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from rankscope.agent.agent_overhead import DEVICE_TIMES, WINDOW_CHILDREN, AgentOverhead
 from rankscope.agent.governor import (
     AGENT_THREAD,
     DROP_ORDER,
@@ -16,7 +17,6 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
 )
-from rankscope.agent.agent_overhead import DEVICE_TIMES, WINDOW_CHILDREN, AgentOverhead
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import RARER_TIMES, SampleLoop
 from rankscope.measure.clock import SystemClock
@@ -112,7 +112,7 @@ def test_where_there_are_no_windows_none_is_called_dropped_and_reports_come_less
     # Hours on, so that what the thread of the tests has spent, which stands for the agent's, is next to nothing.
     agent.hooks.spent_ns = (elapsed_ns := 1_000_000 * NS_PER_S) * 2 // 1000
     assert agent.cost.govern(elapsed_ns).dropped == {FREQUENT_REPORTS: True, GPU_SAMPLES: False, HOST_SAMPLES: False}
-    assert agent.cost.wants_rare_reports
+    assert agent.cost.reports_less_often
     assert not Agent().cost.govern(elapsed_ns).dropped[FREQUENT_REPORTS]
 
 
@@ -138,4 +138,4 @@ def test_an_agent_that_costs_too_much_takes_no_windows_and_samples_and_reports_r
     agent.samples.run(NS_PER_S)
     assert not agent.samples.due(RARER_TIMES * NS_PER_S)
     assert agent.samples.due((RARER_TIMES + 1) * NS_PER_S)
-    assert agent.cost.wants_rare_reports
+    assert agent.cost.reports_less_often

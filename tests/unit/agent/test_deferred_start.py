@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed import device_mesh, distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401 - its import makes the backend "fake"
 
-from rankscope.agent.deferred_start import describe_group, is_in_group, is_one_of_many, watch_for_group
+from rankscope.agent.deferred_start import describe_group, has_peer_processes, is_in_group, watch_for_group
 
 RANK, WORLD_SIZE = 3, 8
 SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x4)"}
@@ -80,7 +80,7 @@ def test_where_the_members_met_is_known_from_their_store() -> None:
     ],
 )
 def test_who_was_started_with_others_may_be_one_of_many(environment: Mapping[str, str], expected: bool) -> None:
-    assert is_one_of_many(environment) is expected
+    assert has_peer_processes(environment) is expected
 
 
 def test_the_first_group_is_told_once_and_nothing_stays() -> None:

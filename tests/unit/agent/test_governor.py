@@ -19,7 +19,7 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
     Allowance,
-    Dropping,
+    DropRule,
     Governor,
 )
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
@@ -31,7 +31,7 @@ MINUTE_S = 60
 class Job:
     """A job with a governor that is asked once a second."""
 
-    def __init__(self, order: Sequence[Dropping] = DROP_ORDER) -> None:
+    def __init__(self, order: Sequence[DropRule] = DROP_ORDER) -> None:
         self.governor = Governor(BUDGET, order)
         self.second = 0
         self.spent_ns = {STEP_HOOKS: 0, AGENT_THREAD: 0, LIGHT_WINDOWS: 0, FULL_WINDOWS: 0, GPU_SAMPLES: 0}

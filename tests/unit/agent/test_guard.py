@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rankscope.agent.collector_address import CollectorAddress
-from rankscope.agent.guard import TRACEBACKS_MAX, Guard, describe, find_last_error, find_place, say
+from rankscope.agent.guard import TRACEBACKS_MAX, Guard, describe, find_last_error, find_place, log_line
 
 
 class UnprintableError(Exception):
@@ -82,7 +82,7 @@ def test_an_error_whose_text_cannot_be_made_is_counted_like_any_other(capsys: py
 
 def test_a_line_goes_out_at_once_under_our_name() -> None:
     stream = io.StringIO()
-    say("watching", stream)
+    log_line("watching", stream)
     assert stream.getvalue() == "rankscope: watching\n"
 
 
@@ -90,7 +90,7 @@ def test_a_stream_that_is_closed_or_broken_does_no_harm() -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (closed, BrokenStream()):
-        say("nobody hears this", stream)
+        log_line("nobody hears this", stream)
 
 
 # -- where it happened ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from rankscope.agent.identity import leave_out_rank, read_identity
+from rankscope.agent.identity import drop_rank_variables, read_identity
 from rankscope.measure.identity import LABEL_LENGTH_MAX
 
 TORCHRUN = {
@@ -87,11 +87,11 @@ def test_two_lives_of_one_process_are_told_apart() -> None:
 
 
 def test_a_child_is_no_rank_and_starts_no_agent() -> None:
-    assert leave_out_rank(TORCHRUN | {"RANKSCOPE": "1", "RANKSCOPE_PID": "7", "LD_PRELOAD": "x.so"}).keys() == (
+    assert drop_rank_variables(TORCHRUN | {"RANKSCOPE": "1", "RANKSCOPE_PID": "7", "LD_PRELOAD": "x.so"}).keys() == (
         TORCHRUN.keys() - {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
     )
 
 
 def test_a_child_keeps_what_it_needs_to_run_and_its_own_settings() -> None:
     environment = {"PATH": "/bin", "RANKSCOPE_SERVE_TICK_S": "0.5"}
-    assert leave_out_rank(environment) == environment
+    assert drop_rank_variables(environment) == environment

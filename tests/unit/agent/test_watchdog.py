@@ -8,7 +8,7 @@ from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
-from rankscope.agent.sidecar.beacon import LEFT, Beacon, Beat, read_beat
+from rankscope.agent.sidecar.beacon import LEFT, Beacon, Heartbeat, read_heartbeat
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.watchdog import SIDECAR, STALLS, Watchdog
 from rankscope.measure.clock import SystemClock
@@ -93,18 +93,18 @@ def test_a_sidecar_part_that_is_switched_off_is_not_taken_for_a_frozen_rank(tmp_
     )  # fmt: skip
     link = watchdog._link
     assert link is not None
-    link._beacon = Beacon(str(tmp_path), link._descriptor, Beat(1))
+    link._beacon = Beacon(str(tmp_path), link._descriptor, Heartbeat(1))
     watchdog.look(2 * S, ())
-    assert read_beat(str(tmp_path), identity.boot_id) == Beat(2 * S)
+    assert read_heartbeat(str(tmp_path), identity.boot_id) == Heartbeat(2 * S)
     guard.record(SIDECAR, OSError("no room"))
     watchdog.look(3 * S, ())
-    assert read_beat(str(tmp_path), identity.boot_id) == Beat(2 * S, state=LEFT)
+    assert read_heartbeat(str(tmp_path), identity.boot_id) == Heartbeat(2 * S, state=LEFT)
 
 
 def test_starting_and_stopping_without_a_sidecar_leaves_nothing() -> None:
     guard = Guard(2)
     watchdog = watchdog_of(guard, moments=0)
     watchdog.start()
-    watchdog.tell_address(CollectorAddress("tcp://collector:1"))
-    watchdog.stop(0, was_heard=True)
+    watchdog.set_collector(CollectorAddress("tcp://collector:1"))
+    watchdog.stop(0, is_acknowledged=True)
     assert guard.errors == {}

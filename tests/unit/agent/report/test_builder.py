@@ -120,7 +120,7 @@ def test_of_a_large_group_eight_ranks_spread_over_it_tell_and_of_a_small_one_eac
 def test_groups_are_told_again_when_they_are_asked_for() -> None:
     builder = ReportBuilder()
     builder.build(Interval(groups={"0": WORLD}), 0)
-    builder.tell_groups_again()
+    builder.resend_groups()
     told = [builder.build(Interval(groups={"0": WORLD}), 0).groups for _ in range(2)]
     assert told == [(WORLD,), None]
 
@@ -200,5 +200,5 @@ def test_a_report_that_could_not_be_sent_leaves_no_gap() -> None:
     builder = ReportBuilder()
     builder.build(Interval(), 0)
     builder.build(Interval(), 0)  # is not sent
-    builder.number_after(1)
+    builder.set_last_sequence(1)
     assert builder.build(Interval(), 0).sequence == 2

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.orphaned_reports import describe_damage, take_life
-from rankscope.agent.report.spill_folder import find_files, find_lives, open_folder
+from rankscope.agent.report.orphaned_reports import claim_orphan, describe_damage
+from rankscope.agent.report.spill_folder import find_boot_ids, find_files, open_folder
 from rankscope.agent.report.spill_format import HEAD_BYTES, HELLO, encode_record
-from tests.unit.agent.report.spilled_lives import BOOT_ID, frame_of, hello_of, hold_lock, spill_in
+from tests.unit.agent.report.spilled_reports import BOOT_ID, frame_of, hello_of, hold_lock, spill_in
 
 
 def leave(tmp_path: Path, through: int, released: int = 0, bytes_max: int = 1 << 20, size: int = 10) -> str:
@@ -22,14 +22,14 @@ def leave(tmp_path: Path, through: int, released: int = 0, bytes_max: int = 1 <<
 
 
 def left_numbers(folder: str) -> list[int]:
-    life = take_life(folder, BOOT_ID)
+    life = claim_orphan(folder, BOOT_ID)
     assert life is not None
     life.close()
     return [held.sequence for held in life.held]
 
 
 def test_what_was_not_acknowledged_is_found_with_who_made_it(tmp_path: Path) -> None:
-    life = take_life(leave(tmp_path, 5, released=3), BOOT_ID)
+    life = claim_orphan(leave(tmp_path, 5, released=3), BOOT_ID)
     assert life is not None
     assert life.held == [frame_of(4), frame_of(5)]
     assert life.hello == hello_of()
@@ -76,7 +76,7 @@ def test_reports_around_lost_ones_are_delivered_in_parts(tmp_path: Path) -> None
     folder = leave(tmp_path, 20, bytes_max=16_000, size=200)
     first, second, *_ = find_files(folder, BOOT_ID)
     os.truncate(first.path, Path(first.path).stat().st_size - 1)
-    life = take_life(folder, BOOT_ID)
+    life = claim_orphan(folder, BOOT_ID)
     assert life is not None
     life.close()
     numbers = [[held.sequence for held in run] for run in life.runs]
@@ -94,7 +94,7 @@ def test_a_life_whose_first_block_is_lost_is_still_known(tmp_path: Path) -> None
 def test_files_that_hold_nothing_to_deliver_are_removed(tmp_path: Path) -> None:
     folder = open_folder(str(tmp_path))
     Path(folder, f"{BOOT_ID}.{1:020}.spill").write_bytes(encode_record(HELLO, 0, b"no frame"))
-    assert take_life(folder, BOOT_ID) is None
+    assert claim_orphan(folder, BOOT_ID) is None
     assert list(Path(folder).iterdir()) == []
 
 
@@ -102,15 +102,15 @@ def test_files_that_hold_nothing_to_deliver_are_removed(tmp_path: Path) -> None:
 def test_a_file_without_a_life_in_it_is_removed(tmp_path: Path, content: bytes) -> None:
     folder = open_folder(str(tmp_path))
     Path(folder, f"{BOOT_ID}.{1:020}.spill").write_bytes(content)
-    assert take_life(folder, BOOT_ID) is None
-    assert find_lives(folder) == []
+    assert claim_orphan(folder, BOOT_ID) is None
+    assert find_boot_ids(folder) == []
 
 
 def test_a_life_that_another_process_holds_is_not_taken(tmp_path: Path) -> None:
     folder = leave(tmp_path, 3)
     holder = hold_lock(Path(folder, f"{BOOT_ID}.lock"))
     try:
-        assert take_life(folder, BOOT_ID) is None
+        assert claim_orphan(folder, BOOT_ID) is None
     finally:
         holder.communicate()
     assert left_numbers(folder) == [1, 2, 3]
@@ -118,14 +118,14 @@ def test_a_life_that_another_process_holds_is_not_taken(tmp_path: Path) -> None:
 
 def test_a_life_without_files_is_not_there(tmp_path: Path) -> None:
     folder = open_folder(str(tmp_path))
-    assert take_life(folder, BOOT_ID) is None
+    assert claim_orphan(folder, BOOT_ID) is None
     assert describe_damage(folder, BOOT_ID) == ""
     assert list(Path(folder).iterdir()) == []
 
 
 def test_a_delivered_life_leaves_nothing(tmp_path: Path) -> None:
     folder = leave(tmp_path, 3)
-    life = take_life(folder, BOOT_ID)
+    life = claim_orphan(folder, BOOT_ID)
     assert life is not None
     life.remove()
     assert list(Path(folder).iterdir()) == []

@@ -10,10 +10,10 @@ import pytest
 
 from rankscope.agent.private_folder import NAMES_MAX
 from rankscope.agent.report.spill import FILES, PAUSE_MAX, Spill
-from rankscope.agent.report.spill_folder import KEPT_S, find_files, find_lives, open_folder
+from rankscope.agent.report.spill_folder import KEPT_S, find_boot_ids, find_files, open_folder
 from rankscope.agent.report.spill_format import REPORT, decode_records
 from rankscope.uplink.resend_buffer import ResendBuffer
-from tests.unit.agent.report.spilled_lives import BOOT_ID, frame_of, hold_lock, spill_in
+from tests.unit.agent.report.spilled_reports import BOOT_ID, frame_of, hold_lock, spill_in
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_log_that_holds_a_report_stays_when_its_life_ends(spill: Spill) -> Non
     fill(spill, range(1, 4))
     spill.release(2)
     spill.close()
-    assert find_lives(spill.folder) == [BOOT_ID]
+    assert find_boot_ids(spill.folder) == [BOOT_ID]
 
 
 # -- what the disk has damaged ----------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_files_that_nobody_has_asked_for_within_a_day_are_removed_by_the_next_li
         os.utime(file.path, (0, Path(file.path).stat().st_mtime - KEPT_S - 1))
     spill = spill_in(tmp_path)
     assert spill.append(frame_of(1))
-    assert find_lives(folder) == sorted([BOOT_ID, "young"])
+    assert find_boot_ids(folder) == sorted([BOOT_ID, "young"])
     spill.close()
 
 
@@ -271,7 +271,7 @@ def test_old_files_of_a_process_that_holds_them_stay(tmp_path: Path) -> None:
     try:
         spill = spill_in(tmp_path)
         assert spill.append(frame_of(1))
-        assert find_lives(str(folder)) == [BOOT_ID, "sleeping"]
+        assert find_boot_ids(str(folder)) == [BOOT_ID, "sleeping"]
         spill.close()
     finally:
         holder.communicate()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rankscope.agent.sidecar.beacon import Beacon, Beat, Descriptor
+from rankscope.agent.sidecar.beacon import Beacon, Descriptor, Heartbeat
 from rankscope.agent.sidecar.exit_status import read_start_ticks
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.machine import read_machine_id
@@ -67,7 +67,7 @@ def identity_of(rank: int, pid: int) -> RankIdentity:
     )  # fmt: skip
 
 
-def light_beacon(folder: Path, rank: int, process: Process, beat: Beat, **changed: object) -> Beacon:
+def light_beacon(folder: Path, rank: int, process: Process, beat: Heartbeat, **changed: object) -> Beacon:
     """What a rank leaves in the folder; it counts as frozen when it has not moved for 10 s."""
     fields: dict[str, object] = {
         "identity": identity_of(rank, process.pid),

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.beacon import (
-    BEAT_SUFFIX,
     DESCRIPTOR_SUFFIX,
+    HEARTBEAT_SUFFIX,
     LEFT,
-    Beat,
+    Heartbeat,
     find_names,
-    read_beat,
     read_descriptor,
+    read_heartbeat,
     remove_files,
 )
 from tests.unit.agent.sidecar.ranks_of_a_node import Process, light_beacon
@@ -29,44 +29,49 @@ def process() -> Iterator[Process]:
 
 
 def test_what_is_written_is_read(tmp_path: Path, process: Process) -> None:
-    beacon = light_beacon(tmp_path, 0, process, Beat(7), group_labels={"0": "default_pg"})
+    beacon = light_beacon(tmp_path, 0, process, Heartbeat(7), group_labels={"0": "default_pg"})
     descriptor = read_descriptor(str(tmp_path), NAME)
     assert descriptor is not None
     assert (descriptor.identity.pid, descriptor.start_ticks) == (process.pid, process.start_ticks)
     assert descriptor.group_labels == {"0": "default_pg"}
-    for beat in (Beat(7), Beat(8, 0, 5, 2, LEFT, 0), Beat(8, 0, 5, 0), Beat(9, 41, None, 0, LEFT, 3)):
+    for beat in (
+        Heartbeat(7),
+        Heartbeat(8, 0, 5, 2, LEFT, 0),
+        Heartbeat(8, 0, 5, 0),
+        Heartbeat(9, 41, None, 0, LEFT, 3),
+    ):
         beacon.beat(beat)
-        assert read_beat(str(tmp_path), NAME) == beat
+        assert read_heartbeat(str(tmp_path), NAME) == beat
     beacon.close()
 
 
 def test_a_heartbeat_is_written_into_a_file_that_somebody_has_cut(tmp_path: Path, process: Process) -> None:
     """A store into a mapping of it would end the process by SIGBUS."""
-    beacon = light_beacon(tmp_path, 0, process, Beat(7))
-    os.truncate(tmp_path / (NAME + BEAT_SUFFIX), 0)
-    assert read_beat(str(tmp_path), NAME) is None
-    beacon.beat(Beat(8))
-    assert read_beat(str(tmp_path), NAME) == Beat(8)
+    beacon = light_beacon(tmp_path, 0, process, Heartbeat(7))
+    os.truncate(tmp_path / (NAME + HEARTBEAT_SUFFIX), 0)
+    assert read_heartbeat(str(tmp_path), NAME) is None
+    beacon.beat(Heartbeat(8))
+    assert read_heartbeat(str(tmp_path), NAME) == Heartbeat(8)
     beacon.close()
 
 
 def test_only_this_user_may_read_it(tmp_path: Path, process: Process) -> None:
-    light_beacon(tmp_path, 0, process, Beat(7)).close()
+    light_beacon(tmp_path, 0, process, Heartbeat(7)).close()
     assert {os.stat(path).st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}  # noqa: PTH116
 
 
 def test_what_is_half_written_or_garbage_is_none(tmp_path: Path) -> None:
     assert read_descriptor(str(tmp_path), NAME) is None
-    assert read_beat(str(tmp_path), NAME) is None
+    assert read_heartbeat(str(tmp_path), NAME) is None
     (tmp_path / (NAME + DESCRIPTOR_SUFFIX)).write_bytes(b'{"identity": [\xff')
-    (tmp_path / (NAME + BEAT_SUFFIX)).write_bytes(b"\0" * 47)
+    (tmp_path / (NAME + HEARTBEAT_SUFFIX)).write_bytes(b"\0" * 47)
     assert read_descriptor(str(tmp_path), NAME) is None
-    assert read_beat(str(tmp_path), NAME) is None
+    assert read_heartbeat(str(tmp_path), NAME) is None
 
 
 def test_the_ranks_of_a_folder_are_found_and_what_they_left_is_removed(tmp_path: Path, process: Process) -> None:
     for rank in (1, 0):
-        light_beacon(tmp_path, rank, process, Beat(7)).close()
+        light_beacon(tmp_path, rank, process, Heartbeat(7)).close()
     assert find_names(str(tmp_path)) == ["boot-of-0", "boot-of-1"]
     remove_files(str(tmp_path), "boot-of-0")
     remove_files(str(tmp_path), "boot-of-1")

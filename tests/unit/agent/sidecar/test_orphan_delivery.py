@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.orphaned_reports import Address, OrphanedReports, OrphanRefusedError, take_life
-from rankscope.agent.report.spill_folder import find_lives, open_folder
+from rankscope.agent.report.orphaned_reports import Address, OrphanedReports, OrphanRefusedError, claim_orphan
+from rankscope.agent.report.spill_folder import find_boot_ids, open_folder
 from rankscope.agent.sidecar import orphan_delivery
 from rankscope.agent.sidecar.beacon import Descriptor
 from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.measure.clock import Clock, SystemClock
 from rankscope.measure.errors import SettingError
-from tests.unit.agent.report.spilled_lives import BOOT_ID, RUN, frame_of, hello_of, spill_in
+from tests.unit.agent.report.spilled_reports import BOOT_ID, RUN, frame_of, hello_of, spill_in
 
 DEADLINE_S = 30.0
 ENDPOINT = "tcp://collector:1"
@@ -91,7 +91,7 @@ def test_what_a_rank_has_left_is_brought_to_its_collector_and_removed(
     assert errand.take(descriptor_of(folder)) == ""
     wait_until_idle(errand)
     assert collector.taken == [(ENDPOINT, BOOT_ID, [1, 2])]
-    assert (errand.delivered, find_lives(folder)) == (1, [])
+    assert (errand.delivered, find_boot_ids(folder)) == (1, [])
 
 
 @pytest.mark.parametrize("error", [None, SettingError("no address"), OSError("gone")])
@@ -113,7 +113,7 @@ def test_a_collector_that_refuses_it_for_good_is_not_waited_for(
     errand.take(descriptor_of(folder))
     wait_until_idle(errand)
     assert (collector.taken, errand.delivered) == ([], 0)
-    assert find_lives(folder) == [BOOT_ID]
+    assert find_boot_ids(folder) == [BOOT_ID]
 
 
 def test_the_first_rank_of_a_run_has_its_earlier_lives_delivered_once(
@@ -122,10 +122,10 @@ def test_the_first_rank_of_a_run_has_its_earlier_lives_delivered_once(
     leave(tmp_path, "earlier-1")
     folder, collector = leave(tmp_path, "earlier-2"), Collector()
     errand = brought(collector)
-    errand.look_once(descriptor_of(folder))
+    errand.queue_earlier(descriptor_of(folder))
     wait_until_idle(errand)
     leave(tmp_path, "since-then")
-    errand.look_once(descriptor_of(folder))
+    errand.queue_earlier(descriptor_of(folder))
     wait_until_idle(errand)
     assert sorted(boot_id for _, boot_id, _ in collector.taken) == ["earlier-1", "earlier-2"]
 
@@ -135,9 +135,9 @@ def test_what_another_run_has_left_is_left_to_that(
 ) -> None:
     folder, collector = leave(tmp_path, "other-life", run="another"), Collector()
     errand = brought(collector)
-    errand.look_once(descriptor_of(folder))
+    errand.queue_earlier(descriptor_of(folder))
     wait_until_idle(errand)
-    assert (collector.taken, find_lives(folder)) == ([], ["other-life"])
+    assert (collector.taken, find_boot_ids(folder)) == ([], ["other-life"])
 
 
 @pytest.mark.parametrize(("has_folder", "endpoint"), [(False, ENDPOINT), (True, "")])
@@ -146,7 +146,7 @@ def test_without_a_folder_or_a_collector_there_is_nothing_to_be_done(
 ) -> None:
     descriptor = descriptor_of(leave(tmp_path) if has_folder else "", endpoint=endpoint)
     errand = brought(Collector())
-    errand.look_once(descriptor)
+    errand.queue_earlier(descriptor)
     assert errand.take(descriptor) == ""
     assert errand.is_idle
 
@@ -178,6 +178,6 @@ def test_what_nobody_has_taken_when_it_stops_stays_on_the_disk(tmp_path: Path) -
     errand.take(descriptor_of(folder))
     assert is_trying.wait(DEADLINE_S)
     errand.close()
-    life = take_life(folder, BOOT_ID)
+    life = claim_orphan(folder, BOOT_ID)
     assert life is not None
     life.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.directory import (
     LOCK,
     folder_name,
@@ -85,7 +85,7 @@ def test_the_lock_of_a_directory_that_was_removed_meanwhile_is_worth_nothing(roo
 
 
 def test_a_directory_in_which_a_rank_has_just_left_its_beacon_stays(folder: str, process: Process) -> None:
-    light_beacon(Path(folder), 0, process, Beat(1)).close()
+    light_beacon(Path(folder), 0, process, Heartbeat(1)).close()
     assert not remove_folder(folder)
     assert len(list(Path(folder).iterdir())) == 2
 
@@ -101,12 +101,12 @@ def test_the_last_one_out_removes_the_root_too(root: str, folder: str) -> None:
 def test_what_a_killed_sidecar_has_left_is_swept_and_what_lives_stays(root: str, process: Process) -> None:
     dead, living, held = (open_folder(root, name) for name in ("dead", "living", "held"))
     gone = Process("pass")
-    light_beacon(Path(dead), 0, gone, Beat(1)).close()
+    light_beacon(Path(dead), 0, gone, Heartbeat(1)).close()
     gone.kill()
-    light_beacon(Path(living), 0, process, Beat(1)).close()
+    light_beacon(Path(living), 0, process, Heartbeat(1)).close()
     young, foreign = open_folder(root, "young"), open_folder(root, "foreign")
     unseen = msgspec.structs.replace(identity_of(1, gone.pid), machine_id="another machine")
-    light_beacon(Path(foreign), 1, gone, Beat(1), identity=unseen).close()
+    light_beacon(Path(foreign), 1, gone, Heartbeat(1), identity=unseen).close()
     lock = take_lock(held)
     assert lock is not None
     for folder in (dead, living, held, foreign):

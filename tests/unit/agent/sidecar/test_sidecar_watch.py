@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.sidecar.beacon import LEFT, SAID_GOODBYE, Beat
+from rankscope.agent.sidecar.beacon import GOODBYE_ACKNOWLEDGED, LEFT, Heartbeat
 from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.agent.sidecar.watch import REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.stalls import StackFrame
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
-from tests.unit.agent.report.spilled_lives import frame_of, spill_in
+from tests.unit.agent.report.spilled_reports import frame_of, spill_in
 from tests.unit.agent.sidecar.ranks_of_a_node import ENDS, MS, S
 from tests.unit.agent.sidecar.watched_node import Node, Post
 
@@ -54,7 +54,7 @@ def test_a_rank_that_ends_without_a_word_is_told_as_it_ended(node: Node, end: st
 
 def test_a_rank_that_ended_as_it_said_needs_no_notice(node: Node) -> None:
     for rank, (statement, code) in enumerate((("pass", None), ("pass", 0), ("raise SystemExit(3)", 3))):
-        process = node.start(statement, rank, Beat(node.clock.now_ns, state=SAID_GOODBYE, exit_code=code))
+        process = node.start(statement, rank, Heartbeat(node.clock.now_ns, state=GOODBYE_ACKNOWLEDGED, exit_code=code))
         process.end()
         assert node.look() == []
 
@@ -62,13 +62,13 @@ def test_a_rank_that_ended_as_it_said_needs_no_notice(node: Node) -> None:
 @pytest.mark.parametrize(
     ("beat", "statement", "reason"),
     [
-        (Beat(0, state=SAID_GOODBYE), "ctypes.string_at(0)", "crashed"),
-        (Beat(0, state=SAID_GOODBYE), "raise SystemExit(3)", "failed"),
-        (Beat(0, state=LEFT), "pass", "finished"),
+        (Heartbeat(0, state=GOODBYE_ACKNOWLEDGED), "ctypes.string_at(0)", "crashed"),
+        (Heartbeat(0, state=GOODBYE_ACKNOWLEDGED), "raise SystemExit(3)", "failed"),
+        (Heartbeat(0, state=LEFT), "pass", "finished"),
     ],
 )
 def test_a_rank_that_ended_otherwise_than_it_said_or_was_not_heard_is_told(
-    node: Node, beat: Beat, statement: str, reason: str
+    node: Node, beat: Heartbeat, statement: str, reason: str
 ) -> None:
     node.start(statement, beat=beat).end()
     assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == [reason]
@@ -95,7 +95,7 @@ def test_the_end_of_a_rank_tells_that_what_it_left_on_the_disk_is_torn(
 def test_an_abort_once_a_collective_is_past_its_timeout_is_the_collective_s(
     node: Node, after_s: int, reason: str
 ) -> None:
-    beat = Beat(node.clock.now_ns, 41, 7, deadline_host_ns=node.clock.now_ns + 10 * S)
+    beat = Heartbeat(node.clock.now_ns, 41, 7, deadline_host_ns=node.clock.now_ns + 10 * S)
     process = node.start("os.abort()", beat=beat)
     assert node.pass_time(after_s) == []
     process.end()
@@ -122,7 +122,7 @@ def test_of_two_ranks_in_one_cgroup_one_oom_kill_takes_one(tmp_path: Path) -> No
     events.write_text("oom_kill 0\n")
     node = Node(tmp_path / "ranks")
     node.watch = Watch(
-        str(node.folder), node.clock, mounts=str(events.parent), make_courier=lambda to: Post(to, node.posted)
+        str(node.folder), node.clock, mounts=str(events.parent), make_sender=lambda to: Post(to, node.posted)
     )
     ranks = [node.start(ENDS["SIGKILL"][0], rank) for rank in (0, 1)]
     events.write_text("oom_kill 1\n")
@@ -167,8 +167,8 @@ def test_while_it_lasts_it_is_told_again_and_no_more_than_that(node: Node) -> No
 
 
 def test_a_rank_that_has_said_goodbye_owes_no_heartbeat(node: Node) -> None:
-    node.start("pass", beat=Beat(node.clock.now_ns, state=SAID_GOODBYE))
-    node.start("pass", rank=1, beat=Beat(node.clock.now_ns, state=LEFT))
+    node.start("pass", beat=Heartbeat(node.clock.now_ns, state=GOODBYE_ACKNOWLEDGED))
+    node.start("pass", rank=1, beat=Heartbeat(node.clock.now_ns, state=LEFT))
     assert node.pass_time(60) == []
 
 
@@ -216,7 +216,7 @@ def test_a_worker_server_that_does_not_answer_is_said_and_the_rest_is_told(node:
 
 def test_a_rank_that_ends_before_it_is_found_is_not_waited_for(node: Node) -> None:
     process = node.prepare("raise SystemExit(3)")
-    node.leave_beacon(process, rank=0)
+    node.write_beacon(process, rank=0)
     process.end()
     process.reap()
     node.watch.run()  # returns

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rankscope.agent.sidecar.beacon import Beat
+from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.notice_sender import Notice, NoticeSender
 from rankscope.agent.sidecar.watch import Watch
 from rankscope.measure.units import HostNs, WallNs
@@ -40,10 +40,10 @@ class Node:
         self.folder = folder
         self.clock = Clock()
         self.posted: list[tuple[str, Notice]] = []
-        self.watch = Watch(str(folder), self.clock, make_courier=lambda endpoint: Post(endpoint, self.posted))
+        self.watch = Watch(str(folder), self.clock, make_sender=lambda endpoint: Post(endpoint, self.posted))
         self._processes: list[Process] = []
 
-    def start(self, statement: str, rank: int = 0, beat: Beat | None = None, **changed: object) -> Process:
+    def start(self, statement: str, rank: int = 0, beat: Heartbeat | None = None, **changed: object) -> Process:
         """A rank that waits, and then does that; the sidecar knows it."""
         process = self.prepare(statement)
         self.announce(process, rank, beat, **changed)
@@ -54,14 +54,14 @@ class Node:
         self._processes.append(Process(statement))
         return self._processes[-1]
 
-    def announce(self, process: Process, rank: int, beat: Beat | None = None, **changed: object) -> None:
+    def announce(self, process: Process, rank: int, beat: Heartbeat | None = None, **changed: object) -> None:
         """Have it leave its beacon, and the sidecar find it."""
-        self.leave_beacon(process, rank, beat, **changed)
+        self.write_beacon(process, rank, beat, **changed)
         self.watch.look()
 
-    def leave_beacon(self, process: Process, rank: int, beat: Beat | None = None, **changed: object) -> None:
+    def write_beacon(self, process: Process, rank: int, beat: Heartbeat | None = None, **changed: object) -> None:
         """Have it leave its beacon."""
-        light_beacon(self.folder, rank, process, beat or Beat(self.clock.now_ns, 41), **changed).close()
+        light_beacon(self.folder, rank, process, beat or Heartbeat(self.clock.now_ns, 41), **changed).close()
 
     def look(self, after_ns: int = 0) -> list[Notice]:
         """What a round has to tell, after that time."""
