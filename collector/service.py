@@ -381,7 +381,7 @@ class Service:
         self._last_tick_ns = now_ns  # only now: a collector whose ticks go wrong is not healthy
 
     def _look_at_runs(self, now_ns: int, wall_s: float) -> None:
-        for former in self._runs.find_surplus():
+        for former in self._runs.find_excess_runs():
             self._forget(former)
         looks, began_ns = self._decide_on_look(now_ns), time.thread_time_ns()
         for job in list(self._runs):
@@ -434,7 +434,7 @@ class Service:
                 can_tell=job.abstained is None,
                 failure=find_failure(job.end),
                 is_superseded=job.is_superseded,
-                told_as_past=job.told_as_past,
+                findings_as_closed=job.findings_as_closed,
             )
             for job in self._runs
         ]

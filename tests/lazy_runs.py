@@ -22,8 +22,8 @@ class LazyRun:
         self.made += 1
         return self._make()
 
-    def outline(self) -> RunSnapshot:
-        """The picture, which is more than an outline."""
+    def summarize(self) -> RunSnapshot:
+        """The picture, which is more than an summarize."""
         return self.build()
 
     def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:

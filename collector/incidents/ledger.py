@@ -49,8 +49,8 @@ NOT_FOUND_AGAIN: Final = "collector restarted, and it was not found again"
 class RunLook(NamedTuple):
     """A run as it is now; `run` is its id, here and in all of the ledger. `is_over`: all its ranks have ended.
     `can_tell`: detection gives verdicts and does not abstain. `failure`: how it ended, in the form of a finding, None
-    unless it ended badly. `is_superseded`: a later run of its name has begun. `told_as_past`: all its findings as they
-    are told when they are over.
+    unless it ended badly. `is_superseded`: a later run of its name has begun. `findings_as_closed`: all its findings as
+    they are told when they are over.
     """
 
     run: str
@@ -59,7 +59,7 @@ class RunLook(NamedTuple):
     can_tell: bool
     failure: Finding | None = None
     is_superseded: bool = False
-    told_as_past: Sequence[Finding] = ()
+    findings_as_closed: Sequence[Finding] = ()
 
 
 class LedgerChanges(NamedTuple):
@@ -244,7 +244,7 @@ class Ledger:
         """
         held = self._held.get(incident.id)
         numbers = incident.findings[-1:] if held is None else tuple(held.lost_rank_s)[:1]
-        for finding in () if look is None else look.told_as_past:
+        for finding in () if look is None else look.findings_as_closed:
             if finding.number in numbers and incident.is_about(finding):
                 lost_rank_s = incident.lost_rank_seconds if held is None else held.total_rank_s
                 self._put(follow(incident, finding, lost_rank_s, now_wall_s, keep_since=True))

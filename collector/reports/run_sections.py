@@ -41,7 +41,7 @@ def headline(report: RunReport) -> str:
         state = describe_end(report.end)
     return printable(
         f"run {report.run}: {report.world_size} ranks, {report.steps} steps, {format_length(max(0.0, length_s))} since "
-        f"{format_moment(report.begun_wall_s)} UTC, {state}"
+        f"{format_utc(report.begun_wall_s)} UTC, {state}"
     )
 
 
@@ -57,10 +57,10 @@ def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
     ]
 
 
-def format_moment(wall_s: float) -> str:
+def format_utc(wall_s: float) -> str:
     """A moment for people, UTC.
 
-    >>> format_moment(0)
+    >>> format_utc(0)
     '1970-01-01 00:00:00'
     """
     return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
@@ -124,7 +124,7 @@ def _incidents(report: RunReport, top: int) -> Section:
 def _describe(incident: Incident, now_wall_s: float) -> str:
     length = format_length(incident.open_for_s(now_wall_s))
     ended = f", {incident.resolved_reason}" if incident.resolved_reason else ""
-    moment = format_moment(incident.opened_wall_s)
+    moment = format_utc(incident.opened_wall_s)
     return f"{incident.id}, {incident.severity}, {incident.cause}, since {moment} UTC, for {length}{ended}"
 
 
@@ -170,7 +170,7 @@ def _curve(report: RunReport, top: int) -> Section:
     )  # fmt: skip
     points = draw_together(report.curve, top)
     rows = [
-        (word(one.attempt), word(f"{one.first_step}-{one.last_step}"), word(format_moment(one.wall_s)),
+        (word(one.attempt), word(f"{one.first_step}-{one.last_step}"), word(format_utc(one.wall_s)),
          ms(one.median_ns), ms(one.longest_ns))
         for one in points
     ]  # fmt: skip

@@ -184,31 +184,31 @@ def build_hang_states(ranks: Mapping[int, RankState], now_collector_ns: int) -> 
 
 
 def _build_standing(rank: RankState, now_collector_ns: int) -> RankHangState:
-    vitals, ending = rank.vitals, rank.vitals.ending
-    since_host_ns = vitals.stalled_since_host_ns
+    liveness, ending = rank.liveness, rank.liveness.ending
+    since_host_ns = liveness.stalled_since_host_ns
     return RankHangState(
         ended=None if ending is None else ending.reason,
         ended_detail="" if ending is None else ending.detail,
-        ended_collector_ns=None if ending is None else vitals.ended_collector_ns,
-        failed_collector_ns=_date_failure(vitals),
-        is_stalled=vitals.is_stalled,
-        stalled_ns=vitals.stalled_ns,
+        ended_collector_ns=None if ending is None else liveness.ended_collector_ns,
+        failed_collector_ns=_date_failure(liveness),
+        is_stalled=liveness.is_stalled,
+        stalled_ns=liveness.stalled_ns,
         since_collector_ns=None
         if since_host_ns is None
         else rank.clock.to_collector_time(since_host_ns, now_collector_ns),
         last_step=rank.last_step,
-        progress=vitals.progress,
-        stall=vitals.stall,
-        unresponsive=vitals.unresponsive,
+        progress=liveness.progress,
+        stall=liveness.stall,
+        unresponsive=liveness.unresponsive,
     )
 
 
-def _date_failure(vitals: Liveness) -> int | None:
+def _date_failure(liveness: Liveness) -> int | None:
     """When a rank began to end badly by itself; None where it did not."""
-    ending, ended_collector_ns = vitals.ending, vitals.ended_collector_ns
+    ending, ended_collector_ns = liveness.ending, liveness.ended_collector_ns
     if ending is None or ended_collector_ns is None or ending.reason in ENDED_WELL | BROUGHT_DOWN:
         return None
-    is_only_seen = vitals.seen is not None and ending.detail == vitals.seen.detail
+    is_only_seen = liveness.seen is not None and ending.detail == liveness.seen.detail
     return date_failure(ending.reason, ended_collector_ns, is_only_seen=is_only_seen)
 
 

@@ -14,8 +14,8 @@ from rankscope.collector.runs.clock_alignment import PackedSamples, find_alignme
 from rankscope.collector.runs.last_report import LastReport
 from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
-from rankscope.collector.runs.step_accounting import StepDraft
-from rankscope.collector.steps.collective_totals import CollectiveTotals, CountsPicture
+from rankscope.collector.runs.step_accounting import StepCountInputs
+from rankscope.collector.steps.collective_totals import CollectiveSnapshot, CollectiveTotals
 from rankscope.collector.steps.rank_medians import Comparison
 from rankscope.measure.messages import Hello, RankEnded, RankUnresponsive
 from rankscope.measure.records import Totals, WindowBreakdown
@@ -33,7 +33,7 @@ class LazyRankSnapshot(msgspec.Struct, frozen=True, gc=False):
     duplicates: int
     first_sequence: int
     last_sequence: int
-    steps: StepDraft
+    steps: StepCountInputs
     breakdown: WindowBreakdown | None
     latest: LastReport
     clock: PackedSamples
@@ -88,7 +88,7 @@ class LazyRankSnapshot(msgspec.Struct, frozen=True, gc=False):
             **comparison.of(self.hello.identity.rank),
         )
 
-    def outline(self, comparison: Comparison) -> RankSnapshot:
+    def summarize(self, comparison: Comparison) -> RankSnapshot:
         """The picture of this life without what is told of each rank only."""
         ending = self.ending
         devices, totals = self.latest.devices_and_totals
@@ -104,7 +104,7 @@ class LazyRankSnapshot(msgspec.Struct, frozen=True, gc=False):
             devices=devices,
             stalled=self.stalled if ending is None else None,
             awaited=self.awaited,
-            **comparison.outline_of(self.hello.identity.rank),
+            **comparison.summary_of(self.hello.identity.rank),
         )
 
 
@@ -115,7 +115,7 @@ class LazyRunSnapshot:
     head: RunSnapshot
     ranks: Sequence[LazyRankSnapshot]
     comparison: Comparison
-    collectives: CountsPicture
+    collectives: CollectiveSnapshot
     now_collector_ns: int
 
     @property
@@ -142,9 +142,9 @@ class LazyRunSnapshot:
         ranks = tuple([self._build(rank) for rank in self.ranks])
         return msgspec.structs.replace(self.head, ranks=ranks)
 
-    def outline(self) -> RunSnapshot:
+    def summarize(self) -> RunSnapshot:
         """The same with the outlines of its ranks."""
-        ranks = tuple([rank.outline(self.comparison) for rank in self.ranks])
+        ranks = tuple([rank.summarize(self.comparison) for rank in self.ranks])
         return msgspec.structs.replace(self.head, ranks=ranks)
 
     def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:

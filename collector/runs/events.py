@@ -89,10 +89,12 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
     looks: bool = True
 
 
-LifeEvent = ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | EndSeen | UnresponsiveSeen
+RankProcessEvent = (
+    ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | EndSeen | UnresponsiveSeen
+)
 """What happens to a life that is known, named by its `boot_id`."""
 
-PeerEvent = RankJoined | LifeEvent
+PeerEvent = RankJoined | RankProcessEvent
 """What comes from the ranks and their sidecars."""
 
 RunEvent = PeerEvent | CollectorAway | Tick

@@ -82,7 +82,7 @@ class RunFindings:
         return self._opened
 
     @property
-    def told_as_past(self) -> tuple[Finding, ...]:
+    def findings_as_closed(self) -> tuple[Finding, ...]:
         """All of them as they are to be told if nothing more is heard: what is kept for a collector that comes after
         this one, which finds anew what still holds.
         """

@@ -35,7 +35,7 @@ class RankState:
         self.last_report_wall_s: float | None = None
         self.next_ping_collector_ns = now_collector_ns
         self.clock = ClockAlignment()
-        self.vitals = Liveness()
+        self.liveness = Liveness()
         self.latest: LastReport = NOTHING_REPORTED
         self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
         self._breakdown: WindowBreakdown | None = None
@@ -63,13 +63,13 @@ class RankState:
         rank.last_report_wall_s, rank.last_step = saved.last_report_wall_s, saved.last_step
         rank.latest = LastReport.restore(saved.totals, saved.losses, saved.devices)
         ended_ns = None if saved.ended_wall_s is None else clocks.to_collector_ns(saved.ended_wall_s)
-        rank.vitals.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
+        rank.liveness.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
         return rank
 
     def save(self, clocks: Clocks, step_ns_median: float | None) -> LazySavedRank:
         """What is kept of this life, and the median of its steps."""
-        vitals = self.vitals
-        ended_ns = None if self.is_live else vitals.ended_collector_ns
+        liveness = self.liveness
+        ended_ns = None if self.is_live else liveness.ended_collector_ns
         life = SavedRank(
             hello=self._hello,
             first_sequence=self.first_sequence,
@@ -80,9 +80,9 @@ class RankState:
             last_report_wall_s=self.last_report_wall_s,
             last_step=self.last_step,
             step_ns_median=step_ns_median,
-            said=vitals.said,
-            seen=vitals.seen,
-            is_gone=vitals.is_gone,
+            said=liveness.said,
+            seen=liveness.seen,
+            is_gone=liveness.is_gone,
             ended_wall_s=None if ended_ns is None else clocks.to_wall_s(ended_ns),
         )
         return LazySavedRank(life, self.latest)
@@ -90,12 +90,12 @@ class RankState:
     @property
     def counters(self) -> tuple[object, ...]:
         """What must not be lost of it, in short: when this has changed it has to be saved."""
-        return self.identity.boot_id, self.missing, self.steps.late, self.vitals.ending
+        return self.identity.boot_id, self.missing, self.steps.late, self.liveness.ending
 
     @property
     def ended(self) -> str | None:
         """How it ended; None while it lives."""
-        ending = self.vitals.ending
+        ending = self.liveness.ending
         return None if ending is None else ending.reason
 
     @property
@@ -103,13 +103,13 @@ class RankState:
         """Whether it has not ended."""
         return self.ended is None
 
-    def goes_on_as(self, identity: RankIdentity) -> bool:
+    def is_continued_by(self, identity: RankIdentity) -> bool:
         """Return whether that life is the same process, whose agent was stopped and started again. A process of another
         container may have the same numbers: so this one must have stopped its agent, and nobody have seen it end.
         """
         mine = self.identity
         is_same = bool(identity.machine_id) and (mine.machine_id, mine.pid) == (identity.machine_id, identity.pid)
-        return is_same and self.ended == "stopped" and self.vitals.seen is None
+        return is_same and self.ended == "stopped" and self.liveness.seen is None
 
     def pass_over(self, away_ns: int, now_collector_ns: int) -> None:
         """The collector has not looked for so long. What was sent meanwhile still waits to be read: no silence."""
@@ -133,7 +133,7 @@ class RankState:
             self.allocators.append(AllocatorCounts(report.said.reported, report.allocator))
         if report.gc_pause_ns is not None:
             self.gc_pauses.append(report.said.reported, report.gc_pause_ns)
-        self.vitals.take(report)
+        self.liveness.take(report)
 
     @property
     def missing(self) -> int:
@@ -154,10 +154,10 @@ class RankState:
 
     def draft(self) -> LazyRankSnapshot:
         """What the picture of this life at this moment is made from."""
-        vitals = self.vitals
+        liveness = self.liveness
         return LazyRankSnapshot(
             self._hello,
-            vitals.ending,
+            liveness.ending,
             self.last_report_wall_s,
             self.last_step,
             self.admitted,
@@ -168,12 +168,12 @@ class RankState:
             self._breakdown,
             self.latest,
             self.clock.samples,
-            vitals.is_stalled,
-            vitals.stall,
-            vitals.unresponsive,
-            vitals.progress,
-            vitals.seen,
-            vitals.ended_collector_ns,
+            liveness.is_stalled,
+            liveness.stall,
+            liveness.unresponsive,
+            liveness.progress,
+            liveness.seen,
+            liveness.ended_collector_ns,
             self.is_awaited,
         )
 

@@ -2,7 +2,7 @@
 
 A run goes through *attempts*: an elastic restart begins a new one, in which steps count from 0 again. The lives of the
 attempts before are kept as a count only. A start that is no restart of this run begins another run of the same name
-(`belongs_here`, runs.py).
+(`accepts_hello`, runs.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_ending import RunEnding
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.collector.steps.collective_totals import CollectiveCounts, CountsDraft, SavedCounts
+from rankscope.collector.steps.collective_totals import CollectiveCounts, CollectiveSums, SavedCounts
 from rankscope.collector.steps.rank_medians import NOT_COMPARED, Comparison
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.steps.step_table import StepTable
@@ -146,7 +146,7 @@ class RunState:
         """How many ranks the present attempt has; 0 before any."""
         return 0 if self._attempt is None else self._attempt.world_size
 
-    def belongs_here(self, hello: Hello, now_collector_ns: int) -> bool:
+    def accepts_hello(self, hello: Hello, now_collector_ns: int) -> bool:
         """Return whether a life that is not known yet is one of this run, or begins another run of the same name.
 
         It is one of this run while any rank reports, or where its process has only started its agent again. After a run
@@ -157,7 +157,7 @@ class RunState:
         if attempt is None or any(rank.is_live and not rank.is_awaited for rank in attempt.ranks.values()):
             return True
         identity, present = hello.identity, attempt.ranks.get(hello.identity.rank)
-        if present is not None and present.goes_on_as(identity):
+        if present is not None and present.is_continued_by(identity):
             return True
         if self._has_ended_on_purpose(attempt):
             return False
@@ -242,19 +242,19 @@ class RunState:
                 rank.duplicates += 1
             case GoodbyeAdmitted():
                 rank.count_admitted(event.goodbye.sequence)
-                rank.vitals.take_goodbye(event.goodbye, event.now_collector_ns)
+                rank.liveness.take_goodbye(event.goodbye, event.now_collector_ns)
                 self._hear(event.now_collector_ns)
             case ClockSampled():
                 rank.clock.add(event.sent_collector_ns, event.host_ns, event.received_collector_ns)
             case ProcessGone() if rank.is_live or rank.ended == "silent":
-                rank.vitals.lose_process(event.now_collector_ns)
+                rank.liveness.lose_process(event.now_collector_ns)
             case EndSeen():
-                rank.vitals.take_end(event.seen, rank.clock, event.now_collector_ns)
+                rank.liveness.take_end(event.seen, rank.clock, event.now_collector_ns)
                 self._hear(event.now_collector_ns)
             case UnresponsiveSeen():
                 # Its process lives, so it is not silent.
                 rank.last_seen_collector_ns = event.now_collector_ns
-                rank.vitals.take_unresponsive(event.seen)
+                rank.liveness.take_unresponsive(event.seen)
             case _:
                 pass
 
@@ -313,11 +313,11 @@ class RunState:
         for rank in chunked(attempt.ranks.values(), self.rest):
             # Of 16,384 ranks nearly all need nothing: whether they live is asked last.
             if tick.now_collector_ns - rank.last_seen_collector_ns > silent_ns and rank.is_live:
-                rank.vitals.fall_silent()
+                rank.liveness.fall_silent()
             if tick.now_collector_ns >= rank.next_ping_collector_ns and len(effects) < pings_max and rank.is_live:
                 rank.next_ping_collector_ns = tick.now_collector_ns + ping_pause_ns
                 effects.append(AskClock(rank.identity.boot_id))
-            if rank.vitals.is_stalled and rank.ended in {None, "silent"}:
+            if rank.liveness.is_stalled and rank.ended in {None, "silent"}:
                 stalled.append(rank)
         if any(rank.is_live for rank in stalled):
             self._goodput.stall(tick.now_collector_ns)
@@ -334,7 +334,7 @@ class RunState:
 
     def _find_end_collector_ns(self, attempt: Attempt) -> int:
         """When the last rank ended; where that is not known of all of them, when the run was heard of last."""
-        known = [rank.vitals.ended_collector_ns for rank in attempt.ranks.values()]
+        known = [rank.liveness.ended_collector_ns for rank in attempt.ranks.values()]
         ended = [ended_ns for ended_ns in known if ended_ns is not None]
         return max(ended) if ended and len(ended) == len(known) else max([self._heard_collector_ns, *ended])
 
@@ -442,7 +442,7 @@ class RunState:
 
     def save_story(self) -> SavedStory:
         """What seldom changes of what is kept."""
-        return SavedStory(findings=self.told_as_past, former_boots=tuple(sorted(self._former_boots)))
+        return SavedStory(findings=self.findings_as_closed, former_boots=tuple(sorted(self._former_boots)))
 
     @property
     def lives(self) -> Mapping[int, RankState]:
@@ -450,18 +450,18 @@ class RunState:
         self.settle(steps_max=0)
         return self._ranks()
 
-    def save_life(self, rank: RankState, clocks: Clocks) -> LazySavedRank:
+    def save_rank(self, rank: RankState, clocks: Clocks) -> LazySavedRank:
         """What is kept of one of them."""
         comparison = NOT_COMPARED if self._attempt is None else self._attempt.comparison
         return rank.save(clocks, comparison.step_ns_median(rank.identity.rank))
 
-    def save_collectives(self) -> CountsDraft:
+    def save_collectives(self) -> CollectiveSums:
         """What is kept of the collectives of all ranks of the present attempt."""
         self.settle(steps_max=0)
         counts = CollectiveCounts() if self._attempt is None else self._attempt.collectives
         return counts.draft()
 
-    def take_settled_steps(self, wall_s: float) -> list[StepAggregate]:
+    def collect_finished_steps(self, wall_s: float) -> list[StepAggregate]:
         """The steps that are settled since this was last called, for the history."""
         self.settle(steps_max=0)
         attempt = self._attempt
@@ -496,7 +496,7 @@ class RunState:
             restart_count=attempt.restart_count,
             ranks=(),
             open_findings=open_findings,
-            findings=(*self._verdicts.closed_findings, *open_findings) if end is None else self.told_as_past,
+            findings=(*self._verdicts.closed_findings, *open_findings) if end is None else self.findings_as_closed,
             lost=self._verdicts.lost,
             abstained=self.abstained,
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings) if end is None else None,
@@ -514,9 +514,9 @@ class RunState:
         return self._verdicts.open_findings if self._ending.end is None else ()
 
     @property
-    def told_as_past(self) -> tuple[Finding, ...]:
+    def findings_as_closed(self) -> tuple[Finding, ...]:
         """All its findings as they are told when they are over."""
-        return self._verdicts.told_as_past
+        return self._verdicts.findings_as_closed
 
     @property
     def end(self) -> RunEnd | None:

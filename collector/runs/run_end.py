@@ -31,7 +31,7 @@ RANKS_NAMED_MAX: Final = 64
 """Ranks that are listed by number in an account: 8 nodes of 8 GPUs. Their count says how many there are."""
 
 
-class LifeEnd(NamedTuple):
+class RankProcessEnd(NamedTuple):
     """What is known of the end of one rank. `ending` is None while it is live. Times are by the wall clock: when it
     ended, as far as that is known, and when it was last heard of.
     """
@@ -85,7 +85,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
         return self.reason in ENDED_WELL
 
 
-def find_run_end(lives: Sequence[LifeEnd], world_size: int) -> RunEnd | None:
+def find_run_end(lives: Sequence[RankProcessEnd], world_size: int) -> RunEnd | None:
     """How the run ended whose ranks these are; None while one of them is live, or before any has joined."""
     if not lives or any(life.ending is None for life in lives):
         return None
@@ -105,7 +105,7 @@ def find_run_end(lives: Sequence[LifeEnd], world_size: int) -> RunEnd | None:
     )
 
 
-def find_first_to_fail(lives: Sequence[LifeEnd]) -> FirstToFail | None:
+def find_first_to_fail(lives: Sequence[RankProcessEnd]) -> FirstToFail | None:
     """The rank whose end brought the others down, as far as can be told: the first that ended badly by itself.
 
     Of ranks that died without a word the end is dated back (`date_failure`): their peers' exceptions may come before.
@@ -130,22 +130,22 @@ def find_first_to_fail(lives: Sequence[LifeEnd]) -> FirstToFail | None:
     )
 
 
-def _reason_of(life: LifeEnd) -> str:
+def _reason_of(life: RankProcessEnd) -> str:
     return "" if life.ending is None else life.ending.reason
 
 
-def _has_failed(life: LifeEnd) -> bool:
+def _has_failed(life: RankProcessEnd) -> bool:
     reason = _reason_of(life)
     return bool(reason) and reason not in ENDED_WELL | BROUGHT_DOWN and life.ended_wall_ns is not None
 
 
-def _date(life: LifeEnd) -> int:
+def _date(life: RankProcessEnd) -> int:
     # A rank that raised said so itself; what the sidecar saw then is another end than the one it said.
     is_only_seen = life.ending is not None and life.seen is not None and life.ending.detail == life.seen.detail
     return date_failure(_reason_of(life), life.ended_wall_ns or 0, is_only_seen=is_only_seen)
 
 
-def _find_together(first: LifeEnd, failed: Sequence[LifeEnd]) -> tuple[int, ...]:
+def _find_together(first: RankProcessEnd, failed: Sequence[RankProcessEnd]) -> tuple[int, ...]:
     """Only deaths without a word count: whoever raised an exception had the time to see another rank's end."""
     if _reason_of(first) not in DIED:
         return ()
@@ -176,7 +176,7 @@ def _explain_unknown(reason: str) -> str:
     return known.get(reason, "it is not known when each rank ended")
 
 
-def _find_end_s(life: LifeEnd) -> float | None:
+def _find_end_s(life: RankProcessEnd) -> float | None:
     if _reason_of(life) == SILENT:
         return life.heard_wall_s
     return None if life.ended_wall_ns is None else ns_to_s(life.ended_wall_ns)

@@ -40,8 +40,8 @@ def describe_end(end: RunEnd) -> str:
     verb = VERBS.get(end.reason, f"ended: {end.reason}")
     if end.reason == LOST:
         since_s = end.ended_wall_s  # of any rank: the first one that was lost may have been so for long by then
-        return f"{verb}: not heard of since {'an unknown time' if since_s is None else format_moment(since_s)}"
-    return verb if end.ended_wall_s is None else f"{verb} at {format_moment(end.ended_wall_s)}"
+        return f"{verb}: not heard of since {'an unknown time' if since_s is None else format_utc(since_s)}"
+    return verb if end.ended_wall_s is None else f"{verb} at {format_utc(end.ended_wall_s)}"
 
 
 def describe_first_to_fail(first: FirstToFail) -> str:
@@ -64,8 +64,8 @@ def describe_lost(end: RunEnd) -> str:
     count = end.ranks.get("silent", len(end.lost_ranks))
     shown = format_ranks(end.lost_ranks)
     who = f"{'rank' if count == 1 else 'ranks'} {shown}{', ...' if count > len(end.lost_ranks) else ''}"
-    since = "" if end.lost_since_wall_s is None else f" since {format_moment(end.lost_since_wall_s)}"
-    if count > 1 and end.ended_wall_s is not None and not since.endswith(format_moment(end.ended_wall_s)):
+    since = "" if end.lost_since_wall_s is None else f" since {format_utc(end.lost_since_wall_s)}"
+    if count > 1 and end.ended_wall_s is not None and not since.endswith(format_utc(end.ended_wall_s)):
         since = f", the first of them{since}"  # the others may have been heard of later
     whether = "its process still runs" if count == 1 else "their processes still run"
     return f"{who} not heard of{since}; whether {whether} is not known"
@@ -109,10 +109,10 @@ def write_end(end: RunEnd) -> str:
     return " ".join([*told, *([f"{lost[0].upper()}{lost[1:]}."] if lost else [])])
 
 
-def format_moment(wall_s: float) -> str:
+def format_utc(wall_s: float) -> str:
     """A moment for people.
 
-    >>> format_moment(0)
+    >>> format_utc(0)
     '1970-01-01 00:00:00 UTC'
     """
     return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from rankscope.collector.runs.checkpoint import Clocks
 from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.rank import RankState
-from rankscope.collector.runs.run_end import LifeEnd, RunEnd, find_run_end
+from rankscope.collector.runs.run_end import RankProcessEnd, RunEnd, find_run_end
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.units import s_to_ns
 
@@ -30,7 +30,7 @@ class RunEnding:
         if not lives or any(rank.is_live for rank in lives):
             self._forget()
             return
-        known = [(rank.vitals.ending, rank.vitals.seen) for rank in lives]
+        known = [(rank.liveness.ending, rank.liveness.seen) for rank in lives]
         if self.end is not None and known == self._known:
             return
         # The clocks of the first look: a wall clock that is set must not move an end that is past.
@@ -39,20 +39,20 @@ class RunEnding:
         self.end = find_run_end(read_ends(lives, self._clocks), world_size)
 
 
-def read_ends(ranks: Collection[RankState], clocks: Clocks) -> list[LifeEnd]:
+def read_ends(ranks: Collection[RankState], clocks: Clocks) -> list[RankProcessEnd]:
     """What is known of the end of each rank."""
     return [_read_end(rank, clocks) for rank in ranks]
 
 
-def _read_end(rank: RankState, clocks: Clocks) -> LifeEnd:
-    vitals = rank.vitals
-    ended_collector_ns = None if vitals.ending is None else vitals.ended_collector_ns
-    return LifeEnd(
+def _read_end(rank: RankState, clocks: Clocks) -> RankProcessEnd:
+    liveness = rank.liveness
+    ended_collector_ns = None if liveness.ending is None else liveness.ended_collector_ns
+    return RankProcessEnd(
         rank=rank.identity.rank,
         node=rank.identity.node,
-        ending=vitals.ending,
+        ending=liveness.ending,
         ended_wall_ns=None if ended_collector_ns is None else s_to_ns(clocks.to_wall_s(ended_collector_ns)),
         heard_wall_s=rank.last_report_wall_s,
-        seen=vitals.seen,
+        seen=liveness.seen,
         last_step=rank.last_step,
     )

@@ -2,11 +2,11 @@
 
 A name alone does not tell which run a message is about. So a message of a life that is known goes to the run that knows
 it, also when a later run of that name has begun: the sidecar's word on how a rank ended, reports that were left on a
-disk. Only the Hello of a life that nobody knows may begin a run (`RunState.belongs_here`).
+disk. Only the Hello of a life that nobody knows may begin a run (`RunState.accepts_hello`).
 
 Of each name at most FORMER_RUNS_MAX former runs stay in memory, and all runs together keep to `runs_max` and
 `ranks_max`: former runs give way to that, the one that was heard of first before the others. Whoever owns this lets go
-of them at each tick (`find_surplus`).
+of them at each tick (`find_excess_runs`).
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ class Runs:
             return knowing
         if hello.left_behind:
             return _find_run_of_left_life(jobs, hello)
-        return jobs[-1] if jobs[-1].belongs_here(hello, event.now_collector_ns) else None
+        return jobs[-1] if jobs[-1].accepts_hello(hello, event.now_collector_ns) else None
 
     @property
     def names(self) -> frozenset[str]:
@@ -85,7 +85,7 @@ class Runs:
         if not jobs:
             del self._by_name[job.name]
 
-    def find_surplus(self) -> list[RunState]:
+    def find_excess_runs(self) -> list[RunState]:
         """Return the former runs that have to give way to the limits, of each name the oldest ones."""
         surplus = [job for jobs in self._by_name.values() for job in jobs[: -1 - FORMER_RUNS_MAX]]
         former = [job for jobs in self._by_name.values() for job in jobs[-1 - FORMER_RUNS_MAX : -1]]

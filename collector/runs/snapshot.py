@@ -76,7 +76,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     awaited: bool = False
 
 
-OUTLINED: Final = frozenset(
+SUMMARY_FIELDS: Final = frozenset(
     {
         "identity", "up", "ended", "awaited", "stalled", "torch_version", "agent_version", "reports_admitted", "totals",
         "devices", "breakdown", "step_ns_median", "self_ns_median", "slowdown_ratio", "wait_caused_ns_median",
@@ -133,7 +133,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """What each life that has reported has counted, by its boot id."""
         return {rank.identity.boot_id: rank.totals for rank in self.ranks if rank.reports_admitted}
 
-    def outline(self) -> "RunSnapshot":
+    def summarize(self) -> "RunSnapshot":
         """Itself: where all is there already nothing is spared."""
         return self
 
@@ -199,8 +199,8 @@ class Draft(Protocol):
         """Make it; it is the same whenever that is done."""
         ...
 
-    def outline(self) -> RunSnapshot:
-        """Make it with ranks that have only OUTLINED."""
+    def summarize(self) -> RunSnapshot:
+        """Make it with ranks that have only SUMMARY_FIELDS."""
         ...
 
     def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
@@ -261,14 +261,14 @@ class Snapshot:
             )
         return self._latest
 
-    def outline(self) -> "Snapshot":
-        """The same moment for who tells of runs and nodes. Its ranks have only `OUTLINED`; all else may be missing. No
-        pictures are made for it; what is made goes with what is returned.
+    def summarize(self) -> "Snapshot":
+        """The same moment for who tells of runs and nodes. Its ranks have only `SUMMARY_FIELDS`; all else may be
+        missing. No pictures are made for it; what is made goes with what is returned.
         """
         return Snapshot(
             wall_s=self.wall_s,
             version=self.version,
-            runs=[one.outline() for one in self._runs or self._drafts],
+            runs=[one.summarize() for one in self._runs or self._drafts],
             counts=self.counts,
             steps=self.steps,
         )
@@ -283,9 +283,9 @@ class Snapshot:
         """How many ranks each run has or is to have, by its id. No picture is made for it, nor for `read_totals`."""
         return {one.run_id: one.size for one in self._drafts}
 
-    def outline_run(self, run_id: str) -> RunSnapshot:
-        """One run as `outline` has it. Raises KeyError for a run that is not here."""
-        return self._find(run_id).outline()
+    def summarize_run(self, run_id: str) -> RunSnapshot:
+        """One run as `summarize` has it. Raises KeyError for a run that is not here."""
+        return self._find(run_id).summarize()
 
     def read_totals(self, run_id: str) -> dict[str, Totals]:
         """What each life of a run that has reported has counted, by its boot id. Raises KeyError for a run that is not

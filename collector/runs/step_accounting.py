@@ -47,7 +47,7 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 NOTHING_COUNTED: Final = StepCounts()
 
 
-class StepDraft(msgspec.Struct, frozen=True, gc=False):
+class StepCountInputs(msgspec.Struct, frozen=True, gc=False):
     """What the account is computed from: where the life was first known from, what was published and late, and the last
     report, None where there is only what another collector had counted.
     """
@@ -120,10 +120,12 @@ class StepAccounting:
         self.late += late
         self._said = said
 
-    def draft(self) -> StepDraft:
+    def draft(self) -> StepCountInputs:
         """What the account of this moment is computed from."""
         before = self._reported_before or 0
-        return StepDraft(self._is_known_from_birth, before, self._published, self.late, self._said, self._restored)
+        return StepCountInputs(
+            self._is_known_from_birth, before, self._published, self.late, self._said, self._restored
+        )
 
     @property
     def counts(self) -> StepCounts:

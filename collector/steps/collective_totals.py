@@ -75,7 +75,7 @@ class SavedCounts(msgspec.Struct, frozen=True, array_like=True):
         return keys, sums
 
 
-class CountsDraft(NamedTuple):
+class CollectiveSums(NamedTuple):
     """The counts of one moment, which are never changed, after so many steps that had any."""
 
     steps: int
@@ -99,7 +99,7 @@ def unpack_counts(body: bytes) -> SavedCounts:
     return saved
 
 
-class CountsPicture:
+class CollectiveSnapshot:
     """The counts of one moment. Never changed."""
 
     def __init__(self, kinds: Sequence[Kind], keys: Ints, sums: Ints, group_sizes: Mapping[str, int]) -> None:
@@ -129,7 +129,7 @@ class CollectiveCounts:
         self._keys: Ints = np.empty(0, dtype=np.int64)
         self._sums: Ints = np.empty((0, COLUMN_COUNT), dtype=np.int64)
         self._steps = 0
-        self._picture: tuple[Ints, int, CountsPicture] | None = None
+        self._picture: tuple[Ints, int, CollectiveSnapshot] | None = None
 
     def add(self, step: KindColumns) -> None:
         """Count the collectives of one step in."""
@@ -148,9 +148,9 @@ class CollectiveCounts:
         has_place = self._keys[places] == keys
         self._add_rows(step, rows[has_place], places[has_place])
 
-    def draft(self) -> CountsDraft:
+    def draft(self) -> CollectiveSums:
         """The counts of this moment, to be kept."""
-        return CountsDraft(self._steps, tuple(self._kinds), self._keys, self._sums)
+        return CollectiveSums(self._steps, tuple(self._kinds), self._keys, self._sums)
 
     def restore(self, saved: SavedCounts, ranks: int) -> None:
         """Go on from what a collector before this one had counted of the first so many ranks; there are no others."""
@@ -161,10 +161,10 @@ class CollectiveCounts:
         self._keys, self._sums = keys.astype(np.int64), sums.astype(np.int64)
         self._sums[:, KEPT_BETWEEN_COLLECTORS:] = 0
 
-    def picture(self, group_sizes: Mapping[str, int]) -> CountsPicture:
+    def picture(self, group_sizes: Mapping[str, int]) -> CollectiveSnapshot:
         """The counts of this moment. Remembered until there are more, or another group is known."""
         if self._picture is None or self._picture[0] is not self._sums or self._picture[1] != len(group_sizes):
-            made = CountsPicture(self._kinds, self._keys, self._sums, dict(group_sizes))
+            made = CollectiveSnapshot(self._kinds, self._keys, self._sums, dict(group_sizes))
             self._picture = self._sums, len(group_sizes), made
         return self._picture[2]
 

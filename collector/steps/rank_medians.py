@@ -49,9 +49,9 @@ class Comparison:
         if place is None:
             return {}
         phases_ns = {name: values[place] for name, values in self._phases_ns.items() if values[place] is not None}
-        return {"phases_ns_median": phases_ns, **self.outline_of(rank)}
+        return {"phases_ns_median": phases_ns, **self.summary_of(rank)}
 
-    def outline_of(self, rank: int) -> Mapping[str, Any]:
+    def summary_of(self, rank: int) -> Mapping[str, Any]:
         """The same without the phases."""
         place = self._place.get(rank)
         return {} if place is None else {name: values[place] for name, values in self._columns.items()}

@@ -24,7 +24,7 @@ from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.collector.steps.collective_totals import CountsDraft
+from rankscope.collector.steps.collective_totals import CollectiveSums
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.database import DamagedStoreError, Database, RefusedRowError
 from rankscope.collector.storage.file_watch import StoreLoss
@@ -79,7 +79,7 @@ class _Changes(NamedTuple):
     saved: SavedRun
     story: SavedStory
     lives: Mapping[tuple[str, int], tuple[int, LazySavedRank]]
-    collectives: CountsDraft
+    collectives: CollectiveSums
     known: Mapping[tuple[str, int], _Saved]
     steps: Sequence[StepAggregate]
 
@@ -205,16 +205,16 @@ class Recorder:
 
     def _hand_interval_over(self, saved: SavedRun, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
         run, attempt = saved.run, saved.attempt
-        # Asked first, so that nobody has to outline all ranks for nothing.
+        # Asked first, so that nobody has to summarize all ranks for nothing.
         if not self._intervals.is_due(run, attempt, clocks.wall_s, is_last=is_last):
             return
-        interval = self._intervals.look(snapshot.outline_run(run), attempt, clocks.wall_s, is_last=is_last)
+        interval = self._intervals.look(snapshot.summarize_run(run), attempt, clocks.wall_s, is_last=is_last)
         if interval is not None:
             with self._changed:
                 self._waiting.add_interval(run, interval)
 
     def _find_changes(self, job: RunState, clocks: Clocks, *, is_last: bool) -> _Changes | None:
-        run, steps = job.run, job.take_settled_steps(clocks.wall_s)
+        run, steps = job.run, job.collect_finished_steps(clocks.wall_s)
         saved = job.save(clocks)
         if saved is None:
             return None
@@ -230,7 +230,7 @@ class Recorder:
                 old.append((before.at_wall_s, number))
         changed += [number for _, number in heapq.nsmallest(REFRESHED_MAX, old)]
         for number in chunked(changed, job.rest):
-            lives[run, number] = saved.attempt, job.save_life(ranks[number], clocks)
+            lives[run, number] = saved.attempt, job.save_rank(ranks[number], clocks)
             known[run, number] = _Saved(ranks[number].counters, clocks.wall_s, collectives.steps)
         return _Changes(saved, story, lives, collectives, known, steps)
 

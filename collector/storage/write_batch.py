@@ -7,7 +7,7 @@ from typing import Final
 
 from rankscope.collector.runs.checkpoint import LazySavedRank, SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.collector.steps.collective_totals import CountsDraft
+from rankscope.collector.steps.collective_totals import CollectiveSums
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.rank_intervals import RankInterval
 
@@ -32,7 +32,7 @@ class Batch:
         self.stories: dict[str, SavedStory] = {}
         self.lives: dict[tuple[str, int], tuple[int, SavedRank | LazySavedRank]] = {}
         """By run and rank: the attempt, and the life in it, or what it is made from when it is written."""
-        self.collectives: dict[str, CountsDraft] = {}
+        self.collectives: dict[str, CollectiveSums] = {}
         """Of all ranks of a run's present attempt."""
         self.steps: deque[tuple[str, StepAggregate]] = deque()
         self.intervals: deque[tuple[str, RankInterval]] = deque()

@@ -56,7 +56,7 @@ def save(story: Story) -> Kept:
     run = story.job.save(clocks)
     assert run is not None
     encode = msgspec.json.encode
-    lives = [encode(story.job.save_life(rank, clocks).build()) for rank in story.job.lives.values()]
+    lives = [encode(story.job.save_rank(rank, clocks).build()) for rank in story.job.lives.values()]
     collectives = story.job.save_collectives().pack()
     return Kept(encode(run), encode(story.job.save_story()), tuple(lives), collectives, read_counters(story))
 

@@ -214,7 +214,7 @@ class MetricPages:
         is_summary = page.path == METRICS_PATH
         # By the ranks the runs are to have, so that nothing moves while they join.
         is_small = sum(snapshot.sizes.values()) <= self._metrics_ranks_max
-        told = snapshot.outline() if is_summary and not is_small else snapshot
+        told = snapshot.summarize() if is_summary and not is_small else snapshot
         overview = build_overview(told, rest) if is_summary else ()
         of_ranks = self._render_ranks(snapshot, page, rest) if is_summary == is_small else {}
         room, left_out = self._series_max, 0

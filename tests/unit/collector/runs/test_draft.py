@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rankscope.collector.runs.snapshot import OUTLINED, RankSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import SUMMARY_FIELDS, RankSnapshot, Snapshot
 from tests.lazy_runs import LazyRun
 from tests.unit.collector.runs.job_stories import Story, boot_of
 
@@ -81,27 +81,27 @@ def test_what_the_lives_have_counted_is_read_without_their_pictures() -> None:
         snapshot.read_totals("other")
 
 
-def outline_of(rank: RankSnapshot) -> dict[str, object]:
-    return {name: getattr(rank, name) for name in OUTLINED}
+def summary_of(rank: RankSnapshot) -> dict[str, object]:
+    return {name: getattr(rank, name) for name in SUMMARY_FIELDS}
 
 
 def test_an_outline_is_the_picture_as_far_as_it_goes() -> None:
     story = Story(3).join().train(20, forward={1: 30}).tick()
     story.say_goodbye(2)
-    (whole,), (outline,) = (each.runs for each in (snapshot_of(story), snapshot_of(story).outline()))
-    assert msgspec.structs.replace(outline, ranks=()) == msgspec.structs.replace(whole, ranks=())
-    assert list(map(outline_of, outline.ranks)) == list(map(outline_of, whole.ranks))
-    assert [rank.ended for rank in outline.ranks] == [None, None, "finished"]
-    assert all(rank.totals.steps == 20 and rank.slowdown_ratio for rank in outline.ranks)
-    assert snapshot_of(story).outline_run("story") == outline
+    (whole,), (summarize,) = (each.runs for each in (snapshot_of(story), snapshot_of(story).summarize()))
+    assert msgspec.structs.replace(summarize, ranks=()) == msgspec.structs.replace(whole, ranks=())
+    assert list(map(summary_of, summarize.ranks)) == list(map(summary_of, whole.ranks))
+    assert [rank.ended for rank in summarize.ranks] == [None, None, "finished"]
+    assert all(rank.totals.steps == 20 and rank.slowdown_ratio for rank in summarize.ranks)
+    assert snapshot_of(story).summarize_run("story") == summarize
 
 
 def test_an_outline_has_nothing_that_is_not_said() -> None:
     story = Story(2).join().train(20).tick()
-    (whole,), (outline,) = (each.runs for each in (snapshot_of(story), snapshot_of(story).outline()))
-    left_out = set(RankSnapshot.__struct_fields__) - OUTLINED
+    (whole,), (summarize,) = (each.runs for each in (snapshot_of(story), snapshot_of(story).summarize()))
+    left_out = set(RankSnapshot.__struct_fields__) - SUMMARY_FIELDS
     nothing = RankSnapshot(identity=whole.ranks[0].identity, up=True)
-    assert all(getattr(rank, name) == getattr(nothing, name) for rank in outline.ranks for name in left_out)
+    assert all(getattr(rank, name) == getattr(nothing, name) for rank in summarize.ranks for name in left_out)
     assert any(getattr(whole.ranks[0], name) != getattr(nothing, name) for name in left_out)
 
 
@@ -109,6 +109,6 @@ def test_pictures_that_were_made_are_their_own_outlines() -> None:
     story = Story(2).join().train(3)
     snapshot = snapshot_of(story)
     whole = snapshot.runs
-    assert snapshot.outline().runs == whole
+    assert snapshot.summarize().runs == whole
     with pytest.raises(KeyError):
-        snapshot.outline_run("other")
+        snapshot.summarize_run("other")

@@ -100,7 +100,7 @@ def test_next_collector_knows_the_end_that_was_kept() -> None:
     saved = story.job.save(clocks)
     assert saved is not None
     assert saved.end is not None
-    lives = [story.job.save_life(rank, clocks).build() for rank in story.job.lives.values()]
+    lives = [story.job.save_rank(rank, clocks).build() for rank in story.job.lives.values()]
     job = RunState.restore(CollectorConfig(), saved, story.job.save_story(), lives, clocks)
     job.handle(Tick(story.now_ns + S, 1.0))
     assert job.end is not None

@@ -4,7 +4,7 @@ import pytest
 
 from rankscope.collector.detect.hang_state import HEAD_START_NS
 from rankscope.collector.runs.liveness import Ending
-from rankscope.collector.runs.run_end import TOGETHER_NS, FirstToFail, LifeEnd, RunEnd, find_run_end
+from rankscope.collector.runs.run_end import TOGETHER_NS, FirstToFail, RankProcessEnd, RunEnd, find_run_end
 from rankscope.collector.runs.run_end_words import (
     DETAIL_LENGTH_MAX,
     NOBODY_SAW,
@@ -34,9 +34,11 @@ def seen(reason: str, detail: str = "", number: int | None = None, *frames: Stac
     )
 
 
-def life(rank: int, reason: str | None = "finished", at_s: float = 9.0, detail: str = "", **known: object) -> LifeEnd:
+def life(
+    rank: int, reason: str | None = "finished", at_s: float = 9.0, detail: str = "", **known: object
+) -> RankProcessEnd:
     """One that was last heard of half a second before its end."""
-    return LifeEnd(
+    return RankProcessEnd(
         rank=rank,
         node="n0",
         ending=None if reason is None else Ending(reason, detail),
@@ -46,13 +48,13 @@ def life(rank: int, reason: str | None = "finished", at_s: float = 9.0, detail: 
     )
 
 
-def end_of(*lives: LifeEnd, world_size: int = 2) -> RunEnd:
+def end_of(*lives: RankProcessEnd, world_size: int = 2) -> RunEnd:
     end = find_run_end(lives, world_size)
     assert end is not None
     return end
 
 
-def first_of(*lives: LifeEnd) -> int | None:
+def first_of(*lives: RankProcessEnd) -> int | None:
     first = end_of(*lives).first
     return None if first is None else first.rank
 

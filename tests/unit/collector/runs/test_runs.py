@@ -37,7 +37,7 @@ class Launches:
     def wait(self, seconds: float) -> "Launches":
         """Let time pass, and tick."""
         self.now_s += seconds
-        for former in self.runs.find_surplus():
+        for former in self.runs.find_excess_runs():
             self.runs.remove(former)
         for job in self.runs:
             job.handle(Tick(self.now_ns, BEGIN_WALL_S + self.now_s))
@@ -136,7 +136,7 @@ def restart_collector(launches: Launches, away_s: float, *, keep_lives: bool = T
     for job in launches.runs:
         saved = job.save(clocks)
         assert saved is not None
-        lives = [job.save_life(rank, clocks).build() for rank in job.lives.values()] if keep_lives else []
+        lives = [job.save_rank(rank, clocks).build() for rank in job.lives.values()] if keep_lives else []
         restored.put(RunState.restore(launches.config, saved, job.save_story(), lives, later))
     launches.runs = restored
 
@@ -333,7 +333,7 @@ def test_run_of_a_collector_before_does_not_take_in_a_start_long_after_it() -> N
     launches.launch("one")
     (job,) = launches.runs
     clocks = Clocks(launches.now_ns, BEGIN_WALL_S)
-    saved, lives = job.save(clocks), [job.save_life(rank, clocks).build() for rank in job.lives.values()]
+    saved, lives = job.save(clocks), [job.save_rank(rank, clocks).build() for rank in job.lives.values()]
     assert saved is not None
     later = Launches(restart_within_s=60)
     later.now_s = 7_200

@@ -36,7 +36,7 @@ def kill(story: Story, away_s: float = AWAY_S) -> Story:
     run = msgspec.json.decode(msgspec.json.encode(saved), type=SavedRun)
     told = msgspec.json.decode(msgspec.json.encode(story.job.save_story()), type=SavedStory)
     lives = [
-        msgspec.json.decode(msgspec.json.encode(story.job.save_life(rank, clocks).build()), type=SavedRank)
+        msgspec.json.decode(msgspec.json.encode(story.job.save_rank(rank, clocks).build()), type=SavedRank)
         for rank in story.job.lives.values()
     ]
     collectives = unpack_counts(story.job.save_collectives().pack())
@@ -183,7 +183,7 @@ def test_a_new_attempt_begins_as_ever() -> None:
 def test_a_run_that_nobody_has_joined_has_nothing_to_save() -> None:
     story = Story(2)
     assert story.job.save(wall_of(story)) is None
-    assert story.job.take_settled_steps(0.0) == []
+    assert story.job.collect_finished_steps(0.0) == []
     assert dict(story.job.lives) == {}
 
 

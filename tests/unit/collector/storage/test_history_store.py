@@ -11,7 +11,7 @@ import pytest
 from rankscope.collector.incidents.store import IncidentStore
 from rankscope.collector.pacing import GilYielder
 from rankscope.collector.runs.checkpoint import SavedStory
-from rankscope.collector.steps.collective_totals import CollectiveCounts, CountsDraft, SavedCounts, unpack_counts
+from rankscope.collector.steps.collective_totals import CollectiveCounts, CollectiveSums, SavedCounts, unpack_counts
 from rankscope.collector.storage.database import APPLICATION_ID, Database
 from rankscope.collector.storage.migrations import MIGRATIONS
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
@@ -92,7 +92,7 @@ def test_what_was_written_is_there_for_the_next_collector(store: HistoryStore) -
     )
 
 
-def counted() -> CountsDraft:
+def counted() -> CollectiveSums:
     """The collectives of one rank."""
     counts = CollectiveCounts()
     counts.add(columns_of([KindWaits(1, "dp", "all_reduce", 2, 60, 2_000, 2, 20, 40, 2_000, 40)]))

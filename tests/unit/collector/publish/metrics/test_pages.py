@@ -17,7 +17,7 @@ from rankscope.collector.publish.metrics.pages import (
     parse_page,
 )
 from rankscope.collector.publish.metrics.text_format import TextFormat
-from rankscope.collector.runs.snapshot import OUTLINED, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import SUMMARY_FIELDS, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, SERIES_PER_RANK_MAX
 from rankscope.measure.exported import COLLECTIVE_KINDS_MAX, GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
@@ -80,7 +80,7 @@ def test_a_small_run_has_everything_on_metrics_and_no_series_on_the_page_of_rank
 
 def test_metrics_of_a_large_run_take_nothing_from_a_rank_but_its_outline() -> None:
     full = [rank_of(rank, ended=ended) for rank, ended in enumerate([None, None, "silent", "failed"])]
-    outlines = [RankSnapshot(**{name: getattr(rank, name) for name in OUTLINED}) for rank in full]
+    outlines = [RankSnapshot(**{name: getattr(rank, name) for name in SUMMARY_FIELDS}) for rank in full]
     found, expected = (series_of(snapshot_with(*ranks), METRICS, metrics_ranks_max=3) for ranks in (outlines, full))
     assert found == expected
     assert names_of(found) >= set(OVERVIEW_READERS)
