@@ -40,7 +40,7 @@ RUNS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_finding_slowdown_ratio", "gauge", "ratio", FINDING,
         "Time of what the open finding is about over what it is compared with; 1 is equal, above is slower.",
-        "self / self of the twins; for other kinds docs/detection.md", _DETECTION, NOT_NEGATIVE,
+        "self / self of the peers; for other kinds docs/detection.md", _DETECTION, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_straggler", "gauge", "", CAUSE,
@@ -50,7 +50,7 @@ RUNS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_rank_slowdown_ratio", "gauge", "ratio", RANK,
         "Own time of the rank over that of the ranks that do the same work; 1 is equal, above is slower.",
-        "median(self) / median over the twins of median(self)", _DETECTION, NOT_NEGATIVE,
+        "median(self) / median over the peers of median(self)", _DETECTION, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_run_slowdown_ratio", "gauge", "ratio", RUN,

@@ -112,9 +112,9 @@ def _show_rank(collector: Collector, ids: Sequence[str], number: int) -> int:
     run = _ask(collector, ids[0], "?ranks=none", RunSnapshot)
     found = _ask(collector, ids[0], f"/ranks/{number}", RankAnswer)
     peers = None
-    if found.twins is not None:
-        twins = found.twins
-        peers = twins.count, render_times(twins.step_ns_median, twins.phases_ns_median, twins.self_ns_median)
+    if found.peers is not None:
+        medians = found.peers
+        peers = medians.count, render_times(medians.step_ns_median, medians.phases_ns_median, medians.self_ns_median)
     print(render_one_rank(run, found.rank, peers, choose_colors(sys.stdout, os.environ)))
     return 0
 

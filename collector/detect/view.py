@@ -11,7 +11,7 @@ from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.steps.group_transfers import GroupTransfers
-from rankscope.collector.steps.peer_groups import Comparison, Twins
+from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
 
@@ -54,7 +54,7 @@ class RunView:
     now_collector_ns: int
     world_size: int
     series: StepSeries
-    twins: Twins
+    peer_groups: PeerGroups
     nodes: Mapping[int, str]
     samples: Samples
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -75,11 +75,11 @@ class RunView:
 
     @cached_property
     def _whole_excess(self) -> Floats:
-        return find_excess(self.series, self.twins)
+        return find_excess(self.series, self.peer_groups)
 
     @cached_property
     def excess(self) -> Floats:
-        """`find_excess` of the series, beyond what is usual for a rank that has no twins."""
+        """`find_excess` of the series, beyond what is usual for a rank that has no peers."""
         return self._whole_excess - self.usual if self.usual.any() else self._whole_excess
 
     @cached_property
@@ -90,7 +90,7 @@ class RunView:
     @cached_property
     def usual(self) -> Floats:
         """`find_usual`, shape (ranks,)."""
-        return find_usual(self._whole_excess, self.series, self.twins, self.known_usual, self.steps_min)
+        return find_usual(self._whole_excess, self.series, self.peer_groups, self.known_usual, self.steps_min)
 
     @cached_property
     def excess_ns(self) -> Floats:
@@ -151,7 +151,7 @@ def as_rank_series(view: RunView, columns: Sequence[Floats], comparisons: Sequen
         now_collector_ns=view.now_collector_ns,
         world_size=len(columns),
         series=StepSeries(view.series.steps, tuple(range(len(columns))), ns, ns, ns, {}, self_is_measured=True),
-        twins=Twins(tuple(comparisons), place),
+        peer_groups=PeerGroups(tuple(comparisons), place),
         nodes={},
         samples=Samples({}, {}, {}),
     )

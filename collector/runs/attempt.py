@@ -18,7 +18,7 @@ from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.steps.collective_totals import CollectiveCounts
-from rankscope.collector.steps.peer_groups import Twins, find_twins
+from rankscope.collector.steps.peer_groups import PeerGroups, find_peer_groups
 from rankscope.collector.steps.rank_medians import NOT_COMPARED, Comparison
 from rankscope.collector.steps.step_series import Floats
 from rankscope.collector.steps.step_table import StepTable
@@ -139,7 +139,7 @@ class Attempt:
     slowdowns: Floats | None = None
     comparison: Comparison = NOT_COMPARED
     collectives: CollectiveCounts = field(default_factory=CollectiveCounts)
-    twins: tuple[tuple[int, ...], Mapping[int, Signature], Twins] | None = None
+    peer_groups: tuple[tuple[int, ...], Mapping[int, Signature], PeerGroups] | None = None
 
     step_ns: int = 0
     """The time in steps of the rank that has reported the most of it."""
@@ -166,12 +166,12 @@ class Attempt:
             return identity.restart_count != known
         return identity.node not in self.former_nodes and identity.restart_count > self.restart_count
 
-    def find_twins(self, ranks: tuple[int, ...]) -> Twins:
+    def find_peer_groups(self, ranks: tuple[int, ...]) -> PeerGroups:
         """Who is compared with whom: mostly the same as at the last look."""
         signatures = self.window.signatures
-        if self.twins is None or self.twins[1] is not signatures or self.twins[0] != ranks:
-            self.twins = (ranks, signatures, find_twins(ranks, signatures))
-        return self.twins[2]
+        if self.peer_groups is None or self.peer_groups[1] is not signatures or self.peer_groups[0] != ranks:
+            self.peer_groups = (ranks, signatures, find_peer_groups(ranks, signatures))
+        return self.peer_groups[2]
 
     def __post_init__(self) -> None:
         self.intake = ReportBatcher(self.window)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.peer_groups import Twins
+from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.step_series import Floats, Ints
 
 STEPS_MAX: Final = 512
@@ -39,7 +39,7 @@ class HeatMapSteps:
     ranks: Ints
     self_ns: Numbers
     excess: Numbers
-    twins: Twins
+    peer_groups: PeerGroups
     latest_step: int | None
 
     @classmethod
@@ -54,7 +54,7 @@ class HeatMapSteps:
             ranks=np.array(series.ranks, dtype=np.int64),
             self_ns=_copy(series.self_ns, rows),
             excess=_copy(view.excess, rows),
-            twins=view.twins,
+            peer_groups=view.peer_groups,
             latest_step=int(series.steps[-1]) if len(series.steps) else None,
         )
 

@@ -356,7 +356,7 @@ class RunState:
             now_collector_ns=now_collector_ns,
             world_size=attempt.world_size,
             series=series,
-            twins=attempt.find_twins(ranks),
+            peer_groups=attempt.find_peer_groups(ranks),
             nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
             samples=read_samples(attempt.ranks),
             groups=attempt.groups.by_label,

@@ -1,25 +1,23 @@
-"""Who does the same work: the ranks that one is compared with."""
+"""Group the ranks that do the same work, so that each is compared with its peers."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-TWINS_MIN = 3
-"""With fewer twins a median over them says little: all ranks are compared instead, and the verdict says so."""
+PEERS_MIN = 3
+"""A rank with fewer peers is compared with all ranks, and the sentence of a finding says so."""
 
-
-ASKED_MAX = 128
-"""Of so many of its peers, evenly spread, a rank's comparison asks for more than their times: more would not tell it
-better, and of 16,384 it would take seconds."""
+PEERS_SAMPLED_MAX = 128
+"""At most this many peers of a rank, evenly spread, are read for more than their step times (samples, windows)."""
 
 
 class Peers(NamedTuple):
-    """Those that one rank is compared with, without itself: `size` of them, of which `ranks` are at most ASKED_MAX.
-    `are_twins` is False when all ranks had to stand in for too few twins.
+    """The ranks that one rank is compared with, without itself: `size` of them, PEERS_SAMPLED_MAX at most in `ranks`.
+    `do_same_work` is False when all ranks stand in for too few that do the same work.
     """
 
     ranks: tuple[int, ...]
     size: int
-    are_twins: bool
+    do_same_work: bool
 
 
 class Comparison(NamedTuple):
@@ -27,47 +25,46 @@ class Comparison(NamedTuple):
 
     members: tuple[int, ...]
     against: tuple[int, ...]
-    are_twins: bool
+    do_same_work: bool
 
     def peers_of(self, rank: int) -> Peers:
-        """Those that one of the members is compared with."""
-        asked = self.against[:: -(-len(self.against) // ASKED_MAX) or 1]
-        others = tuple(other for other in asked if other != rank)
-        return Peers(others, len(self.against) - 1, self.are_twins)
+        """Return the peers of one of the members."""
+        sampled = self.against[:: -(-len(self.against) // PEERS_SAMPLED_MAX) or 1]
+        others = tuple(other for other in sampled if other != rank)
+        return Peers(others, len(self.against) - 1, self.do_same_work)
 
 
-class Twins(NamedTuple):
-    """Every rank is a member of exactly one comparison, `place[rank]`."""
+class PeerGroups(NamedTuple):
+    """All comparisons of a run. Every rank is a member of exactly one of them, `place[rank]`."""
 
     comparisons: tuple[Comparison, ...]
     place: Mapping[int, int]
 
     def of(self, rank: int) -> Comparison:
-        """The comparison that a rank is a member of."""
+        """Return the comparison that a rank is a member of."""
         return self.comparisons[self.place[rank]]
 
 
-def find_twins(ranks: Sequence[int], signatures: Mapping[int, object]) -> Twins:
-    """Ranks whose step has the same signature (which collectives, what sizes) are compared with each other; those with
-    too few of their kind with all.
+def find_peer_groups(ranks: Sequence[int], signatures: Mapping[int, object]) -> PeerGroups:
+    """Group ranks whose steps have the same signature (which collectives, of what sizes).
 
-    A rank whose signature is not known is nobody's twin; when no signature is known, all are taken for twins: nothing
-    speaks against it in a job that has shown no collectives.
+    Ranks of too small a group, and those without a known signature, are compared with all ranks. When no signature is
+    known at all, every rank is a peer of every other.
 
-    >>> find_twins((0, 1, 2, 3, 4), {0: "first", 1: "first", 2: "last", 3: "first", 4: "first"}).comparisons[0]
-    Comparison(members=(0, 1, 3, 4), against=(0, 1, 3, 4), are_twins=True)
+    >>> find_peer_groups((0, 1, 2, 3, 4), {0: "first", 1: "first", 2: "last", 3: "first", 4: "first"}).comparisons[0]
+    Comparison(members=(0, 1, 3, 4), against=(0, 1, 3, 4), do_same_work=True)
     """
     everybody = tuple(sorted(ranks))
-    enough = min(TWINS_MIN, len(everybody) - 1)
+    enough = min(PEERS_MIN, len(everybody) - 1)
     alike: dict[object, list[int]] = {}
     for rank in everybody:
         if not signatures or rank in signatures:
             alike.setdefault(signatures.get(rank), []).append(rank)
     groups = [tuple(group) for group in alike.values() if len(group) > max(1, enough)]
-    comparisons = [Comparison(group, group, are_twins=True) for group in groups]
-    among_twins = {rank for group in groups for rank in group}
-    rest = tuple(rank for rank in everybody if rank not in among_twins)
-    if rest:
-        comparisons.append(Comparison(rest, everybody, are_twins=not signatures))
+    comparisons = [Comparison(group, group, do_same_work=True) for group in groups]
+    grouped = {rank for group in groups for rank in group}
+    remaining = tuple(rank for rank in everybody if rank not in grouped)
+    if remaining:
+        comparisons.append(Comparison(remaining, everybody, do_same_work=not signatures))
     place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
-    return Twins(tuple(comparisons), place)
+    return PeerGroups(tuple(comparisons), place)

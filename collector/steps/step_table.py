@@ -101,7 +101,7 @@ class StepTable:
         self._group_sizes: dict[str, int] = {}
         self._places: dict[tuple[int, str], int] = {}
         self.signatures: Mapping[int, Signature] = {}
-        """What each rank's steps communicate; the same mapping stands for the same twins."""
+        """What each rank's steps communicate; the same mapping stands for the same peers."""
         self.latest_step = -1
         self._distance = WindowDistance()
 

@@ -166,7 +166,7 @@ Sent is the heat map of {STEPS} steps, compressed. `frame`: the median of {FRAME
 An event is made once for all who follow a run, a heat map once for all who look at one; it is compressed for each. The
 shares of time are added up every 2 s, of 16,384 ranks every 32 s, and less often the longer a run is.
 
-| ranks | an event | a heat map | compressed | the slowest ranks | one beside its twins | shares of time |
+| ranks | an event | a heat map | compressed | the slowest ranks | one beside its peers | shares of time |
 |---|---|---|---|---|---|---|
 {at_collector}
 """

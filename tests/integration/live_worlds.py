@@ -19,7 +19,7 @@ from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
-from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries, medians_of_last
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.records import Totals, WindowBreakdown
@@ -102,15 +102,15 @@ def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> t
     series = StepSeries(
         np.arange(first_step, first_step + STEPS), numbers, step_ns, self_ns, self_ns, phases, self_is_measured=True
     )
-    twins = find_twins(numbers, {})
-    excess = find_excess(series, twins)
+    groups = find_peer_groups(numbers, {})
+    excess = find_excess(series, groups)
     slowdowns = slowdown_ratios(excess, STEPS).tolist()
     medians = medians_of_last(self_ns, STEPS).tolist()
     lines = tuple(_rank_of(name, rank, ranks, slowdowns[rank], medians[rank]) for rank in numbers)
     run = RunSnapshot(run=name, world_size=ranks, restart_count=0, ranks=lines, run_slowdown_ratio=SLOWER)
     picture = HeatMapSteps(
         attempt=0, steps=series.steps, ranks=np.array(numbers), self_ns=self_ns.astype(np.float32),
-        excess=excess.astype(np.float32), twins=twins, latest_step=first_step + STEPS - 1,
+        excess=excess.astype(np.float32), peer_groups=groups, latest_step=first_step + STEPS - 1,
     )  # fmt: skip
     return run, picture
 

@@ -135,7 +135,7 @@ def test_step_that_is_not_known_looks_unlike_one_that_is_equal(page: LivePage, w
 
 
 def test_finding_is_shown_with_its_sentence_and_its_numbers(page: LivePage) -> None:
-    page.wait_for_text("#open-findings", "Rank 2 (node-a) is 1.86 times as slow as its 3 twins since step 64")
+    page.wait_for_text("#open-findings", "Rank 2 (node-a) is 1.86 times as slow as its 3 peer ranks since step 64")
     find(page.browser, "#open-findings summary").click()
     evidence = dict(page.rows("#open-findings table"))
     assert (evidence["self_ns"], evidence["peers_self_ns"]) == ("65.00 ms", "35.00 ms")
@@ -221,23 +221,23 @@ def test_shares_are_stacked_as_the_time_was_spent(page: LivePage, world: LiveWor
     ]
 
 
-def test_rank_stands_beside_its_twins_in_numbers_and_in_the_picture(page: LivePage) -> None:
+def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> None:
     page.open("#run=story&rank=2")
     rows = {row[0]: row[1:] for row in page.wait_for_rows("#beside", 3)}
     assert rows["own time, ms"] == ["65.00", "35.00", "1.86"]
     assert rows["phase data, ms"] == ["40.00", "10.00", "4.00"]
     assert "compared with 3 ranks that do the same work" in page.text("#rank-said")
-    width, height = page.size("#twins")
-    found = {name: find_highest(page, name, width * 0.9) for name in ("mine", "twins")}
-    # The axis ends at 1.05 * 65 ms: its twins' line is at 35 / 68.25 of the height, its own at 65 / 68.25.
+    width, height = page.size("#peers")
+    found = {name: find_highest(page, name, width * 0.9) for name in ("mine", "peers")}
+    # The axis ends at 1.05 * 65 ms: its peers' line is at 35 / 68.25 of the height, its own at 65 / 68.25.
     assert found["mine"] == pytest.approx((1 - 65 / 68.25) * (height - BELOW), abs=4)
-    assert found["twins"] == pytest.approx((1 - 35 / 68.25) * (height - BELOW), abs=4)
+    assert found["peers"] == pytest.approx((1 - 35 / 68.25) * (height - BELOW), abs=4)
 
 
 def find_highest(page: LivePage, name: str, x: float) -> int:
     """The first pixel from above that has this colour."""
     colour = page.colour(name)
-    return next(y for y, pixel in enumerate(page.pixels("#twins", x)) if is_near(pixel, colour, 40))
+    return next(y for y, pixel in enumerate(page.pixels("#peers", x)) if is_near(pixel, colour, 40))
 
 
 def test_rank_that_is_not_there_is_said_to_be(page: LivePage) -> None:

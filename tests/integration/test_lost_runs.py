@@ -39,7 +39,7 @@ def find_slow_rank(service: Service) -> Incident:
     story.join().train(40).train(60, forward={2: 30.0})
     service._tick()
     (incident,) = service._journal.incidents
-    assert incident.sentence.startswith("Rank 2 (node-a) is 1.57 times as slow as its 3 twins since step 40: ")
+    assert incident.sentence.startswith("Rank 2 (node-a) is 1.57 times as slow as its 3 peer ranks since step 40: ")
     return incident
 
 
@@ -55,7 +55,9 @@ def test_what_was_found_in_a_run_that_is_lost_is_told_as_past() -> None:
         clock.now_s += SILENT_S + 1.0
         service._tick()
         incident = read_slow_rank(service)
-    assert incident.sentence.startswith("Rank 2 (node-a) was 1.57 times as slow as its 3 peers from step 40 to step 99")
+    assert incident.sentence.startswith(
+        "Rank 2 (node-a) was 1.57 times as slow as its 3 peer ranks from step 40 to step 99"
+    )
     assert (incident.is_open, incident.resolved_reason) == (False, "no longer found")
 
 
@@ -69,7 +71,9 @@ def test_what_the_collector_before_found_in_a_run_that_is_lost_is_told_as_past(t
         clock.now_s += SILENT_S + 1.0
         again._tick()
         incident = read_slow_rank(again)
-    assert incident.sentence.startswith("Rank 2 (node-a) was 1.57 times as slow as its 3 peers from step 40 to step 99")
+    assert incident.sentence.startswith(
+        "Rank 2 (node-a) was 1.57 times as slow as its 3 peer ranks from step 40 to step 99"
+    )
     assert (incident.is_open, incident.resolved_reason) == (False, "collector restarted")
 
 

@@ -10,7 +10,7 @@ from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.run_rules.rules import RunRules
 from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.steps.group_transfers import GroupTransfers
-from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 
@@ -54,7 +54,7 @@ def view_of(job: Job, transfer_ns: int, scale: int = 1) -> RunView:
         now_collector_ns=0,
         world_size=count,
         series=series,
-        twins=find_twins(everybody, {}),
+        peer_groups=find_peer_groups(everybody, {}),
         nodes={},
         samples=Samples(breakdowns, {}, {rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in everybody}),
         groups={"all": everybody},

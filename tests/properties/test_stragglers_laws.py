@@ -114,12 +114,12 @@ def test_slower_ranks_come_first_and_each_once(job: Job) -> None:
 def test_excess_is_the_logarithm_over_the_median_of_the_peers_beyond_what_is_usual(job: Job) -> None:
     view = job.view
     for rank in job.ranks:
-        mine, others = job.self_ns[:, rank], job.self_ns[:, list(view.twins.of(rank).peers_of(rank).ranks)]
+        mine, others = job.self_ns[:, rank], job.self_ns[:, list(view.peer_groups.of(rank).peers_of(rank).ranks)]
         complete = ~np.isnan(mine) & ~np.isnan(others).any(axis=1) & (others.shape[1] > 0)
         expected = np.log(mine[complete] / np.median(others[complete], axis=1)) if complete.any() else []
         usual = view.usual[job.ranks.index(rank)]
         np.testing.assert_allclose(view.excess_of(rank)[complete] + usual, expected, atol=1e-12)
-        assert usual == 0 or not view.twins.of(rank).are_twins
+        assert usual == 0 or not view.peer_groups.of(rank).do_same_work
         assert np.isnan(view.excess_of(rank)[np.isnan(mine)]).all()
 
 

@@ -6,7 +6,7 @@ import pytest
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.view import RunView, Samples
-from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries
 from tests.simulation.hangs import HOWS, Fault, Standstill, draw_fault
 from tests.simulation.topology import Topology
@@ -29,7 +29,7 @@ def view_of(job: Standstill) -> RunView:
         now_collector_ns=0,
         world_size=world,
         series=StepSeries(np.arange(0), tuple(range(world)), nothing, nothing, nothing, {}, self_is_measured=True),
-        twins=find_twins(range(world), {}),
+        peer_groups=find_peer_groups(range(world), {}),
         nodes=dict.fromkeys(range(world), "node-a"),
         samples=Samples({}, {}, {}),
         groups=job.groups,

@@ -1,7 +1,7 @@
 """Which links are slow: whose data movement takes longer than that of groups that do the same, or than it used to.
 
 The transfer of a synchronising collective is the shortest duration of any member (`wait_times.py`), so a rank that
-comes late does not lengthen it: what is left is the links. A group is to its siblings what a rank is to its twins, and
+comes late does not lengthen it: what is left is the links. A group is to its siblings what a rank is to its peers, and
 is judged by the same rules (`stragglers.py`), on
 
     x[step] = log(transfer of the group / median transfer of its siblings)
@@ -29,7 +29,7 @@ from rankscope.collector.detect.statistics.excess import find_excess_ns
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.view import RunView, as_rank_series
-from rankscope.collector.steps.peer_groups import TWINS_MIN, Comparison
+from rankscope.collector.steps.peer_groups import PEERS_MIN, Comparison
 from rankscope.collector.steps.step_series import Floats
 
 SAME_BYTES_RATIO: Final = 0.05
@@ -93,19 +93,19 @@ def build_links(view: RunView, pasts: Mapping[str, Past], thresholds: Thresholds
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for group in groups:
         alike[_family_of(view, group, usual[group])].append(group)
-    families = {_name_family(view, family): tuple(family) for family in alike.values() if len(family) > TWINS_MIN}
+    families = {_name_family(view, family): tuple(family) for family in alike.values() if len(family) > PEERS_MIN}
     transfers |= {name: _middle([transfers[group] for group in family]) for name, family in families.items()}
     names = tuple(transfers)
     columns, comparisons, found = list(transfers.values()), [], {}
     place = {name: column for column, name in enumerate(names)}
     for family in families.values():
         siblings = tuple(sorted(place[group] for group in family))
-        comparisons.append(Comparison(siblings, siblings, are_twins=True))
+        comparisons.append(Comparison(siblings, siblings, do_same_work=True))
     among_siblings = {group for family in families.values() for group in family}
     for column, name in enumerate(names):
         if name not in among_siblings:
             found[name] = pasts.get(name) or find_past(columns[column], thresholds.steps_min)
-            comparisons.append(Comparison((column,), (column, len(columns)), are_twins=True))
+            comparisons.append(Comparison((column,), (column, len(columns)), do_same_work=True))
             columns.append(np.full(len(view.series.steps), found[name].ns))
     return Links(as_rank_series(view, columns, comparisons), names, families, found, view.transfers.exposed_ns)
 

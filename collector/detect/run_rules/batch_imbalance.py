@@ -3,13 +3,13 @@
 No rank is to blame where who is slowest changes at random: batches of samples of different length do that. What it
 costs is in each step
 
-    gap = the most that a rank's self time is above the median of its twins
+    gap = the most that a rank's self time is above the median of its peers
 
 It is said when the gap is at the median a tenth of the step, and when who is slowest is left to chance:
 
 - no rank is the slowest more often than one of equal ranks would be: of n steps and m such ranks, one is the slowest
   in k steps or more with a probability of at most m P(X >= k), X binomial with n and 1/m;
-- no rank is in most steps above its twins by half of the gap: several slow ranks would take turns in being the slowest.
+- no rank is in most steps above its peers by half of the gap: several slow ranks would take turns in being the slowest.
 """
 
 import math
@@ -42,7 +42,7 @@ CLOSE_SHARE: Final = 0.5
 CORRELATION_MIN: Final = 0.7
 """Half of the variance of the one goes with the other: 0.7 squared."""
 STEADY_SHARE_MAX: Final = 0.5
-"""A rank that is above its twins by half of the gap in every other step makes more of it than all chance together."""
+"""A rank that is above its peers by half of the gap in every other step makes more of it than all chance together."""
 PAIRS_MIN: Final = 100
 """So many pairs of a step and a rank leave a correlation of 0 below 0.3 (three standard errors, 1 / sqrt(n))."""
 RANKS_ASKED_MAX: Final = 256
@@ -54,7 +54,7 @@ SUGGESTION: Final = (
 
 
 class Gaps(NamedTuple):
-    """The last known steps: their rows in the series, how far the slowest rank is from its twins, as `ns` and over the
+    """The last known steps: their rows in the series, how far the slowest rank is from its peers, as `ns` and over the
     step, in how many steps the rank that is the slowest most often is so, and whether that is left to chance.
     """
 
@@ -105,7 +105,7 @@ class BatchImbalance:
 
 
 def find_gaps(view: RunView, steps: int = STEPS_LOOKED_AT) -> Gaps | None:
-    """How far the slowest rank was from its twins in so many of the last steps; None when too few are known of all."""
+    """How far the slowest rank was from its peers in so many of the last steps; None when too few are known of all."""
     known = ~np.isnan(view.series.self_ns).any(axis=1) & ~np.isnan(view.longest_ns)
     rows = np.flatnonzero(known)[-steps:]
     if len(rows) < STEPS_MIN:
@@ -120,10 +120,10 @@ def find_gaps(view: RunView, steps: int = STEPS_LOOKED_AT) -> Gaps | None:
     return Gaps(rows, gap_ns, gap / step, most_often, is_random)
 
 
-def _beyond_twins(view: RunView, values: Floats) -> Floats:
+def _beyond_peers(view: RunView, values: Floats) -> Floats:
     """How far each rank's value is above the median of those that it is compared with, shape (n, ranks) as `values`."""
     beyond = np.empty_like(values)
-    for comparison in view.twins.comparisons:
+    for comparison in view.peer_groups.comparisons:
         members = view.series.columns_of(comparison.members)
         usual = np.median(values[:, view.series.columns_of(comparison.against)], axis=1, keepdims=True)
         beyond[:, members] = values[:, members] - usual
@@ -158,7 +158,7 @@ def correlate_with_batches(view: RunView, rows: Ints) -> float | None:
 
 
 def _correlate(view: RunView, one: Floats, other: Floats) -> float | None:
-    """Of two amounts, shape (n, ranks), as logarithms less what is usual among the twins in the step and of the rank in
+    """Of two amounts, shape (n, ranks), as logarithms less what is usual among the peers in the step and of the rank in
     all steps: neither steps that are longer for all nor ranks that are always slower correlate anything.
     """
     parts = np.stack([one, other])
@@ -166,7 +166,7 @@ def _correlate(view: RunView, one: Floats, other: Floats) -> float | None:
     if np.count_nonzero(known) * parts.shape[2] < PAIRS_MIN:
         return None
     every = -(-parts.shape[2] // RANKS_ASKED_MAX)
-    apart = [_beyond_twins(view, np.log(part[known]))[:, ::every] for part in parts]
+    apart = [_beyond_peers(view, np.log(part[known]))[:, ::every] for part in parts]
     orders = [_order((part - np.median(part, axis=0)).ravel()) for part in apart]
     if any(order.min() == order.max() for order in orders):
         return None

@@ -1,4 +1,4 @@
-"""Slower than before, without a rank that is slower than its twins: a whole stage, or the whole run.
+"""Slower than before, without a rank that is slower than its peers: a whole stage, or the whole run.
 
     stage_slowdown   all ranks that do the same work (a pipeline stage, an expert group) have become slower than they
                      were, and than the others have
@@ -63,9 +63,9 @@ class StageSlowdowns:
         self._thresholds = thresholds
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Every group of twins that has become slower than the other groups."""
-        groups = [one.members for one in view.twins.comparisons if one.are_twins and len(one.members) > 1]
-        if len(view.twins.comparisons) < 2 or not groups:  # noqa: PLR2004 - a comparison takes two
+        """Every peer group that has become slower than the other groups."""
+        groups = [one.members for one in view.peer_groups.comparisons if one.do_same_work and len(one.members) > 1]
+        if len(view.peer_groups.comparisons) < 2 or not groups:  # noqa: PLR2004 - a comparison takes two
             return Abstain("all ranks do the same work: there is no stage to compare")
         known = {finding.ranks: finding for finding in explained if finding.kind == STAGE}
         found = [self._judge(view, ranks, known.get(ranks)) for ranks in groups]

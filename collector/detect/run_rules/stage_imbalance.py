@@ -1,6 +1,6 @@
 """Work that is shared out unevenly: pipeline stages or expert groups of which some have more to do than others.
 
-Twins do the same work, so ranks that are no twins may differ by design: the first stage has the embedding, the last one
+Peers do the same work, so ranks that are no peers may differ by design: the first stage has the embedding, the last one
 the loss. What the heaviest group does beyond the mean of all is what a better split would save in every step.
 
     ratio = median self time of the group's ranks / mean over all ranks, a group's ranks counted at their median
@@ -32,7 +32,7 @@ SUGGESTION: Final = (
 
 
 class StageImbalance:
-    """The detector of groups of twins that have more work than the others by design."""
+    """The detector of peer groups that have more work than the others by design."""
 
     kinds = frozenset({IMBALANCE})
 
@@ -44,7 +44,7 @@ class StageImbalance:
         if len(view.series.ranks) < view.world_size:
             missing = view.world_size - len(view.series.ranks)
             return Abstain(f"{missing} of {view.world_size} ranks have not been heard of")
-        groups = _groups_of_twins(view)
+        groups = _same_work_groups(view)
         if len(groups) < 2:  # noqa: PLR2004 - a split takes two
             return Abstain("no two groups of ranks that do different work are known")
         stages = view_stages(view, groups)
@@ -61,15 +61,15 @@ class StageImbalance:
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Whether the group's work is near the mean; False when its ranks are no group any more."""
-        groups = _groups_of_twins(view)
+        groups = _same_work_groups(view)
         for column, group in enumerate(groups):
             if group.members == finding.ranks:
                 return has_recovered(view_stages(view, groups).excess_of(column), self._thresholds)
         return False
 
 
-def _groups_of_twins(view: RunView) -> list[Comparison]:
-    return [comparison for comparison in view.twins.comparisons if comparison.are_twins]
+def _same_work_groups(view: RunView) -> list[Comparison]:
+    return [comparison for comparison in view.peer_groups.comparisons if comparison.do_same_work]
 
 
 def view_stages(view: RunView, groups: Sequence[Comparison]) -> RunView:
@@ -79,14 +79,14 @@ def view_stages(view: RunView, groups: Sequence[Comparison]) -> RunView:
     self_ns = view.series.self_ns
     medians = [np.median(self_ns[:, view.series.columns_of(group.members)], axis=1) for group in groups]
     weights = [len(group.members) for group in groups]
-    for comparison in view.twins.comparisons:
-        if not comparison.are_twins:
+    for comparison in view.peer_groups.comparisons:
+        if not comparison.do_same_work:
             rest = self_ns[:, view.series.columns_of(comparison.members)]
             medians.append(rest.mean(axis=1))
             weights.append(len(comparison.members))
     mean = np.average(medians, axis=0, weights=weights)
     columns = [*medians[: len(groups)], mean]
-    against = [Comparison((column,), (column, len(groups)), are_twins=True) for column in range(len(groups))]
+    against = [Comparison((column,), (column, len(groups)), do_same_work=True) for column in range(len(groups))]
     return as_rank_series(view, columns, against)
 
 

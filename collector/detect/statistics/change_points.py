@@ -1,7 +1,7 @@
 """The levels of a noisy series: whether, and where, it has clearly changed.
 
-A series is log(time / what it is compared with) step by step, shape (n,), without NaN: one rank over its twins, a group
-of ranks over the others, the whole run over its own past.
+A series is log(time / what it is compared with) step by step, shape (n,), without NaN: one rank over its peer_groups, a
+group of ranks over the others, the whole run over its own past.
 """
 
 import math

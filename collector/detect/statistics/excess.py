@@ -1,6 +1,6 @@
 """How much longer a rank's own work takes than that of those it is compared with, step by step.
 
-A rank with too few twins is compared with ranks that do other work. That they take less or more says nothing: what is
+A rank with too few peers is compared with ranks that do other work. That they take less or more says nothing: what is
 usual for the rank, beside the others, is its measure, and only what goes beyond that is its excess.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change
-from rankscope.collector.steps.peer_groups import Twins
+from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries, in_blocks, medians_of_last
 
 PARTS: Final = 4
@@ -19,7 +19,7 @@ KNOWN_MIN: Final = 0.5
 """Share of the ranks compared with whose self time must be known: a median over fewer may be another one's."""
 
 
-def find_excess(series: StepSeries, twins: Twins) -> Floats:
+def find_excess(series: StepSeries, peer_groups: PeerGroups) -> Floats:
     """log(self time / median of the self times of those it is compared with), shape (n, ranks) as the series; NaN where
     its own or too many of theirs are not known.
     """
@@ -29,7 +29,7 @@ def find_excess(series: StepSeries, twins: Twins) -> Floats:
     def cells(some: Ints, columns: Ints) -> Any:
         return some if len(columns) == len(series.ranks) else np.ix_(some, columns)  # of all nothing is to be moved
 
-    for comparison in twins.comparisons:
+    for comparison in peer_groups.comparisons:
         members, against = series.columns_of(comparison.members), series.columns_of(comparison.against)
         are_all = comparison.against == comparison.members
         for some in in_blocks(rows, len(against)):  # of 16,384 ranks and 256 steps each copy is 32 MiB
@@ -50,14 +50,16 @@ def find_excess_ns(excess: Floats, self_ns: Floats) -> Floats:
     return np.multiply(self_ns, share, out=share)
 
 
-def find_usual(excess: Floats, series: StepSeries, twins: Twins, known: Mapping[int, float], steps_min: int) -> Floats:
-    """What excess is usual for each rank, shape (ranks,): 0 for those with twins. For the others what is `known` of
+def find_usual(
+    excess: Floats, series: StepSeries, peer_groups: PeerGroups, known: Mapping[int, float], steps_min: int
+) -> Floats:
+    """What excess is usual for each rank, shape (ranks,): 0 for those with peers. For the others what is `known` of
     them from before, else the median before the last clear change of level, or of all where there is none.
 
     A change so recent that fewer than `steps_min` steps follow it is none yet.
     """
     usual = np.zeros(excess.shape[1])
-    strangers = [rank for one in twins.comparisons if not one.are_twins for rank in one.members]
+    strangers = [rank for one in peer_groups.comparisons if not one.do_same_work for rank in one.members]
     for rank in strangers:
         column = series.column_of(rank)
         told = excess[~np.isnan(excess[:, column]), column]

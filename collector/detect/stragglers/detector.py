@@ -1,4 +1,4 @@
-"""Ranks whose own work takes longer than their twins', as findings: who, how much, since when, why, at what cost."""
+"""Ranks whose own work takes longer than their peers', as findings: who, how much, since when, why, at what cost."""
 
 import math
 import statistics
@@ -34,7 +34,7 @@ KNOWN_GAP: Final = "gap_known_steps"
 """In the evidence of an intermittent slowness: the usual distance of its spells, in steps, and in those of them whose
 waiting is known."""
 USUAL: Final = "usual_log_excess"
-"""In the evidence of a rank without twins, with its number behind a slash: what was usual for it (`excess.py`)."""
+"""In the evidence of a rank without peers, with its number behind a slash: what was usual for it (`excess.py`)."""
 
 
 class SlowRanks:
@@ -66,7 +66,7 @@ class SlowRanks:
 
 
 def read_usual(findings: Sequence[Finding]) -> dict[int, float]:
-    """What open findings say was usual for ranks without twins, which may have left the window."""
+    """What open findings say was usual for ranks without peers, which may have left the window."""
     return {
         int(name.removeprefix(f"{USUAL}/")): value
         for finding in findings
@@ -107,7 +107,7 @@ def _describe(view: RunView, node: str | None, slow_ranks: Sequence[Slow], known
         **slow.tests,
     }
     for one in slow_ranks:
-        if not one.peers.are_twins:
+        if not one.peers.do_same_work:
             evidence[f"{USUAL}/{one.rank}"] = float(view.usual[view.series.column_of(one.rank)])
     if slow.pattern == "intermittent":
         evidence[GAP] = float(intermittent.find_period(slow.slow_steps)[0])

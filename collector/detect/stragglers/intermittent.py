@@ -1,11 +1,11 @@
 """Who is slow in some steps only: every k-th one, or now and then, far oftener than those that do the same work.
 
 A garbage collector that runs every fifty steps, a rank that writes every tenth: the median step is as fast as the
-twins', and yet everybody waits. All ranks have stalls now and then, so what counts is who has more of them:
+peers', and yet everybody waits. All ranks have stalls now and then, so what counts is who has more of them:
 
-    slow step     excess above what the smallest effect and SLOW_DEVIATIONS of the twins' noise allow
+    slow step     excess above what the smallest effect and SLOW_DEVIATIONS of the peers' noise allow
     spells        slow steps with one that is not before them: a single long stall is one spell
-    by chance     the probability of so many spells, or more, when they come as often as to the twins (binomial);
+    by chance     the probability of so many spells, or more, when they come as often as to the peers (binomial);
                   at most CHANCE_MAX
     effect        all steps together lose at least COST_RATIO_MIN to it
 """
@@ -20,7 +20,7 @@ from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.peer_groups import ASKED_MAX
+from rankscope.collector.steps.peer_groups import PEERS_SAMPLED_MAX
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
 
 SLOW_DEVIATIONS: Final = 4.0
@@ -69,9 +69,9 @@ def find_spells(view: RunView, thresholds: Thresholds) -> Spells:
     excess = view.excess if len(rows) == len(view.excess) else view.excess[rows]
     slow: Flags = np.full(excess.shape, fill_value=False)
     if len(rows):
-        for comparison in view.twins.comparisons:
+        for comparison in view.peer_groups.comparisons:
             columns = view.series.columns_of(comparison.members)
-            asked = np.nan_to_num(excess[:, columns[:: -(-len(columns) // ASKED_MAX)]], nan=0.0)
+            asked = np.nan_to_num(excess[:, columns[:: -(-len(columns) // PEERS_SAMPLED_MAX)]], nan=0.0)
             deviations = MAD_TO_SIGMA * np.median(np.abs(asked - np.median(asked, axis=0)), axis=0)
             usual = max(float(np.median(deviations)), SIGMA_FLOOR)
             slow_from = max(math.log(thresholds.slowdown_ratio_min), SLOW_DEVIATIONS * usual)
@@ -130,7 +130,7 @@ def _judge(view: RunView, column: int, spells: Spells) -> Slow | None:
         self_ns=float(np.median(self_ns)),
         peers_self_ns=float(np.median(self_ns / np.exp(excess))),
         steps_looked_at=len(steps) - began,
-        peers=view.twins.of(rank).peers_of(rank),
+        peers=view.peer_groups.of(rank).peers_of(rank),
         pattern="intermittent",
         slow_steps=steps[slow],
     )

@@ -1,17 +1,17 @@
-"""Who is the straggler: whose own work takes persistently longer than its twins' (docs/definitions.md section 4).
+"""Who is the straggler: whose own work takes persistently longer than its peers' (docs/definitions.md section 4).
 
 In synchronous training every rank's step takes the same time, because the others wait for the slow one. So ranks are
 compared by their *self time*: the step less the waiting that others caused (`wait_times.py`).
 
-    x[step] = log(self time of the rank / median self time of its twins)
+    x[step] = log(self time of the rank / median self time of its peers)
 
 A rank is slow when, over the stretch of steps since the last change of level in x,
 
     exp(median x)            >= slowdown_ratio_min        the effect is large enough to matter
     median x / sigma         >= robust_z_min              it stands out of the noise, where sigma is the largest of
-                                                            - the spread between the twins: 1.4826 MAD of their medians
+                                                            - the spread between the peers: 1.4826 MAD of their medians
                                                             - the error of the rank's own median over time
-                                                            - the same error as the twins' noise would have it
+                                                            - the same error as the peers' noise would have it
                                                             - SIGMA_FLOOR
     share of slow steps      >= persistence_ratio         a slow step is nearer to the median than to no effect
 
@@ -166,9 +166,9 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds) -> Slow | None:
     if level < math.log(thresholds.slowdown_ratio_min):
         return None
     noise = measure_noise(excess[known], since)
-    peers = view.twins.of(rank).peers_of(rank)
+    peers = view.peer_groups.of(rank).peers_of(rank)
     sigma = _sigma(view, noise, known, since, peers)
-    if not peers.are_twins:  # what is usual is known no better than what is now
+    if not peers.do_same_work:  # what is usual is known no better than what is now
         sigma = math.hypot(sigma, noise.median_error(since)) if since else sigma
     robust_z = level / sigma
     persistence = _persistence(stretch, level, noise, thresholds)
@@ -226,7 +226,7 @@ def _persistence(stretch: Floats, level: float, noise: Noise, thresholds: Thresh
 def _sigma(view: RunView, noise: Noise, known: Ints, since: int, peers: Peers) -> float:
     """By how much the level of the stretch `known[since:]` may be off: see the head of this file.
 
-    The twins' noise counts because one rank's own can look small by chance, and several ranks' hardly.
+    The peers' noise counts because one rank's own can look small by chance, and several ranks' hardly.
     """
     series = view.excess[np.ix_(known, view.series.columns_of(peers.ranks))]
     series = series[:, ~np.isnan(series).any(axis=0)]

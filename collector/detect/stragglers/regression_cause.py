@@ -1,6 +1,6 @@
 """Why some ranks, or all, have become slower than they were: what they do now against what they did before.
 
-Where nobody does the same work at the same pace any more there are no twins to compare with, only the past. Each test
+Where nobody does the same work at the same pace any more there are no peers to compare with, only the past. Each test
 asks, as in `root_cause.py`, whether its part explains at least half of what was added. Clocks and throttling are not
 kept over time: there the ranks are held against the others, where there are any.
 """

@@ -97,7 +97,7 @@ EXPLAINS = 0.5
 MORE_WORK_RATIO = 1.05
 """So many more operators than the peers are more work; equal work has equal counts, exactly."""
 CLOCK_RATIO = 0.95
-"""An SM clock below this share of the peers' median is slow: boost clocks of healthy twins differ by 1 to 3 %."""
+"""An SM clock below this share of the peers' median is slow: boost clocks of healthy peers differ by 1 to 3 %."""
 
 HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
 """Xid errors that speak of the GPU or its links and not of the program (NVIDIA's Xid catalogue): memory errors and row

@@ -52,9 +52,9 @@ def _name(slow_ranks: Sequence[Slow], node: str, *, is_over: bool) -> str:
 
 def _name_peers(slow: Slow, *, is_over: bool) -> str:
     if slow.peers.size == 1:
-        return "the other rank" if slow.peers.are_twins else "usual beside the other rank"
-    if slow.peers.are_twins:
-        return f"its {slow.peers.size} {'peers' if is_over else 'twins'}"
+        return "the other rank" if slow.peers.do_same_work else "usual beside the other rank"
+    if slow.peers.do_same_work:
+        return f"its {slow.peers.size} peer ranks"
     do = "did" if is_over else "do"
     return f"usual beside the other {slow.peers.size} ranks, of which too few {do} the same work,"
 

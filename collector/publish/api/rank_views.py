@@ -1,4 +1,4 @@
-"""What the API says of the ranks of a run: those that are worst, and one of them beside its twins. Pure."""
+"""What the API says of the ranks of a run: those that are worst, and one of them beside its peers. Pure."""
 
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
@@ -52,13 +52,13 @@ class RankList(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[ListedRank, ...]
 
 
-class TwinMedians(msgspec.Struct, frozen=True, kw_only=True):
+class PeerMedians(msgspec.Struct, frozen=True, kw_only=True):
     """Those a rank is compared with: `count` of them, of which `ranks` (128 at most, evenly spread) are asked.
-    `are_twins` is False when all ranks stand in for too few that do the same work. The others are medians over those
+    `do_same_work` is False when all ranks stand in for too few that do the same work. The others are medians over those
     asked of what RankSnapshot says of each; `ratios` are of the last profiled windows. None: not known of any.
     """
 
-    are_twins: bool
+    do_same_work: bool
     count: int
     ranks: tuple[int, ...]
     step_ns_median: float | None
@@ -69,22 +69,22 @@ class TwinMedians(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The last steps in which ranks could be compared, of one rank and of its twins. Every list has the length of
-    `steps`; null: not known. Of the twins' own time the median, the least and the most of all of them.
+    """The last steps in which ranks could be compared, of one rank and of its peers. Every list has the length of
+    `steps`; null: not known. Of the peers' own time the median, the least and the most of all of them.
     """
 
     attempt: int
     steps: tuple[int, ...]
     self_ns: tuple[float | None, ...]
     slowdown_ratio: tuple[float | None, ...]
-    twins_self_ns_median: tuple[float | None, ...]
-    twins_self_ns_min: tuple[float | None, ...]
-    twins_self_ns_max: tuple[float | None, ...]
+    peers_self_ns_median: tuple[float | None, ...]
+    peers_self_ns_min: tuple[float | None, ...]
+    peers_self_ns_max: tuple[float | None, ...]
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank beside its twins. `gpu_model` is None without a GPU; `ratios` are of its last profiled windows, by name;
-    `twins` and `recent` are None before detection has looked at it.
+    """One rank beside its peers. `gpu_model` is None without a GPU; `ratios` are of its last profiled windows, by name;
+    `peers` and `recent` are None before detection has looked at it.
     """
 
     run: str
@@ -95,7 +95,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     gpu_model: str | None
     rank: RankSnapshot
     ratios: Mapping[str, float]
-    twins: TwinMedians | None = None
+    peers: PeerMedians | None = None
     recent: RankSteps | None = None
 
 
@@ -127,9 +127,9 @@ def show_rank(run: RunSnapshot, number: int, picture: HeatMapSteps | None) -> Ra
     column = None if picture is None else picture.find_column(number)
     if picture is None or column is None:
         return answer
-    comparison = picture.twins.of(number)
+    comparison = picture.peer_groups.of(number)
     return msgspec.structs.replace(
-        answer, twins=_compare(run, number, comparison), recent=_show_steps(picture, column, comparison)
+        answer, peers=_compare(run, number, comparison), recent=_show_steps(picture, column, comparison)
     )
 
 
@@ -158,19 +158,19 @@ def _ratios_of(rank: RankSnapshot) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _compare(run: RunSnapshot, number: int, comparison: Comparison) -> TwinMedians:
+def _compare(run: RunSnapshot, number: int, comparison: Comparison) -> PeerMedians:
     peers = comparison.peers_of(number)
     asked = set(peers.ranks)
-    twins = [rank for rank in run.ranks if rank.identity.rank in asked]
-    return TwinMedians(
-        are_twins=peers.are_twins,
+    read = [rank for rank in run.ranks if rank.identity.rank in asked]
+    return PeerMedians(
+        do_same_work=peers.do_same_work,
         count=peers.size,
         ranks=peers.ranks,
-        step_ns_median=_median_of([rank.step_ns_median for rank in twins]),
-        self_ns_median=_median_of([rank.self_ns_median for rank in twins]),
-        wait_caused_ns_median=_median_of([rank.wait_caused_ns_median for rank in twins]),
-        phases_ns_median=_medians_by_name([rank.phases_ns_median for rank in twins]),
-        ratios=_medians_by_name([_ratios_of(rank) for rank in twins]),
+        step_ns_median=_median_of([rank.step_ns_median for rank in read]),
+        self_ns_median=_median_of([rank.self_ns_median for rank in read]),
+        wait_caused_ns_median=_median_of([rank.wait_caused_ns_median for rank in read]),
+        phases_ns_median=_medians_by_name([rank.phases_ns_median for rank in read]),
+        ratios=_medians_by_name([_ratios_of(rank) for rank in read]),
     )
 
 
@@ -186,19 +186,19 @@ def _medians_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _show_steps(picture: HeatMapSteps, column: int, comparison: Comparison) -> RankSteps:
     against = picture.find_columns(comparison.against)
-    twins = picture.self_ns[:, against[against != column]]
-    over_twins = {"median": _medians(twins)}
-    if twins.shape[1]:
+    others = picture.self_ns[:, against[against != column]]
+    over_peers = {"median": _medians(others)}
+    if others.shape[1]:
         # Not nanmin: these say nothing of a row that is all NaN, and give NaN.
-        over_twins |= {"min": np.fmin.reduce(twins, axis=1), "max": np.fmax.reduce(twins, axis=1)}
+        over_peers |= {"min": np.fmin.reduce(others, axis=1), "max": np.fmax.reduce(others, axis=1)}
     else:
-        over_twins |= {"min": over_twins["median"], "max": over_twins["median"]}
+        over_peers |= {"min": over_peers["median"], "max": over_peers["median"]}
     return RankSteps(
         attempt=picture.attempt,
         steps=tuple(picture.steps.tolist()),
         self_ns=_known_or_none(picture.self_ns[:, column]),
         slowdown_ratio=_known_or_none(np.exp(picture.excess[:, column])),
-        **{f"twins_self_ns_{name}": _known_or_none(values) for name, values in over_twins.items()},
+        **{f"peers_self_ns_{name}": _known_or_none(values) for name, values in over_peers.items()},
     )
 
 

@@ -1,4 +1,4 @@
-// Two small charts: shares of a whole over time, and one rank between its twins.
+// Two small charts: shares of a whole over time, and one rank between its peers.
 
 import { colour, clock, ms, number, prepare } from "./dom.js";
 
@@ -73,10 +73,10 @@ const drawNothing = (pen) => {
   pen.fillText("Nothing is known yet.", 0, 20);
 };
 
-/** `recent` of a rank: its own time, and the median of its twins between the least and the most of them. */
-export const drawTwins = (canvas, recent) => {
+/** `recent` of a rank: its own time, and the median of its peers between the least and the most of them. */
+export const drawPeers = (canvas, recent) => {
   const { pen, width, height } = prepare(canvas);
-  const series = ["self_ns", "twins_self_ns_median", "twins_self_ns_min", "twins_self_ns_max"].map(
+  const series = ["self_ns", "peers_self_ns_median", "peers_self_ns_min", "peers_self_ns_max"].map(
     (name) => recent?.[name] ?? [],
   );
   const known = series.flat().filter((value) => value !== null);
@@ -84,14 +84,14 @@ export const drawTwins = (canvas, recent) => {
   const most = Math.max(...known) * 1.05;
   const place = (column) => LEFT + ((column + 0.5) / recent.steps.length) * (width - LEFT);
   const level = (ns) => (1 - ns / most) * (height - BELOW);
-  const [mine, twins, least, most_of_twins] = series.map((values) =>
+  const [mine, peers, least, most_of_peers] = series.map((values) =>
     values.flatMap((value, column) => (value === null ? [] : [[place(column), level(value)]])),
   );
   pen.fillStyle = colour("spread");
-  trace(pen, [...least, ...most_of_twins.reverse()]);
+  trace(pen, [...least, ...most_of_peers.reverse()]);
   pen.fill();
   for (const [points, name] of [
-    [twins, "twins"],
+    [peers, "peers"],
     [mine, "mine"],
   ]) {
     pen.strokeStyle = pen.fillStyle = colour(name);

@@ -149,7 +149,7 @@ export class HeatMap {
     const ratio = ratioOf(cells[column * ranks.length + row]);
     const { step, end_wall_s: end } = columns[column];
     const where = step === null ? `until ${clock(end)}` : `step ${number(step)}`;
-    return `rank ${ranks[row]}, ${where}: ${ratio === null ? "not known" : `${times(ratio)} times its twins`}`;
+    return `rank ${ranks[row]}, ${where}: ${ratio === null ? "not known" : `${times(ratio)} times its peers`}`;
   }
 
   cellAt({ offsetX, offsetY }) {

@@ -1,6 +1,6 @@
 // The live page: what is followed, when what is asked for again, and where it goes.
 
-import { deviceShares, drawShares, drawTwins, phaseShares } from "./charts.js";
+import { deviceShares, drawShares, drawPeers, phaseShares } from "./charts.js";
 import { Refused, Unreachable, follow, forgetToken, keepToken, ofRun, readBytes, readJson, token } from "./client.js";
 import { at, number, say } from "./dom.js";
 import { FindingList, announce } from "./findings.js";
@@ -96,7 +96,7 @@ const refreshers = {
       if (run !== shown.run || asked !== shown.rank) return;
       showRank(answer);
       shown.recent = answer.recent;
-      drawn.twins();
+      drawn.peers();
     } catch (error) {
       if (!(error instanceof Refused) || error.status === 401) throw error;
       at("rank-shown").hidden = true;
@@ -204,7 +204,7 @@ const drawn = {
   "heat-scale": () => drawScale(at("heat-scale")),
   phases: () => drawShares(at("phases"), shown.stretches, phaseShares),
   device: () => drawShares(at("device"), shown.stretches, deviceShares),
-  twins: () => drawTwins(at("twins"), shown.recent),
+  peers: () => drawPeers(at("peers"), shown.recent),
 };
 
 at("pause").addEventListener("click", () => {

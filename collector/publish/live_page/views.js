@@ -102,7 +102,7 @@ export const showSlowest = (ranks, current, onPick) => {
 const buttonFor = (rank, onPick) => {
   const button = element(
     "button",
-    { type: "button", "aria-label": `Show rank ${rank} beside its twins` },
+    { type: "button", "aria-label": `Show rank ${rank} beside its peers` },
     String(rank),
   );
   button.addEventListener("click", () => onPick(rank));
@@ -129,18 +129,18 @@ export const showShares = (table, stretches, sharesOf) => {
   );
 };
 
-const compared = (twins) => {
-  if (twins === null) return "it has not been compared yet";
-  const whom = twins.are_twins ? "ranks that do the same work" : "ranks, all there are: too few do the same work";
-  return `compared with ${number(twins.count)} ${whom}`;
+const compared = (peers) => {
+  if (peers === null) return "it has not been compared yet";
+  const whom = peers.do_same_work ? "ranks that do the same work" : "ranks, all there are: too few do the same work";
+  return `compared with ${number(peers.count)} ${whom}`;
 };
 
-/** One rank beside its twins in words and as a table, from a RankAnswer. */
+/** One rank beside its peers in words and as a table, from a RankAnswer. */
 export const showRank = (answer) => {
-  const { rank, ratios, twins } = answer;
+  const { rank, ratios, peers } = answer;
   const gpu = answer.gpu_model === null ? "" : `, ${answer.gpu_model}`;
   const place = `local rank ${answer.local_rank}, process ${answer.pid}${gpu}`;
-  const said = `Rank ${answer.number} on ${answer.node} (${place}): ${stateOf(rank)}; ${compared(twins)}.`;
+  const said = `Rank ${answer.number} on ${answer.node} (${place}): ${stateOf(rank)}; ${compared(peers)}.`;
   say(at("rank-problem"), "");
   say(at("rank-said"), said);
   at("rank-shown").hidden = false;
@@ -150,12 +150,12 @@ export const showRank = (answer) => {
   });
   const phases = Object.keys(rank.phases_ns_median).sort((a, b) => PHASES.indexOf(a) - PHASES.indexOf(b));
   fill(at("beside"), [
-    ...Object.entries(TIMED).map(([name, field]) => line(name, rank[field], twins?.[field], ms)),
+    ...Object.entries(TIMED).map(([name, field]) => line(name, rank[field], peers?.[field], ms)),
     ...phases.map((name) =>
-      line(`phase ${name}, ms`, rank.phases_ns_median[name], twins?.phases_ns_median[name], ms),
+      line(`phase ${name}, ms`, rank.phases_ns_median[name], peers?.phases_ns_median[name], ms),
     ),
     ...Object.keys(ratios).map((name) =>
-      line(`${name.replaceAll("_", " ")}, share of the device's time`, ratios[name], twins?.ratios[name], percent),
+      line(`${name.replaceAll("_", " ")}, share of the device's time`, ratios[name], peers?.ratios[name], percent),
     ),
   ]);
 };

@@ -128,7 +128,7 @@ def _table() -> list[Placed]:
                     " * on (run, rank) group_left () max by (run, rank) (rankscope_rank_up)",
                 ),
                 "slower": Column(
-                    "Slower than its twins",
+                    "Slower than its peers",
                     f"{series('rank_slowdown_ratio', OF_RANKS)} {ON_NODE}",
                     TIMES,
                     SLOWDOWN_COLOURS,
@@ -213,7 +213,7 @@ def _work() -> list[Placed]:
         ),
         each("Memory bandwidth", "In use, over what there is; Hopper and newer.", RATIO, "gpu_dram_bandwidth_ratio"),
         lines(
-            "Slower than its twins",
+            "Slower than its peers",
             "Own time of each rank over that of the ranks that do the same work.",
             TIMES,
             Query(f"{series('rank_slowdown_ratio', OF_RANKS)} {ON_NODE}", "rank {{rank}}"),

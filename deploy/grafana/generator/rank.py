@@ -81,7 +81,7 @@ def _now() -> list[Placed]:
         words("Node", "Where it runs.", Query(f"max by (node) ({INFO})", "{{node}}"), link=TO_NODE),
         words("GPU", "Model of its GPU.", Query(f"max by (gpu_model) ({INFO})", "{{gpu_model}}")),
         number(
-            "Slower than its twins",
+            "Slower than its peers",
             "Own time over that of the ranks that do the same work; 1 is equal.",
             TIMES,
             series("rank_slowdown_ratio", OF_RANK),
@@ -136,7 +136,7 @@ def rate_beside_median(title: str, description: str, unit: str, name: str) -> Pl
 def _steps() -> list[Placed]:
     return [
         lines(
-            "Slower than its twins",
+            "Slower than its peers",
             "Own time over that of the ranks that do the same work, and the most and the median of its run.",
             TIMES,
             Query(series("rank_slowdown_ratio", OF_RANK), OF_THIS),

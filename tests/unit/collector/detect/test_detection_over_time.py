@@ -87,7 +87,7 @@ def test_healthy_ranks_are_never_named(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [30, 38, 39])
-def test_noise_of_the_twins_tells_that_a_rank_looks_quiet_by_chance(seed: int) -> None:
+def test_noise_of_the_peers_counts_when_a_rank_is_quiet_by_chance(seed: int) -> None:
     # By its own noise alone some rank of these runs would stand out; seven others that wander as far say otherwise.
     noise = wandering(np.random.default_rng(seed), 300, 0.10, 0.9)
     assert [end for end, named in verdicts(noise) if named] == []

@@ -39,7 +39,9 @@ def test_what_was_found_is_closed_with_the_run_and_told_as_past() -> None:
     assert run.open_findings == ()
     (found,) = run.findings
     # Own work of 55 ms against 35 ms; steps of 55 ms and 5 ms of transfer, of which 60 are 3.6 s at most.
-    assert found.sentence.startswith("Rank 2 (node-a) was 1.57 times as slow as its 3 peers from step 40 to step 99 (3")
+    assert found.sentence.startswith(
+        "Rank 2 (node-a) was 1.57 times as slow as its 3 peer ranks from step 40 to step 99 (3"
+    )
     assert found.until_step == 99
     assert [effect.reason for effect in story.effects if isinstance(effect, CloseFinding)] == ["the run is over"]
 

@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.runs.heat_map import HeatMapSteps
-from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries
 from tests.unit.collector.runs.job_stories import MS, Story
 
@@ -23,12 +23,17 @@ def look_at(self_ns: "np.typing.NDArray[np.float64]") -> HeatMapSteps:
     series = StepSeries(np.arange(steps), numbers, self_ns, self_ns, self_ns, {}, self_is_measured=True)
     samples = Samples({}, {}, {})
     view = RunView(
-        now_collector_ns=0, world_size=ranks, series=series, twins=find_twins(numbers, {}), nodes={}, samples=samples
+        now_collector_ns=0,
+        world_size=ranks,
+        series=series,
+        peer_groups=find_peer_groups(numbers, {}),
+        nodes={},
+        samples=samples,
     )
     return HeatMapSteps.of(0, view)
 
 
-def test_excess_is_the_own_time_over_that_of_the_twins() -> None:
+def test_excess_is_the_self_time_over_that_of_the_peers() -> None:
     # Three phases of 10 ms and a transfer of 5; rank 2 takes 40 ms for the first of them: 65 ms against 35.
     picture = picture_of(Story(4).join().train(20, data={2: 40.0}))
     assert picture.latest_step == 19

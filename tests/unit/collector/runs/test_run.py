@@ -39,7 +39,7 @@ def test_slow_data_loader_is_found_with_its_step_size_cause_and_cost() -> None:
 def test_verdict_is_one_sentence_an_engineer_can_act_on() -> None:
     (finding,) = slow_data_story().snapshot().open_findings
     assert finding.sentence == (
-        "Rank 2 (node-a) is 2.14 times as slow as its 3 twins since step 40: 75.0 ms of own work a step against "
+        "Rank 2 (node-a) is 2.14 times as slow as its 3 peer ranks since step 40: 75.0 ms of own work a step against "
         "35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The whole job takes 2.14 "
         "times as long as it would; each hour costs 2.1 rank-hours."
     )

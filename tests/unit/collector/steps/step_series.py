@@ -8,7 +8,7 @@ from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.stragglers.persistent import Slow
 from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.steps.group_transfers import GroupTransfers
-from rankscope.collector.steps.peer_groups import Peers, find_twins
+from rankscope.collector.steps.peer_groups import Peers, find_peer_groups
 from rankscope.collector.steps.step_series import Floats, StepSeries
 
 MS = 1_000_000
@@ -64,7 +64,7 @@ def view_of(
         now_collector_ns=now_collector_ns,
         world_size=len(series.ranks),
         series=series,
-        twins=find_twins(series.ranks, signatures or {}),
+        peer_groups=find_peer_groups(series.ranks, signatures or {}),
         nodes=nodes or {rank: f"node{rank}" for rank in series.ranks},
         samples=samples or Samples({}, {}, {}),
         groups=groups or {},
@@ -82,7 +82,7 @@ def slow_of(
     peers_ms: float,
     since_step: int = 0,
     level_from_step: int = 0,
-    are_twins: bool = True,
+    do_same_work: bool = True,
 ) -> Slow:
     return Slow(
         rank=rank,
@@ -95,7 +95,7 @@ def slow_of(
         self_ns=self_ms * MS,
         peers_self_ns=peers_ms * MS,
         steps_looked_at=32,
-        peers=Peers(peers, len(peers), are_twins),
+        peers=Peers(peers, len(peers), do_same_work),
         pattern="steady",
         slow_steps=np.arange(level_from_step, level_from_step + 1_000),
     )

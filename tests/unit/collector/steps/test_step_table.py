@@ -212,7 +212,7 @@ def test_collectives_of_a_step_that_left_the_window_are_forgotten() -> None:
     assert [kind.duration_ns for kind in cover(window, 1, 0, 4)] == [30, 20]
 
 
-# -- twins ------------------------------------------------------------------------------------------------------------
+# -- peers ------------------------------------------------------------------------------------------------------------
 
 
 def resolve(window: StepTable, step: int, sizes: Mapping[int, int | None]) -> None:
@@ -282,7 +282,7 @@ def test_signature_is_learnt_only_where_all_sizes_are_known(unsized: Mapping[int
     assert window.signatures == known
 
 
-def test_step_without_collectives_says_nothing_about_twins() -> None:
+def test_step_without_collectives_has_no_signature() -> None:
     window = window_of(2, steps=2)
     resolve(window, 0, {0: 64, 1: 64})
     known = window.signatures

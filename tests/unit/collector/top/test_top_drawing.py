@@ -15,7 +15,7 @@ from rankscope.collector.top.loop import print_once
 from rankscope.collector.top.picture import Picture, RankLine
 from rankscope.measure.units import NS_PER_MS
 
-SENTENCE = "Rank 2 (gpu-b) is 2.00 times as slow as its 3 twins since step 60: " + "and so on " * 40
+SENTENCE = "Rank 2 (gpu-b) is 2.00 times as slow as its 3 peer ranks since step 60: " + "and so on " * 40
 PHASES_NS = {"data": 10.0 * NS_PER_MS, "forward": 40.0 * NS_PER_MS, "backward": 50.0 * NS_PER_MS}
 
 

@@ -89,7 +89,7 @@ def test_steps_that_are_not_known_of_all_ranks_are_not_charged() -> None:
     assert np.flatnonzero(np.isnan(candidate.lost_ns)).tolist() == [7]
 
 
-def test_ranks_without_twins_count_for_the_mean() -> None:
+def test_ranks_without_peers_count_for_the_mean() -> None:
     # (8 * 100 + 4 * 150 + 2 * 60) / 14 = 108.6
     groups = dict.fromkeys(range(8), "a") | dict.fromkeys(range(8, 12), "b") | {12: "c", 13: "d"}
     self_ms = np.concatenate([work(100, 100, 150), work(60)[:, :2]], axis=1)
@@ -137,7 +137,12 @@ def test_no_verdict_on_too_few_steps() -> None:
 def test_no_verdict_before_all_ranks_have_been_heard_of() -> None:
     partly = view(work(100, 140))
     more = RunView(
-        now_collector_ns=0, world_size=9, series=partly.series, twins=partly.twins, nodes={}, samples=partly.samples
+        now_collector_ns=0,
+        world_size=9,
+        series=partly.series,
+        peer_groups=partly.peer_groups,
+        nodes={},
+        samples=partly.samples,
     )
     assert DETECTOR.find(more, ()) == Abstain("1 of 9 ranks have not been heard of")
 

@@ -1,4 +1,4 @@
-"""Ranks with too few twins: held to what is usual for them beside ranks that do other work. Noise is seeded."""
+"""Ranks with too few peers: held to what is usual for them beside ranks that do other work. Noise is seeded."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from rankscope.collector.detect.statistics.excess import find_usual
 from rankscope.collector.detect.stragglers.detector import SlowRanks, read_usual
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import series_of, view_of
 
@@ -57,7 +57,7 @@ def test_what_was_usual_is_kept_when_it_has_left_the_window() -> None:
     assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.03)
 
 
-def test_rank_without_twins_that_stalls_now_and_then_is_found() -> None:
+def test_intermittent_rank_without_peers_is_found() -> None:
     self_ms = times(steps=200)
     self_ms[60::5, 7] *= 1.6
     assert [(finding.ranks, finding.pattern) for finding in findings(self_ms)] == [((7,), "intermittent")]
@@ -67,5 +67,5 @@ def test_usual_is_the_level_before_the_last_change() -> None:
     series = series_of([[100.0, 100.0]] * 80)
     levels = np.repeat([0.1, 0.4], [50, 30])
     excess = np.stack([levels, np.full(80, np.nan)], axis=1)
-    usual = find_usual(excess, series, find_twins((0, 1), {0: "a", 1: "b"}), {}, 12)
+    usual = find_usual(excess, series, find_peer_groups((0, 1), {0: "a", 1: "b"}), {}, 12)
     assert usual.tolist() == pytest.approx([0.1, 0.0])

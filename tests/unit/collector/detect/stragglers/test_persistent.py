@@ -9,7 +9,7 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.statistics.change_points import find_change
 from rankscope.collector.detect.statistics.excess import find_excess, slowdown_ratios
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.steps.peer_groups import find_twins
+from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from tests.unit.collector.steps.step_series import view_of
 
@@ -35,7 +35,7 @@ def series(self_ns: Floats, first_step: int = 0) -> StepSeries:
 
 
 def excess_of(self_ns: Floats) -> Floats:
-    return find_excess(series(self_ns), find_twins(range(self_ns.shape[1]), {}))
+    return find_excess(series(self_ns), find_peer_groups(range(self_ns.shape[1]), {}))
 
 
 def judge(self_ns: Floats, first_step: int = 0) -> tuple[Slow, ...] | Abstain:

@@ -23,7 +23,7 @@ def say(*slow: Slow, cost: Cost = NO_COST, series: StepSeries = SERIES) -> str:
 
 def test_sentence_says_who_how_much_since_when_why_and_at_what_cost() -> None:
     assert say(cost=Cost(75 / 35, 12.0, 40 / 75 * 4)) == (
-        "Rank 2 (node-a) is 2.14 times as slow as its 3 twins since step 1040: 75.0 ms of own work a step against "
+        "Rank 2 (node-a) is 2.14 times as slow as its 3 peer ranks since step 1040: 75.0 ms of own work a step against "
         "35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The whole job takes 2.14 "
         "times as long as it would; each hour costs 2.1 rank-hours."
     )
@@ -36,14 +36,14 @@ def say_past(*slow: Slow, cost: Cost = NO_COST) -> str:
 
 def test_of_what_is_over_the_sentence_is_in_the_past_tense() -> None:
     assert say_past(cost=Cost(75 / 35, 12.0, 40 / 75 * 4)) == (
-        "Rank 2 (node-a) was 2.14 times as slow as its 3 peers{when}: 75.0 ms of own work a step against 35.0 ms; "
+        "Rank 2 (node-a) was 2.14 times as slow as its 3 peer ranks{when}: 75.0 ms of own work a step against 35.0 ms; "
         "cause data_loading: it waited 40.0 ms a step longer for its data loader. The whole job took 2.14 times as "
         "long as it would have; each hour cost 2.1 rank-hours."
     )
 
 
 def test_past_of_a_rank_without_peers_says_beside_whom_it_was_slow() -> None:
-    slow = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, are_twins=False)
+    slow = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, do_same_work=False)
     assert "as usual beside the other 3 ranks, of which too few did the same work,{when}" in say_past(slow)
 
 
@@ -55,16 +55,16 @@ def test_cost_below_one_per_cent_is_not_worth_saying(ratio: float, is_said: bool
 
 
 @pytest.mark.parametrize(
-    ("peers", "are_twins", "whom"),
+    ("peers", "do_same_work", "whom"),
     [
-        ((0, 1, 3), True, "as slow as its 3 twins since"),
+        ((0, 1, 3), True, "as slow as its 3 peer ranks since"),
         ((0, 1, 3), False, "as slow as usual beside the other 3 ranks, of which too few do the same work, since"),
         ((0,), True, "as slow as the other rank since"),
         ((0,), False, "as slow as usual beside the other rank since"),
     ],
 )
-def test_sentence_says_whom_the_rank_was_compared_with(peers: tuple[int, ...], are_twins: bool, whom: str) -> None:
-    slow = slow_of(2, peers, self_ms=75.0, peers_ms=35.0, are_twins=are_twins)
+def test_sentence_says_whom_the_rank_was_compared_with(peers: tuple[int, ...], do_same_work: bool, whom: str) -> None:
+    slow = slow_of(2, peers, self_ms=75.0, peers_ms=35.0, do_same_work=do_same_work)
     assert whom in say(slow)
 
 
@@ -76,14 +76,16 @@ def test_sentence_says_so_when_phases_stood_in_for_the_self_time() -> None:
 
 def test_sentence_about_a_node_names_its_ranks() -> None:
     slow = [slow_of(rank, (4, 5, 6, 7), self_ms=75.0, peers_ms=35.0) for rank in (1, 0, 3)]
-    assert say(*slow).startswith("Node node-a (ranks 0-1, 3) is up to 2.14 times as slow as its 4 twins since step 0: ")
+    assert say(*slow).startswith(
+        "Node node-a (ranks 0-1, 3) is up to 2.14 times as slow as its 4 peer ranks since step 0: "
+    )
 
 
 @pytest.mark.parametrize(
     ("slow_steps", "words"),
     [
-        ([10, 14, 18, 22], "twins every 4 steps since step 0"),
-        ([10, 14, 19, 30], "twins in 25 % of the steps since step 0"),
+        ([10, 14, 18, 22], "peer ranks every 4 steps since step 0"),
+        ([10, 14, 19, 30], "peer ranks in 25 % of the steps since step 0"),
     ],
 )
 def test_sentence_says_how_often_a_rank_is_slow(slow_steps: list[int], words: str) -> None:
@@ -92,4 +94,4 @@ def test_sentence_says_how_often_a_rank_is_slow(slow_steps: list[int], words: st
 
 
 def test_sentence_says_that_it_becomes_worse() -> None:
-    assert "its 3 twins, and ever slower, since step 1040: " in say(SLOW._replace(pattern="drifting"))
+    assert "its 3 peer ranks, and ever slower, since step 1040: " in say(SLOW._replace(pattern="drifting"))

@@ -58,10 +58,10 @@ def test_slowest_rank_comes_first_when_that_is_asked_for(api: Api) -> None:
     assert ([line.rank for line in found.ranks], found.ranks_known) == ([2, 0], 4)
 
 
-def test_rank_comes_with_its_twins_and_its_last_steps(api: Api) -> None:
+def test_rank_comes_with_its_peers_and_its_last_steps(api: Api) -> None:
     found = msgspec.json.decode(ask(api, f"{OF_RUN}/ranks/2").body, type=RankAnswer)
     assert found.rank.identity.rank == 2
-    assert found.twins is not None
+    assert found.peers is not None
     assert found.recent is not None
 
 

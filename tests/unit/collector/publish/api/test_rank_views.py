@@ -1,4 +1,4 @@
-"""What the API says of ranks: which are the slowest, and how one stands beside its twins."""
+"""What the API says of ranks: which are the slowest, and how one stands beside its medians."""
 
 import pytest
 
@@ -56,30 +56,30 @@ def test_rank_is_compared_with_the_medians_of_those_that_do_the_same_work() -> N
     # 10 ms in each of three phases, rank 2 with 40 ms of data: 5 ms of transfer make 65 ms of own time against 35.
     story = Story(4).join().train(20, data={2: 40.0})
     answer = answer_of(story, 2)
-    assert answer.twins is not None
-    assert (answer.twins.are_twins, answer.twins.count, answer.twins.ranks) == (True, 3, (0, 1, 3))
-    assert (answer.rank.self_ns_median, answer.twins.self_ns_median) == (65 * MS, 35 * MS)
-    assert (answer.rank.phases_ns_median["data"], answer.twins.phases_ns_median["data"]) == (40 * MS, 10 * MS)
+    assert answer.peers is not None
+    assert (answer.peers.do_same_work, answer.peers.count, answer.peers.ranks) == (True, 3, (0, 1, 3))
+    assert (answer.rank.self_ns_median, answer.peers.self_ns_median) == (65 * MS, 35 * MS)
+    assert (answer.rank.phases_ns_median["data"], answer.peers.phases_ns_median["data"]) == (40 * MS, 10 * MS)
 
 
-def test_steps_of_a_rank_stand_between_the_least_and_the_most_of_its_twins() -> None:
+def test_rank_steps_come_with_the_range_of_its_peers() -> None:
     story = Story(4).join().train(20, data={1: 20.0, 2: 40.0})
     recent = answer_of(story, 2).recent
     assert recent is not None
     assert recent.steps == tuple(range(3, 20))
     assert set(recent.self_ns) == {65.0 * MS}
-    assert set(recent.twins_self_ns_median) == set(recent.twins_self_ns_min) == {35.0 * MS}
-    assert set(recent.twins_self_ns_max) == {45.0 * MS}
+    assert set(recent.peers_self_ns_median) == set(recent.peers_self_ns_min) == {35.0 * MS}
+    assert set(recent.peers_self_ns_max) == {45.0 * MS}
     assert recent.slowdown_ratio[0] == pytest.approx(65 / 35)
 
 
-def test_ratios_are_medians_over_the_twins_that_have_windows() -> None:
+def test_ratios_are_medians_over_peers_with_windows() -> None:
     story = Story(4).join().train(20)
     for rank, compute_ns in ((0, 90), (1, 60), (3, 80)):
         story.report(rank, [], [], (window_of(compute_ns),))
-    twins = answer_of(story.tick(), 2).twins
-    assert twins is not None
-    assert twins.ratios == {"communication": 0.0, "compute": 0.8, "exposed_communication": 0.0, "idle": 0.2}
+    medians = answer_of(story.tick(), 2).peers
+    assert medians is not None
+    assert medians.ratios == {"communication": 0.0, "compute": 0.8, "exposed_communication": 0.0, "idle": 0.2}
     assert answer_of(story, 2).ratios == {}
     assert answer_of(story, 0).ratios["compute"] == 0.9
 
@@ -92,18 +92,18 @@ def test_rank_says_where_it_runs_and_on_what() -> None:
     assert answer_of(Story(2).join().train(8), 1).gpu_model is None
 
 
-def test_rank_that_nobody_has_looked_at_has_no_twins() -> None:
+def test_rank_before_the_first_detection_pass_has_no_peers() -> None:
     answer = show_rank(run_of(rank_of(0)), 0, None)
     assert answer is not None
-    assert (answer.twins, answer.recent) == (None, None)
+    assert (answer.peers, answer.recent) == (None, None)
 
 
-def test_rank_that_is_alone_has_twins_of_which_nothing_is_known() -> None:
+def test_lone_rank_has_peer_medians_without_values() -> None:
     answer = answer_of(Story(1).join().train(8), 0)
-    assert answer.twins is not None
-    assert (answer.twins.count, answer.twins.self_ns_median) == (0, None)
+    assert answer.peers is not None
+    assert (answer.peers.count, answer.peers.self_ns_median) == (0, None)
     assert answer.recent is not None
-    assert set(answer.recent.twins_self_ns_median) == set(answer.recent.slowdown_ratio) == {None}
+    assert set(answer.recent.peers_self_ns_median) == set(answer.recent.slowdown_ratio) == {None}
     assert set(answer.recent.self_ns) == {35.0 * MS}
 
 
