@@ -332,7 +332,7 @@ class Service:
             job = self._runs.begin(identity.run, self._wall_s())
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note(
-                "job_state", "could not be begun; its ranks are asked for a Hello again", run=identity.run
+                "run_state", "could not be begun; its ranks are asked for a Hello again", run=identity.run
             )
             return None
         job.rest = self._turns.rest
@@ -344,7 +344,7 @@ class Service:
         try:
             effects = job.handle(event)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("job_state", f"{type(event).__name__} could not be handled; the run goes on", run=job.run)
+            self._faults.note("run_state", f"{type(event).__name__} could not be handled; the run goes on", run=job.run)
             return False
         for effect in effects:
             try:
@@ -357,7 +357,7 @@ class Service:
         try:
             job.settle(steps_max=steps_max)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("job_state", "steps could not be processed; the run continues", run=job.run)
+            self._faults.note("run_state", "steps could not be processed; the run continues", run=job.run)
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 

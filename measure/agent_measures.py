@@ -38,7 +38,7 @@ AGENT: Final[tuple[Measure, ...]] = (
         "1 if dropped", _COST, RATIO,
     ),
     Measure(
-        "rankscope_agent_window_stretch_ratio", "gauge", "ratio", (*RANK, "kind"),
+        "rankscope_agent_window_interval_ratio", "gauge", "ratio", (*RANK, "kind"),
         "How many times further apart profiler windows are, because of their cost, than they would be; full or light.",
         "distance / distance without regard to cost", _COST, (1, None),
     ),

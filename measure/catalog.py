@@ -22,7 +22,7 @@ from rankscope.measure.overview_measures import OVERVIEW
 from rankscope.measure.rank_measures import RANKS
 from rankscope.measure.run_measures import RUNS
 
-SERIES_LEFT_OUT: Final = "rankscope_series_left_out"
+SERIES_DROPPED: Final = "rankscope_series_dropped"
 """The one measure that is about the page itself."""
 
 CATALOG: Final[tuple[Measure, ...]] = (
@@ -34,7 +34,7 @@ CATALOG: Final[tuple[Measure, ...]] = (
     *DELIVERY,
     *COLLECTOR,
     Measure(
-        SERIES_LEFT_OUT, "gauge", "", ("page",),
+        SERIES_DROPPED, "gauge", "", ("page",),
         "Series that this page lacks: of a family that would bring it beyond series_max, or of a rank with too many.",
         "count", "collector: this page", NOT_NEGATIVE,
     ),

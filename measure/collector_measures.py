@@ -26,7 +26,7 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_read_pause_max_seconds", "gauge", "seconds", (),
+        "rankscope_ingest_stall_max_seconds", "gauge", "seconds", (),
         "The longest time in which the collector read nothing while messages may have waited.",
         "largest of the last 30 to 60 s", _COLLECTOR, NOT_NEGATIVE,
     ),
@@ -36,7 +36,7 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         "count by reason", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_answers_unsent_total", "counter", "", ("reason",),
+        "rankscope_replies_failed_total", "counter", "", ("reason",),
         "Answers whose agent is gone or does not read.", "count by reason", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
@@ -59,9 +59,9 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_http_refused_total", "counter", "", ("reason",),
-        "HTTP requests turned away: busy, answers_full, streams_busy, unauthorised, foreign_host, or tls_failed. "
-        "Connections closed: slow_request, request_displaced, unread_answer. And what those who follow live did not "
-        "get: slow_reader when a stream was ended, picture_skipped for each picture left out.",
+        "HTTP requests refused: busy, response_memory_full, streams_busy, unauthorised, foreign_host or tls_failed. "
+        "Connections closed: slow_request, request_displaced or unread_response. Event streams: slow_reader for each "
+        "stream that was ended, snapshot_skipped for each snapshot a reader was too slow to receive.",
         "count by reason", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
@@ -87,7 +87,7 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         "What the collector's store holds.", "pages in use * page size", _COLLECTOR, NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_history_dropped_total", "counter", "", (),
+        "rankscope_history_rows_dropped_total", "counter", "", (),
         "Lines of history that gave way while the store could not be written to.", "count", _COLLECTOR, NOT_NEGATIVE,
     ),
 )  # fmt: skip

@@ -22,27 +22,27 @@ DELIVERY: Final[tuple[Measure, ...]] = (
         "Reports of this life of the rank that never came.", "numbers given up", _ADMISSION, NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_steps_made_total", "counter", "", RANK,
+        "rankscope_step_records_created_total", "counter", "", RANK,
         "Step records the rank has made: those published (here or elsewhere), lost and buffered add up to it.",
         "count", _LOSSES, NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_steps_published_total", "counter", "", RANK,
+        "rankscope_step_records_published_total", "counter", "", RANK,
         "Step records of the rank that this collector has taken in, in time to compare them.",
         "count of rows admitted - late", _ACCOUNT, NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_steps_published_elsewhere_total", "counter", "", RANK,
+        "rankscope_step_records_acked_by_previous_collector_total", "counter", "", RANK,
         "Step records of the rank that a collector before this one has taken in.",
         "steps reported - admitted - dropped", _ACCOUNT, NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_steps_buffered", "gauge", "", RANK,
+        "rankscope_step_records_buffered", "gauge", "", RANK,
         "Step records the rank had made and not yet put into a report when it made its last one.",
         "count", _LOSSES, NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_steps_lost_total", "counter", "", (*RANK, "reason"),
+        "rankscope_step_records_lost_total", "counter", "", (*RANK, "reason"),
         "Step records that were lost on the way: overwritten in the agent's ring, dropped_in_reports, or late.",
         "count by reason", "agent: Losses; collector: step window, StepAccounting", NOT_NEGATIVE,
     ),

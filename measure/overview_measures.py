@@ -98,8 +98,8 @@ OVERVIEW: Final[tuple[Measure, ...]] = (
         f"the {WORST_RANKS} largest of rankscope_rank_slowdown_ratio", _DETECTION, NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_worst_rank_wait_caused_seconds", "gauge", "seconds", WORST,
+        "rankscope_worst_rank_caused_wait_seconds", "gauge", "seconds", WORST,
         f"Waiting of all ranks in a step caused by each of the {WORST_RANKS} live ranks that caused most.",
-        f"the {WORST_RANKS} largest of rankscope_rank_wait_caused_seconds", _DETECTION, NOT_NEGATIVE,
+        f"the {WORST_RANKS} largest of rankscope_rank_caused_wait_seconds", _DETECTION, NOT_NEGATIVE,
     ),
 )  # fmt: skip

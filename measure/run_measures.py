@@ -13,13 +13,13 @@ RUNS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_ranks", "gauge", "", ("run", "state"),
         "Ranks of the run by state: reporting, silent, failed, ended, awaited (after a restart of the collector), or "
-        "unheard; they add up to its world size.",
+        "never_reported; they add up to its world size.",
         "count by state", _LIVES, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_rank_missing", "gauge", "", ("run", "rank", "node", "reason"),
-        "1 while the rank is silent, failed or unheard and others of its run report; of each run the first 64 such "
-        "ranks, rankscope_ranks counts all of them.",
+        "1 while the rank is silent, failed or never_reported and others of its run report; of each run the first 64 "
+        "such ranks, rankscope_ranks counts all of them.",
         "1 per missing rank", _LIVES, ONE,
     ),
     Measure(
@@ -63,7 +63,7 @@ RUNS: Final[tuple[Measure, ...]] = (
         "sum of (step - ideal step) * world_size", _DETECTION, NOT_NEGATIVE,
     ),
     Measure(
-        "rankscope_rank_wait_caused_seconds", "gauge", "seconds", RANK,
+        "rankscope_rank_caused_wait_seconds", "gauge", "seconds", RANK,
         "Waiting of all ranks in a step that this rank caused and did not merely pass on, in the last steps.",
         "median over steps of the charges to the rank", _DETECTION, NOT_NEGATIVE,
     ),

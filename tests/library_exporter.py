@@ -15,7 +15,7 @@ from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS, b
 from rankscope.collector.publish.metrics.rank_metrics import RANK_READERS
 from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
+from rankscope.measure.catalog import CATALOG, SERIES_DROPPED
 from rankscope.measure.exported import Measure
 
 Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
@@ -36,7 +36,7 @@ class SnapshotExporter(Collector):
         """The families, in the order of the catalogue."""
         snapshot = self._read_snapshot()
         for measure in CATALOG:
-            values = [((self._page,), 0)] if measure.name == SERIES_LEFT_OUT else _read(measure, snapshot)
+            values = [((self._page,), 0)] if measure.name == SERIES_DROPPED else _read(measure, snapshot)
             known = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
             if known:
                 yield _build_family(measure, known.items())

@@ -41,7 +41,7 @@ NO_COLLECTOR: Final = "no_collector"
 PEER_QUOTA: Final = "peer_quota"
 FULL: Final = "full"
 NO_HELLO: Final = "no_hello"
-ANSWER_UNSENT: Final = "answer_unsent"
+REPLY_FAILED: Final = "reply_failed"
 UNEXPECTED: Final = "unexpected"
 OTHER: Final = "other"
 """Why a relay drops a frame: its collector is not there, one rank or all of them together have sent more than it keeps,
@@ -55,7 +55,7 @@ _KNOWN_REASONS: Final = frozenset(
         PEER_QUOTA,
         FULL,
         NO_HELLO,
-        ANSWER_UNSENT,
+        REPLY_FAILED,
         UNEXPECTED,
         *(reason.value for reason in DecodeReason),
     }

@@ -24,9 +24,9 @@ _MIB: Final = 1024 * 1024
 
 SLOW_REQUEST: Final = "slow_request"
 REQUEST_DISPLACED: Final = "request_displaced"
-UNREAD_ANSWER: Final = "unread_answer"
+UNREAD_RESPONSE: Final = "unread_response"
 BUSY: Final = "busy"
-ANSWERS_FULL: Final = "answers_full"
+RESPONSE_MEMORY_FULL: Final = "response_memory_full"
 
 
 class HttpLimits(NamedTuple):
@@ -136,7 +136,7 @@ class Connections:
             ]
             while others and sum(each.held_bytes for each in others) + size_bytes > self.limits.answer_bytes_max:
                 if not self._close_unread(others, now_ns):
-                    self._count(ANSWERS_FULL)
+                    self._count(RESPONSE_MEMORY_FULL)
                     return False
                 others = [each for each in others if not each.is_closed]
             connection.is_writing, connection.held_bytes, connection.began_ns = True, size_bytes, now_ns
@@ -159,13 +159,13 @@ class Connections:
         with self._changing:
             for each in self._found.values():
                 if each.deadline_ns is not None and now_ns >= each.deadline_ns and not each.is_closed:
-                    self._close(each, UNREAD_ANSWER if each.is_answering else SLOW_REQUEST)
+                    self._close(each, UNREAD_RESPONSE if each.is_answering else SLOW_REQUEST)
 
     def _close_unread(self, candidates: Iterable[Connection], now_ns: int) -> bool:
         unread_ns = s_to_ns(self.limits.unread_s)
         stuck = [each for each in candidates if each.is_writing and now_ns - each.began_ns >= unread_ns]
         if stuck:
-            self._close(_choose(stuck), UNREAD_ANSWER)
+            self._close(_choose(stuck), UNREAD_RESPONSE)
         return bool(stuck)
 
     def _close(self, connection: Connection, reason: str) -> None:

@@ -128,12 +128,12 @@ class HttpServer:
 
     @property
     def refused(self) -> dict[str, int]:
-        """Requests that were not answered, by reason: too many at a time (`busy`, `answers_full`), no or a wrong token
-        (`unauthorised`), a name this collector does not have (`foreign_host`), no TLS connection came about
+        """Requests that were not answered, by reason: too many at a time (`busy`, `response_memory_full`), no or a
+        wrong token (`unauthorised`), a name this collector does not have (`foreign_host`), no TLS connection came about
         (`tls_failed`), too many follow (`streams_busy`). Connections that were closed: the request did not come in time
         (`slow_request`) or gave way to a newer connection (`request_displaced`), the answer was not read
-        (`unread_answer`). And what those who follow did not get: streams that were ended because nobody read an event
-        (`slow_reader`), and pictures left out because the one before was not out yet (`picture_skipped`).
+        (`unread_response`). And what those who follow did not get: streams that were ended because nobody read an event
+        (`slow_reader`), and pictures left out because the one before was not out yet (`snapshot_skipped`).
         """
         return dict(self._server.refused)
 

@@ -16,7 +16,7 @@ import zmq
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
-from rankscope.collector.ingest.relays import ANSWER_UNSENT, NO_HELLO, UNEXPECTED
+from rankscope.collector.ingest.relays import NO_HELLO, REPLY_FAILED, UNEXPECTED
 from rankscope.collector.relay.clients import RelayClients, is_of_a_rank, is_urgent
 from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, CollectorLink
 from rankscope.collector.relay.config import RelayConfig
@@ -98,7 +98,7 @@ class Relay:
                 dropped[reason] = dropped.get(reason, 0) + count
         unsent = sum(self._receiver.unsent.values())
         if unsent:
-            dropped[ANSWER_UNSENT] = unsent
+            dropped[REPLY_FAILED] = unsent
         refused = {**self._receiver.refused, **self._receiver.connections_refused, **self._refused}
         return RelayCounts(refused=refused, dropped=dropped)
 

@@ -25,7 +25,7 @@ SCRAPE_S: Final = 15.0
 ANSWER_S_MAX: Final = 60.0
 HTTP_S_MAX: Final = 120.0
 GZIP_MAGIC: Final = b"\x1f\x8b"
-_READ_PAUSE: Final = re.compile(rb"^rankscope_read_pause_max_seconds (\S+)$", re.MULTILINE)
+_READ_PAUSE: Final = re.compile(rb"^rankscope_ingest_stall_max_seconds (\S+)$", re.MULTILINE)
 _LAST_REPORTS: Final = b"rankscope_rank_last_report_timestamp_seconds"
 _LAST_REPORT: Final = re.compile(rb'^\w+\{(?=[^}]*run="load")[^}]*\} (\S+)', re.MULTILINE)
 

@@ -89,7 +89,7 @@ store, looks for slow ranks, and is scraped every 15 s. `cores` is CPU time of t
 scrape is answered, of each rank and scrape: a report is up to 1 s old when the next one is made. `answered` is from a
 Hello to its Welcome, asked 40 times a second, and so how long what comes may lie unread, behind all that came before
 it. `reads nothing` is the longest time in which the collector read no message at all though some waited, by its own
-count (`rankscope_read_pause_max_seconds`). Ranks and collector share the machine, so times are upper bounds; CPU time
+count (`rankscope_ingest_stall_max_seconds`). Ranks and collector share the machine, so times are upper bounds; CPU time
 and memory (at most, and at the end) are the kernel's account of the collector. `lost` are
 reports that were made and are not in the state of the run at its end. `found`: rank 5, which is 1.3 times as slow as
 the others; that takes two windows of the profiler, 40 s. `makers late` is time in which a process of ranks made no

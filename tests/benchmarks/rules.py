@@ -38,7 +38,7 @@ SCRAPE_S = 2
 SERIES_OF = {
     "phase": ("data", "forward", "backward", "optimizer", "other"),
     "reason": ("overwritten", "dropped_in_reports", "late"),
-    "state": ("reporting", "silent", "failed", "ended", "awaited", "unheard"),
+    "state": ("reporting", "silent", "failed", "ended", "awaited", "never_reported"),
     "kind": ("corrected", "uncorrected"),
 }
 """The values of labels that a rank or run has several of; all others have one."""
@@ -46,7 +46,7 @@ FAULTS = frozenset(
     {
         "rankscope_gpu_xid_errors_total", "rankscope_gpu_ecc_errors_total", "rankscope_gpu_row_remapping_pending",
         "rankscope_gpu_row_remapping_failed", "rankscope_gpu_throttled", "rankscope_torch_memory_retries_total",
-        "rankscope_steps_lost_total", "rankscope_reports_dropped_total", "rankscope_agent_overhead_ratio",
+        "rankscope_step_records_lost_total", "rankscope_reports_dropped_total", "rankscope_agent_overhead_ratio",
         "rankscope_gpu_memory_used_bytes", "rankscope_device_idle_seconds_total",
     }
 )  # fmt: skip

@@ -41,8 +41,8 @@ WITHOUT_UNIT = {"heatmap", "state-timeline", "table"}
 
 NOT_SHOWN = {
     # The account of step records, which docs/delivery.md explains together: what is lost of it is shown.
-    "rankscope_steps_made_total", "rankscope_steps_published_total", "rankscope_steps_published_elsewhere_total",
-    "rankscope_steps_buffered",
+    "rankscope_step_records_created_total", "rankscope_step_records_published_total",
+    "rankscope_step_records_acked_by_previous_collector_total", "rankscope_step_records_buffered",
     # Sums of others that are shown: compute and communication by what overlaps, collectives by waiting and transfer.
     "rankscope_compute_ratio", "rankscope_communication_ratio", "rankscope_collective_seconds_total",
     # Its phases are shown, each.

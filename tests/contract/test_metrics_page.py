@@ -20,7 +20,7 @@ from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.publish.metrics.rank_metrics import RANK_READERS
 from rankscope.collector.publish.metrics.text_format import TextFormat
-from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
+from rankscope.measure.catalog import CATALOG, SERIES_DROPPED
 from rankscope.measure.exported import RANK, SERIES_PER_RANK_MAX, Measure
 from tests.contract.metrics_table import read_table, render_table
 from tests.full_snapshot import full_snapshot
@@ -95,7 +95,7 @@ def test_the_reference_page_is_that_of_the_catalogue() -> None:
 
 
 def test_every_measure_of_the_catalogue_has_exactly_one_reader() -> None:
-    readers = [*READERS, *OVERVIEW_READERS, *RANK_READERS, SERIES_LEFT_OUT]
+    readers = [*READERS, *OVERVIEW_READERS, *RANK_READERS, SERIES_DROPPED]
     assert sorted(readers) == sorted(measure.name for measure in CATALOG)
 
 

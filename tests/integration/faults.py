@@ -75,17 +75,17 @@ def to_accounts(samples: Mapping[tuple[str, str], float], run: str) -> dict[int,
                 found.setdefault(int(labels["rank"]), {})[name + labels.get("reason", "")] = int(value)
     return {
         rank: PageAccount(
-            made=counts["rankscope_steps_made_total"],
-            published=counts["rankscope_steps_published_total"],
-            elsewhere=counts["rankscope_steps_published_elsewhere_total"],
-            overwritten=counts["rankscope_steps_lost_totaloverwritten"],
-            dropped=counts["rankscope_steps_lost_totaldropped_in_reports"],
-            late=counts["rankscope_steps_lost_totallate"],
-            buffered=counts["rankscope_steps_buffered"],
+            made=counts["rankscope_step_records_created_total"],
+            published=counts["rankscope_step_records_published_total"],
+            elsewhere=counts["rankscope_step_records_acked_by_previous_collector_total"],
+            overwritten=counts["rankscope_step_records_lost_totaloverwritten"],
+            dropped=counts["rankscope_step_records_lost_totaldropped_in_reports"],
+            late=counts["rankscope_step_records_lost_totallate"],
+            buffered=counts["rankscope_step_records_buffered"],
             gaps=counts["rankscope_report_gaps_total"],
         )
         for rank, counts in found.items()
-        if "rankscope_steps_made_total" in counts
+        if "rankscope_step_records_created_total" in counts
     }
 
 

@@ -107,7 +107,7 @@ def _collector_counts(frames: int) -> CollectorCounts:
         relay_dropped={"full": 0},
         relay_refused={"bad_magic": 0},
         http_refused={"unauthorised": 0},
-        contained_errors={"job_state": 0},
+        contained_errors={"run_state": 0},
         store_writable=True,
         store_bytes=61_440,
         history_dropped=0,

@@ -33,7 +33,7 @@ from tests.integration.wire_peer import DeafPeer, Peer, connected, hello_of, ide
 
 FRAMES = "rankscope_frames_refused_total"
 PEERS = "rankscope_peers_refused_total"
-ANSWERS = "rankscope_answers_unsent_total"
+ANSWERS = "rankscope_replies_failed_total"
 
 GROWTH_BYTES_MAX = 96 * 1024 * 1024
 """What the allocator may keep after a storm. One world of 2**24 ranks alone would be 170 GB."""

@@ -69,7 +69,7 @@ def test_a_rank_whose_run_did_not_take_it_in_is_asked_for_its_hello(caplog: pyte
         peer.join().report(3)  # from the first one on: none of the three was acknowledged
         run = wait_for(lambda: next((run for run in service.snapshot.runs if run.ranks), None), lambda: "no run came")
         assert [rank.reports_admitted for rank in run.ranks] == [3]
-        assert service._faults.counts == {"job_state": 1}
+        assert service._faults.counts == {"run_state": 1}
     assert re.search(r"run 'good@\w+': RankJoined could not be handled", caplog.text)
     assert "ZeroDivisionError" in caplog.text
 
@@ -80,7 +80,7 @@ def test_a_report_that_no_run_can_take_in_is_acknowledged_and_counted(caplog: py
 
     with failing(is_second_report) as service, connected(service.endpoint, "boot-one") as peer:
         peer.join().report(3)
-        assert service._faults.counts == {"job_state": 1}
+        assert service._faults.counts == {"run_state": 1}
     assert re.search(r"run 'good@\w+': ReportAdmitted could not be handled", caplog.text)
 
 
@@ -101,7 +101,7 @@ def test_a_fault_of_one_run_leaves_the_others_alone() -> None:
             bad.join()
             bad.await_answer(HelloWanted)
         good.report(2)
-        assert service._faults.counts == {"job_state": 3}
+        assert service._faults.counts == {"run_state": 3}
 
 
 def test_a_snapshot_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:

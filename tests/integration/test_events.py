@@ -12,8 +12,8 @@ import pytest
 
 from rankscope.collector.publish.api.event_stream import (
     EVENTS_PATH,
-    PICTURE_SKIPPED,
     SLOW_READER,
+    SNAPSHOT_SKIPPED,
     STREAMS_BUSY,
     LiveSnapshot,
 )
@@ -216,7 +216,7 @@ def test_reader_who_is_behind_gets_the_newest_picture_and_the_gap_is_counted(wor
                 break
         gaps = sum(after - before - 1 for before, after in pairwise(ids))
         assert gaps > 0
-        assert server.refused[PICTURE_SKIPPED] == gaps
+        assert server.refused[SNAPSHOT_SKIPPED] == gaps
 
 
 def test_slow_reader_holds_up_nobody_else(world: LiveWorld) -> None:

@@ -37,6 +37,6 @@ def test_a_full_disk_of_the_store_costs_no_report_and_is_said_until_it_has_room_
             accounts = wait_for_accounts(served, RUN, made_by(crew))
             fault.settle(served, accounts)
             assert [account.gaps for account in accounts.values()] == [0] * RANKS
-            served.wait_for_metrics("rankscope_history_dropped_total 0.0\n")
+            served.wait_for_metrics("rankscope_history_rows_dropped_total 0.0\n")
             with opening_run(store, RUN) as history:
                 assert next(iter(history.read_steps())).step == 1  # the ring has overwritten the one before

@@ -145,7 +145,7 @@ def test_no_counter_of_the_live_run_gets_lost(seen: Seen) -> None:
     names = {name for name, _ in seen.pages[0]}
     assert {
         "rankscope_steps_total", "rankscope_collective_wait_seconds_total", "rankscope_run_seconds_total",
-        "rankscope_steps_lost_total", "rankscope_report_gaps_total",
+        "rankscope_step_records_lost_total", "rankscope_report_gaps_total",
     } <= names  # fmt: skip
     for before, after in zip(seen.pages, seen.pages[1:], strict=False):
         assert before.keys() <= after.keys()
@@ -278,7 +278,7 @@ def test_a_full_disk_is_said_and_caught_up_with_when_there_is_room_again(small_d
         served.wait_for_metrics(
             "rankscope_store_writable 1.0\n",
             'rankscope_collector_errors_total{part="history_store"}',
-            "rankscope_history_dropped_total 0.0\n",
+            "rankscope_history_rows_dropped_total 0.0\n",
         )
         assert "Traceback" not in served.read_stderr()
 

@@ -144,7 +144,7 @@ def test_answers_that_nobody_reads_hold_bounded_memory_and_scrapes_go_on(store: 
             def scrape() -> bool | None:
                 assert [ask(served, path) for path in ("/healthz", "/readyz")] == [(200, "ok\n")] * 2
                 status, seen[0] = ask(served, "/metrics")
-                return True if status == 200 and count_refused(seen[0], "unread_answer") > 0 else None
+                return True if status == 200 and count_refused(seen[0], "unread_response") > 0 else None
 
             wait_for(scrape, lambda: f"no unread answer was closed: {seen[0]}")
             assert read_resident_bytes(served) - before < RESIDENT_BYTES_MAX

@@ -297,7 +297,7 @@ def test_clients_that_never_ask_give_way_to_one_that_does(world: World) -> None:
 
 def test_a_client_that_stops_reading_is_dropped(world: World) -> None:
     with unread_answer(world, HttpLimits(answer_s=SHORT_TIMEOUT_S)) as server:
-        wait_for(lambda: server.refused == {"unread_answer": 1} or None, lambda: str(server.refused))
+        wait_for(lambda: server.refused == {"unread_response": 1} or None, lambda: str(server.refused))
 
 
 def test_health_is_told_while_there_is_no_place_for_answers(world: World) -> None:
@@ -310,14 +310,14 @@ def test_an_unread_answer_gives_way_when_there_is_no_other_place(world: World) -
     limits = HttpLimits(answer_s=2 * DEADLINE_S, unread_s=0.0, answers_max=1)
     with unread_answer(world, limits) as server:
         assert ask(server, "/metrics").status == 200
-        assert server.refused == {"unread_answer": 1}
+        assert server.refused == {"unread_response": 1}
 
 
 def test_unread_answers_hold_no_more_memory_than_is_allowed(world: World) -> None:
     limits = HttpLimits(answer_s=2 * DEADLINE_S, unread_s=2 * DEADLINE_S, answer_bytes_max=1)
     with unread_answer(world, limits) as server:
         answer = ask(server, "/api/v1/runs")
-        assert (answer.status, answer.headers["Retry-After"], server.refused) == (503, "5", {"answers_full": 1})
+        assert (answer.status, answer.headers["Retry-After"], server.refused) == (503, "5", {"response_memory_full": 1})
         assert answer.error == "answers that clients have not read yet use up the memory for answers; try again later"
         assert ask(server, "/healthz").status == 200
 

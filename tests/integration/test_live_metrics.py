@@ -42,7 +42,7 @@ SCRAPES, RANGE_S = 20, 10
 """A rate over the last 10 s of 20: its first sample is far from 0, which Prometheus would otherwise extrapolate to."""
 WHEN_SOMETHING_WENT_WRONG = {
     "rankscope_agent_errors_total", "rankscope_collector_errors_total", "rankscope_frames_refused_total",
-    "rankscope_peers_refused_total", "rankscope_answers_unsent_total", "rankscope_http_refused_total",
+    "rankscope_peers_refused_total", "rankscope_replies_failed_total", "rankscope_http_refused_total",
     "rankscope_rank_missing", "rankscope_node_missing",
     "rankscope_relay_frames_dropped_total", "rankscope_relay_refused_total",
     "rankscope_store_lost_total",
@@ -55,8 +55,9 @@ ONLY_AFTER_THE_END = {"rankscope_rank_end_info"}
 OF_A_JOB_WITH_TOKENS = {"rankscope_tokens_total"}
 AFTER_THE_END = {
     "rankscope_run_info", "rankscope_ranks", "rankscope_rank_info", "rankscope_rank_up", "rankscope_report_gaps_total",
-    "rankscope_steps_made_total", "rankscope_steps_published_total", "rankscope_steps_published_elsewhere_total",
-    "rankscope_steps_buffered", "rankscope_steps_lost_total",
+    "rankscope_step_records_created_total", "rankscope_step_records_published_total",
+    "rankscope_step_records_acked_by_previous_collector_total", "rankscope_step_records_buffered",
+    "rankscope_step_records_lost_total",
 }  # fmt: skip
 """Who it was, and where all of its steps went."""
 

@@ -15,7 +15,7 @@ RUN = "long-term"
 RANKS = 2
 SCRAPED, WRITTEN = "victoria", "prometheus"
 """The jobs by which the series of the two ways into VictoriaMetrics are told apart."""
-STEPS = "rankscope_steps_published_total"
+STEPS = "rankscope_step_records_published_total"
 SCRAPES = 5
 
 

@@ -43,7 +43,7 @@ COUNT_MAX: Final = 10**9
 
 STREAMS_BUSY: Final = "streams_busy"
 SLOW_READER: Final = "slow_reader"
-PICTURE_SKIPPED: Final = "picture_skipped"
+SNAPSHOT_SKIPPED: Final = "snapshot_skipped"
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +189,7 @@ class LiveFeed:
                 yield b": nothing new\n\n"
                 continue
             for _ in range(newest.revision - told - 1 if told else 0):
-                self._count(PICTURE_SKIPPED)
+                self._count(SNAPSHOT_SKIPPED)
             told, count = newest.revision, count - 1
             yield self._render(newest, run)
 

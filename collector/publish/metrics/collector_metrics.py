@@ -34,9 +34,9 @@ SILENT: Final = "silent"
 FAILED: Final = "failed"
 ENDED: Final = "ended"
 AWAITED: Final = "awaited"
-UNHEARD: Final = "unheard"
-STATES: Final = (REPORTING, SILENT, FAILED, ENDED, AWAITED, UNHEARD)
-"""The states of a rank; unheard are those of the run's world of whom nobody has heard yet."""
+NEVER_REPORTED: Final = "never_reported"
+STATES: Final = (REPORTING, SILENT, FAILED, ENDED, AWAITED, NEVER_REPORTED)
+"""The states of a rank; never_reported are those of the run's world of whom nobody has heard yet."""
 GONE: Final = frozenset({SILENT, FAILED})
 
 
@@ -136,7 +136,7 @@ def count_states(snapshot: Snapshot) -> Iterator[Value]:
     """Every state of every run, so that each count is known to be 0 before it is not."""
     for run in snapshot.runs:
         counts = Counter(map(find_state, run.ranks))
-        counts[UNHEARD] = max(run.world_size - len(run.ranks), 0)
+        counts[NEVER_REPORTED] = max(run.world_size - len(run.ranks), 0)
         yield from (((run.run, state), counts[state]) for state in STATES)
 
 
@@ -151,7 +151,7 @@ def find_missing_nodes(snapshot: Snapshot) -> Iterator[Value]:
     """The nodes that are gone as a whole. One of which one rank was heard of is not told from that rank."""
     for run in snapshot.runs:
         sizes = Counter(rank.identity.node for rank in run.ranks)
-        gone = Counter(one.node for one in _missing(run) if one.reason != UNHEARD)
+        gone = Counter(one.node for one in _missing(run) if one.reason != NEVER_REPORTED)
         yield from (((run.run, node), 1) for node, count in gone.items() if count == sizes[node] > 1)
 
 
@@ -181,7 +181,7 @@ def _missing(run: RunSnapshot) -> Iterator[Missing]:
         if states[rank.identity.rank] in GONE:
             yield Missing(rank.identity.rank, rank.identity.node, rank.ended or "")
     if len(states) < run.world_size:
-        yield from (Missing(number, "", UNHEARD) for number in range(run.world_size) if number not in states)
+        yield from (Missing(number, "", NEVER_REPORTED) for number in range(run.world_size) if number not in states)
 
 
 def _open_findings(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Finding]]:
@@ -232,9 +232,9 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_frames_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.frames_refused),
     "rankscope_frames_received_total": _of_collector(lambda snapshot: snapshot.counts.frames_received),
     "rankscope_connections": _of_collector(lambda snapshot: snapshot.counts.connections),
-    "rankscope_read_pause_max_seconds": _of_collector(lambda snapshot: snapshot.counts.read_pause_s),
+    "rankscope_ingest_stall_max_seconds": _of_collector(lambda snapshot: snapshot.counts.read_pause_s),
     "rankscope_peers_refused_total": _of_collector_and(lambda snapshot: snapshot.counts.peers_refused),
-    "rankscope_answers_unsent_total": _of_collector_and(lambda snapshot: snapshot.counts.answers_unsent),
+    "rankscope_replies_failed_total": _of_collector_and(lambda snapshot: snapshot.counts.answers_unsent),
     "rankscope_relays": _of_collector(lambda snapshot: snapshot.counts.relays),
     "rankscope_relay_batches_total": _of_collector(lambda snapshot: snapshot.counts.relay_batches),
     "rankscope_relay_frames_dropped_total": _of_collector_and(lambda snapshot: snapshot.counts.relay_dropped),
@@ -245,6 +245,6 @@ READERS: Final[Mapping[str, Reader]] = {
     "rankscope_store_writable": _of_collector(lambda snapshot: snapshot.counts.store_writable),
     "rankscope_store_lost_total": _of_collector_and(lambda snapshot: snapshot.counts.stores_lost),
     "rankscope_store_used_bytes": _of_collector(lambda snapshot: snapshot.counts.store_bytes),
-    "rankscope_history_dropped_total": _of_collector(lambda snapshot: snapshot.counts.history_dropped),
+    "rankscope_history_rows_dropped_total": _of_collector(lambda snapshot: snapshot.counts.history_dropped),
 }
 """How each of these measures is read."""

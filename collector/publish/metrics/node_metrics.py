@@ -174,6 +174,6 @@ OVERVIEW_READERS: Final[Mapping[str, OverviewReader]] = {
     "rankscope_node_gpu_xid_errors": _of_gpus(sum, lambda gpu: gpu.xid_count),
     "rankscope_node_gpu_uncorrected_ecc_errors": _of_gpus(sum, lambda gpu: gpu.ecc_uncorrected),
     "rankscope_worst_rank_slowdown_ratio": _worst(lambda rank: rank.slowdown_ratio),
-    "rankscope_worst_rank_wait_caused_seconds": _worst(_wait_caused_s),
+    "rankscope_worst_rank_caused_wait_seconds": _worst(_wait_caused_s),
 }
 """How each of these measures is read."""

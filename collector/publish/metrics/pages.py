@@ -7,7 +7,7 @@ While the runs have at most `metrics_ranks_max` ranks together, /metrics has the
 /metrics/ranks has none: every series is on one page only, so that whoever scrapes both counts nothing twice.
 
 A page has at most `series_max` series. A family that would bring it beyond that is left out whole, for a sum over half
-of its ranks would be wrong and look right; how many series that costs stands in `rankscope_series_left_out`.
+of its ranks would be wrong and look right; how many series that costs stands in `rankscope_series_dropped`.
 """
 
 import math
@@ -31,7 +31,7 @@ from rankscope.collector.publish.metrics.text_format import (
     render_samples,
 )
 from rankscope.collector.runs.snapshot import RankSnapshot, Snapshot
-from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT
+from rankscope.measure.catalog import CATALOG, SERIES_DROPPED
 from rankscope.measure.exported import RANK, Measure
 
 METRICS_PATH: Final = "/metrics"
@@ -219,7 +219,7 @@ class MetricPages:
         of_ranks = self._render_ranks(snapshot, page, rest) if is_summary == is_small else {}
         room, left_out = self._series_max, 0
         for measure in CATALOG:
-            if measure.name == SERIES_LEFT_OUT:
+            if measure.name == SERIES_DROPPED:
                 family = _render_values(measure, [((page.name,), left_out)])
             elif measure.is_per_rank:
                 family = of_ranks.pop(measure.name, _NOTHING)
@@ -227,7 +227,7 @@ class MetricPages:
                 family = _render_values(measure, _read(measure, told, overview)) if is_summary else _NOTHING
             rest()
             left_out += family.left_out
-            if family.series > room and measure.name != SERIES_LEFT_OUT:
+            if family.series > room and measure.name != SERIES_DROPPED:
                 left_out += family.series
             elif family.series:
                 room -= family.series

@@ -268,7 +268,7 @@ RANK_READERS: Final[Mapping[str, RankColumns]] = {
     "rankscope_rank_up": _per_rank(lambda rank: int(rank.up and rank.ended is None), ALL_RANKS),
     "rankscope_rank_end_info": _infos(_end_info, _has_ended),
     "rankscope_report_gaps_total": _per_rank(lambda rank: rank.report_gaps, KNOWN_RANKS),
-    "rankscope_steps_lost_total": RankColumns(
+    "rankscope_step_records_lost_total": RankColumns(
         ACCOUNTED_RANKS,
         {
             ("overwritten",): lambda rank: rank.steps.overwritten,
@@ -307,7 +307,7 @@ RANK_READERS: Final[Mapping[str, RankColumns]] = {
     "rankscope_collective_transfer_seconds_total": _per_collective(lambda kind: _seconds(kind.transfer_ns)),
     "rankscope_collective_bus_bandwidth_bytes_per_second": _per_collective(lambda kind: kind.bus_bandwidth_bytes_per_s),
     "rankscope_rank_slowdown_ratio": _per_rank(lambda rank: rank.slowdown_ratio),
-    "rankscope_rank_wait_caused_seconds": _per_rank(lambda rank: _seconds(rank.wait_caused_ns_median)),
+    "rankscope_rank_caused_wait_seconds": _per_rank(lambda rank: _seconds(rank.wait_caused_ns_median)),
     "rankscope_gpu_utilization_ratio": _per_device(lambda device: device.utilization_ratio),
     "rankscope_gpu_memory_used_bytes": _per_device(lambda device: device.memory_used_bytes),
     "rankscope_gpu_memory_total_bytes": _per_device(lambda device: device.memory_total_bytes),
@@ -346,15 +346,15 @@ RANK_READERS: Final[Mapping[str, RankColumns]] = {
     "rankscope_agent_overhead_ratio": _per_rank(lambda rank: rank.overhead_ratio),
     "rankscope_agent_part_seconds_total": _per_rank_and(_part_seconds),
     "rankscope_agent_part_dropped": _per_rank_and(lambda rank: rank.cost.dropped),
-    "rankscope_agent_window_stretch_ratio": _per_rank_and(_stretch),
+    "rankscope_agent_window_interval_ratio": _per_rank_and(_stretch),
     "rankscope_agent_part_changes_total": _per_rank(lambda rank: rank.cost.changes if rank.cost.part_ns else None),
     "rankscope_agent_errors_total": _per_rank_and(lambda rank: rank.losses.errors),
     "rankscope_reports_dropped_total": _per_rank(
         lambda rank: rank.losses.reports_dropped if rank.reports_admitted else None
     ),
-    "rankscope_steps_made_total": _of_account(lambda steps: steps.made),
-    "rankscope_steps_published_total": _of_account(lambda steps: steps.published),
-    "rankscope_steps_published_elsewhere_total": _of_account(lambda steps: steps.published_elsewhere),
-    "rankscope_steps_buffered": _of_account(lambda steps: steps.buffered),
+    "rankscope_step_records_created_total": _of_account(lambda steps: steps.made),
+    "rankscope_step_records_published_total": _of_account(lambda steps: steps.published),
+    "rankscope_step_records_acked_by_previous_collector_total": _of_account(lambda steps: steps.published_elsewhere),
+    "rankscope_step_records_buffered": _of_account(lambda steps: steps.buffered),
 }
 """How each measure of which every rank has series is read."""

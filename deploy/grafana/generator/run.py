@@ -47,7 +47,7 @@ from deploy.grafana.generator.panels import (
 )
 
 DATA_PHASE: Final = f'{OF_RUN},phase="data"'
-MISSING: Final = f'{OF_RUN},state=~"failed|silent|unheard"'
+MISSING: Final = f'{OF_RUN},state=~"failed|silent|never_reported"'
 UNCORRECTED: Final = f'{OF_RUN},kind="uncorrected"'
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 

@@ -59,8 +59,8 @@ def verdicts() -> list[Placed]:
         ),
         areas(
             "Ranks by state",
-            "Failed are ranks that ended badly, silent those that are not heard of any more, unheard those that never "
-            "were; stalled ranks report that nothing happens in them.",
+            "Ranks by state. failed: the rank ended badly; silent: its reports stopped; never_reported: no report has "
+            "arrived; stalled: the rank reports that nothing happens in it.",
             NUMBER,
             Query(series("ranks", OF_RUN), "{{state}}"),
             width=HALF,
@@ -117,7 +117,7 @@ def slowness() -> list[Placed]:
                 "slower": Column("Slower", f"{SLOWEST} * {NODE_OF_RANK}", TIMES, SLOWDOWN_COLOURS, decimals=3),
                 "waits": Column(
                     "Waiting caused a step",
-                    f"{series('rank_wait_caused_seconds', OF_RUN)} and on (rank) {SLOWEST}",
+                    f"{series('rank_caused_wait_seconds', OF_RUN)} and on (rank) {SLOWEST}",
                     SECONDS,
                 ),
                 "lost": Column(
@@ -134,7 +134,7 @@ def slowness() -> list[Placed]:
             "Waiting caused",
             "Waiting of all ranks in a step by the rank that caused it; the ten that caused most at some moment.",
             SECONDS,
-            Query(worst(10, series("rank_wait_caused_seconds", OF_RUN), "rank"), "rank {{rank}}"),
+            Query(worst(10, series("rank_caused_wait_seconds", OF_RUN), "rank"), "rank {{rank}}"),
             link=TO_RANK_OF_LINE,
         ),
     ]

@@ -177,7 +177,7 @@ def _wait_for_ranks(watch: Watch, shape: Shape) -> None:
 
     def look() -> bool | None:
         with contextlib.suppress(OSError):
-            counts[0] = sum(name == "rankscope_steps_made_total" for name, _ in watch.read_page().samples)
+            counts[0] = sum(name == "rankscope_step_records_created_total" for name, _ in watch.read_page().samples)
         return True if counts[0] == shape.ranks else None
 
     wait_for(look, lambda: f"{counts[0]} of {shape.ranks} ranks report", START_S_MAX)
@@ -196,7 +196,7 @@ def _wait_for_end(watch: Watch, lives: Sequence[LifeAccount]) -> Page:
         seen = {
             (labels["run"], labels["rank"]): value
             for (name, text), value in page.samples.items()
-            if name == "rankscope_steps_made_total" and (labels := parse_labels(text))
+            if name == "rankscope_step_records_created_total" and (labels := parse_labels(text))
         }
         return page if all(seen.get(key, 0) >= count for key, count in made.items()) else None
 

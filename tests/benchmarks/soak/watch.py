@@ -33,7 +33,7 @@ PAGE_AGE_S_MAX: Final = LATE_AGE_S_MAX + 5.0
 
 ERRORS: Final = "rankscope_collector_errors_total"
 COUNTED_BY_REASON: Final = frozenset({
-    "rankscope_frames_refused_total", "rankscope_peers_refused_total", "rankscope_answers_unsent_total",
+    "rankscope_frames_refused_total", "rankscope_peers_refused_total", "rankscope_replies_failed_total",
     "rankscope_http_refused_total", ERRORS,
 })  # fmt: skip
 

@@ -20,7 +20,7 @@ def faults(clock: DrivenClock) -> FaultLog:
     return FaultLog(clock)
 
 
-def fail(faults: FaultLog, error: Exception, *, place: str = "job_state", run: str = "bert") -> None:
+def fail(faults: FaultLog, error: Exception, *, place: str = "run_state", run: str = "bert") -> None:
     try:
         raise error
     except type(error):
@@ -39,7 +39,7 @@ def test_a_fault_is_logged_with_run_sentence_and_traceback(faults: FaultLog, cap
 def test_the_same_fault_is_counted_and_not_logged_again(faults: FaultLog, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(100):
         fail(faults, KeyError("step"))
-    assert faults.counts == {"job_state": 100}
+    assert faults.counts == {"run_state": 100}
     assert len(caplog.records) == 1
 
 
@@ -49,7 +49,7 @@ def test_another_type_place_or_run_is_another_fault(faults: FaultLog, caplog: py
     fail(faults, KeyError("step"), run="llama")
     fail(faults, KeyError("step"), place="incidents")
     assert len(caplog.records) == 4
-    assert faults.counts == {"job_state": 3, "incidents": 1}
+    assert faults.counts == {"run_state": 3, "incidents": 1}
 
 
 def test_a_fault_that_lasts_is_logged_each_minute_with_its_count(

@@ -67,7 +67,7 @@ def test_answer_has_ten_seconds_from_its_first_byte(clients: Clients) -> None:
     assert clients.counted == []
     clients.now_s = 70.0
     clients.connections.close_late()
-    assert clients.counted == ["unread_answer"]
+    assert clients.counted == ["unread_response"]
 
 
 def test_event_that_was_read_leaves_the_stream_all_its_time(clients: Clients) -> None:
@@ -101,7 +101,7 @@ def test_unread_answer_gives_way_after_a_second(clients: Clients) -> None:
     first, second = clients.answer("10.0.0.1"), clients.answer("10.0.0.1")
     clients.now_s = 1.0
     assert clients.connections.begin_answer(clients.connect("10.0.0.2"))
-    assert (first.is_closed, second.is_closed, clients.counted) == (True, False, ["unread_answer"])
+    assert (first.is_closed, second.is_closed, clients.counted) == (True, False, ["unread_response"])
 
 
 def test_answers_together_hold_no_more_than_the_limit(clients: Clients) -> None:
@@ -110,7 +110,7 @@ def test_answers_together_hold_no_more_than_the_limit(clients: Clients) -> None:
     assert not clients.connections.begin_writing(other, 41)
     clients.now_s = 1.0
     assert clients.connections.begin_writing(other, 41)
-    assert (large.is_closed, clients.counted) == (True, ["answers_full", "unread_answer"])
+    assert (large.is_closed, clients.counted) == (True, ["response_memory_full", "unread_response"])
 
 
 def test_answer_larger_than_the_limit_is_written_alone(clients: Clients) -> None:

@@ -71,7 +71,7 @@ def values(family: Metric) -> dict[tuple[str, ...], float]:
     [
         (rank_of(reports_admitted=0), "rankscope_steps"),
         (rank_of(reports_admitted=0), "rankscope_reports_dropped"),
-        (rank_of(reports_admitted=0), "rankscope_steps_lost"),
+        (rank_of(reports_admitted=0), "rankscope_step_records_lost"),
         (rank_of(totals=Totals(steps=5, windows=0)), "rankscope_device_idle_seconds"),
         (rank_of(totals=Totals(steps=5, device_steps=0)), "rankscope_device_step_seconds"),
         (rank_of(allocator=None), "rankscope_torch_memory_reserved_bytes"),
@@ -167,10 +167,10 @@ def test_of_a_rank_that_has_ended_only_its_info_its_end_up_0_and_the_account_of_
     run = run_of(rank_of(0), gone, open_findings=(finding_of(1),), lost=(LostSeconds(1, "host_cpu", 5.0),))
     families = families_of(run)
     of_rank_1 = {name for name, family in families.items() for labels in values(family) if labels[:2] == ("a", "1")}
-    account = {"made", "published", "published_elsewhere", "buffered", "lost"}
+    account = {"created", "published", "acked_by_previous_collector", "buffered", "lost"}
     kept = {"rankscope_rank", "rankscope_rank_up", "rankscope_rank_end", "rankscope_report_gaps"}
     missed = {"rankscope_rank_missing"} if ended in {"killed", "silent"} else set()
-    assert of_rank_1 == kept | missed | {f"rankscope_steps_{name}" for name in account}
+    assert of_rank_1 == kept | missed | {f"rankscope_step_records_{name}" for name in account}
     assert values(families["rankscope_rank_up"]) == {("a", "0"): 1, ("a", "1"): 0}
 
 

@@ -154,7 +154,7 @@ def test_the_ten_slowest_live_ranks_are_told_with_their_nodes() -> None:
 
 def test_the_ranks_that_keep_most_waiting_are_told_and_those_of_whom_that_is_not_known_are_not() -> None:
     ranks = [rank_of(rank, wait_caused_ns_median=rank * 8.0 * MS) for rank in range(11)]
-    found = read("worst_rank_wait_caused_seconds", *ranks, rank_of(11))
+    found = read("worst_rank_caused_wait_seconds", *ranks, rank_of(11))
     assert found == pytest.approx({("n0", str(rank)): rank * 0.008 for rank in range(1, 11)})
 
 

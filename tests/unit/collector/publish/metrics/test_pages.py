@@ -19,7 +19,7 @@ from rankscope.collector.publish.metrics.pages import (
 from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import SUMMARY_FIELDS, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
-from rankscope.measure.catalog import CATALOG, SERIES_LEFT_OUT, SERIES_PER_RANK_MAX
+from rankscope.measure.catalog import CATALOG, SERIES_DROPPED, SERIES_PER_RANK_MAX
 from rankscope.measure.exported import COLLECTIVE_KINDS_MAX, GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
 from rankscope.measure.records import AgentCost, Losses, Totals
 from tests.full_snapshot import collectives_of, device_of, full_rank, full_snapshot
@@ -66,7 +66,7 @@ def ranks_of(series: Series) -> set[str]:
 
 
 def left_out(series: Series, page: Page = METRICS) -> float:
-    return series[SERIES_LEFT_OUT, (("page", page.name),)]
+    return series[SERIES_DROPPED, (("page", page.name),)]
 
 
 # -- which family is where --------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def left_out(series: Series, page: Page = METRICS) -> float:
 def test_a_small_run_has_everything_on_metrics_and_no_series_on_the_page_of_ranks() -> None:
     snapshot = snapshot_of(3)
     assert PER_RANK - {"rankscope_rank_end_info"} <= names_of(series_of(snapshot, METRICS, metrics_ranks_max=3))
-    assert names_of(series_of(snapshot, RANKS, metrics_ranks_max=3)) == {SERIES_LEFT_OUT}
+    assert names_of(series_of(snapshot, RANKS, metrics_ranks_max=3)) == {SERIES_DROPPED}
 
 
 def test_metrics_of_a_large_run_take_nothing_from_a_rank_but_its_outline() -> None:
@@ -113,14 +113,14 @@ def test_the_families_of_a_large_run_s_ranks_are_on_their_own_page_alone() -> No
     on_metrics, on_ranks = (series_of(snapshot, page, metrics_ranks_max=3) for page in (METRICS, RANKS))
     assert names_of(on_metrics).isdisjoint(PER_RANK)
     assert {"rankscope_run_info", "rankscope_node_ranks", "rankscope_worst_rank_slowdown_ratio"} <= names_of(on_metrics)
-    assert names_of(on_ranks) <= PER_RANK | {SERIES_LEFT_OUT}
+    assert names_of(on_ranks) <= PER_RANK | {SERIES_DROPPED}
     assert on_metrics.keys().isdisjoint(on_ranks)
 
 
 def test_both_pages_of_a_large_run_have_together_what_the_one_of_a_small_run_has() -> None:
     snapshot = full_snapshot()
     together = series_of(snapshot, METRICS, metrics_ranks_max=0) | series_of(snapshot, RANKS, metrics_ranks_max=0)
-    of_page = {(SERIES_LEFT_OUT, (("page", RANKS.name),)): 0.0}
+    of_page = {(SERIES_DROPPED, (("page", RANKS.name),)): 0.0}
     assert together == series_of(snapshot, METRICS) | of_page
 
 
@@ -133,7 +133,7 @@ def test_ranks_that_have_not_joined_count_so_that_nothing_moves_while_they_do() 
 
 def test_an_empty_collector_shows_itself() -> None:
     shown = series_of(Snapshot(wall_s=0.0, version="0"), METRICS)
-    assert {"rankscope_frames_received_total", "rankscope_runs_evicted_total", SERIES_LEFT_OUT} <= names_of(shown)
+    assert {"rankscope_frames_received_total", "rankscope_runs_evicted_total", SERIES_DROPPED} <= names_of(shown)
 
 
 # -- shards -----------------------------------------------------------------------------------------------------------
@@ -161,10 +161,10 @@ def test_the_shards_have_together_what_the_whole_page_has() -> None:
     for shard in shards:
         together |= series_of(snapshot, shard, metrics_ranks_max=0)
     whole = series_of(snapshot, RANKS, metrics_ranks_max=0)
-    assert {key: value for key, value in together.items() if key[0] != SERIES_LEFT_OUT} == {
-        key: value for key, value in whole.items() if key[0] != SERIES_LEFT_OUT
+    assert {key: value for key, value in together.items() if key[0] != SERIES_DROPPED} == {
+        key: value for key, value in whole.items() if key[0] != SERIES_DROPPED
     }
-    assert sum(name == SERIES_LEFT_OUT for name, _ in together) == 3
+    assert sum(name == SERIES_DROPPED for name, _ in together) == 3
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_smaller_family_after_one_that_does_not_fit_is_shown() -> None:
 
 def test_a_page_of_no_room_at_all_still_says_what_it_lacks() -> None:
     nothing = series_of(snapshot_of(1), METRICS, series_max=0)
-    assert names_of(nothing) == {SERIES_LEFT_OUT}
+    assert names_of(nothing) == {SERIES_DROPPED}
     assert left_out(nothing) == len(series_of(snapshot_of(1), METRICS)) - 1
 
 

@@ -37,7 +37,7 @@ def test_the_states_add_up_to_the_world() -> None:
     ends = ("silent", "crashed", "finished", "stopped", "terminated")
     ended = [rank_of(number, ended=reason) for number, reason in enumerate(ends)]
     snapshot = snapshot_of(*ended, rank_of(5), rank_of(6, awaited=True), world_size=9)
-    found = {"silent": 1, "failed": 2, "ended": 2, "reporting": 1, "awaited": 1, "unheard": 2}
+    found = {"silent": 1, "failed": 2, "ended": 2, "reporting": 1, "awaited": 1, "never_reported": 2}
     assert states_of(snapshot) == found
     assert sum(found.values()) == 9
 
@@ -63,7 +63,7 @@ def test_a_rank_is_missing_when_it_is_silent_or_failed(ended: str | None, missin
 
 
 def test_a_rank_that_nobody_has_heard_of_is_missing_without_a_node() -> None:
-    assert missing_of(snapshot_of(rank_of(0), rank_of(2), world_size=3)) == [("1", "", "unheard")]
+    assert missing_of(snapshot_of(rank_of(0), rank_of(2), world_size=3)) == [("1", "", "never_reported")]
 
 
 def test_nobody_is_missed_in_a_run_in_which_nobody_reports() -> None:
