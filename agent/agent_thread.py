@@ -17,7 +17,7 @@ from rankscope.agent.guard import Guard, log_line
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
 from rankscope.agent.profiler.process_groups import GroupProgress
-from rankscope.agent.profiler.reduced_window import NOTHING, ReducedWindow
+from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
 from rankscope.agent.profiler.timed_collectives import TimedCollectives
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import PART as WINDOWS
@@ -128,7 +128,7 @@ class AgentThread:
             config.overhead_ratio_max,
             probes.plan,
             self._samples,
-            hooks=probes.hooks.log,
+            hooks=probes.hooks.buffer,
             windows=probes.windows,
             timers=probes.device_timers,
             children=self,
@@ -350,7 +350,7 @@ class AgentThread:
             self._samples.run_all(now_ns)  # a short job has its samples too, and a long one how it ended
         elif self._samples.due(now_ns):
             self._samples.run(now_ns)
-        self._probes.hooks.log.catch_up_late()
+        self._probes.hooks.buffer.flush_deferred()
         stepless = self._stepless.find(now_ns, self._probes.hooks.backwards_without_end, last=last)
         if stepless:
             log_line(stepless)
@@ -396,7 +396,7 @@ class AgentThread:
         return self._groups
 
     def _read_moments(self) -> int | None:
-        return None if self._guard.is_off(STEP_HOOKS) else self._probes.hooks.moments
+        return None if self._guard.is_off(STEP_HOOKS) else self._probes.hooks.event_count
 
     def _push(self, message: Message, *, step_count: int) -> None:
         self._sender.push(message.sequence, encode(message), step_count)  # type: ignore[attr-defined]
@@ -423,7 +423,7 @@ class AgentThread:
             return reduction.reduce(window)
         except Exception as error:  # noqa: BLE001 - what cannot be read of a window must not cost the steps
             self._guard.record(WINDOWS, error)
-            return NOTHING
+            return EMPTY_WINDOW
         finally:
             if reduction.windows_too_large > too_large_before:
                 self._probes.plan.learn_too_large(full=window.full)

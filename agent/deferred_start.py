@@ -66,14 +66,14 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object]) -> None:
     def tell() -> None:
         try:
             for patch in patches:
-                patch.take_off()
+                patch.revert()
             on_group(describe_group(os.environ))
         except Exception as error:  # noqa: BLE001
             log_line(f"not started ({explain('start', error)}); training goes on without it")
 
     patches = [Patch(owner, INIT, functools.partial(_tell_after, tell)) for owner in owners]
     for patch in patches:
-        patch.put_on()
+        patch.apply()
 
 
 def _tell_after(tell: Callable[[], None], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,10 +39,10 @@ from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
 from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
 from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
-from rankscope.agent.steps.due_steps import Due, DueSteps
 from rankscope.agent.steps.event_buffer import PART as STEP_HOOKS
 from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.agent.steps.inline_steps import InlineSteps, NextBoundary
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.ring import Ring
 from rankscope.agent.steps.step_run import StepRun, Steps
@@ -92,8 +92,10 @@ class Session:
         self._ranges = OpenRanges()
         self._windows = self._make_windows()
         timers = self._device_timers = self._make_device_timers()
-        self._read_moment_ns = monotonic_ns if timers is None else timers.read_moment_ns
-        self._due_steps = DueSteps(CpuTimeSampling(), [part for part in (self._windows, timers) if part is not None])
+        self._read_event_ns = monotonic_ns if timers is None else timers.read_event_ns
+        self._inline_steps = InlineSteps(
+            CpuTimeSampling(), [part for part in (self._windows, timers) if part is not None]
+        )
         self._timer = self._make_timer()
         self._hooks = TorchHooks(
             self._timer,
@@ -102,7 +104,7 @@ class Session:
             self._ranges,
             device_timers=timers,
             captures=self._captures,
-            log=self._make_log(),
+            buffer=self._make_event_buffer(),
         )
         self._stopping = threading.Event()
         self._gate = TorchCallGate()
@@ -118,7 +120,7 @@ class Session:
             self._captures,
             timers,
             lambda: self._steps_made,
-            self._due_steps.clocked,
+            self._inline_steps.cpu_sampling,
         )
         self._reporter = AgentThread(
             config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello
@@ -140,16 +142,16 @@ class Session:
             on_run=self._on_run if timers is None else None,
             on_charge=None if timers is None else timers.on_charge,
             phases_max=self._config.phases_max,
-            read_clock_ns=self._read_moment_ns,
+            read_clock_ns=self._read_event_ns,
         )
 
-    def _make_log(self) -> HookEventBuffer:
+    def _make_event_buffer(self) -> HookEventBuffer:
         timers = self._device_timers
         return HookEventBuffer(
             self._timer,
             self._guard,
-            self._find_due,
-            self._read_elsewhere_ns,
+            self._find_boundary,
+            self._read_other_cost_ns,
             lambda: timers is None or timers.is_idle,
         )
 
@@ -191,11 +193,11 @@ class Session:
 
     def use_explicit_steps(self) -> None:
         """A framework's callback will say where steps end, until `resume_auto_steps`."""
-        self._call(self._timer.take_over)
+        self._call(self._timer.begin_explicit_steps)
 
     def resume_auto_steps(self) -> None:
         """The framework has ended: steps are found again."""
-        self._call(self._timer.give_back)
+        self._call(self._timer.end_explicit_steps)
 
     def find_throughput(self, last_steps: int | None) -> Throughput | None:
         """`rankscope.agent.throughput()`."""
@@ -298,7 +300,7 @@ class Session:
         """Threads and sockets did not come along into the child: it is not measured."""
         self.is_running = False
         with contextlib.suppress(Exception):
-            self._hooks.log.renew_turn()
+            self._hooks.buffer.reset_lock()
             self._hooks.remove()
 
     def _note_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -370,7 +372,7 @@ class Session:
             light=self._config.collective_windows,
             full=self._config.full_windows,
             is_capturing=self._captures.is_open,
-            light_tells=lambda: self._progress.communicates_on_host or not profiler.sees_device,
+            light_is_useful=lambda: self._progress.communicates_on_host or not profiler.sees_device,
             find_resident_bytes=lambda: self._reporter.find_resident_bytes(),  # noqa: PLW0108 - it is made later
         )
 
@@ -398,11 +400,11 @@ class Session:
             except Exception as error:  # noqa: BLE001 - not to know the GPU must not cost the steps
                 self._guard.record(DEVICE, error)
 
-    def _find_due(self, step: int) -> Due:
+    def _find_boundary(self, step: int) -> NextBoundary:
         self._observe_device()
-        return self._due_steps.find(step)
+        return self._inline_steps.next_boundary(step)
 
-    def _read_elsewhere_ns(self) -> int:
+    def _read_other_cost_ns(self) -> int:
         """What windows and device times have cost so far, which they count themselves."""
         windows, timers = self._windows, self._device_timers
         spent_ns = 0 if windows is None else windows.full_spent_ns + windows.light_spent_ns
@@ -447,7 +449,7 @@ class Session:
         if self._guard.is_off("user_calls") or not self.is_running:
             return
         try:
-            with self._hooks.log.caught_up():
-                moment(self._read_moment_ns(), *arguments)
+            with self._hooks.buffer.flushed():
+                moment(self._read_event_ns(), *arguments)
         except Exception as error:  # noqa: BLE001
             self._guard.record("user_calls", error)

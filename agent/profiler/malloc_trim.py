@@ -17,11 +17,11 @@ from typing import Final
 
 from rankscope.measure.units import NS_PER_MS
 
-LEFT_BYTES_MIN: Final = 16 * 2**20
+GROWTH_BYTES_MIN: Final = 16 * 2**20
 """Less than this is left alone: windows come and go with 2 to 8 MiB of their own."""
-TRIES: Final = 2
+TRIMS_IN_A_ROW_MAX: Final = 2
 """In a row. The first may have come after the next window had begun; what is resident after two is training's."""
-GIVE_BACK_NS_MAX: Final = 30 * NS_PER_MS
+TRIM_NS_MAX: Final = 30 * NS_PER_MS
 """CPU time. Where it took longer the heap is so large that it is not what windows have left: it is done no more."""
 
 
@@ -32,29 +32,27 @@ class MallocTrim:
     What stays resident though all has been given back is training's own.
     """
 
-    def __init__(
-        self, give_back: Callable[[], None] | None, read_cpu_ns: Callable[[], int] = time.thread_time_ns
-    ) -> None:
-        self._give_back = give_back
+    def __init__(self, trim: Callable[[], None] | None, read_cpu_ns: Callable[[], int] = time.thread_time_ns) -> None:
+        self._trim = trim
         self._read_cpu_ns = read_cpu_ns
         self._usual_bytes: int | None = None
         self._tries = 0
 
     def after_window(self, resident_before_bytes: int | None) -> None:
         """A window has been read and let go of; at its begin that much was resident, None: not known."""
-        if resident_before_bytes is None or self._give_back is None:
+        if resident_before_bytes is None or self._trim is None:
             return
-        if self._usual_bytes is None or self._tries == TRIES:
+        if self._usual_bytes is None or self._tries == TRIMS_IN_A_ROW_MAX:
             self._usual_bytes = resident_before_bytes
         self._usual_bytes = min(self._usual_bytes, resident_before_bytes)
-        if resident_before_bytes < self._usual_bytes + LEFT_BYTES_MIN:
+        if resident_before_bytes < self._usual_bytes + GROWTH_BYTES_MIN:
             self._tries = 0
             return
         self._tries += 1
         begin_ns = self._read_cpu_ns()
-        self._give_back()
-        if self._read_cpu_ns() - begin_ns > GIVE_BACK_NS_MAX:
-            self._give_back = None
+        self._trim()
+        if self._read_cpu_ns() - begin_ns > TRIM_NS_MAX:
+            self._trim = None
 
 
 def find_malloc_trim() -> Callable[[], None] | None:

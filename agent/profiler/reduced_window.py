@@ -13,4 +13,4 @@ class ReducedWindow(NamedTuple):
     covered_steps: tuple[int, int] | None
 
 
-NOTHING: Final = ReducedWindow([], [], None)
+EMPTY_WINDOW: Final = ReducedWindow([], [], None)

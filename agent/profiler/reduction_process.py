@@ -36,7 +36,7 @@ from rankscope.measure.units import s_to_ns
 
 WAITING_MAX = 2
 """Windows that wait for the one being reduced; each of the most events allowed takes 7 MB, as a file at least 60."""
-ON_THEIR_WAY_MAX = WAITING_MAX + 1
+PENDING_ANSWERS_MAX = WAITING_MAX + 1
 """Windows whose answer may still come."""
 
 

@@ -127,7 +127,7 @@ class TorchProfiler:
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
         self._autograd._prepare_profiler(configuration, activities)
-        self._ranges.session_begins()
+        self._ranges.on_session_begin()
         self._autograd._enable_profiler(
             configuration, activities, self._find_scopes(full=full, on_device=bool(on_device))
         )
@@ -146,7 +146,7 @@ class TorchProfiler:
         try:
             result = self._autograd._disable_profiler()
         finally:
-            self._ranges.session_has_ended()
+            self._ranges.on_session_end()
         return result if self._lists_activities else SessionEvents(result, self._autograd.DeviceType.CPU)
 
     def _find_activities(self) -> set[Any]:

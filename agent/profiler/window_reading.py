@@ -60,7 +60,7 @@ class _Reader:
         self._ranges: list[HostRange] = []
         self._names: dict[str, int] = {}
         self._lanes: dict[int, int] = {}
-        self._told: dict[int, str] = {}
+        self._declared_fields: dict[int, str] = {}
         self._category, self._name, self._lane = array("b"), array("i"), array("i")
         self._start_ns, self._duration_ns, self._correlation = array("q"), array("q"), array("q")
 
@@ -88,7 +88,7 @@ class _Reader:
         if kind is Category.KERNEL:
             launcher = activity.linked_activity()
             if launcher is not None and launcher.name() == LAUNCHED_BY_COLLECTIVES:
-                self._told[len(self._start_ns)] = launcher.metadata_json()
+                self._declared_fields[len(self._start_ns)] = launcher.metadata_json()
         self._category.append(kind)
         self._name.append(self._names.setdefault(name, len(self._names)))
         self._lane.append(self._lanes.setdefault(lane, len(self._lanes)))
@@ -109,6 +109,6 @@ class _Reader:
             start_ns=self._start_ns.tobytes(),
             duration_ns=self._duration_ns.tobytes(),
             correlation=self._correlation.tobytes(),
-            told=self._told,
+            told=self._declared_fields,
         )
         return ReadWindow(ranges, columns)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from rankscope.agent.profiler.kineto_events import SessionEvents, read_saved
 from rankscope.agent.profiler.process_groups import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
 from rankscope.agent.profiler.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
-from rankscope.agent.profiler.reduced_window import NOTHING, ReducedWindow
-from rankscope.agent.profiler.reduction_process import ON_THEIR_WAY_MAX, ReductionProcesses
+from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
+from rankscope.agent.profiler.reduction_process import PENDING_ANSWERS_MAX, ReductionProcesses
 from rankscope.agent.profiler.window_reading import HostRange, read_window
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes
@@ -95,27 +95,27 @@ class WindowReduction:
     def reduce(self, window: RawWindow) -> ReducedWindow:
         """What can be told of the window at once; the breakdown of a full one comes with `collect`."""
         if not window.steps:
-            return NOTHING
+            return EMPTY_WINDOW
         found = window.result.trace_activities()
         if not window.full:
             self.light_events_a_step = len(found) / len(window.steps)
         if len(found) > self._events_max:
             self._count(TOO_LARGE)
-            return NOTHING
+            return EMPTY_WINDOW
         read = read_window(window, found, self._yield_gil)
         host = _look_at_host(window, read.ranges)
         if host.lost:
             self._count(LOST, host.lost)
         if read.columns is not None and not self._submit(window, read.columns, host.whole):
-            return NOTHING
+            return EMPTY_WINDOW
         placed = self._place(window, host)
         if window.on_device:
             # All collectives of a step are told together, when it is known which steps are whole.
             bounds = window.steps[0].step, window.steps[-1].step
             self._of_host[bounds[0]] = placed.collectives if placed.covered_steps == bounds else None
-            while len(self._of_host) > ON_THEIR_WAY_MAX:
+            while len(self._of_host) > PENDING_ANSWERS_MAX:
                 del self._of_host[min(self._of_host)]
-            return NOTHING
+            return EMPTY_WINDOW
         return placed
 
     def _submit(self, window: RawWindow, columns: WindowColumns, whole: Sequence[StepRecord]) -> bool:
@@ -208,7 +208,7 @@ class WindowReduction:
         strangers = [found for found in counted if self._group_of_thread.get(found.thread) not in groups]
         if strangers:
             self._count("collectives_unplaced", len(counted))
-            return NOTHING
+            return EMPTY_WINDOW
         whole = [record.step for record in host.whole]
         starts_ns = [step.start_host_ns for step in window.steps]
         records = []

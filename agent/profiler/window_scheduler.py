@@ -83,7 +83,7 @@ class WindowScheduler:
     `is_capturing` says that a CUDA graph is being captured none begins or ends.
 
     A full window is left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
-    while `light_tells` says that they would tell nothing: where all communication is on a device, the ranges of its
+    while `light_is_useful` says that they would tell nothing: where all communication is on a device, the ranges of its
     backend only span the enqueueing.
     """
 
@@ -99,7 +99,7 @@ class WindowScheduler:
         full: bool,
         user_profiler_wait_s: float = USER_PROFILER_WAIT_S,
         is_capturing: Callable[[], bool] = lambda: False,
-        light_tells: Callable[[], bool] = lambda: True,
+        light_is_useful: Callable[[], bool] = lambda: True,
         find_resident_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._profiler = profiler
@@ -111,7 +111,7 @@ class WindowScheduler:
         self._full_wanted = full
         self._user_profiler_wait_s = user_profiler_wait_s
         self._is_capturing = is_capturing
-        self._light_tells = light_tells
+        self._light_is_useful = light_is_useful
         self._find_resident_bytes = find_resident_bytes
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
         self._on_device = False
@@ -163,7 +163,7 @@ class WindowScheduler:
             self._user_profilers = max(0, self._user_profilers + (1 if begins else -1))
             ours_is_on = begins and self._running is not None
         if ours_is_on and get_ident() == self._thread:
-            self._throw_away("user_profiler")
+            self._discard("user_profiler")
         elif ours_is_on and not self._is_idle.wait(self._user_profiler_wait_s):
             # Once theirs has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13). So
             # it stays on, and as the profiler is busy for good there are no more windows.
@@ -178,7 +178,7 @@ class WindowScheduler:
         """
         if self._running is not None and get_ident() == self._thread:
             if self._is_first_of_device:
-                self._run(self._throw_away, "first_of_device")
+                self._run(self._discard, "first_of_device")
             else:
                 self._run(self._finish)
 
@@ -207,11 +207,11 @@ class WindowScheduler:
             self._count_skip("graph_capture")
             return
         if self._running is not None and self._user_profilers:
-            self._throw_away("user_profiler")
+            self._discard("user_profiler")
         ends = self._has_run_its_length(step)
         full_ends = ends and self._running is True
         if full_ends and self._is_first_of_device:
-            self._throw_away("first_of_device")
+            self._discard("first_of_device")
         begins_full = (
             self._full_wanted
             and self._running is not True
@@ -234,7 +234,7 @@ class WindowScheduler:
         return self._running is False and not self._plan.is_light(step)
 
     def _begin(self, *, full: bool) -> None:
-        if not full and not (self._light_wanted and self._light_tells()):
+        if not full and not (self._light_wanted and self._light_is_useful()):
             return
         if full and self._profiler.misses_device:
             self._count_skip("device_not_recorded")
@@ -280,7 +280,7 @@ class WindowScheduler:
         if not self._on_window(window):
             self._count_skip("backlog")
 
-    def _throw_away(self, reason: str) -> None:
+    def _discard(self, reason: str) -> None:
         self._count_skip(reason)
         self._stop()
 

@@ -29,7 +29,7 @@ MAPPINGS: Final = (dict, Mapping)
 CONTAINERS: Final = (list, tuple, *MAPPINGS)
 """With the usual types first: to ask for the abstract one takes twice as long."""
 
-HERE: Final[Any] = object()
+WHOLE_BATCH: Final[Any] = object()
 """The place of a tensor that is the batch itself."""
 
 TOKEN_NAMES: Final = ("input_ids", "token_ids", "tokens")
@@ -69,15 +69,15 @@ def to_size(samples: object, tokens: object) -> BatchSize:
     return BatchSize(_to_count("samples", samples), _to_count("tokens", tokens))
 
 
-class Told(NamedTuple):
+class DeclaredFields(NamedTuple):
     """Whether the user had said samples, and tokens, when a step began."""
 
     samples: bool = False
     tokens: bool = False
 
-    def and_of(self, size: BatchSize) -> "Told":
+    def including(self, size: BatchSize) -> "DeclaredFields":
         """After the user has said this, too."""
-        return Told(self.samples or size.samples is not None, self.tokens or size.tokens is not None)
+        return DeclaredFields(self.samples or size.samples is not None, self.tokens or size.tokens is not None)
 
     def choose(self, read: BatchSize | None, said: BatchSize | None) -> BatchSize:
         """What the step held: what the user says, and what was read as long as the user had never said any."""
@@ -88,7 +88,7 @@ class Told(NamedTuple):
         )
 
 
-UNTOLD: Final = Told()
+NONE_DECLARED: Final = DeclaredFields()
 
 
 class BatchReader:
@@ -104,7 +104,7 @@ class BatchReader:
         self._has_been_whole: WeakSet[Any] = WeakSet()
         self._latest: Callable[[], Any] = lambda: None
         self._kind: Any = None
-        self._place: Any = HERE
+        self._place: Any = WHOLE_BATCH
         self._shape: tuple[int, ...] = ()
         self._size = UNKNOWN
 
@@ -112,7 +112,7 @@ class BatchReader:
         """The size of the batch that the loader's iterator has just returned. Never raises."""
         try:
             if self._latest() is iterator and type(batch) is self._kind:
-                known = batch if self._place is HERE else batch[self._place]
+                known = batch if self._place is WHOLE_BATCH else batch[self._place]
                 if known.shape == self._shape:
                     return self._size
         except Exception:  # noqa: BLE001, S110 - this batch is made in another way, or will not be looked at
@@ -137,18 +137,18 @@ class BatchReader:
 
     def _find_tensor(self, batch: Any) -> tuple[Any, Any, int]:
         """The first tensor that has a first dimension, its place in the container around it, and how deep that is."""
-        place, found = HERE, batch
+        place, found = WHOLE_BATCH, batch
         for depth in range(DEPTH_MAX):
             if isinstance(found, self._tensor):
                 return place, found if found.dim() else None, depth
             place, found = self._find_member(found)
             if found is None:
                 break
-        return HERE, None, 0
+        return WHOLE_BATCH, None, 0
 
     def _find_member(self, container: Any) -> tuple[Any, Any]:
         """The place and first tensor of a container's members, else of the first member that is a container itself."""
-        inner: tuple[Any, Any] = HERE, None
+        inner: tuple[Any, Any] = WHOLE_BATCH, None
         for place, member in islice(_members(container), MEMBERS_MAX):
             if isinstance(member, self._tensor):
                 if member.dim():
@@ -172,7 +172,7 @@ class BatchReader:
         """The tensor that may be text, and its place."""
         if not isinstance(batch, MAPPINGS):
             return place, first
-        return next(((name, batch[name]) for name in TOKEN_NAMES if name in batch), (HERE, None))
+        return next(((name, batch[name]) for name in TOKEN_NAMES if name in batch), (WHOLE_BATCH, None))
 
     def _count_tokens(self, text: Any) -> int | None:
         if isinstance(text, self._tensor) and text.dim() == 2 and text.dtype in self._integers:  # noqa: PLR2004

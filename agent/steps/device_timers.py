@@ -33,7 +33,8 @@ from rankscope.measure.units import NS_PER_MS
 PART = "device_times"
 
 EVENTS_MAX = 512
-"""Events there may be at once: a timed step of 64 micro batches has about 260 moments, and two may be on their way."""
+"""HookEvents there may be at once: a timed step of 64 micro batches has about 260 moments, and two may be on their
+way."""
 
 RECORDS_WAITING_MAX = 8
 """Records that may wait for device times. The host is seldom more than two steps ahead of the device."""
@@ -51,7 +52,7 @@ STREAM_CHANGED = "stream_changed"
 POOL_EMPTY = "pool_empty"
 NOT_READY = "not_ready"
 OTHER_THREAD = "other_thread"
-NO_MOMENT = "no_moment"
+NO_EVENT = "no_event"
 ERROR = "error"
 
 
@@ -182,7 +183,7 @@ class DeviceTimers:
 
     # -- what StepTimer and the hooks tell ----------------------------------------------------------------------------
 
-    def read_moment_ns(self) -> int:
+    def read_event_ns(self) -> int:
         """The time of a moment by the host clock; within a step that is timed the stream is marked, too."""
         now_ns = self._read_clock_ns()
         if self._timing is not None:
@@ -217,7 +218,7 @@ class DeviceTimers:
         timing = self._timing
         if timing is not None and timing.step == record.step:
             self._timing = None
-            timing = self._seal(timing, record)
+            timing = self._close_step(timing, record)
         else:
             timing = None
         if timing is None and not self._waiting:
@@ -284,12 +285,12 @@ class DeviceTimers:
         event.record(timing.stream)
         return event
 
-    def _seal(self, timing: _Timing, record: StepRecord) -> _Timing | None:
+    def _close_step(self, timing: _Timing, record: StepRecord) -> _Timing | None:
         """The timing of the step that has ended, cut to its end; None when it is given up."""
         self.spent_ns += timing.marks_cost_ns
         timing.charges = [charge for charge in timing.charges if charge[0] <= record.end_host_ns]
         if timing.skip is None and not all(now_ns in timing.events for now_ns, _ in timing.charges):
-            timing.skip = NO_MOMENT
+            timing.skip = NO_EVENT
         if timing.skip is not None:
             self._give_up(timing, timing.skip)
             return None

@@ -1,17 +1,16 @@
-"""What the hooks have seen and the state machine has not yet: a moment is three entries in a list, and many are gone
-through in one go.
+"""Buffer the hook events of the training thread and pass them to the step timer in batches.
 
-Amid training each Python call of ours costs microseconds, since torch has pushed our code out of the caches; in one go
-with others a moment costs a fifth of that (`tests/benchmarks/results/moments.md`). What must not come late is the
-boundary at which a window begins or ends. So the log knows how many more optimizer steps must end before such a
-boundary can come, and until then the training thread writes and does nothing else:
+An event is three entries in a list. Each Python call of ours costs microseconds during training, since torch has
+evicted our code from the caches; processed together with others an event costs a fifth of that. Only the boundary at
+which a profiler window begins or ends cannot be deferred. So the buffer knows how many more optimizer steps must end
+before such a boundary can come, and until then the training thread only writes:
 
-    training thread    write write write write ... write | live: goes through all, the last moment is now | write ...
-    agent thread       before each report goes through what is there, also when training stands still
+    training thread    write write write write ... write | inline: process all, the last event is now | write ...
+    agent thread       before each report: process what is there, also while training hangs
 
-Steps found by the agent thread, or behind a live moment, begin no window; all else is the same. The thread's CPU clock
-says only now what it says now. At boundaries at which it alone is wanted it is read and written down like a moment,
-just before the one that the step begins with: going through all is left to the agent thread then, too.
+Profiler windows can start only at a step boundary processed inline, on the training thread. At boundaries where only
+the CPU clock is wanted, it is read and written as an event of its own, just before the one that begins the step;
+processing is then left to the agent thread, too.
 """
 
 import threading
@@ -23,206 +22,212 @@ from time import monotonic_ns, thread_time_ns
 from typing import Any, Final
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.due_steps import Due
-from rankscope.agent.steps.moment_meter import HookCostMeter
-from rankscope.agent.steps.plain_steps import Events, PlainSteps
+from rankscope.agent.steps.hook_cost import HookCostMeter
+from rankscope.agent.steps.inline_steps import NextBoundary
+from rankscope.agent.steps.simple_steps import HookEvents, SimpleStepMatcher
 from rankscope.agent.steps.step_timer import StepTimer
 
 PART: Final = "step_hooks"
 FIELDS: Final = 3
-"""Entries of a moment: the StepTimer's method, the host ns, the method's further arguments."""
-MOMENTS_MAX: Final = 4096
-"""Moments that may lie in the log: 4 s of steps of 6 ms. When there are more, as in a loop that never steps an
-optimizer, the training thread goes through them."""
-TURN_MOMENTS: Final = 512
-"""So many the agent thread goes through at a time, 0.2 ms: training that wants to go on meanwhile waits for it."""
-LOOK_NS_MAX: Final = 200_000
-"""A look at the clock that seems to take longer lost its core meanwhile."""
-TURN_S_MAX: Final = 0.005
-"""Training waits no longer for the agent thread to be through; what was to be live is then late, and missed."""
+"""Entries of an event: the StepTimer's method, the host ns, the method's further arguments."""
+BUFFERED_EVENTS_MAX: Final = 4096
+"""Events kept in the buffer: 4 s of steps of 6 ms. Beyond it, as in a loop that never steps an optimizer, the training
+thread processes them."""
+BATCH_EVENTS: Final = 512
+"""Events that the agent thread processes at a time, in 0.2 ms: the training thread may wait for it meanwhile."""
+CLOCK_READ_NS_MAX: Final = 200_000
+"""The longest time that is counted for reading the clock: a thread that takes longer has lost its core."""
+LOCK_WAIT_S_MAX: Final = 0.005
+"""The longest time that the training thread waits for the agent thread. After it the boundary is deferred, so no window
+begins there."""
 
 
 class HookEventBuffer:
-    """Hands moments to a StepTimer, in order. The hooks write into `entries` themselves, on the thread `thread`, and
-    count `ends_left` down at each end of an optimizer step; at 0 the next moment that may end a step is due.
+    """Pass events to a StepTimer, in order. The hooks append to `entries` themselves, on the thread `thread`, and
+    decrement `optimizer_steps_until_flush` at each end of an optimizer step; at 0 the next event that may end a step is
+    processed inline.
 
-    `find_due` says which step after a given one is due next; by default each, live. It is called by the training thread
-    only. `read_elsewhere_ns` is what of the time in here others count as theirs, `may_be_late` whether records may be
-    made on another thread now.
+    `find_boundary` returns the next boundary after a given step, by default that of the next step, inline; only the
+    training thread calls it. `read_other_cost_ns` returns the part of the time spent in here that other parts count as
+    their cost, `may_defer` whether records may be made on another thread now.
     """
 
     def __init__(
         self,
         timer: StepTimer,
         guard: Guard,
-        find_due: Callable[[int], Due] | None = None,
-        read_elsewhere_ns: Callable[[], int] = lambda: 0,
-        may_be_late: Callable[[], bool] = lambda: True,
+        find_boundary: Callable[[int], NextBoundary] | None = None,
+        read_other_cost_ns: Callable[[], int] = lambda: 0,
+        may_defer: Callable[[], bool] = lambda: True,
         *,
         read_cpu_ns: Callable[[], int] = thread_time_ns,
     ) -> None:
         self._timer = timer
         self._guard = guard
-        self._find_due = find_due or (lambda step: Due(step + 1, is_live=True))
-        self._read_elsewhere_ns = read_elsewhere_ns
-        self._may_be_late = may_be_late
+        self._find_boundary = find_boundary or (lambda step: NextBoundary(step + 1, runs_inline=True))
+        self._read_other_cost_ns = read_other_cost_ns
+        self._may_defer = may_defer
         self._read_cpu_ns = read_cpu_ns
-        self._turn = threading.RLock()  # a signal handler of the script may fetch a batch right inside
-        self._taken = 0
+        self._lock = threading.RLock()  # a signal handler of the script may fetch a batch right inside
+        self._processed = 0
         self._meter = HookCostMeter()
-        self.events = Events.of(timer)
-        self._plain_steps = PlainSteps(timer, self.events)
-        self._due_step = 0
-        self._due_is_live = True
+        self.events = HookEvents.of(timer)
+        self._simple_steps = SimpleStepMatcher(timer, self.events)
+        self._boundary_step = 0
+        self._boundary_runs_inline = True
         self.entries: list[Any] = []
         self.thread: int | None = main_thread().ident
-        self.thread_is_sure = False
-        self.ends_left = 0
+        self.thread_is_confirmed = False
+        """Whether an optimizer has been stepped on `thread`, so that it is the training thread for sure."""
+        self.optimizer_steps_until_flush = 0
         self.in_backward = False
         """Whether that thread is inside a backward."""
         self.stepped_in_backward = False
         """Whether a hook of this backward has stepped an optimizer."""
 
     @property
-    def moments(self) -> int:
-        """How many moments there were."""
-        return self._taken + len(self.entries) // FIELDS
+    def event_count(self) -> int:
+        """The number of events so far."""
+        return self._processed + len(self.entries) // FIELDS
 
     @property
     def spent_ns(self) -> int:
-        """What they have cost the training thread so far. For one other thread to ask."""
-        return self._meter.spent_ns(self.moments)
+        """The cost of all events to the training thread so far. Only one other thread may ask."""
+        return self._meter.spent_ns(self.event_count)
 
     # -- the training thread ------------------------------------------------------------------------------------------
 
-    def end_when_due(self, now_ns: int) -> None:
-        """The last optimizer step before what is due has ended, which was written down by `now_ns`."""
-        came_ns = self.entries[-2:-1]  # the agent thread may have taken it this very moment
-        if came_ns:
-            self._meter.note_written(now_ns - came_ns[0])
+    def on_last_optimizer_end(self, now_ns: int) -> None:
+        """Handle the end of the last optimizer step before the boundary. Its event has been written by `now_ns`."""
+        event_ns = self.entries[-2:-1]  # empty when the agent thread has just taken the event
+        if event_ns:
+            self._meter.record_write(now_ns - event_ns[0])
         if not self._timer.ends_at_batch:
-            self.catch_up_live()
+            self.flush_inline()
 
-    def fetch_when_due(self, now_ns: int, arguments: tuple[object, ...]) -> None:
-        """A batch is asked for, by the event `data_begin` with these arguments, and what is due may be due with it."""
+    def on_boundary_fetch(self, now_ns: int, arguments: tuple[object, ...]) -> None:
+        """Handle the `data_begin` event, with these arguments, at which the boundary may come."""
         event = self.events.data_begin
-        if self._due_is_live:
+        if self._boundary_runs_inline:
             self.entries.extend((event, now_ns, arguments))
-            self.catch_up_live()
+            self.flush_inline()
             return
-        clock = self._read_cpu_ns(), self._due_step
+        clock = self._read_cpu_ns(), self._boundary_step
         self.entries.extend((self.events.clock_read, now_ns, clock, event, now_ns, arguments))
-        self._look_on()
-        self._meter.note_gone_through(min(monotonic_ns() - now_ns, LOOK_NS_MAX))
+        self._plan_next_boundary()
+        self._meter.record_processing(min(monotonic_ns() - now_ns, CLOCK_READ_NS_MAX))
 
-    def note_end_of_data(self) -> None:
-        """A loader has no more: what comes next may be an evaluation, or its end."""
-        self._let_all_be_live()
+    def on_loader_exhausted(self) -> None:
+        """Handle the end of a loader: an evaluation may follow, or end here."""
+        self._flush_every_event()
 
-    def catch_up_live(self) -> None:
-        """Go through all; the last moment is of now."""
+    def flush_inline(self) -> None:
+        """Process all events; the last one happens now."""
         begin_ns = thread_time_ns()
-        if not self._turn.acquire(timeout=TURN_S_MAX):
+        if not self._lock.acquire(timeout=LOCK_WAIT_S_MAX):
             return
         try:
-            elsewhere_ns = self._read_elsewhere_ns()
-            self._go_through(live=True)
-            self._look_ahead()
-            spent_ns = thread_time_ns() - begin_ns - (self._read_elsewhere_ns() - elsewhere_ns)
-            self._meter.note_gone_through(spent_ns)
+            other_ns = self._read_other_cost_ns()
+            self._process(inline=True)
+            self._plan_flush()
+            spent_ns = thread_time_ns() - begin_ns - (self._read_other_cost_ns() - other_ns)
+            self._meter.record_processing(spent_ns)
         finally:
-            self._turn.release()
+            self._lock.release()
 
     @contextmanager
-    def caught_up(self) -> Iterator[None]:
-        """Within it the StepTimer has had all moments and may be called directly, for what happens just then."""
-        with self._turn:
-            self._go_through(live=False)
+    def flushed(self) -> Iterator[None]:
+        """Process all events; within the context the StepTimer may be called directly, for what happens now."""
+        with self._lock:
+            self._process(inline=False)
             yield
-            self._look_ahead()
+            self._plan_flush()
 
     # -- another thread -----------------------------------------------------------------------------------------------
 
-    def catch_up_late(self) -> None:
-        """Go through what the training thread has left, on another thread, which gives way to it again and again."""
-        left = self.moments - self._taken
-        while left > 0 and self._turn.acquire(blocking=False):
+    def flush_deferred(self) -> None:
+        """Process the events of the training thread on another one, in batches that let it continue in between."""
+        left = self.event_count - self._processed
+        while left > 0 and self._lock.acquire(blocking=False):
             try:
-                if not self._may_be_late():
+                if not self._may_defer():
                     return
-                self._go_through(live=False, moments_max=TURN_MOMENTS)
+                self._process(inline=False, events_max=BATCH_EVENTS)
             finally:
-                self._turn.release()
-            left -= TURN_MOMENTS
+                self._lock.release()
+            left -= BATCH_EVENTS
             if left > 0:
-                time.sleep(0)  # whoever waits for the interpreter gets it
+                time.sleep(0)  # yields the GIL
 
-    def renew_turn(self) -> None:
-        """In a forked child: the thread whose turn it was has not come along."""
-        self._turn = threading.RLock()
+    def reset_lock(self) -> None:
+        """Replace the lock, in a forked child: the thread that held it does not exist there."""
+        self._lock = threading.RLock()
 
     # -- any of them --------------------------------------------------------------------------------------------------
 
-    def _go_through(self, *, live: bool, moments_max: int | None = None) -> None:
+    def _process(self, *, inline: bool, events_max: int | None = None) -> None:
         entries = self.entries
         count = len(entries) // FIELDS
-        if moments_max is not None:
-            count = min(count, moments_max)
-        taken = entries[: FIELDS * count]
+        if events_max is not None:
+            count = min(count, events_max)
+        batch = entries[: FIELDS * count]
         del entries[: FIELDS * count]
-        self._taken += count
-        late_count = count - 1 if live else count
-        self._timer.is_live = False
+        self._processed += count
+        deferred_count = count - 1 if inline else count
+        self._timer.is_inline = False
         try:
-            self._play(taken, late_count)
+            self._replay(batch, deferred_count)
         finally:
-            self._timer.is_live = True
-        if live and count:
-            self._tell(*taken[-FIELDS:])
+            self._timer.is_inline = True
+        if inline and count:
+            self._dispatch(*batch[-FIELDS:])
 
-    def _play(self, taken: list[Any], count: int) -> None:
-        events, times_ns, arguments = (taken[field::FIELDS] for field in range(FIELDS))
-        data_begin, clock_read, take_plain = self.events.data_begin, self.events.clock_read, self._plain_steps.take
-        at, due_step = 0, None
+    def _replay(self, batch: list[Any], count: int) -> None:
+        events, times_ns, arguments = (batch[field::FIELDS] for field in range(FIELDS))
+        data_begin, clock_read, match = self.events.data_begin, self.events.clock_read, self._simple_steps.match
+        at, boundary_step = 0, None
         while at < count:
             event = events[at]
-            self._tell(event, times_ns[at], arguments[at])
+            self._dispatch(event, times_ns[at], arguments[at])
             at += 1
             if event is clock_read:
-                due_step = arguments[at - 1][1]
+                boundary_step = arguments[at - 1][1]
             elif event is data_begin:
-                if due_step is not None and due_step != self._timer.step:
-                    self._let_all_be_live()  # the loop has changed, and the log has lost count
-                due_step = None
-                at += take_plain(events, times_ns, arguments, at, count)
+                if boundary_step is not None and boundary_step != self._timer.step:
+                    self._flush_every_event()  # the loop has changed, and the planned boundary is wrong
+                boundary_step = None
+                at += match(events, times_ns, arguments, at, count)
 
-    def _tell(self, event: Callable[..., None], now_ns: int, arguments: tuple[object, ...]) -> None:
+    def _dispatch(self, event: Callable[..., None], now_ns: int, arguments: tuple[object, ...]) -> None:
         if not self._guard.is_off(PART):
             try:
                 event(now_ns, *arguments)
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
                 self._guard.record(PART, error)
 
-    def _look_ahead(self) -> None:
-        """All has been gone through. Only where one optimizer step is one step can it be known without when to look."""
+    def _plan_flush(self) -> None:
+        """Plan the next boundary; all events are processed. Without processing them it can be found only in loops where
+        each step has one optimizer step.
+        """
         try:
-            due = self._find_due(self._timer.step)
-            self._due_step, self._due_is_live = due.step, due.is_live or not self._timer.has_plain_cycle
-            self.ends_left = self._timer.count_ends_until(due.step)
+            boundary = self._find_boundary(self._timer.step)
+            self._boundary_step = boundary.step
+            self._boundary_runs_inline = boundary.runs_inline or not self._timer.has_simple_cycle
+            self.optimizer_steps_until_flush = self._timer.count_optimizer_steps_until(boundary.step)
         except Exception as error:  # noqa: BLE001 - as above
-            self._let_all_be_live()
+            self._flush_every_event()
             self._guard.record(PART, error)
 
-    def _look_on(self) -> None:
-        """The step that was due begins now, as far as is known."""
+    def _plan_next_boundary(self) -> None:
+        """Plan the boundary after the present one, at which the planned step is assumed to begin."""
         try:
-            due = self._find_due(self._due_step)
-            self.ends_left = due.step - self._due_step
-            self._due_step, self._due_is_live = due
+            boundary = self._find_boundary(self._boundary_step)
+            self.optimizer_steps_until_flush = boundary.step - self._boundary_step
+            self._boundary_step, self._boundary_runs_inline = boundary
         except Exception as error:  # noqa: BLE001 - as above
-            self._let_all_be_live()
+            self._flush_every_event()
             self._guard.record(PART, error)
 
-    def _let_all_be_live(self) -> None:
-        """It is not known what is due: each moment that may end a step, until one has been gone through."""
-        self._due_is_live, self.ends_left = True, 0
+    def _flush_every_event(self) -> None:
+        """Process each event that may end a step inline, until one has been: the next boundary is not known."""
+        self._boundary_runs_inline, self.optimizer_steps_until_flush = True, 0

@@ -17,17 +17,17 @@ Value = TypeVar("Value")
 class GraphCaptures:
     """Counts the captures that are open. `capture_begin` and `capture_end` of torch.cuda.CUDAGraph are wrapped by it.
 
-    `asks_current_stream` tells of captures begun without them, on this thread's stream.
+    `is_current_stream_capturing` tells of captures begun without them, on this thread's stream.
     """
 
-    def __init__(self, asks_current_stream: Callable[[], bool] = lambda: False) -> None:
-        self._asks_current_stream = asks_current_stream
+    def __init__(self, is_current_stream_capturing: Callable[[], bool] = lambda: False) -> None:
+        self._is_current_stream_capturing = is_current_stream_capturing
         self._lock = threading.RLock()
         self._open = 0
 
     def is_open(self) -> bool:
         """Whether a graph is being captured, as far as can be seen from this thread."""
-        return self._open > 0 or self._asks_current_stream()
+        return self._open > 0 or self._is_current_stream_capturing()
 
     def run_between(self, action: Callable[[], Value]) -> Value | None:
         """What the action returns; None, without running it, while a graph is being captured. A capture that wants to

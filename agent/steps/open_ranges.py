@@ -24,7 +24,7 @@ class OpenRanges:
     def __init__(self) -> None:
         self._session = NO_SESSION
         self._sessions_begun = 0
-        self._left_late: deque[Callable[[], Any]] = deque()
+        self._deferred_exits: deque[Callable[[], Any]] = deque()
         self._begin_watching: Callable[[], None] = lambda: None
         self._end_watching: Callable[[], None] = lambda: None
 
@@ -32,18 +32,18 @@ class OpenRanges:
         """From now on `begin` puts the wrappers in place when a session begins, and `end` takes them away again."""
         self._begin_watching, self._end_watching = begin, end
 
-    def session_begins(self) -> None:
+    def on_session_begin(self) -> None:
         """A profiler session, anybody's, is about to be on."""
         self._sessions_begun += 1
         self._session = self._sessions_begun
         self._begin_watching()
 
-    def session_has_ended(self) -> None:
+    def on_session_end(self) -> None:
         """No session is on any more: what waited for this is left now."""
         self._session = NO_SESSION
         self._end_watching()
-        while self._left_late:
-            self._left_late.popleft()()
+        while self._deferred_exits:
+            self._deferred_exits.popleft()()
 
     # Each is one Python call around torch's own: a training step enters a handful of ranges.
 
@@ -66,7 +66,7 @@ class OpenRanges:
         def __exit__(opened: Any, *error: Any) -> Any:  # noqa: N807 - as above
             if self._session in (NO_SESSION, getattr(opened, "_rankscope_session", None)):
                 return original(opened, *error)
-            self._left_late.append(lambda: original(opened, None, None, None))
+            self._deferred_exits.append(lambda: original(opened, None, None, None))
             return None
 
         return __exit__

@@ -20,7 +20,7 @@ class Patch:
         self._replacement: Any = None
         self._is_on = False
 
-    def put_on(self) -> None:
+    def apply(self) -> None:
         """Begin. Does nothing while it is on, or still inside somebody's."""
         if self._is_on:
             return
@@ -31,7 +31,7 @@ class Patch:
         setattr(self._owner, self._name, self._replacement)
         self._is_on = True
 
-    def take_off(self) -> None:
+    def revert(self) -> None:
         """End."""
         if self._is_on and getattr(self._owner, self._name) is self._replacement:
             setattr(self._owner, self._name, self._original)

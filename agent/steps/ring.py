@@ -26,10 +26,10 @@ class Ring(Generic[T]):
         """How many entries wait to be drained."""
         return max(0, self.appended - self.overwritten - self._drained)
 
-    def append(self, entry: T, stands_for: int = 1) -> None:
+    def append(self, entry: T, steps: int = 1) -> None:
         """Add an entry, at the cost of the oldest when the ring is full."""
-        self.appended += stands_for
-        self._entries.append((stands_for, entry))
+        self.appended += steps
+        self._entries.append((steps, entry))
         while len(self) > self._entries_max:
             try:
                 lost, _ = self._entries.popleft()

@@ -9,13 +9,13 @@ from typing import Final, overload
 from rankscope.agent.steps.batch_size import BatchSize
 from rankscope.measure.records import StepRecord
 
-MOMENTS: Final = 6
+EVENTS_PER_STEP: Final = 6
 """Of a plain step, after the one at which it begins."""
 
 
 class StepRun:
-    """Steps numbered on from `first_step`. `times_ns` are the begin of the first and then MOMENTS of each, in the order
-    of `plain_steps.py`; `sizes` what the batch of each held.
+    """Steps numbered on from `first_step`. `times_ns` are the begin of the first and then EVENTS_PER_STEP of each, in
+    the order of `simple_steps.py`; `sizes` what the batch of each held.
     """
 
     __slots__ = ("_records", "first_step", "sizes", "times_ns")
@@ -42,8 +42,8 @@ class StepRun:
         return self._records
 
     def _make_records(self) -> list[StepRecord]:
-        begins_ns, *moments_ns = (self.times_ns[place:-1:MOMENTS] for place in range(MOMENTS))
-        ends_ns = self.times_ns[MOMENTS::MOMENTS]
+        begins_ns, *events_ns = (self.times_ns[place:-1:EVENTS_PER_STEP] for place in range(EVENTS_PER_STEP))
+        ends_ns = self.times_ns[EVENTS_PER_STEP::EVENTS_PER_STEP]
         return [
             StepRecord(
                 step=step,
@@ -65,7 +65,7 @@ class StepRun:
                 range(self.first_step, self.first_step + len(self)),
                 self.sizes,
                 begins_ns,
-                *moments_ns,
+                *events_ns,
                 ends_ns,
                 strict=True,
             )

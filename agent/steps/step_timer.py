@@ -36,7 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic_ns, thread_time_ns
 
-from rankscope.agent.steps.batch_size import UNKNOWN, UNTOLD, BatchSize, Told, add_sizes
+from rankscope.agent.steps.batch_size import NONE_DECLARED, UNKNOWN, BatchSize, DeclaredFields, add_sizes
 from rankscope.agent.steps.step_run import StepRun, emit_each
 from rankscope.measure.records import PHASES, StepRecord
 from rankscope.measure.text import to_unicode
@@ -53,10 +53,10 @@ class OpenStep:
     backwards: int = 0
     optimizers: set[int] = field(default_factory=set)
     loaders: set[int] = field(default_factory=set)
-    looked_through: bool = False
+    loader_exhausted: bool = False
     read: BatchSize | None = None
     said: BatchSize | None = None
-    told: Told = UNTOLD
+    told: DeclaredFields = NONE_DECLARED
 
     def find_cpu_ns(self, end_cpu_ns: int | None) -> int | None:
         """Its CPU time, when the clock said that at its end; None: not known."""
@@ -102,7 +102,7 @@ class StepTimer:
     stopped there. `on_pause` is called when an evaluation begins: what was started at a boundary must not go on through
     it. `on_charge` is told every moment up to which time was charged to a step, and the phase.
 
-    While `is_live` is False moments come late: no clock is read, and no boundary told.
+    While `is_inline` is False moments come late: no clock is read, and no boundary told.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class StepTimer:
         self._phases_max = phases_max
         self._read_clock_ns = read_clock_ns
         self._read_cpu_clock_ns = read_cpu_ns
-        self.is_live = True
+        self.is_inline = True
         self._next_step = 0
         self._open: OpenStep | None = None
         self._held: HeldStep | None = None
         self._mark_ns = 0
         self._stepped = False
         self._stepped_cpu_ns: int | None = None
-        self._said_cpu_ns: int | None = None
+        self._fetch_cpu_ns: int | None = None
         self._ends_at_batch = False
         self._cycle: frozenset[int] = frozenset()
         self._names: set[str] = set(PHASES)
@@ -144,10 +144,10 @@ class StepTimer:
         self._evaluating = False
         self._evaluates_amid_step = False
         self._outside = False
-        self._manual = False
+        self._is_explicit = False
         self._fetches_training = True
-        self._told = UNTOLD
-        self._said_ahead: BatchSize | None = None
+        self._declared_fields = NONE_DECLARED
+        self._declared_ahead: BatchSize | None = None
         self._has_ends = False
         self._backwards_without_end = 0
 
@@ -166,7 +166,7 @@ class StepTimer:
         """Whether the steps of this loop end where a batch is asked for, so not at the end of an optimizer step."""
         return self._ends_at_batch
 
-    def count_ends_until(self, step: int) -> int:
+    def count_optimizer_steps_until(self, step: int) -> int:
         """How many more optimizer steps must end, or calls of `end_step` come, before that step can begin; 0 when it
         may begin with the next moment.
         """
@@ -175,24 +175,24 @@ class StepTimer:
         return max(0, step - self._next_step - self._stepped)
 
     @property
-    def has_plain_cycle(self) -> bool:
+    def has_simple_cycle(self) -> bool:
         """Whether each step, as far as is known, has one optimizer step and ends where the next batch is asked for."""
-        return self._ends_at_batch and len(self._cycle) == 1 and not (self._held or self._manual)
+        return self._ends_at_batch and len(self._cycle) == 1 and not (self._held or self._is_explicit)
 
     @property
-    def plain_optimizer(self) -> int | None:
+    def simple_step_optimizer(self) -> int | None:
         """The optimizer of which plain steps may follow, right after a step has begun with a fetch; None when anything
         out of the ordinary is going on, so that each moment must be looked at.
         """
         step = self._open
         is_fresh = step is not None and step == OpenStep(step.start_ns, step.start_cpu_ns)
         is_plain = (self._data_depth, self._backward_depth, self._optimizer_depth) == (1, 0, 0) and not (
-            self._held or self._user_phases or self._on_charge or self._manual or self._evaluates_amid_step
+            self._held or self._user_phases or self._on_charge or self._is_explicit or self._evaluates_amid_step
         )
         is_known = is_fresh and is_plain and self._fetches_training and len(self._cycle) == 1
         return next(iter(self._cycle)) if is_known else None
 
-    def add_plain_steps(self, run: StepRun) -> None:
+    def add_simple_steps(self, run: StepRun) -> None:
         """These steps have come since, numbered on, and at the end of the last the next batch was asked for."""
         self._ends_at_batch = True
         self._next_step += len(run)
@@ -203,26 +203,26 @@ class StepTimer:
 
     def clock_read(self, _now_ns: int, cpu_ns: int, _step: int) -> None:
         """What the CPU clock said when the batch was asked for that comes next."""
-        self._said_cpu_ns = cpu_ns
+        self._fetch_cpu_ns = cpu_ns
 
     def data_begin(self, now_ns: int, training: bool = True) -> None:  # noqa: FBT001, FBT002 - moments are kept with their arguments as a row
         """A batch is asked for. `training` is False while gradients are off."""
-        said_cpu_ns, self._said_cpu_ns, self._data_depth = self._said_cpu_ns, None, self._data_depth + 1
+        said_cpu_ns, self._fetch_cpu_ns, self._data_depth = self._fetch_cpu_ns, None, self._data_depth + 1
         if self._data_depth > 1:
             return
         self._fetches_training = training
         if self._has_evaluated():
-            self._leave_steps(now_ns)
+            self._leave_training(now_ns)
         if not training and self._enter_evaluation(now_ns):
             return
         resumes = self._evaluating and self._open is None
         self._evaluating = False
         self._charge(now_ns, OTHER)
         if training and self._may_end():
-            self._cross(self._read_cpu_ns() if said_cpu_ns is None else said_cpu_ns, at_this_moment=True)
+            self._cross_boundary(self._read_cpu_ns() if said_cpu_ns is None else said_cpu_ns, at_this_moment=True)
         self._ensure_open(now_ns)
         if resumes and self._open is not None:
-            self._announce()
+            self._run_boundary()
 
     def data_end(
         self,
@@ -236,14 +236,14 @@ class StepTimer:
         if self._data_depth:
             return
         self._charge(now_ns, DATA, inside=True)
-        if self._open is None or (self._manual and not self._fetches_training):
+        if self._open is None or (self._is_explicit and not self._fetches_training):
             return
         if got_batch:
             self._open.batches += 1
             self._open.loaders.add(loader)
             self._open.read = add_sizes(self._open.read, size)
         elif self._open.loaders == {loader}:
-            self._open.looked_through = True
+            self._open.loader_exhausted = True
 
     def backward_begin(self, now_ns: int) -> None:
         """loss.backward() begins."""
@@ -254,7 +254,7 @@ class StepTimer:
         self._ensure_open(self._mark_ns if self._evaluating else now_ns)
         self._evaluating = False
         if self._may_end():
-            self._cross(self._stepped_cpu_ns, at_this_moment=False)
+            self._cross_boundary(self._stepped_cpu_ns, at_this_moment=False)
         self._charge(now_ns, FORWARD)
 
     def backward_end(self, now_ns: int) -> None:
@@ -288,30 +288,30 @@ class StepTimer:
             return  # the rest of the burst that ended the step before
         step.optimizers.add(self._optimizer)
         self._stepped = self._has_ends = True
-        ends_here = step.batches == 0 and self._cycle_is_complete() and not self._manual
+        ends_here = step.batches == 0 and self._cycle_is_complete() and not self._is_explicit
         self._stepped_cpu_ns = self._read_cpu_ns() if ends_here or not self._ends_at_batch else None
         if ends_here:
-            self._seal(self._stepped_cpu_ns)
+            self._close_step(self._stepped_cpu_ns)
 
     def end_step(self, now_ns: int, size: BatchSize = UNKNOWN) -> None:
         """The user says that a step ends here, and perhaps what it held. From now on only the user does."""
-        self._manual, self._evaluating, self._has_ends = True, False, True
+        self._is_explicit, self._evaluating, self._has_ends = True, False, True
         self._rejoin_held()
         self._ensure_open(now_ns)
         self._charge(now_ns, OTHER)
         if self._open is not None and size != UNKNOWN:
-            self._told = self._told.and_of(size)
+            self._declared_fields = self._declared_fields.including(size)
             self._open.said = size.or_else(self._open.said or UNKNOWN)
-        self._seal(self._read_cpu_ns())
+        self._close_step(self._read_cpu_ns())
 
     def set_batch_size(self, _now_ns: int, size: BatchSize) -> None:
         """The user says what a batch holds. From now on only the user does.
 
         In a loop without a data loader it is said before the step it belongs to is known to have begun.
         """
-        self._told = self._told.and_of(size)
+        self._declared_fields = self._declared_fields.including(size)
         if self._open is None or (self._may_end() and not self._open.batches):
-            self._said_ahead = add_sizes(self._said_ahead, size)
+            self._declared_ahead = add_sizes(self._declared_ahead, size)
         else:
             self._open.said = add_sizes(self._open.said, size)
 
@@ -319,13 +319,13 @@ class StepTimer:
         """The user says that an evaluation begins. No moments come until its end; amid a step it is a phase of it."""
         step = self._open
         self._evaluates_amid_step = (
-            step is not None and bool(step.batches or step.backwards) and (self._manual or not self._stepped)
+            step is not None and bool(step.batches or step.backwards) and (self._is_explicit or not self._stepped)
         )
         if self._evaluates_amid_step:
             self.phase_begin(now_ns, EVALUATION)
             self._on_pause()
         else:
-            self._leave_steps(now_ns)
+            self._leave_training(now_ns)
             self._outside = True
 
     def evaluation_end(self, now_ns: int) -> None:
@@ -337,16 +337,16 @@ class StepTimer:
             self._outside = False
             self._resume(now_ns)
 
-    def take_over(self, now_ns: int) -> None:
+    def begin_explicit_steps(self, now_ns: int) -> None:
         """A framework is about to say where steps end: what was found until now ends, and no step has begun."""
-        self._leave_steps(now_ns)
+        self._leave_training(now_ns)
         self._evaluating = False
-        self._manual = self._has_ends = True
+        self._is_explicit = self._has_ends = True
 
-    def give_back(self, now_ns: int) -> None:
+    def end_explicit_steps(self, now_ns: int) -> None:
         """The framework has said its last step: steps are found again. What came after that step belongs to none."""
-        self._leave_steps(now_ns)
-        self._manual = False
+        self._leave_training(now_ns)
+        self._is_explicit = False
 
     def phase_begin(self, now_ns: int, name: str) -> None:
         """The user's phase begins. Beyond `phases_max` names of their own, time is charged to `other`."""
@@ -367,14 +367,14 @@ class StepTimer:
     def finish(self) -> None:
         """Nothing comes any more: the last step ends at its last moment; one without an optimizer step is dropped."""
         self._publish_held()
-        if self._open is not None and self._stepped and not self._manual:
+        if self._open is not None and self._stepped and not self._is_explicit:
             self._publish(self._open, self._mark_ns, self._stepped_cpu_ns)
         self._open = None
 
     # -- where a step ends --------------------------------------------------------------------------------------------
 
     def _may_end(self) -> bool:
-        return self._stepped and self._open is not None and not self._manual
+        return self._stepped and self._open is not None and not self._is_explicit
 
     def _cycle_is_complete(self) -> bool:
         return self._open is not None and bool(self._cycle) and self._open.optimizers >= self._cycle
@@ -382,9 +382,9 @@ class StepTimer:
     def _enter_evaluation(self, now_ns: int) -> bool:
         """True when this batch belongs to an evaluation between steps, not to the middle of one."""
         is_amid_step = self._open is not None and not self._stepped and (self._open.backwards or self._open.batches)
-        if self._manual or is_amid_step:
+        if self._is_explicit or is_amid_step:
             return False
-        self._leave_steps(now_ns)
+        self._leave_training(now_ns)
         return True
 
     def _has_evaluated(self) -> bool:
@@ -396,12 +396,12 @@ class StepTimer:
         step = self._open
         return (
             step is not None
-            and step.looked_through
-            and not (step.backwards or self._stepped or self._manual)
+            and step.loader_exhausted
+            and not (step.backwards or self._stepped or self._is_explicit)
             and not (self._backward_depth or self._optimizer_depth)
         )
 
-    def _leave_steps(self, now_ns: int) -> None:
+    def _leave_training(self, now_ns: int) -> None:
         """From here on the time belongs to no step, until training goes on."""
         self._charge(now_ns, OTHER)
         self._publish_held()
@@ -415,19 +415,19 @@ class StepTimer:
     def _resume(self, now_ns: int) -> None:
         """Training goes on at this moment. Where steps are found it is known only by what comes next."""
         self._mark_ns = now_ns
-        if self._manual:
+        if self._is_explicit:
             self._evaluating = False
             self._ensure_open(now_ns)
-            self._announce()
+            self._run_boundary()
 
-    def _cross(self, end_cpu_ns: int | None, *, at_this_moment: bool) -> None:
+    def _cross_boundary(self, end_cpu_ns: int | None, *, at_this_moment: bool) -> None:
         """The step ends at the last moment charged, unless the cycle of optimizers may still go on.
 
         A backward never ends it at once: it may be the second optimizer's of a cycle that grows.
         """
         self._ends_at_batch = at_this_moment
         if at_this_moment and self._cycle_is_complete():
-            self._seal(end_cpu_ns)
+            self._close_step(end_cpu_ns)
         elif self._open is not None:
             self._held = HeldStep(self._open, self._mark_ns, end_cpu_ns)
             self._begin(self._mark_ns, end_cpu_ns)
@@ -448,26 +448,26 @@ class StepTimer:
             held.step.join(self._open)
             self._open = held.step
 
-    def _seal(self, end_cpu_ns: int | None) -> None:
+    def _close_step(self, end_cpu_ns: int | None) -> None:
         """The step ends at this moment, the last one charged, and the next begins."""
         if self._open is None:
             return
         self._publish(self._open, self._mark_ns, end_cpu_ns)
         self._begin(self._mark_ns, end_cpu_ns)
-        self._announce()
+        self._run_boundary()
 
-    def _announce(self) -> None:
+    def _run_boundary(self) -> None:
         """A step begins at this moment; what others do at the boundary is charged to it."""
-        if self.is_live:
+        if self.is_inline:
             self._on_boundary(self._next_step)
             self._charge(self._read_clock_ns(), OTHER)
 
     def _read_cpu_ns(self) -> int | None:
-        return self._read_cpu_clock_ns() if self.is_live else None
+        return self._read_cpu_clock_ns() if self.is_inline else None
 
     def _begin(self, start_ns: int, start_cpu_ns: int | None) -> None:
-        self._open = OpenStep(start_ns, start_cpu_ns, said=self._said_ahead, told=self._told)
-        self._said_ahead = None
+        self._open = OpenStep(start_ns, start_cpu_ns, said=self._declared_ahead, told=self._declared_fields)
+        self._declared_ahead = None
         self._mark_ns = start_ns
         self._stepped = False
 

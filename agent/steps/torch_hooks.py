@@ -17,7 +17,7 @@ from typing import Any
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.device_timers import DeviceTimers
-from rankscope.agent.steps.event_buffer import FIELDS, MOMENTS_MAX, PART, HookEventBuffer
+from rankscope.agent.steps.event_buffer import BUFFERED_EVENTS_MAX, FIELDS, PART, HookEventBuffer
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.patches import Patch, hide_from_compiler
@@ -49,10 +49,10 @@ class TorchHooks:
         *,
         device_timers: DeviceTimers | None = None,
         captures: GraphCaptures | None = None,
-        log: HookEventBuffer | None = None,
+        buffer: HookEventBuffer | None = None,
     ) -> None:
         self._timer = timer
-        self._read_moment_ns = monotonic_ns if device_timers is None else device_timers.read_moment_ns
+        self._read_event_ns = monotonic_ns if device_timers is None else device_timers.read_event_ns
         self._guard = guard
         self._ranges = ranges or OpenRanges()
         self._captures = captures or GraphCaptures()
@@ -60,12 +60,12 @@ class TorchHooks:
         self._undo: list[Callable[[], None]] = []
         self._optimizer_hooks: tuple[OptimizerHook, OptimizerHook]
         self._thread_paused: tuple[int | None, bool] = (None, True)
-        self.log = log or HookEventBuffer(timer, guard)
+        self.buffer = buffer or HookEventBuffer(timer, guard)
 
     @property
-    def moments(self) -> int:
+    def event_count(self) -> int:
         """How many moments were seen."""
-        return self.log.moments
+        return self.buffer.event_count
 
     @property
     def backwards_without_end(self) -> int:
@@ -79,8 +79,8 @@ class TorchHooks:
 
         try:
             for entrance in (
-                HookEventBuffer.catch_up_live, HookEventBuffer.end_when_due, HookEventBuffer.fetch_when_due,
-                HookEventBuffer.note_end_of_data, BatchReader.read,
+                HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
+                HookEventBuffer.on_loader_exhausted, BatchReader.read,
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
             self._hook_optimizers()
@@ -98,7 +98,7 @@ class TorchHooks:
 
     def remove(self) -> None:
         """Put torch back as it was. A hook that somebody has wrapped since stays in place and is silent."""
-        self._see_no_thread()
+        self._ignore_all_threads()
         while self._undo:
             self._undo.pop()()
 
@@ -112,51 +112,51 @@ class TorchHooks:
     def pause(self) -> None:
         """See nothing until `resume`: an evaluation runs."""
         self.catch_up()
-        self._thread_paused = (self.log.thread, self.log.thread_is_sure)
-        self._see_no_thread()
+        self._thread_paused = (self.buffer.thread, self.buffer.thread_is_confirmed)
+        self._ignore_all_threads()
 
     def resume(self) -> None:
         """See again."""
-        self.log.thread, self.log.thread_is_sure = self._thread_paused
+        self.buffer.thread, self.buffer.thread_is_confirmed = self._thread_paused
 
     def catch_up(self) -> None:
         """Let the StepTimer have the moments that were only written down. To be called by the training thread."""
-        with self.log.caught_up():
+        with self.buffer.flushed():
             pass
 
-    def _see_no_thread(self) -> None:
-        self.log.thread, self.log.thread_is_sure = None, True
+    def _ignore_all_threads(self) -> None:
+        self.buffer.thread, self.buffer.thread_is_confirmed = None, True
 
     def _claim_thread(self) -> None:
-        self.log.thread, self.log.thread_is_sure = get_ident(), True
+        self.buffer.thread, self.buffer.thread_is_confirmed = get_ident(), True
 
     # -- what is patched ----------------------------------------------------------------------------------------------
 
     def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as optimizers  # noqa: PLC0415
 
-        is_in_autograd = find_autograd_question()
-        log, read_moment_ns = self.log, self._read_moment_ns
-        write = log.entries.extend
-        optimizer_begin, optimizer_end = log.events.optimizer_begin, log.events.optimizer_end
+        is_in_autograd = make_in_autograd_check()
+        buffer, read_event_ns = self.buffer, self._read_event_ns
+        write = buffer.entries.extend
+        optimizer_begin, optimizer_end = buffer.events.optimizer_begin, buffer.events.optimizer_end
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
-            if log.in_backward:
+            if buffer.in_backward:
                 # On a GPU autograd has threads of its own, while the one that called backward waits.
                 if is_in_autograd():
-                    log.stepped_in_backward = True
+                    buffer.stepped_in_backward = True
                 return
-            if not log.thread_is_sure and not is_in_autograd():
+            if not buffer.thread_is_confirmed and not is_in_autograd():
                 self._claim_thread()
-            if get_ident() == log.thread:
-                write((optimizer_begin, read_moment_ns(), (id(optimizer),)))
+            if get_ident() == buffer.thread:
+                write((optimizer_begin, read_event_ns(), (id(optimizer),)))
 
         def after(_optimizer: object, _args: object, _kwargs: object) -> None:
-            if get_ident() == log.thread and not log.in_backward:
-                write((optimizer_end, read_moment_ns(), NO_ARGUMENTS))
-                log.ends_left -= 1
-                if log.ends_left <= 0:
-                    log.end_when_due(monotonic_ns())
+            if get_ident() == buffer.thread and not buffer.in_backward:
+                write((optimizer_end, read_event_ns(), NO_ARGUMENTS))
+                buffer.optimizer_steps_until_flush -= 1
+                if buffer.optimizer_steps_until_flush <= 0:
+                    buffer.on_last_optimizer_end(monotonic_ns())
 
         for hook in (before, after):
             hide_from_compiler(hook)
@@ -165,83 +165,85 @@ class TorchHooks:
         self._optimizer_hooks = before, after
 
     def _wrap_backward(self, original: Hook) -> Hook:
-        log, read_moment_ns = self.log, self._read_moment_ns
-        entries, write = log.entries, log.entries.extend
-        backward_begin, backward_end = log.events.backward_begin, log.events.backward_end
+        buffer, read_event_ns = self.buffer, self._read_event_ns
+        entries, write = buffer.entries, buffer.entries.extend
+        backward_begin, backward_end = buffer.events.backward_begin, buffer.events.backward_end
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != log.thread:
+            if get_ident() != buffer.thread:
                 return original(*args, **kwargs)
-            write((backward_begin, read_moment_ns(), NO_ARGUMENTS))
-            if len(entries) > FIELDS * MOMENTS_MAX:
-                log.catch_up_live()
-            is_inside, log.in_backward = log.in_backward, True
+            write((backward_begin, read_event_ns(), NO_ARGUMENTS))
+            if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
+                buffer.flush_inline()
+            is_inside, buffer.in_backward = buffer.in_backward, True
             try:
                 return original(*args, **kwargs)
             finally:
-                log.in_backward = is_inside
-                now_ns = read_moment_ns()
+                buffer.in_backward = is_inside
+                now_ns = read_event_ns()
                 write((backward_end, now_ns, NO_ARGUMENTS))
-                if log.stepped_in_backward and not is_inside:
+                if buffer.stepped_in_backward and not is_inside:
                     self._end_step_of_backward(now_ns)
 
         return backward
 
     def _end_step_of_backward(self, now_ns: int) -> None:
         """Hooks have stepped optimizers inside the backward that ended at that moment."""
-        log, events = self.log, self.log.events
-        log.stepped_in_backward, log.thread_is_sure = False, True
-        log.entries.extend((events.optimizer_begin, now_ns, IN_BACKWARD, events.optimizer_end, now_ns, NO_ARGUMENTS))
-        log.ends_left -= 1
-        if log.ends_left <= 0:
-            log.end_when_due(monotonic_ns())
+        buffer, events = self.buffer, self.buffer.events
+        buffer.stepped_in_backward, buffer.thread_is_confirmed = False, True
+        buffer.entries.extend((events.optimizer_begin, now_ns, IN_BACKWARD, events.optimizer_end, now_ns, NO_ARGUMENTS))
+        buffer.optimizer_steps_until_flush -= 1
+        if buffer.optimizer_steps_until_flush <= 0:
+            buffer.on_last_optimizer_end(monotonic_ns())
 
     def _wrap_next(self, original: Hook) -> Hook:
         import torch  # noqa: PLC0415
 
-        log, read_moment_ns = self.log, self._read_moment_ns
-        entries, write = log.entries, log.entries.extend
-        data_begin, data_end = log.events.data_begin, log.events.data_end
+        buffer, read_event_ns = self.buffer, self._read_event_ns
+        entries, write = buffer.entries, buffer.entries.extend
+        data_begin, data_end = buffer.events.data_begin, buffer.events.data_end
         read_size, is_grad_enabled = BatchReader(torch).read, torch.is_grad_enabled
 
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the loader's own
-            if get_ident() != log.thread:
+            if get_ident() != buffer.thread:
                 return original(iterator)
             if not is_grad_enabled():
-                write((data_begin, read_moment_ns(), GRADIENTS_OFF))
-                log.catch_up_live()
-            elif log.ends_left <= 0:
-                log.fetch_when_due(read_moment_ns(), GRADIENTS_ON)
+                write((data_begin, read_event_ns(), GRADIENTS_OFF))
+                buffer.flush_inline()
+            elif buffer.optimizer_steps_until_flush <= 0:
+                buffer.on_boundary_fetch(read_event_ns(), GRADIENTS_ON)
             else:
-                write((data_begin, read_moment_ns(), GRADIENTS_ON))
-                if len(entries) > FIELDS * MOMENTS_MAX:
-                    log.catch_up_live()
+                write((data_begin, read_event_ns(), GRADIENTS_ON))
+                if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
+                    buffer.flush_inline()
             try:
                 batch = original(iterator)
             except BaseException:
-                write((data_end, read_moment_ns(), (False, id(iterator))))
-                log.note_end_of_data()
+                write((data_end, read_event_ns(), (False, id(iterator))))
+                buffer.on_loader_exhausted()
                 raise
-            write((data_end, read_moment_ns(), (True, id(iterator), read_size(batch, iterator))))
+            write((data_end, read_event_ns(), (True, id(iterator), read_size(batch, iterator))))
             return batch
 
         return __next__
 
     def _wrap_scaler_step(self, original: Hook) -> Hook:
         """GradScaler.step does not call the optimizer when it found inf: the boundary must not be lost with it."""
-        log = self.log
+        buffer = self.buffer
         before, after = self._optimizer_hooks
 
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            ends_left = log.ends_left
+            optimizer_steps_until_flush = buffer.optimizer_steps_until_flush
             before(optimizer, (), {})
             try:
                 return original(scaler, optimizer, *args, **kwargs)
             finally:
-                log.ends_left = ends_left  # the optimizer's own step inside is the same one
+                buffer.optimizer_steps_until_flush = (
+                    optimizer_steps_until_flush  # the optimizer's own step inside is the same one
+                )
                 after(optimizer, (), {})
 
         return step
@@ -253,7 +255,7 @@ class TorchHooks:
         def wrap_prepare(original: Hook) -> Hook:
             @functools.wraps(original)
             def _prepare_trace(profiler: Any) -> Any:
-                self._tell_user_profiler(begins=True)
+                self._notify_user_profiler(begins=True)
                 return original(profiler)
 
             return _prepare_trace
@@ -265,17 +267,17 @@ class TorchHooks:
                     return original(profiler, *args)
                 finally:
                     if profiler.enabled:  # one that is not was never prepared
-                        self._tell_user_profiler(begins=False)
+                        self._notify_user_profiler(begins=False)
 
             return __exit__
 
         self._replace(profile, "_prepare_trace", wrap_prepare)
         self._replace(profile, "__exit__", wrap_exit)
 
-    def _tell_user_profiler(self, *, begins: bool) -> None:
+    def _notify_user_profiler(self, *, begins: bool) -> None:
         try:
             self._on_user_profiler(begins)
-            (self._ranges.session_begins if begins else self._ranges.session_has_ended)()
+            (self._ranges.on_session_begin if begins else self._ranges.on_session_end)()
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
 
@@ -285,12 +287,12 @@ class TorchHooks:
         leave = Patch(record_function, "__exit__", self._ranges.wrap_exit)
 
         def begin() -> None:
-            enter.put_on()
-            leave.put_on()
+            enter.apply()
+            leave.apply()
 
         def end() -> None:
-            enter.take_off()
-            leave.take_off()
+            enter.revert()
+            leave.revert()
 
         self._ranges.watch_sessions(begin, end)
         self._undo.append(end)
@@ -304,11 +306,11 @@ class TorchHooks:
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Hook], Hook]) -> None:
         patch = Patch(owner, name, wrap)
-        patch.put_on()
-        self._undo.append(patch.take_off)
+        patch.apply()
+        self._undo.append(patch.revert)
 
 
-def find_autograd_question() -> Callable[[], bool]:
+def make_in_autograd_check() -> Callable[[], bool]:
     """Return a function that says whether the thread that calls it is at work for a backward, as its hooks are."""
     import torch  # noqa: PLC0415
 

@@ -31,9 +31,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
-from rankscope.agent.steps.due_steps import Due
 from rankscope.agent.steps.event_buffer import HookEventBuffer
-from rankscope.agent.steps.moment_meter import AFTERMATH_TIMES, UNSEEN_TIMES
+from rankscope.agent.steps.hook_cost import PROCESSING_COST_FACTOR, WRITE_COST_FACTOR
+from rankscope.agent.steps.inline_steps import NextBoundary
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.agent.steps.torch_hooks import TorchHooks
 from tests.benchmarks.machine import RESULTS, describe_run
@@ -109,7 +109,7 @@ class Switch:
         self._hooked = self._read()
         hooks.remove()
         self._plain = self._read()
-        hooks.log.thread, hooks.log.thread_is_sure = get_ident(), True
+        hooks.buffer.thread, hooks.buffer.thread_is_confirmed = get_ident(), True
 
     @staticmethod
     def _read() -> tuple[Any, Any, dict[int, Any], dict[int, Any]]:
@@ -131,14 +131,14 @@ class Switch:
 
 def make_hooks(step_ns: int) -> TorchHooks:
     """Hooks that feed a real state machine, whose records go nowhere, as in a job with steps of that length."""
-    clocked = CpuTimeSampling()
-    clocked.learn_step(step_ns)
+    sampling = CpuTimeSampling()
+    sampling.learn_step(step_ns)
 
-    def find_due(step: int) -> Due:
-        return Due(clocked.find_next(step), is_live=False)
+    def find_boundary(step: int) -> NextBoundary:
+        return NextBoundary(sampling.find_next(step), runs_inline=False)
 
     timer, guard = StepTimer(lambda _record: None, on_run=lambda _run: None), Guard(error_budget=1)
-    return TorchHooks(timer, guard, lambda _begins: None, log=HookEventBuffer(timer, guard, find_due))
+    return TorchHooks(timer, guard, lambda _begins: None, buffer=HookEventBuffer(timer, guard, find_boundary))
 
 
 def measure(training: Training, pairs: int, step_ns: int) -> Costs:
@@ -161,8 +161,8 @@ def measure(training: Training, pairs: int, step_ns: int) -> Costs:
                 training.step(next(batches)[0])
             took_ns[hooked].append(thread_time_ns() - begin_ns)
             switch.put(hooked=False)
-            hooks.log.catch_up_late()
-    return summarise(took_ns, hooks.log.spent_ns / (pairs * BLOCK_STEPS))
+            hooks.buffer.flush_deferred()
+    return summarise(took_ns, hooks.buffer.spent_ns / (pairs * BLOCK_STEPS))
 
 
 def summarise(took_ns: dict[bool, list[int]], metered_ns: float) -> Costs:
@@ -196,8 +196,9 @@ def render(head: str, results: dict[str, Costs]) -> str:
         lines.append(f"| {name} | {found.step_us:.0f} | {spread} |")
     explanation = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()
     meter = (
-        "The last column is what `agent/steps/moment_meter.py` made of the moments that timed themselves, "
-        f"{UNSEEN_TIMES} times what they saw, and of going through them, {AFTERMATH_TIMES} times what that took."
+        "The last column is what `agent/steps/hook_cost.py` made of the moments that timed themselves, "
+        f"{WRITE_COST_FACTOR} times what they saw, and of going through them, {PROCESSING_COST_FACTOR} times what "
+        "that took."
     )
     return "\n\n".join(["# What the hooks cost a step", head, explanation, meter, "\n".join(lines)]) + "\n"
 

@@ -76,11 +76,11 @@ class Loop:
             self.timers.on_boundary,
             self.timers.on_pause,
             on_charge=self.timers.on_charge,
-            read_clock_ns=self.timers.read_moment_ns,
+            read_clock_ns=self.timers.read_event_ns,
         )
 
     def now_ns(self) -> int:
-        return self.timers.read_moment_ns()
+        return self.timers.read_event_ns()
 
     def step(
         self, forward_ms: int = 0, backward_ms: int = 0, optimizer_ms: int = 0, **within: Callable[[], Any]

@@ -79,7 +79,7 @@ class Watched:
         self.timers = DeviceTimers(torch.cuda, FixedPlan(1), self.guard, self.records.append, captures=self.captures)
         self.timer = StepTimer(
             self.timers.on_record, self.timers.on_boundary, self.timers.on_pause,
-            on_charge=self.timers.on_charge, read_clock_ns=self.timers.read_moment_ns,
+            on_charge=self.timers.on_charge, read_clock_ns=self.timers.read_event_ns,
         )  # fmt: skip
         self.hooks = TorchHooks(
             self.timer, self.guard, lambda _begins: None, device_timers=self.timers, captures=self.captures

@@ -111,7 +111,7 @@ class Rank:
 
     def train(self, steps: int = STEPS) -> "Rank":
         for step in range(steps):
-            self._cross(step)
+            self._cross_boundary(step)
             self.now_ns += self.costs.step_ns
             self.spent_ns[STEP_HOOKS] += round(self.costs.step_ns * self.costs.base_ratio)
             if self.now_ns >= self._next_report_ns:
@@ -120,7 +120,7 @@ class Rank:
             self.overdrawn_ns = max(self.overdrawn_ns, sum(self.spent_ns.values()) - budget_ns)
         return self
 
-    def _cross(self, step: int) -> None:
+    def _cross_boundary(self, step: int) -> None:
         """The boundary before a step, as WindowScheduler crosses it."""
         begins_full = self._running != FULL_WINDOWS and self.plan.begins_full(step)
         begins_light = self._running != FULL_WINDOWS and self.plan.begins_light(step)

@@ -52,12 +52,12 @@ def play(moments: list[tuple[int, str]], *, work_ns: int, interval_steps: int, w
 
     timer = StepTimer(
         on_record, on_boundary, on_pause,
-        on_charge=timers.on_charge, phases_max=2, read_clock_ns=timers.read_moment_ns, read_cpu_ns=lambda: 0,
+        on_charge=timers.on_charge, phases_max=2, read_clock_ns=timers.read_event_ns, read_cpu_ns=lambda: 0,
     )  # fmt: skip
     for ticks, name in moments:
         cuda.work(work_ns)
         cuda.now_ns += 1 + ticks
-        MOMENTS[name](timer, timers.read_moment_ns())
+        MOMENTS[name](timer, timers.read_event_ns())
     timer.finish()
     timers.close()
     assert guard.errors == {}

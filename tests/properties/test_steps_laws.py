@@ -64,8 +64,8 @@ MOMENTS: dict[str, Callable[[StepTimer, int], None]] = {
     "set_batch_size": lambda timer, now_ns: timer.set_batch_size(now_ns, BatchSize(samples=now_ns)),
     "evaluation_begin": lambda timer, now_ns: timer.evaluation_begin(now_ns),
     "evaluation_end": lambda timer, now_ns: timer.evaluation_end(now_ns),
-    "take_over": lambda timer, now_ns: timer.take_over(now_ns),
-    "give_back": lambda timer, now_ns: timer.give_back(now_ns),
+    "begin_explicit_steps": lambda timer, now_ns: timer.begin_explicit_steps(now_ns),
+    "end_explicit_steps": lambda timer, now_ns: timer.end_explicit_steps(now_ns),
 }
 
 FETCH = ["data_begin", "data_end"]
@@ -86,8 +86,8 @@ PLAUSIBLE = [
     ["set_batch_size"],
     ["evaluation_begin", "evaluation_end"],
     ["end_step"],
-    ["take_over"],
-    ["give_back"],
+    ["begin_explicit_steps"],
+    ["end_explicit_steps"],
 ]
 
 

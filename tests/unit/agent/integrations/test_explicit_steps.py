@@ -161,10 +161,10 @@ def test_first_end_that_the_user_says_is_the_end_of_all_since_the_last_one_that_
 
 def test_framework_takes_over_and_gives_back_without_a_step_counted_twice() -> None:
     loop = Loop().fetch().train()
-    loop.timer.take_over(loop.wait(7).now_ns)
+    loop.timer.begin_explicit_steps(loop.wait(7).now_ns)
     for _ in range(3):
         loop.fetch().train().wait(5).end_step()
-    loop.timer.give_back(loop.wait(900).now_ns)
+    loop.timer.end_explicit_steps(loop.wait(900).now_ns)
     loop.fetch().train().fetch().train()
     records = loop.finish()
     assert [record.step for record in records] == list(range(1 + 3 + 2))
@@ -173,7 +173,7 @@ def test_framework_takes_over_and_gives_back_without_a_step_counted_twice() -> N
 
 def test_batch_that_the_framework_fetches_ahead_without_gradients_is_none_of_the_step() -> None:
     loop = Loop()
-    loop.timer.take_over(loop.now_ns)
+    loop.timer.begin_explicit_steps(loop.now_ns)
     loop.fetch(BatchSize(8)).train().end_step()
     loop.fetch(BatchSize(99), training=False).evaluate().fetch(BatchSize(8)).train().end_step()
     assert [(record.batches, record.samples, EVALUATION in record.phases_ns) for record in loop.finish()] == [

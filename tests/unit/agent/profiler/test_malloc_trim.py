@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rankscope.agent.profiler.malloc_trim import GIVE_BACK_NS_MAX, LEFT_BYTES_MIN, TRIES, MallocTrim
+from rankscope.agent.profiler.malloc_trim import GROWTH_BYTES_MIN, TRIM_NS_MAX, TRIMS_IN_A_ROW_MAX, MallocTrim
 
 MIB = 2**20
 MODEL = 300 * MIB
@@ -20,9 +20,9 @@ class Heap:
         self.given_back = 0
         self.cpu_ns = 0
         self._takes_ns = takes_ns
-        self.relief = MallocTrim(self._give_back, lambda: self.cpu_ns)
+        self.relief = MallocTrim(self._trim, lambda: self.cpu_ns)
 
-    def _give_back(self) -> None:
+    def _trim(self) -> None:
         self.given_back += 1
         self.left = 0
         self.cpu_ns += self._takes_ns
@@ -52,7 +52,7 @@ def test_windows_that_leave_nothing_cost_nothing() -> None:
 
 def test_what_comes_and_goes_with_a_window_is_left_alone() -> None:
     heap = Heap()
-    for grown in (0, LEFT_BYTES_MIN - 1) * 10:
+    for grown in (0, GROWTH_BYTES_MIN - 1) * 10:
         heap.relief.after_window(MODEL + grown)
     assert heap.given_back == 0
 
@@ -63,25 +63,25 @@ def test_training_that_has_grown_itself_is_not_disturbed_again_and_again() -> No
     heap.held += 200 * MIB
     for _ in range(100):
         heap.window()
-    assert heap.given_back == TRIES
+    assert heap.given_back == TRIMS_IN_A_ROW_MAX
 
 
 def test_what_is_left_after_training_has_grown_is_told_from_it() -> None:
     heap = Heap()
     heap.window()
     heap.held += 200 * MIB
-    for _ in range(TRIES + 1):
+    for _ in range(TRIMS_IN_A_ROW_MAX + 1):
         heap.window()
-    heap.window(leaves=LEFT_BYTES_MIN)
+    heap.window(leaves=GROWTH_BYTES_MIN)
     heap.window()
-    assert heap.given_back == TRIES + 1
+    assert heap.given_back == TRIMS_IN_A_ROW_MAX + 1
 
 
 def test_training_that_has_become_smaller_counts_from_there() -> None:
     heap = Heap()
     heap.window()
     heap.held -= 100 * MIB
-    heap.window(leaves=LEFT_BYTES_MIN)
+    heap.window(leaves=GROWTH_BYTES_MIN)
     heap.window()
     assert heap.given_back == 1
 
@@ -91,7 +91,7 @@ def test_a_window_that_began_before_does_not_raise_what_is_usual() -> None:
     heap = Heap()
     heap.window()
     for _ in range(50):
-        heap.left += LEFT_BYTES_MIN
+        heap.left += GROWTH_BYTES_MIN
         begun_before = heap.held + heap.left
         heap.relief.after_window(begun_before)
         heap.relief.after_window(begun_before)
@@ -100,7 +100,7 @@ def test_a_window_that_began_before_does_not_raise_what_is_usual() -> None:
 
 
 def test_a_heap_that_takes_long_is_not_the_windows() -> None:
-    heap = Heap(takes_ns=GIVE_BACK_NS_MAX + 1)
+    heap = Heap(takes_ns=TRIM_NS_MAX + 1)
     for _ in range(100):
         heap.window(leaves=5 * MIB)
     assert heap.given_back == 1

@@ -60,7 +60,7 @@ def test_a_full_window_that_could_not_record_the_device_in_use_is_left_out_and_c
 
 def test_light_windows_are_left_out_while_they_would_tell_nothing() -> None:
     training = Training(full=False)
-    training.light_tells = False
+    training.light_is_useful = False
     training.run(WARMUP_STEPS + 2 * LIGHT)
     assert (training.profiler.log, training.windows.skipped) == ([], {})
 

@@ -71,7 +71,7 @@ class Training:
         self.room = room
         self.step = 0
         self.is_capturing = False
-        self.light_tells = True
+        self.light_is_useful = True
         self.plan = WindowPlan(
             warmup_steps=WARMUP_STEPS,
             collective_window_ns=LIGHT * NS_PER_S,
@@ -90,7 +90,7 @@ class Training:
             full=full,
             user_profiler_wait_s=wait_s,
             is_capturing=lambda: self.is_capturing,
-            light_tells=lambda: self.light_tells,
+            light_is_useful=lambda: self.light_is_useful,
             find_resident_bytes=lambda: 100 * self.step,
         )
 

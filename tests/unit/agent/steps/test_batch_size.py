@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from rankscope.agent.steps.batch_size import COUNT_MAX, UNKNOWN, BatchReader, BatchSize, Told, add_sizes, to_size
+from rankscope.agent.steps.batch_size import (
+    COUNT_MAX,
+    UNKNOWN,
+    BatchReader,
+    BatchSize,
+    DeclaredFields,
+    add_sizes,
+    to_size,
+)
 
 FEATURES = torch.zeros(8, 3)
 IDS = torch.zeros(8, 5, dtype=torch.long)
@@ -124,12 +132,12 @@ def test_sum_with_an_unknown_part_is_unknown_and_no_batch_is_no_part() -> None:
 
 
 def test_what_the_user_says_replaces_what_was_read_for_each_of_the_two_alone() -> None:
-    told, read = Told(), BatchSize(8, 40)
+    told, read = DeclaredFields(), BatchSize(8, 40)
     assert told.choose(read, None) == BatchSize(8, 40)
     assert told.choose(read, BatchSize(tokens=7)) == BatchSize(8, 7)
-    told = told.and_of(BatchSize(tokens=7))
+    told = told.including(BatchSize(tokens=7))
     assert told.choose(read, None) == BatchSize(8, None)
-    told = told.and_of(BatchSize(samples=2))
+    told = told.including(BatchSize(samples=2))
     assert told.choose(read, BatchSize(2)) == BatchSize(2, None)
 
 

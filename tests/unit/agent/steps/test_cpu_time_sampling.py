@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from rankscope.agent.steps.cpu_time_sampling import (
-    DISTANCE_NS,
-    DISTANCE_STEPS_MAX,
+    SAMPLING_INTERVAL_NS,
+    SAMPLING_INTERVAL_STEPS_MAX,
     CpuTimeSampling,
 )
 from rankscope.measure.units import NS_PER_MS
@@ -35,7 +35,7 @@ def test_every_step_is_measured_until_the_step_time_is_known() -> None:
     assert looks_of(CpuTimeSampling(), 5) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("step_ns", [DISTANCE_NS // 2, DISTANCE_NS, 10 * DISTANCE_NS])
+@pytest.mark.parametrize("step_ns", [SAMPLING_INTERVAL_NS // 2, SAMPLING_INTERVAL_NS, 10 * SAMPLING_INTERVAL_NS])
 def test_long_steps_are_all_measured(step_ns: int) -> None:
     assert looks_of(clocked_with(step_ns), 5) == [1, 2, 3, 4]
 
@@ -50,9 +50,11 @@ def test_a_measured_step_and_the_one_after_it_begin_with_a_look_and_no_others() 
 
 @pytest.mark.parametrize("step_ns", [1, 1_000, 10 * NS_PER_MS])
 def test_however_short_the_steps_one_in_so_many_is_measured(step_ns: int) -> None:
-    gaps = {after - before for before, after in itertools.pairwise(measured_of(step_ns, 100 * DISTANCE_STEPS_MAX))}
-    assert max(gaps) <= 2 * DISTANCE_STEPS_MAX
-    assert min(gaps) >= DISTANCE_STEPS_MAX - 1
+    gaps = {
+        after - before for before, after in itertools.pairwise(measured_of(step_ns, 100 * SAMPLING_INTERVAL_STEPS_MAX))
+    }
+    assert max(gaps) <= 2 * SAMPLING_INTERVAL_STEPS_MAX
+    assert min(gaps) >= SAMPLING_INTERVAL_STEPS_MAX - 1
 
 
 def test_steps_measured_on_a_faster_rank_are_among_those_of_a_slower_one() -> None:
@@ -69,5 +71,5 @@ def test_a_step_time_near_a_limit_does_not_make_the_distance_go_to_and_fro() -> 
     distances = []
     for step_ms in (98, 102, 98, 102, 90, 110):
         clocked.learn_step(step_ms * NS_PER_MS)
-        distances.append(clocked.distance_steps)
+        distances.append(clocked.interval_steps)
     assert distances == [16] * 6  # 800 ms are 8.2 steps of 98 ms, and 7.8 of 102 ms

@@ -228,7 +228,7 @@ def test_two_moments_at_one_time_are_one_mark(gpu: StandInGpu) -> None:
         gpu.cuda, FixedPlan(1, warmup_steps=0), Guard(1), lambda _record: None, read_clock_ns=lambda: 5
     )
     timers.on_boundary(0)
-    assert [timers.read_moment_ns() for _ in range(3)] == [5, 5, 5]
+    assert [timers.read_event_ns() for _ in range(3)] == [5, 5, 5]
     assert gpu.cuda.recorded == 2  # where the step begins, and this one
 
 

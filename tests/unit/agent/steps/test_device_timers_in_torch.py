@@ -41,7 +41,7 @@ class Training:
         )
         self.timer = StepTimer(
             self.timers.on_record, self.timers.on_boundary, self.timers.on_pause,
-            on_charge=self.timers.on_charge, read_clock_ns=self.timers.read_moment_ns,
+            on_charge=self.timers.on_charge, read_clock_ns=self.timers.read_event_ns,
         )  # fmt: skip
         self.hooks = TorchHooks(
             self.timer, self.guard, lambda _begins: None, device_timers=self.timers, captures=self.captures

@@ -8,8 +8,8 @@ import pytest
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.batch_size import UNKNOWN
-from rankscope.agent.steps.due_steps import Due
-from rankscope.agent.steps.event_buffer import PART, TURN_MOMENTS, HookEventBuffer
+from rankscope.agent.steps.event_buffer import BATCH_EVENTS, PART, HookEventBuffer
+from rankscope.agent.steps.inline_steps import NextBoundary
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 
@@ -17,26 +17,26 @@ DEADLINE_S = 60.0
 EVERY = 4
 
 
-def every_fourth(step: int) -> Due:
-    """Steps 4, 8, 12 ... and those after them are due live, as those of windows are."""
-    return Due(step + 1 if step % EVERY == 0 else step + EVERY - step % EVERY, is_live=True)
+def window_every_fourth(step: int) -> NextBoundary:
+    """Run steps 4, 8, 12 ... and those after them inline, as windows do."""
+    return NextBoundary(step + 1 if step % EVERY == 0 else step + EVERY - step % EVERY, runs_inline=True)
 
 
-def every_fourth_clocked(step: int) -> Due:
-    """At the same steps the clock is read, and nothing else happens."""
-    return every_fourth(step)._replace(is_live=False)
+def clock_every_fourth(step: int) -> NextBoundary:
+    """Read only the clock, at the same steps."""
+    return window_every_fourth(step)._replace(runs_inline=False)
 
 
-def every_fourth_clocked_and_fifteenth_live(step: int) -> Due:
-    """The same, and a window that begins with step 15."""
-    clocked = every_fourth_clocked(step)
-    return Due(15, is_live=True) if step < 15 <= clocked.step else clocked
+def clock_every_fourth_and_window_at_15(step: int) -> NextBoundary:
+    """Do the same, and begin a window with step 15."""
+    clocked = clock_every_fourth(step)
+    return NextBoundary(15, runs_inline=True) if step < 15 <= clocked.step else clocked
 
 
 class Loop:
-    """A plain loop whose hooks write into a log, as those of torch do. One tick of the clock a moment."""
+    """A simple loop whose hooks write into a buffer, as those of torch do. One tick of the clock for each event."""
 
-    def __init__(self, find_due: Callable[[int], Due] = every_fourth, **options: Any) -> None:
+    def __init__(self, find_boundary: Callable[[int], NextBoundary] = window_every_fourth, **options: Any) -> None:
         self.now_ns = 0
         self.records: list[StepRecord] = []
         self.boundaries: list[int] = []
@@ -47,32 +47,34 @@ class Loop:
             read_clock_ns=lambda: self.now_ns,
             read_cpu_ns=lambda: self.now_ns // 2,
         )
-        self.log = HookEventBuffer(self.timer, self.guard, find_due, read_cpu_ns=lambda: self.now_ns // 2, **options)
+        self.buffer = HookEventBuffer(
+            self.timer, self.guard, find_boundary, read_cpu_ns=lambda: self.now_ns // 2, **options
+        )
 
     def write(self, event: Any, *arguments: object) -> "Loop":
         self.now_ns += 10
-        self.log.entries.extend((event, self.now_ns, arguments))
+        self.buffer.entries.extend((event, self.now_ns, arguments))
         return self
 
     def ask(self) -> "Loop":
-        if self.log.ends_left > 0:
-            return self.write(self.log.events.data_begin, True)
+        if self.buffer.optimizer_steps_until_flush > 0:
+            return self.write(self.buffer.events.data_begin, True)
         self.now_ns += 10
-        self.log.fetch_when_due(self.now_ns, (True,))
+        self.buffer.on_boundary_fetch(self.now_ns, (True,))
         return self
 
     def train(self) -> "Loop":
-        self.write(self.log.events.data_end, True, 1, UNKNOWN)
+        self.write(self.buffer.events.data_end, True, 1, UNKNOWN)
         return self.backward().optimize(1)
 
     def backward(self) -> "Loop":
-        return self.write(self.log.events.backward_begin).write(self.log.events.backward_end)
+        return self.write(self.buffer.events.backward_begin).write(self.buffer.events.backward_end)
 
     def optimize(self, optimizer: int) -> "Loop":
-        self.write(self.log.events.optimizer_begin, optimizer).write(self.log.events.optimizer_end)
-        self.log.ends_left -= 1
-        if self.log.ends_left <= 0:
-            self.log.end_when_due(self.now_ns)
+        self.write(self.buffer.events.optimizer_begin, optimizer).write(self.buffer.events.optimizer_end)
+        self.buffer.optimizer_steps_until_flush -= 1
+        if self.buffer.optimizer_steps_until_flush <= 0:
+            self.buffer.on_last_optimizer_end(self.now_ns)
         return self
 
     def steps(self, count: int) -> "Loop":
@@ -81,19 +83,19 @@ class Loop:
         return self
 
 
-def on_another_thread(log: HookEventBuffer) -> None:
-    thread = threading.Thread(target=log.catch_up_late)
+def on_another_thread(buffer: HookEventBuffer) -> None:
+    thread = threading.Thread(target=buffer.flush_deferred)
     thread.start()
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
 
-def test_boundaries_are_told_of_the_steps_that_must_begin_live_and_of_no_others() -> None:
-    # Until the second step has ended it is open what a cycle of optimizers is, and each moment is live.
+def test_boundaries_are_announced_at_inline_steps_only() -> None:
+    # Until the second step has ended the cycle of optimizers is unknown, and each event is processed inline.
     assert [step for step in Loop().steps(14).boundaries if step > 2] == [4, 5, 8, 9, 12, 13]
 
 
-def test_steps_between_two_live_ones_are_all_there_when_the_second_begins() -> None:
+def test_steps_between_inline_ones_are_recorded_at_the_second() -> None:
     loop = Loop().steps(8)
     assert [record.step for record in loop.records] == [0, 1, 2, 3, 4]
     loop.ask()
@@ -101,104 +103,104 @@ def test_steps_between_two_live_ones_are_all_there_when_the_second_begins() -> N
     assert {record.duration_ns for record in loop.records} == {60}
 
 
-def test_only_a_step_that_began_and_ended_live_has_a_cpu_time() -> None:
+def test_cpu_time_needs_an_inline_begin_and_end() -> None:
     cpu_ns = {record.step: record.cpu_ns for record in Loop().steps(11).ask().records}
     assert (cpu_ns[4], cpu_ns[8]) == (30, 30)
     assert [cpu_ns[step] for step in (3, 5, 6, 7)] == [None] * 4
 
 
-def test_the_clock_is_read_at_the_very_moment_while_all_else_is_left_to_the_agent_thread() -> None:
-    loop = Loop(every_fourth_clocked).steps(3)
-    on_another_thread(loop.log)
+def test_clock_is_read_inline_and_events_are_deferred() -> None:
+    loop = Loop(clock_every_fourth).steps(3)
+    on_another_thread(loop.buffer)
     known = len(loop.records)
     loop.steps(8)
-    assert len(loop.records) == known, "the training thread has gone through nothing"
-    on_another_thread(loop.log)
+    assert len(loop.records) == known, "the training thread has processed nothing"
+    on_another_thread(loop.buffer)
     assert [record.step for record in loop.records] == list(range(10))
     cpu_ns = {record.step: record.cpu_ns for record in loop.records}
     assert (cpu_ns[4], cpu_ns[8]) == (30, 30)
     assert [cpu_ns[step] for step in (3, 5, 6, 7, 9)] == [None] * 5
 
 
-def test_no_boundary_is_told_where_the_clock_alone_is_wanted_and_one_is_where_a_window_begins() -> None:
-    loop = Loop(every_fourth_clocked_and_fifteenth_live).steps(3)
+def test_clock_reads_announce_no_boundary_but_windows_do() -> None:
+    loop = Loop(clock_every_fourth_and_window_at_15).steps(3)
     boundaries = list(loop.boundaries)
     assert loop.steps(20).boundaries == [*boundaries, 15]
-    on_another_thread(loop.log)
+    on_another_thread(loop.buffer)
     measured = [record.step for record in loop.records if record.cpu_ns is not None]
     assert [step for step in measured if step > 2] == [4, 8, 12, 15, 16, 20]
 
 
-def test_when_a_loop_gets_another_optimizer_the_clock_is_read_at_whole_steps_again() -> None:
-    loop = Loop(every_fourth_clocked).steps(11)
+def test_clock_is_read_at_whole_steps_after_a_new_optimizer() -> None:
+    loop = Loop(clock_every_fourth).steps(11)
     for _ in range(40):
         loop.ask().train().backward().optimize(2)
-        on_another_thread(loop.log)
+        on_another_thread(loop.buffer)
     loop.ask()
-    on_another_thread(loop.log)
+    on_another_thread(loop.buffer)
     assert [record.step for record in loop.records] == list(range(51))
     cpu_ns = {record.step: record.cpu_ns for record in loop.records if record.step >= 16}
     assert {cpu_ns[step] for step in range(16, 50, EVERY)} == {50}
 
 
-def test_after_the_end_of_the_data_all_is_gone_through_at_the_next_batch() -> None:
-    loop = Loop(every_fourth_clocked).steps(6).ask()
-    loop.write(loop.log.events.data_end, False, 1).log.note_end_of_data()
+def test_events_are_flushed_at_the_batch_after_a_loader_ended() -> None:
+    loop = Loop(clock_every_fourth).steps(6).ask()
+    loop.write(loop.buffer.events.data_end, False, 1).buffer.on_loader_exhausted()
     loop.ask()
     assert [record.step for record in loop.records] == list(range(6))
 
 
-def test_a_clock_that_cannot_be_planned_on_is_not_read_on() -> None:
-    loop = Loop(every_fourth_clocked).steps(7)
-    loop.log._find_due = lambda _step: Due(1 // 0, is_live=False)
+def test_clock_is_not_read_when_planning_the_next_read_fails() -> None:
+    loop = Loop(clock_every_fourth).steps(7)
+    loop.buffer._find_boundary = lambda _step: NextBoundary(1 // 0, runs_inline=False)
     loop.steps(3)
     assert loop.guard.errors == {PART: 2}
-    assert [record.step for record in loop.records] == list(range(9)), "each moment is live then"
+    assert [record.step for record in loop.records] == list(range(9)), "each event is processed inline then"
 
 
-def test_the_agent_thread_gives_the_turn_back_again_and_again() -> None:
-    loop = Loop(every_fourth_clocked).steps(TURN_MOMENTS // 2)
-    turns: list[int] = []
+def test_agent_thread_releases_the_lock_between_batches() -> None:
+    loop = Loop(clock_every_fourth).steps(BATCH_EVENTS // 2)
+    batches: list[int] = []
 
-    def may_be_late() -> bool:
-        turns.append(len(loop.log.entries))
+    def may_defer() -> bool:
+        batches.append(len(loop.buffer.entries))
         return True
 
-    loop.log._may_be_late = may_be_late
-    on_another_thread(loop.log)
-    assert len(turns) == 4, "three times 512 moments of six a step, and the reads of the clock"
-    assert loop.log.entries == []
+    loop.buffer._may_defer = may_defer
+    on_another_thread(loop.buffer)
+    assert len(batches) == 4, "three times 512 events of six a step, and the reads of the clock"
+    assert loop.buffer.entries == []
 
 
-def test_the_agent_thread_finds_the_steps_of_a_training_that_stands_still() -> None:
+def test_agent_thread_records_steps_while_training_hangs() -> None:
     loop = Loop().steps(7)
-    on_another_thread(loop.log)
+    on_another_thread(loop.buffer)
     assert [record.step for record in loop.records] == list(range(6)), "the seventh has not ended"
     assert [step for step in loop.boundaries if step > 5] == [], "that thread begins no window"
 
 
-def test_a_boundary_is_live_although_the_agent_thread_went_through_what_came_before() -> None:
+def test_boundary_is_inline_after_a_deferred_flush() -> None:
     loop = Loop().steps(7)
-    on_another_thread(loop.log)
+    on_another_thread(loop.buffer)
     loop.steps(3)
     assert loop.boundaries[-2:] == [8, 9]
     assert [record.step for record in loop.ask().records if record.cpu_ns is not None][-1] == 8
 
 
-def test_moments_stay_in_the_log_while_they_may_not_be_late() -> None:
-    loop = Loop(may_be_late=lambda: False).steps(7)
-    records, moments = len(loop.records), loop.log.moments
-    on_another_thread(loop.log)
-    assert (len(loop.records), loop.log.moments) == (records, moments)
+def test_events_stay_buffered_while_they_may_not_be_deferred() -> None:
+    loop = Loop(may_defer=lambda: False).steps(7)
+    records, events = len(loop.records), loop.buffer.event_count
+    on_another_thread(loop.buffer)
+    assert (len(loop.records), loop.buffer.event_count) == (records, events)
     assert len(loop.steps(2).records) == 8
 
 
-def test_training_goes_on_while_another_thread_holds_the_turn() -> None:
+def test_training_proceeds_while_another_thread_holds_the_lock() -> None:
     loop = Loop().steps(8)
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with loop.log.caught_up():
+        with loop.buffer.flushed():
             held.set()
             done.wait(DEADLINE_S)
 
@@ -207,28 +209,28 @@ def test_training_goes_on_while_another_thread_holds_the_turn() -> None:
     assert held.wait(DEADLINE_S)
     records = len(loop.records)
     loop.ask()
-    assert len(loop.records) == records, "its moment is late"
+    assert len(loop.records) == records, "its event is deferred"
     done.set()
     thread.join(DEADLINE_S)
     assert [record.step for record in loop.train().steps(5).records] == list(range(13))
 
 
-def test_the_user_may_call_the_timer_once_it_has_had_all_moments() -> None:
+def test_timer_can_be_called_directly_once_flushed() -> None:
     loop = Loop().steps(7)
-    with loop.log.caught_up():
+    with loop.buffer.flushed():
         loop.timer.phase_begin(loop.now_ns + 10, "checkpoint")
     assert [record.step for record in loop.records] == list(range(6))
-    assert loop.log.entries == []
+    assert loop.buffer.entries == []
 
 
-def test_every_moment_is_counted_whether_it_has_been_gone_through_or_not() -> None:
+def test_event_count_includes_buffered_events() -> None:
     loop = Loop()
     for steps in (1, 5, 7):
-        before = loop.log.moments
-        assert loop.steps(steps).log.moments == before + 6 * steps
+        before = loop.buffer.event_count
+        assert loop.steps(steps).buffer.event_count == before + 6 * steps
 
 
-def test_a_part_that_is_switched_off_gets_no_more_moments() -> None:
+def test_part_that_is_off_gets_no_more_events() -> None:
     loop = Loop()
 
     def fail(_now_ns: int) -> None:
@@ -241,32 +243,32 @@ def test_a_part_that_is_switched_off_gets_no_more_moments() -> None:
     assert loop.records == []
 
 
-def test_what_windows_take_at_a_boundary_is_not_counted_as_the_hooks() -> None:
-    assert Loop(read_elsewhere_ns=iter(range(0, 10**18, 10**12)).__next__).steps(3).log.spent_ns < 10**9
+def test_cost_of_windows_is_not_counted_as_that_of_hooks() -> None:
+    assert Loop(read_other_cost_ns=iter(range(0, 10**18, 10**12)).__next__).steps(3).buffer.spent_ns < 10**9
 
 
-def test_when_the_next_live_step_cannot_be_found_every_moment_is_live() -> None:
+def test_every_event_is_inline_when_planning_fails() -> None:
     loop = Loop()
-    loop.log._find_due = lambda _step: Due(1 // 0, is_live=False)
-    assert loop.ask().log.ends_left == 0
+    loop.buffer._find_boundary = lambda _step: NextBoundary(1 // 0, runs_inline=False)
+    assert loop.ask().buffer.optimizer_steps_until_flush == 0
     assert loop.guard.errors == {PART: 1}
 
 
 @pytest.mark.parametrize("steps", [1, 6])
-def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(steps: int) -> None:
+def test_forked_child_does_not_wait_for_the_lock(steps: int) -> None:
     loop = Loop().steps(steps)
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with loop.log._turn:
+        with loop.buffer._lock:
             held.set()
             done.wait(DEADLINE_S)
 
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(DEADLINE_S)
-    loop.log.renew_turn()
-    with loop.log.caught_up():
-        assert loop.log.entries == []
+    loop.buffer.reset_lock()
+    with loop.buffer.flushed():
+        assert loop.buffer.entries == []
     done.set()
     thread.join(DEADLINE_S)

@@ -38,26 +38,26 @@ class Script:
 
     def end_session(self) -> list[str]:
         self.log.clear()
-        self.ranges.session_has_ended()
+        self.ranges.on_session_end()
         return list(self.log)
 
 
 def test_range_is_left_at_once_in_the_session_it_was_entered_in_and_outside_of_all() -> None:
     script = Script()
     assert script.leave(script.enter("before")) == ["leave before"]
-    script.ranges.session_begins()
+    script.ranges.on_session_begin()
     assert script.leave(script.enter("inside")) == ["leave inside"]
     survivor = script.enter("survivor")
-    script.ranges.session_has_ended()
+    script.ranges.on_session_end()
     assert script.leave(survivor) == ["leave survivor"]
 
 
 def test_range_of_an_earlier_session_is_left_when_the_later_one_has_ended() -> None:
     script = Script()
-    script.ranges.session_begins()
+    script.ranges.on_session_begin()
     epoch, step = script.enter("epoch"), script.enter("step")
-    script.ranges.session_has_ended()
-    script.ranges.session_begins()
+    script.ranges.on_session_end()
+    script.ranges.on_session_begin()
     assert script.leave(step) == []
     assert script.leave(epoch) == []
     assert script.end_session() == ["leave step", "leave epoch"]
@@ -68,7 +68,7 @@ def test_range_entered_outside_of_all_sessions_is_left_late_too() -> None:
     # torch has given it no memory to write to, but late is as good as at once.
     script = Script()
     outside = script.enter("outside")
-    script.ranges.session_begins()
+    script.ranges.on_session_begin()
     assert script.leave(outside) == []
     assert script.end_session() == ["leave outside"]
 
@@ -76,6 +76,6 @@ def test_range_entered_outside_of_all_sessions_is_left_late_too() -> None:
 def test_range_entered_before_anybody_looked_counts_as_another_sessions() -> None:
     script = Script()
     unseen = Range("unseen", script.log)
-    script.ranges.session_begins()
+    script.ranges.on_session_begin()
     assert script.leave(unseen) == []
     assert script.end_session() == ["leave unseen"]

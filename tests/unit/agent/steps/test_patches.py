@@ -28,29 +28,29 @@ def make() -> tuple[type[Torch], Patch]:
 def test_a_function_is_wrapped_while_the_patch_is_on() -> None:
     owner, patch = make()
     for _ in range(2):
-        patch.put_on()
-        patch.put_on()
+        patch.apply()
+        patch.apply()
         assert owner().greet() == "ours(torch)"
-        patch.take_off()
-        patch.take_off()
+        patch.revert()
+        patch.revert()
         assert owner().greet() == "torch"
 
 
 def test_what_somebody_put_around_ours_stays_and_is_not_wrapped_again() -> None:
     owner, patch = make()
-    patch.put_on()
+    patch.apply()
     setattr(owner, "greet", with_name("theirs")(owner.greet))  # noqa: B010 - the class is made at run time
-    patch.take_off()
-    patch.put_on()
+    patch.revert()
+    patch.apply()
     assert owner().greet() == "theirs(ours(torch))"
 
 
 def test_what_somebody_put_in_its_place_meanwhile_is_wrapped_and_put_back() -> None:
     owner, patch = make()
-    patch.put_on()
-    patch.take_off()
+    patch.apply()
+    patch.revert()
     setattr(owner, "greet", with_name("theirs")(owner.greet))  # noqa: B010 - as above
-    patch.put_on()
+    patch.apply()
     assert owner().greet() == "ours(theirs(torch))"
-    patch.take_off()
+    patch.revert()
     assert owner().greet() == "theirs(torch)"

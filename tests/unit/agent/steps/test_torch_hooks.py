@@ -101,7 +101,7 @@ def run_on_a_thread(action: Callable[[], object]) -> None:
 
 def test_every_batch_of_a_plain_loop_is_a_step(watched: Watched) -> None:
     Loop().train()
-    assert watched.hooks.moments == BATCHES * MOMENTS_PER_STEP + 2  # and the fetch that ends the epoch
+    assert watched.hooks.event_count == BATCHES * MOMENTS_PER_STEP + 2  # and the fetch that ends the epoch
     records = watched.finish()
     assert [(record.batches, record.backwards) for record in records] == [(1, 1)] * BATCHES
     assert all(sum(record.phases_ns.values()) == record.duration_ns > 0 for record in records)
@@ -114,10 +114,10 @@ def test_samples_of_every_step_are_read_from_its_batches(watched: Watched) -> No
 
 def test_nothing_is_seen_while_the_hooks_pause(watched: Watched) -> None:
     loop = Loop().train()
-    seen = watched.hooks.moments
+    seen = watched.hooks.event_count
     watched.hooks.pause()
     loop.train()
-    assert watched.hooks.moments == seen
+    assert watched.hooks.event_count == seen
     watched.hooks.resume()
     loop.train()
     assert len(watched.finish()) == 2 * BATCHES
@@ -263,9 +263,9 @@ def test_a_compiled_step_is_seen_and_the_compiler_does_not_warn_of_our_hooks(
 
 def test_other_threads_are_not_measured(watched: Watched) -> None:
     loop = Loop().train()
-    moments = watched.hooks.moments
+    moments = watched.hooks.event_count
     run_on_a_thread(loop.train)
-    assert watched.hooks.moments == moments
+    assert watched.hooks.event_count == moments
 
 
 def test_a_training_on_a_thread_of_its_own_is_found_by_its_optimizer(watched: Watched) -> None:
@@ -292,7 +292,7 @@ def test_our_own_errors_are_counted_and_not_raised_and_training_goes_on() -> Non
 def test_an_error_of_the_script_passes_through_unchanged(watched: Watched) -> None:
     with pytest.raises(RuntimeError, match="does not require grad"):
         torch.zeros(1).backward()
-    assert watched.hooks.moments == 2
+    assert watched.hooks.event_count == 2
     Loop().train()
     assert len(watched.finish()) == BATCHES
 
@@ -397,11 +397,11 @@ def test_ranges_are_watched_while_a_profiler_is_on_and_cost_nothing_otherwise() 
     hooks.install()
     try:
         assert state_of_ranges() == before
-        ranges.session_begins()
+        ranges.on_session_begin()
         assert all(one is not other for one, other in zip(before, state_of_ranges(), strict=True))
-        ranges.session_has_ended()
+        ranges.on_session_end()
         assert state_of_ranges() == before
-        ranges.session_begins()
+        ranges.on_session_begin()
     finally:
         hooks.remove()
     assert state_of_ranges() == before
@@ -434,7 +434,7 @@ def test_a_hook_that_somebody_has_wrapped_stays_in_place_and_is_silent(monkeypat
     finally:
         monkeypatch.undo()
         torch.autograd.backward = original
-    assert (watched.hooks.moments, watched.finish()) == (0, [])
+    assert (watched.hooks.event_count, watched.finish()) == (0, [])
 
 
 def test_the_version_is_that_of_the_torch_in_use() -> None:
