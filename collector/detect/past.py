@@ -49,19 +49,20 @@ def _describe_hang(finding: Finding, outcome: str) -> str:
     length = "" if finding.lasted_s is None else f" for {format_length(finding.lasted_s)}"
     if outcome == FINISHED:
         place = "" if finding.since_step is None else " in or after its last step"
-        return f" stood still{length}{place}, and then finished"
+        return f" stalled{length}{place}, and then finished"
     after = {WENT_ON: ", and then went on", ENDED: ", until it ended"}.get(outcome, "")
     return f" hung{step}{length}{after}"
 
 
 PAST_FORMS: Final[Mapping[str, str]] = {
-    "are": "were", "calls": "called", "compute": "computed", "computes": "computed", "explain": "explained",
-    "gives": "gave", "hides": "hid", "is": "was", "overlaps": "overlapped", "passes": "passed", "reads": "read",
-    "reports": "reported", "run": "ran", "runs": "ran", "save": "have saved", "stops": "stopped", "takes": "took",
-    "throttles": "throttled", "wait": "waited", "waits": "waited",
+    "allocates": "allocated", "are": "were", "calls": "called", "compute": "computed", "computes": "computed",
+    "does": "did", "explain": "explained", "explains": "explained", "frees": "freed", "gives": "gave", "hides": "hid",
+    "is": "was", "overlaps": "overlapped", "passes": "passed", "reads": "read", "reports": "reported", "run": "ran",
+    "runs": "ran", "save": "have saved", "stops": "stopped", "takes": "took", "throttles": "throttled",
+    "wait": "waited", "waits": "waited",
 }  # fmt: skip
-"""The verbs of the reasons and of the sentences about a whole job. None of these texts has a name in it before the
-phase that a reason ends with (OF_IT), so no name is changed."""
+"""The verbs of causes and of sentences about a whole run. These texts hold no name before the phase that a cause ends
+with (OF_IT), so no name is changed."""
 OF_IT: Final = " of it in "
 
 

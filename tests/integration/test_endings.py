@@ -234,7 +234,7 @@ def test_long_work_after_the_last_step_is_no_hang_of_a_run_that_finished(served:
     # The last step ends with the run: the work stands in it.
     found = [one for one in run.findings if one.kind == HANG and (one.since_step or 0) >= 29]
     assert [one.severity for one in found] == ["info"]
-    told = r"stood still for \d+ s in or after its last step, and then finished\.$"
+    told = r"stalled for \d+ s in or after its last step, and then finished\.$"
     assert re.search(told, found[0].sentence), found[0].sentence
     assert verdict(run) in (HEALTHY, f"No verdict: {run.abstained}.")
 

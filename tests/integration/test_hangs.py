@@ -117,7 +117,7 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
 ) -> None:
     sleeps_at = line_of("hangs.py", "    time.sleep(FOR_EVER_S)")
     said = (
-        f"stands still at hangs.py:{sleeps_at} (sleep_for_ever), and 2 ranks wait for it in all_reduce 11 of ",
+        f"is stalled at hangs.py:{sleeps_at} (sleep_for_ever), and 2 ranks wait for it in all_reduce 11 of ",
         "default_pg (3108 bytes)",
     )
     with hanging(served, "sleeps", "sleep", ranks=3):
@@ -141,12 +141,12 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
     ended = served.wait_for_run("sleeps", lambda run: has_ended_in(run, hang.number, ["terminated"] * 3))
     (told,) = [one for one in ended.findings if one.number == hang.number]
     assert (told.cause, told.ranks) == ("missing_rank", (1,))
-    assert f"stood still at hangs.py:{innermost.line} (sleep_for_ever), and 2 ranks waited for it" in told.sentence
+    assert f"was stalled at hangs.py:{innermost.line} (sleep_for_ever), and 2 ranks waited for it" in told.sentence
     assert re.search(r"The run hung in step 11 for \d+ s, until it ended\.$", told.sentence), told.sentence
 
 
 def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:
-    said = ("Rank 1", "does not answer, its interpreter does not run (state S)")
+    said = ("Rank 1", "does not respond: its Python interpreter is not running (state S)")
     with hanging(served, "holds", "hold", ranks=2):
         run = served.wait_for_run(
             "holds", lambda run: is_held(run) and find_hang(run, "missing_rank", *said) is not None

@@ -202,7 +202,7 @@ class _Scene:
         if not excused:
             return None
         first = self._standings[excused[0]]
-        doing = f"is in {first.activity}, which may take long" if first.is_excused else "goes on with its work"
+        doing = f"is in {first.activity}, which may take long" if first.is_excused else "is still running"
         return Abstain(f"rank {excused[0]} {doing}; ranks that wait: {len(self.graph.waiting)}")
 
     def _find_deadlock(self) -> Hang | None:
@@ -221,7 +221,7 @@ class _Scene:
         moving = [rank for rank, one in self._standings.items() if one.ended is None and not one.stands_still]
         if not self.graph.stuck or not moving or self._lasts_very_long():
             return None
-        return Abstain(f"ranks that have not come to a standstill: {len(moving)} of {len(self._standings)}")
+        return Abstain(f"ranks that are not stalled: {len(moving)} of {len(self._standings)}")
 
     def _find_unseen(self) -> Hang | None:
         return self._name("missing_rank", self._roots(self._is_missing))
@@ -236,8 +236,8 @@ class _Scene:
         moving = [rank for rank, one in self._standings.items() if not one.stands_still or one.is_excused]
         if moving:
             return Abstain(
-                "no rank waits in a collective; ranks that go on with their work, wait for data or do what may take "
-                f"long: {len(moving)} of {len(self._standings)}"
+                "no rank waits in a collective; ranks that still run, wait for data or do work that may take long: "
+                f"{len(moving)} of {len(self._standings)}"
             )
         return Hang("unattributed", (), None)
 

@@ -99,7 +99,7 @@ def describe_stack(standing: RankHangState) -> str:
     if standing.unresponsive is not None:
         threads = standing.unresponsive.threads
         lines = [f"thread {one.thread} ({one.name}): {one.state} in {one.wait_channel or '?'}" for one in threads]
-        return "\n".join(["no Python stack: the interpreter does not run", *lines])
+        return "\n".join(["no Python stack: the interpreter is not running", *lines])
     main = standing.main_stack
     if main is None:
         return ""
@@ -109,13 +109,13 @@ def describe_stack(standing: RankHangState) -> str:
 
 CIRCLE_SHOWN_MAX: Final = 4
 SUGGESTIONS: Final = {
-    "dead_rank": "See how the rank ended. Those that wait for it cannot go on: restart the job.",
-    "missing_rank": "Read its stack: what it stands at keeps the others waiting.",
+    "dead_rank": "Find out how the rank ended. The ranks that wait for it cannot continue: restart the run.",
+    "missing_rank": "Read its stack: the call it is in keeps the other ranks waiting.",
     "order_mismatch": "Look for a branch that not all ranks take: all must call the same collectives in one order.",
-    "silent_rank": "Look at its machine: the power, the network, and whether the process still lives.",
-    "deadlock": "Look for groups whose collectives are called in another order on other ranks.",
-    "all_in_collective": "Look at the network and the devices of the group: links, switches, Xid errors.",
-    "unattributed": "Read the stacks of the ranks that stand still.",
+    "silent_rank": "Check its machine: the power, the network, and whether the process is still alive.",
+    "deadlock": "Look for groups whose collectives are called in a different order on different ranks.",
+    "all_in_collective": "Check the network and the devices of the group: links, switches, Xid errors.",
+    "unattributed": "Read the stacks of the stalled ranks.",
 }
 """What to do first, by cause."""
 
@@ -137,29 +137,29 @@ def write_hang(cause: str, facts: HangFacts) -> str:
     if facts.is_over:
         return f"{lead}. The run{WHEN}."
     step = "" if facts.since_step is None else f" in step {facts.since_step}"
-    return f"{lead}. The job hangs{step}."
+    return f"{lead}. The run hangs{step}."
 
 
 def describe_place(standing: RankHangState, *, is_over: bool = False) -> str:
     """Where a rank is, or was, in words that follow its name."""
     if standing.is_silent and not standing.stands_still:
         if is_over:
-            return "did not report, and whether its process lived was not known"
-        return "does not report, and whether its process lives is not known"
+            return "did not report (it was not known whether its process was alive)"
+        return "does not report (it is not known whether its process is alive)"
     if standing.ended is not None and not standing.is_silent:
         ended = f"{standing.ended}{f' ({standing.ended_detail})' if standing.ended_detail else ''}"
         return f"{'had' if is_over else 'has'} ended: {ended}"
     if standing.unresponsive is not None:
         state = standing.unresponsive.state
-        does = "did" if is_over else "does"
-        return f"{does} not answer, its interpreter {does} not run{f' (state {state})' if state else ''}"
+        does, is_ = ("did", "was") if is_over else ("does", "is")
+        return f"{does} not respond: its Python interpreter {is_} not running{f' (state {state})' if state else ''}"
     frame = find_script_frame(standing.frames)
     place = "" if frame is None else f" at {describe_frame(frame)}"
     if not standing.stands_still:
-        return f"{'went' if is_over else 'goes'} on with its work{place}"
+        return f"{'was' if is_over else 'is'} still running{place}"
     inside = "" if standing.activity in {None, "other"} else f" in {standing.activity}"
-    unheard = f" and {'did' if is_over else 'does'} not report any more" if standing.is_silent else ""
-    return f"{'stood' if is_over else 'stands'} still{inside}{place}{unheard}"
+    unheard = f" and no longer {'reported' if is_over else 'reports'}" if standing.is_silent else ""
+    return f"{'was' if is_over else 'is'} stalled{inside}{place}{unheard}"
 
 
 def _tell_missing(facts: HangFacts) -> str:
@@ -171,14 +171,14 @@ def _tell_missing(facts: HangFacts) -> str:
         who = f"Ranks {format_ranks(facts.ranks)} {keep} the others waiting; of these rank {first} {place}"
     stuck = facts.stuck
     if stuck is None:
-        return f"{who}, and {_count(facts.still)} {_verb(facts, facts.still, 'stand')} still{_for_how_long(facts)}"
+        return f"{who}, and {_count(facts.still)} {_verb(facts, facts.still, 'stall')}{_for_how_long(facts)}"
     last = facts.find_last(stuck)
     is_ = "was" if facts.is_over else "is"
-    behind = f", its last one there {is_} {last}" if last is not None and last < stuck.sequence else ""
+    behind = f"; its last collective there {is_} {last}" if last is not None and last < stuck.sequence else ""
     others = set(facts.waiting).difference(stuck.waiting)
     passed_on = ""
     if others:
-        passed_on = f"; {_count(others)} {_verb(facts, others, 'wait')} behind {_pronoun(stuck.waiting)}"
+        passed_on = f"; {_count(others, 'more ')} {_verb(facts, others, 'wait')} in other collectives"
     return (
         f"{who}, and {_count(stuck.waiting)} {_verb(facts, stuck.waiting, 'wait')} for {_pronoun(facts.ranks)} in "
         f"{_describe(facts, stuck)}{_for_how_long(facts)}{behind}{passed_on}"
@@ -196,29 +196,27 @@ def _tell_circle(facts: HangFacts) -> str:
 
 def _tell_standstill(facts: HangFacts) -> str:
     still, first = facts.still, facts.still[0]
-    is_ = "was" if facts.is_over else "is"
     return (
-        f"{_count(still).capitalize()} {_verb(facts, still, 'stand')} still{_for_how_long(facts)}, in no collective "
-        f"that {is_} known; rank {first} {describe_place(facts.hang_states[first], is_over=facts.is_over)}"
+        f"{_count(still).capitalize()} {_verb(facts, still, 'stall')}{_for_how_long(facts)}, in no known "
+        f"collective; rank {first} {describe_place(facts.hang_states[first], is_over=facts.is_over)}"
     )
 
 
 def _tell_mismatch(facts: HangFacts, stuck: Stuck) -> str:
     calls = sorted(find_calls(stuck, facts.hang_states).items(), key=lambda call: call[1])
     told = [f"{op}{'' if size is None else f' of {size} bytes'} on {_name(ranks)}" for (op, size), ranks in calls]
-    is_ = "was" if facts.is_over else "is"
-    return f"Collective {stuck.sequence} of {stuck.group} {is_} not the same everywhere: {', '.join(told)}"
+    differs = "differed" if facts.is_over else "differs"
+    return f"Collective {stuck.sequence} of {stuck.group} {differs} between ranks: {', '.join(told)}"
 
 
 def _tell_incomplete(facts: HangFacts, stuck: Stuck) -> str:
     members = facts.view.groups.get(stuck.group, stuck.waiting)
-    ends = f"{'completed' if facts.is_over else 'completes'} on none of them"
-    if len(stuck.waiting) < len(members):
-        ends = f"{'did' if facts.is_over else 'does'} not complete on {_name(stuck.waiting)}"
+    where = f"on {_name(stuck.waiting)}" if len(stuck.waiting) < len(members) else "on any of them"
+    ends = f"{'did not complete' if facts.is_over else 'has not completed'} {where}"
     started = {rank: facts.hang_states[rank].started_in(stuck.group) for rank in stuck.waiting}
     late = [rank for rank, sequence in started.items() if sequence is not None and sequence < stuck.sequence]
     has, have = ("had", "had") if facts.is_over else ("has", "have")
-    held_up = f"; it {has} not begun on the device of {_name(late)}" if 0 < len(late) < len(started) else ""
+    held_up = f"; it {has} not started on the device of {_name(late)}" if 0 < len(late) < len(started) else ""
     return (
         f"All {len(members)} ranks of the group {have} entered {_describe(facts, stuck)}, which {ends}"
         f"{_for_how_long(facts)}{held_up}"
@@ -227,10 +225,10 @@ def _tell_incomplete(facts: HangFacts, stuck: Stuck) -> str:
 
 def _tell_unknown(facts: HangFacts, stuck: Stuck) -> str:
     is_ = "was" if facts.is_over else "is"
-    told = f": how far {_name(stuck.unknown)} {is_} there {is_} not known" if stuck.unknown else ""
+    told = f": the progress of {_name(stuck.unknown)} in the group {is_} not known" if stuck.unknown else ""
     return (
         f"{_count(stuck.waiting).capitalize()} {_verb(facts, stuck.waiting, 'wait')} in {_describe(facts, stuck)}"
-        f"{_for_how_long(facts)}, and it {is_} not known for whom{told}"
+        f"{_for_how_long(facts)}, and it {is_} not known for which rank{told}"
     )
 
 
@@ -252,14 +250,15 @@ def _name(ranks: Collection[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(sorted(ranks))}"
 
 
-def _count(ranks: Collection[int]) -> str:
-    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
+def _count(ranks: Collection[int], which: str = "") -> str:
+    return f"{len(ranks)} {which}rank{'' if len(ranks) == 1 else 's'}"
 
 
 def _verb(facts: HangFacts, ranks: Collection[int], verb: str) -> str:
-    if facts.is_over:
-        return {"stand": "stood", "wait": "waited"}[verb]
-    return f"{verb}s" if len(ranks) == 1 else verb
+    one = len(ranks) == 1
+    if verb == "stall":
+        return ("was" if one else "were") + " stalled" if facts.is_over else ("is" if one else "are") + " stalled"
+    return "waited" if facts.is_over else "waits" if one else "wait"
 
 
 def _pronoun(ranks: Collection[int]) -> str:

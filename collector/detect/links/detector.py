@@ -37,7 +37,7 @@ NODES_NAMED_MAX: Final = 4
 NVLINK_XID: Final = 74
 """The Xid error of a faulty NVLink (NVIDIA's Xid catalogue)."""
 SUGGESTION: Final = (
-    "Measure these links outside the job with nccl-tests (all_reduce_perf), and look at the error counters of the "
+    "Measure these links outside the run with nccl-tests (all_reduce_perf), and look at the error counters of the "
     "network cards and switch ports between them and at `nvidia-smi nvlink -e`."
 )
 
@@ -212,18 +212,18 @@ def _write_sentence(
     count = len(leader.siblings)
     where = _name_nodes(location.nodes)
     whose = {
-        "rank": f"rank {format_ranks(location.ranks)} ({where})",
-        "node": where,
-        "node pair": f"{where}, between the two,",
-    }.get(location.suspect, f"group {leader.group} ({where})")
+        "rank": f"of rank {format_ranks(location.ranks)} ({where})",
+        "node": f"of {where}",
+        "node pair": f"between {where}",
+    }.get(location.suspect, f"of group {leader.group} ({where})")
     if family_size:
-        whose = f"most of the {family_size} groups {leader.group} ({where})"
+        whose = f"of most of the {family_size} groups {leader.group} ({where})"
     slower = f"as slowly as their {count} sibling groups{WHEN if is_over else f' since step {since_step}'}"
     if not count:
         slower = f"as slowly as before step {since_step}{f',{WHEN}' if is_over else ''}"
     slow = leader.slow
     text = (
-        f"The links of {whose} {'moved' if is_over else 'move'} data {slow.slowdown_ratio:.2f} times {slower}: "
+        f"The links {whose} {'moved' if is_over else 'move'} data {slow.slowdown_ratio:.2f} times {slower}: "
         f"{format_duration(slow.self_ns)} a step against {format_duration(slow.peers_self_ns)}"
     )
     if len(location.groups) > 1:

@@ -21,6 +21,7 @@ import numpy as np
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.stragglers.cost import Cost, price
+from rankscope.collector.detect.stragglers.sentence import say_cost
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.measure.units import format_duration
@@ -77,9 +78,7 @@ class BatchImbalance:
         """One finding about the run, about no rank; or why no verdict can be given."""
         ranks = len(view.series.ranks)
         if ranks < max(RANKS_MIN, view.world_size):
-            return Abstain(
-                f"{ranks} of {view.world_size} ranks have been heard of, and {RANKS_MIN} at least are needed"
-            )
+            return Abstain(f"{ranks} of {view.world_size} ranks have reported, and at least {RANKS_MIN} are needed")
         gaps = find_gaps(view)
         if gaps is None:
             return Abstain(f"fewer than {STEPS_MIN} steps are known of all ranks")
@@ -212,16 +211,14 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
 
 def _write_sentence(gaps: Gaps, cause: str, cost: Cost, *, is_over: bool = False) -> str:
     because = {
-        "data_imbalance": "a rank's work is longer where its batch is larger, or all parts of it are",
-        "unattributed": "it is not seen to go with the size of the batches",
+        "data_imbalance": "a rank takes longer in steps in which its batch is larger, or its forward pass longer",
+        "unattributed": "it is not seen to depend on the size of the batches",
     }[cause]
-    begin, is_, wait, takes, costs, would = "From step to step", "is", "wait", "takes", "costs", "would"
+    changes, wait = "changes from step to step", "wait"
     if is_over:
-        because, begin = put_in_past(because), f"From one step to the next{WHEN}"
-        is_, wait, takes, costs, would = "was", "waited", "took", "cost", "would have"
-    return (
-        f"{begin} another rank {is_} the slowest, and all others {wait} for it: {100 * gaps.step_ratio:.0f} % of "
-        f"a step, {format_duration(float(np.median(gaps.ns)))}; cause {cause}: {because}. The whole job {takes} "
-        f"{cost.run_slowdown_ratio:.2f} times as long as it {would}; each hour {costs} "
-        f"{cost.lost_rank_hours_per_hour:.1f} rank-hours."
+        because, changes, wait = put_in_past(because), f"changed from step to step{WHEN}", "waited"
+    text = (
+        f"The slowest rank {changes}, and all others {wait} for it: {100 * gaps.step_ratio:.0f} % of a step, "
+        f"{format_duration(float(np.median(gaps.ns)))}; cause {cause}: {because}."
     )
+    return text + say_cost(cost, is_over=is_over)

@@ -66,7 +66,7 @@ Verdict = Judged | Abstain | None
 def judge_data(signs: RunSignals, ease: float = 1.0) -> Verdict:
     """Whether the steps wait for the data loaders."""
     if signs.data is None or not signs.has_windows:
-        return Abstain("no data phase is known, or not whether a device is idle in it")
+        return Abstain("the data phase or the idle time of the GPUs in it is not known")
     ratio = signs.data if signs.idle is None else min(signs.data, signs.idle)
     if ratio < ease * DATA_RATIO_MIN:
         return None
@@ -82,7 +82,7 @@ def judge_data(signs: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_host(signs: RunSignals, ease: float = 1.0) -> Verdict:
     """Whether the GPUs wait for their hosts, and not for data or for each other."""
     if signs.idle is None:
-        return Abstain("no GPU has shown enough windows")
+        return Abstain("no GPU has enough profiler windows yet")
     data, moving = min(signs.data or 0.0, signs.idle), signs.moving or 0.0
     if signs.idle - data < ease * IDLE_RATIO_MIN or moving >= EXPOSED_RATIO_MIN / ease:
         return None
@@ -98,13 +98,13 @@ def judge_host(signs: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_utilisation(signs: RunSignals, ease: float = 1.0) -> Verdict:
     """Whether the GPUs are idle much of the time, and no other rule says why."""
     if signs.idle is None:
-        return Abstain("no GPU has shown enough windows")
+        return Abstain("no GPU has enough profiler windows yet")
     told = any(isinstance(judge(signs), Judged) for judge in (judge_data, judge_host))
     if signs.idle < ease * IDLE_RATIO_MIN or told:
         return None
     return Judged(
         signs.idle,
-        f"The GPUs are busy only {percent(1 - signs.idle)} of the time, and neither their data nor their hosts alone "
+        f"The GPUs are busy only {percent(1 - signs.idle)} of the time, and neither data loading nor their hosts alone "
         "explain it.",
         f"Look at one rank's step in a trace (rankscope analyze): what its host does while its GPU is idle. "
         f"{FREE_THE_HOST}",
@@ -120,8 +120,8 @@ def judge_communication(signs: RunSignals, ease: float = 1.0) -> Verdict:
         return None
     return Judged(
         signs.moving,
-        f"{percent(signs.moving)} of the time is communication that no computing hides, waiting for others not "
-        "counted.",
+        f"{percent(signs.moving)} of the time is communication that does not overlap with compute, waits for other "
+        "ranks not counted.",
         COMMUNICATE_LESS,
         {"exposed_transfer_ratio": signs.moving, "exposed_transfer_ratio_min": EXPOSED_RATIO_MIN},
     )
@@ -135,8 +135,8 @@ def judge_serial_communication(signs: RunSignals, ease: float = 1.0) -> Verdict:
         return None
     return Judged(
         signs.hideable,
-        f"Only {percent(signs.overlap)} of the communication overlaps with computing; side by side they would save up "
-        f"to {percent(signs.hideable)} of the time.",
+        f"Only {percent(signs.overlap)} of the communication overlaps with compute; full overlap would save up to "
+        f"{percent(signs.hideable)} of the time.",
         OVERLAP,
         {
             "hideable_ratio": signs.hideable,
@@ -155,12 +155,10 @@ def judge_memory(signs: RunSignals, ease: float = 1.0) -> Verdict:
     if signs.retrying >= least:
         sentence = (
             f"The GPUs' memory runs out again and again: torch emptied its cache {signs.retries} times in the "
-            "intervals looked at, which stops the GPU each time."
+            "sampled intervals, which stops the GPU each time."
         )
     elif signs.churning >= least:
-        sentence = (
-            "Torch takes memory from the driver and gives it back in the middle of training, which stops the GPU."
-        )
+        sentence = "Torch allocates memory from the driver and frees it again during training, which stops the GPU."
     else:
         return None
     return Judged(

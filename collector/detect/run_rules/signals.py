@@ -66,7 +66,7 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
     series = view.series
     made = int(series.steps[-1]) + 1 if len(series.steps) else 0
     if made < 2 * steps or len(series.steps) < steps:
-        return Abstain(f"{made} steps are known, {2 * steps} are needed to judge the job as a whole")
+        return Abstain(f"{made} steps are known, {2 * steps} are needed to judge the run as a whole")
     # Every second would always be the first rank of a node: an odd distance reaches all places.
     asked = series.ranks[:: -(-len(series.ranks) // RANKS_ASKED_MAX) | 1]
     usual_ns = _usual_steps(view, asked, steps)

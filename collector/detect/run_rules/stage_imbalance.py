@@ -26,7 +26,7 @@ from rankscope.measure.units import format_duration
 
 IMBALANCE: Final = "imbalance"
 SUGGESTION: Final = (
-    "Share the work out anew: move layers from the heaviest pipeline stage to the lightest, or balance the tokens of "
+    "Split the work evenly: move layers from the heaviest pipeline stage to the lightest, or balance the tokens of "
     "the experts."
 )
 
@@ -43,7 +43,7 @@ class StageImbalance:
         """Every group whose ranks have more work than the mean in step after step, most first."""
         if len(view.series.ranks) < view.world_size:
             missing = view.world_size - len(view.series.ranks)
-            return Abstain(f"{missing} of {view.world_size} ranks have not been heard of")
+            return Abstain(f"{missing} of {view.world_size} ranks have not reported yet")
         groups = _same_work_groups(view)
         if len(groups) < 2:  # noqa: PLR2004 - a split takes two
             return Abstain("no two groups of ranks that do different work are known")
@@ -117,12 +117,12 @@ def _describe(view: RunView, stages: RunView, group: Comparison, slow: Slow, kno
 
 def _write_sentence(group: Comparison, slow: Slow, cost: Cost, *, is_over: bool = False) -> str:
     have, do, is_ = ("had", "did", "was") if is_over else ("have", "do", "is")
-    when = f", as was seen{WHEN}" if is_over else ", since the first one known"
+    when = f", as was seen{WHEN}" if is_over else ", since the first known one"
     return (
         f"Ranks {format_ranks(group.members)} {have} {slow.slowdown_ratio:.2f} times as much work as the mean of all "
-        f"ranks in every step{when}: {format_duration(slow.self_ns)} of own work a step against "
-        f"{format_duration(slow.peers_self_ns)}; cause more_work: they {do} other work than the rest, and the work "
-        f"{is_} not shared out evenly.{say_cost(cost, than='with an even split', is_over=is_over)}"
+        f"ranks in every step{when}: {format_duration(slow.self_ns)} a step excluding waits for other ranks, against "
+        f"{format_duration(slow.peers_self_ns)}; cause more_work: they {do} different work from the other "
+        f"ranks, and the split {is_} not even.{say_cost(cost, than='with an even split', is_over=is_over)}"
     )
 
 

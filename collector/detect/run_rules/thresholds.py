@@ -28,9 +28,9 @@ FREE_THE_HOST: Final = (
     "logging and other Python out of the step."
 )
 FREE_THE_ALLOCATOR: Final = (
-    "Steps should not allocate from the driver: see that caching is not switched off (PYTORCH_NO_CUDA_MEMORY_CACHING, "
-    "PYTORCH_NO_HIP_MEMORY_CACHING), that nobody calls empty_cache in a step, and that memory is not so full that the "
-    "cache is given back (expandable_segments, a smaller batch)."
+    "Steps should not allocate from the driver: check that caching is not off (PYTORCH_NO_CUDA_MEMORY_CACHING, "
+    "PYTORCH_NO_HIP_MEMORY_CACHING), that no code calls empty_cache in a step, and that memory is not so full that the "
+    "cache is emptied (expandable_segments, a smaller batch)."
 )
 FEED_FASTER: Final = (
     "Give the loader more num_workers or a larger prefetch_factor, or make a sample cheaper: faster storage, decoding "

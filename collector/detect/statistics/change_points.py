@@ -1,6 +1,6 @@
 """The levels of a noisy series: whether, and where, it has clearly changed.
 
-A series is log(time / what it is compared with) step by step, shape (n,), without NaN: one rank over its peer_groups, a
+A series is log(time / what it is compared with) step by step, shape (n,), without NaN: one rank over its peers, a
 group of ranks over the others, the whole run over its own past.
 """
 

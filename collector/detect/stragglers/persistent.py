@@ -102,13 +102,13 @@ def find_stragglers(view: RunView, thresholds: Thresholds) -> tuple[Slow, ...] |
     series = view.series
     if len(series.ranks) < view.world_size:
         missing = view.world_size - len(series.ranks)
-        return Abstain(f"{missing} of {view.world_size} ranks have not been heard of")
+        return Abstain(f"{missing} of {view.world_size} ranks have not reported yet")
     if len(series.ranks) < 2:  # noqa: PLR2004 - a comparison takes two
-        return Abstain("1 rank reports: there is nobody to compare it with")
+        return Abstain("only 1 rank reports: there is no other rank to compare it with")
     known = int(np.count_nonzero(~np.isnan(view.excess), axis=0).max(initial=0))
     if known < thresholds.steps_min:
         count, needed = len(series.ranks), thresholds.steps_min
-        return Abstain(f"the own times of all {count} ranks are known in {known} steps, {needed} are needed")
+        return Abstain(f"the self times of all {count} ranks are known in {known} steps, {needed} are needed")
     worth = np.flatnonzero(is_worth_judging(view.excess, thresholds))
     found = [_judge(view, series.ranks[column], thresholds) for column in worth.tolist()]
     return tuple(sorted((slow for slow in found if slow is not None), key=lambda slow: -slow.slowdown_ratio))

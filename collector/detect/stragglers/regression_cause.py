@@ -33,7 +33,7 @@ def find_cause_of_change(view: RunView, ranks: Sequence[int], since_step: int, a
         found = test(view, ranks, since_step, max(1.0, added_ns), evidence)
         if found is not None:
             return Cause(*found, evidence)
-    return Cause("unattributed", "no test of a cause passes", evidence)
+    return Cause("unattributed", "no known cause explains it", evidence)
 
 
 def _data(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:

@@ -281,10 +281,13 @@ def _window(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: S
     if evidence["compute_excess_ns"] >= EXPLAINS * excess_ns:
         if operators is not None and evidence["operator_ratio"] >= MORE_WORK_RATIO:
             where = _where(evidence, excess_ns)
-            return "more_work", f"it runs {operators[0]:.0f} operators a step where they run {operators[1]:.0f}{where}"
+            return (
+                "more_work",
+                f"it runs {operators[0]:.0f} operators a step where its peers run {operators[1]:.0f}{where}",
+            )
         if has_device:
             longer = format_duration(evidence["compute_excess_ns"])
-            return "gpu_compute", f"its GPU computes {longer} a step longer on the same work, and gives no reason"
+            return "gpu_compute", f"its GPU computes {longer} a step longer on the same work, and reports no reason"
     if has_device:
         evidence["idle_excess_ns"] = idle[0] - idle[1]
         if evidence["idle_excess_ns"] >= EXPLAINS * excess_ns:
@@ -300,10 +303,10 @@ def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Sam
     where = _where(evidence, excess_ns)
     if samples.devices.get(slow.rank) or "cpu_excess_ns" not in evidence:
         # On a GPU a slow host shows as an idle device, which only device windows tell.
-        return "unattributed", f"no test of a cause passes{where}"
+        return "unattributed", f"no known cause explains it{where}"
     if evidence["cpu_excess_ns"] >= EXPLAINS * excess_ns:
         return "host_cpu", f"its training thread computes longer{where}"
-    return "host_cpu", f"its training thread is blocked or waits for a core{where}"
+    return "host_cpu", f"its training thread is blocked or waits for a CPU core{where}"
 
 
 def _where(evidence: Mapping[str, float], excess_ns: float) -> str:

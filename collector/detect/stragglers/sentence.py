@@ -1,6 +1,7 @@
 """The verdict in one sentence: which rank, how much slower than whom, since when, why, and what it costs."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from rankscope.collector.detect.finding import format_ranks
 from rankscope.collector.detect.past import WHEN, put_in_past
@@ -12,6 +13,7 @@ from rankscope.collector.detect.view import RunView
 from rankscope.measure.units import format_duration
 
 COST_WORTH_SAYING = 1.01
+IT_WOULD: Final = "it would without this"
 
 
 def write_sentence(
@@ -20,25 +22,25 @@ def write_sentence(
     """The sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. `is_over`: in the
     past tense, with WHEN where from when until when is to be put in.
     """
-    work = "own work" if view.series.self_is_measured else "data, forward and optimizer time"
+    what = "excluding waits for other ranks" if view.series.self_is_measured else "in data, forward and optimizer"
     text = (
         f"{_name(slow_ranks, view.nodes[slow.rank], is_over=is_over)} {slow.slowdown_ratio:.2f} times as slow as "
         f"{_name_peers(slow, is_over=is_over)}{_describe_pattern(slow)}"
         f"{WHEN if is_over else f' since step {slow.since_step}'}: "
-        f"{format_duration(slow.self_ns)} of {work} a step against {format_duration(slow.peers_self_ns)}; "
+        f"{format_duration(slow.self_ns)} a step {what}, against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
     )
     return text + say_cost(cost, is_over=is_over)
 
 
-def say_cost(cost: Cost, *, than: str = "it would", is_over: bool = False) -> str:
+def say_cost(cost: Cost, *, than: str = IT_WOULD, is_over: bool = False) -> str:
     """What it costs, as a sentence to follow another; empty where that is next to nothing."""
     if cost.run_slowdown_ratio < COST_WORTH_SAYING:
         return ""
     takes, costs = ("took", "cost") if is_over else ("takes", "costs")
-    than = "it would have" if is_over and than == "it would" else than
+    than = "it would have without this" if is_over and than == IT_WOULD else than
     return (
-        f" The whole job {takes} {cost.run_slowdown_ratio:.2f} times as long as {than}; "
+        f" The whole run {takes} {cost.run_slowdown_ratio:.2f} times as long as {than}; "
         f"each hour {costs} {cost.lost_rank_hours_per_hour:.1f} rank-hours."
     )
 
@@ -52,11 +54,11 @@ def _name(slow_ranks: Sequence[Slow], node: str, *, is_over: bool) -> str:
 
 def _name_peers(slow: Slow, *, is_over: bool) -> str:
     if slow.peers.size == 1:
-        return "the other rank" if slow.peers.do_same_work else "usual beside the other rank"
+        return "the other rank" if slow.peers.do_same_work else "usual compared with the other rank"
     if slow.peers.do_same_work:
         return f"its {slow.peers.size} peer ranks"
     do = "did" if is_over else "do"
-    return f"usual beside the other {slow.peers.size} ranks, of which too few {do} the same work,"
+    return f"usual compared with the other {slow.peers.size} ranks, of which too few {do} the same work,"
 
 
 def _describe_pattern(slow: Slow) -> str:

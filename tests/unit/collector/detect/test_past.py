@@ -16,7 +16,7 @@ def straggler(since_step: int | None = 60) -> Finding:
 def hang(since_step: int | None = 31) -> Finding:
     return Finding(
         kind="hang", since_step=since_step, cause="missing_rank", sentence="It hangs.", suggestion="Look.",
-        severity="critical", past="Rank 1 stood still. The run{when}.",
+        severity="critical", past="Rank 1 was stalled. The run{when}.",
     )  # fmt: skip
 
 
@@ -46,17 +46,17 @@ def test_slowness_is_told_from_when_until_when(
         ("", "hung in step 31 for 45 s"),
         (WENT_ON, "hung in step 31 for 45 s, and then went on"),
         (ENDED, "hung in step 31 for 45 s, until it ended"),
-        (FINISHED, "stood still for 45 s in or after its last step, and then finished"),
+        (FINISHED, "stalled for 45 s in or after its last step, and then finished"),
     ],
 )
 def test_hang_is_told_with_its_length_and_what_came_after(outcome: str, told: str) -> None:
     closed = close_finding(hang(), lasted_s=45.0, outcome=outcome)
-    assert closed.sentence == f"Rank 1 stood still. The run {told}."
+    assert closed.sentence == f"Rank 1 was stalled. The run {told}."
 
 
 def test_hang_before_any_step_names_none() -> None:
-    assert close_finding(hang(None), outcome=ENDED).sentence == "Rank 1 stood still. The run hung, until it ended."
-    assert close_finding(hang(None), outcome=FINISHED).sentence.endswith("The run stood still, and then finished.")
+    assert close_finding(hang(None), outcome=ENDED).sentence == "Rank 1 was stalled. The run hung, until it ended."
+    assert close_finding(hang(None), outcome=FINISHED).sentence.endswith("The run stalled, and then finished.")
 
 
 def test_long_work_before_the_finish_asks_for_nothing() -> None:
@@ -74,11 +74,14 @@ def test_finding_of_an_earlier_version_keeps_its_words() -> None:
     ("now", "then"),
     [
         (
-            "it runs 120 operators a step where they run 100, 3 ms of it in run",
-            "it ran 120 operators a step where they ran 100, 3 ms of it in run",
+            "it runs 120 operators a step where its peers run 100, 3 ms of it in run",
+            "it ran 120 operators a step where its peers ran 100, 3 ms of it in run",
         ),
-        ("its training thread is blocked or waits for a core", "its training thread was blocked or waited for a core"),
-        ("no test of a cause passes", "no test of a cause passed"),
+        (
+            "its training thread is blocked or waits for a CPU core",
+            "its training thread was blocked or waited for a CPU core",
+        ),
+        ("no known cause explains it", "no known cause explained it"),
         ("its GPU throttles (SW thermal)", "its GPU throttled (SW thermal)"),
         ("nothing to change here", "nothing to change here"),
     ],

@@ -89,8 +89,8 @@ def test_finding_that_is_over_is_not_shown_as_open() -> None:
 
 
 def test_reason_for_no_verdict_is_the_first_line() -> None:
-    lines = render_run(run_of(ranks=(KNOWN,), abstained="1 of 2 ranks have not been heard of")).splitlines()
-    assert lines[0] == "run bert: no verdict yet: 1 of 2 ranks have not been heard of"
+    lines = render_run(run_of(ranks=(KNOWN,), abstained="1 of 2 ranks have not reported yet")).splitlines()
+    assert lines[0] == "run bert: no verdict yet: 1 of 2 ranks have not reported yet"
     assert lines[1].startswith("  1 of 2 ranks: 1 up")
 
 

@@ -71,7 +71,7 @@ def test_healthy_run_that_finished_was_healthy() -> None:
 def test_run_too_short_to_compare_is_not_called_healthy() -> None:
     story = Story(RANKS).join().train(5)
     finish(story)
-    assert verdict(story.snapshot()).startswith("No verdict: the own times of all 4 ranks are known in ")
+    assert verdict(story.snapshot()).startswith("No verdict: the self times of all 4 ranks are known in ")
 
 
 def test_run_that_is_heard_of_again_is_not_over() -> None:
@@ -118,7 +118,7 @@ def test_hang_is_told_with_its_length_until_the_run_was_ended() -> None:
         story.end(rank, "terminated")
     story.tick()
     (hang,) = story.snapshot().findings
-    assert hang.sentence.startswith("Rank 2 (node-a) stood still at train.py:74 (main), and 3 ranks waited for it")
+    assert hang.sentence.startswith("Rank 2 (node-a) was stalled at train.py:74 (main), and 3 ranks waited for it")
     assert hang.sentence.endswith("The run hung for 31 s, until it ended.")
     assert hang.severity == "critical"
 
@@ -131,7 +131,7 @@ def test_standstill_after_which_the_run_finished_is_no_hang() -> None:
     finish(story)
     (hang,) = story.snapshot().findings
     assert hang.severity == "info"
-    assert hang.sentence.endswith("The run stood still for 31 s, and then finished.")
+    assert hang.sentence.endswith("The run stalled for 31 s, and then finished.")
 
 
 def test_hang_that_lasted_until_the_end_is_closed_with_how_it_ended() -> None:

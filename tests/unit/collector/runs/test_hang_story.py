@@ -96,7 +96,7 @@ def test_a_hang_is_told_with_the_first_reports_that_say_so(story: HangStory) -> 
     assert story.hangs() == [("missing_rank", (2,))]
     (finding,) = story.snapshot().open_findings
     assert (finding.kind, finding.severity, finding.number) == ("hang", "critical", 1)
-    assert "Rank 2 (node-a) stands still at train.py:74 (main), and 3 ranks wait for it" in finding.sentence
+    assert "Rank 2 (node-a) is stalled at train.py:74 (main), and 3 ranks wait for it" in finding.sentence
     assert finding.sentence.count("31.0 s") == 1
 
 

@@ -39,9 +39,10 @@ def test_slow_data_loader_is_found_with_its_step_size_cause_and_cost() -> None:
 def test_verdict_is_one_sentence_an_engineer_can_act_on() -> None:
     (finding,) = slow_data_story().snapshot().open_findings
     assert finding.sentence == (
-        "Rank 2 (node-a) is 2.14 times as slow as its 3 peer ranks since step 40: 75.0 ms of own work a step against "
-        "35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The whole job takes 2.14 "
-        "times as long as it would; each hour costs 2.1 rank-hours."
+        "Rank 2 (node-a) is 2.14 times as slow as its 3 peer ranks since step 40: 75.0 ms a step excluding waits for "
+        "other ranks, against 35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The "
+        "whole run takes 2.14 "
+        "times as long as it would without this; each hour costs 2.1 rank-hours."
     )
 
 
@@ -75,7 +76,7 @@ def test_cost_of_a_step_is_added_up_once_however_many_ticks_see_it() -> None:
 
 def test_detection_waits_until_every_rank_has_been_heard_of() -> None:
     story = Story(4).join(0, 1, 2)
-    assert story.tick().snapshot().abstained == "1 of 4 ranks have not been heard of"
+    assert story.tick().snapshot().abstained == "1 of 4 ranks have not reported yet"
 
 
 def test_forward_that_sleeps_is_the_hosts() -> None:
@@ -257,7 +258,7 @@ def test_without_collectives_the_phases_stand_in() -> None:
         story.tick()
     (finding,) = story.snapshot().open_findings
     assert (finding.rank, finding.since_step, finding.cause) == (3, 20, "data_loading")
-    assert "data, forward and optimizer time" in finding.sentence
+    assert "a step in data, forward and optimizer" in finding.sentence
 
 
 def test_clock_is_asked_for_and_its_error_bound_is_shown() -> None:

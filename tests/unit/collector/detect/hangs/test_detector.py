@@ -90,7 +90,7 @@ def test_while_nobody_stands_still_there_is_no_hang(hang_states: Standings) -> N
     ("origin", "why"),
     [
         (still({WORLD: (7, 7)}, activity="data"), "rank 1 is in data, which may take long; ranks that wait: 2"),
-        (moving(), "rank 1 goes on with its work; ranks that wait: 2"),
+        (moving(), "rank 1 is still running; ranks that wait: 2"),
         # In a checkpoint its own word is that it is not stalled.
         (
             RankHangState(
@@ -108,7 +108,7 @@ def test_a_rank_that_reads_saves_or_works_is_not_missing_yet(origin: RankHangSta
     ("origin", "place"),
     [
         (still({WORLD: (7, 7)}, activity="data", stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1), "in data at train.py:74"),
-        (moving(), "goes on with its work"),
+        (moving(), "is still running"),
     ],
 )
 def test_after_ten_limits_it_is(origin: RankHangState, place: str) -> None:
@@ -129,8 +129,7 @@ def test_a_rank_in_a_long_checkpoint_is_excused_however_long_the_others_wait() -
 def test_ranks_that_all_wait_for_data_do_not_hang() -> None:
     hang_states = {rank: still({WORLD: (7, 7)}, activity="data") for rank in range(2)}
     assert reason(view_on(hang_states)) == (
-        "no rank waits in a collective; ranks that go on with their work, wait for data or do what may take "
-        "long: 2 of 2"
+        "no rank waits in a collective; ranks that still run, wait for data or do work that may take long: 2 of 2"
     )
 
 
@@ -146,12 +145,12 @@ def test_the_rank_that_has_not_entered_is_named_with_its_line_and_what_the_other
     finding = find(view_on({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
     assert finding.sentence == (
-        "Rank 1 (node-a) stands still at train.py:74 (main), and 2 ranks wait for it in all_reduce 8 of default_pg "
-        "(4096 bytes) for 40.0 s, its last one there is 7. The job hangs in step 7."
+        "Rank 1 (node-a) is stalled at train.py:74 (main), and 2 ranks wait for it in all_reduce 8 of default_pg "
+        "(4096 bytes) for 40.0 s; its last collective there is 7. The run hangs in step 7."
     )
     assert finding.past == (
-        "Rank 1 (node-a) stood still at train.py:74 (main), and 2 ranks waited for it in all_reduce 8 of default_pg "
-        "(4096 bytes), its last one there was 7. The run{when}."
+        "Rank 1 (node-a) was stalled at train.py:74 (main), and 2 ranks waited for it in all_reduce 8 of default_pg "
+        "(4096 bytes); its last collective there was 7. The run{when}."
     )
     assert finding.since_step == 7
     assert finding.evidence == {
@@ -173,8 +172,8 @@ def test_counters_alone_are_enough() -> None:
     finding = find(view_on({0: waiting, 1: missing}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
     assert finding.sentence == (
-        "Rank 1 (node-a) stands still, and 1 rank waits for it in collective 8 of default_pg for 40.0 s, its last one "
-        "there is 7. The job hangs in step 7."
+        "Rank 1 (node-a) is stalled, and 1 rank waits for it in collective 8 of default_pg for 40.0 s; its last "
+        "collective there is 7. The run hangs in step 7."
     )
     assert finding.details == {}
 
@@ -187,14 +186,16 @@ def test_a_rank_that_has_made_no_collective_at_all_is_missing_in_the_first_one()
 def test_a_rank_whose_interpreter_is_held_is_missing_by_the_counters_of_its_sidecar() -> None:
     finding = find(view_on({0: waits(), 1: frozen({WORLD: (7, 7)})}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
-    assert finding.sentence.startswith("Rank 1 (node-a) does not answer, its interpreter does not run (state S), and ")
+    assert finding.sentence.startswith(
+        "Rank 1 (node-a) does not respond: its Python interpreter is not running (state S), and "
+    )
 
 
 def test_ranks_that_are_missing_together_are_named_together() -> None:
     finding = find(view_on({0: still({WORLD: (7, 7)}), 1: waits(), 2: still({WORLD: (7, 7)})}))
     assert finding.ranks == (0, 2)
     assert finding.sentence.startswith(
-        "Ranks 0, 2 keep the others waiting; of these rank 0 stands still at train.py:74 (main), and 1 rank waits for "
+        "Ranks 0, 2 keep the others waiting; of these rank 0 is stalled at train.py:74 (main), and 1 rank waits for "
         "them in all_reduce 8"
     )
 
@@ -203,7 +204,7 @@ def test_waiting_is_followed_through_three_groups_to_where_it_comes_from() -> No
     finding = find(view_on({**IN_CHAIN, 3: still({PIPELINE: (4, 4)})}, CHAIN))
     assert essence(finding) == ("missing_rank", (3,), PIPELINE, "critical")
     assert "1 rank waits for it in all_reduce 5 of mesh_pp/2-3 (4096 bytes)" in finding.sentence
-    assert "2 ranks wait behind it" in finding.sentence
+    assert "2 more ranks wait in other collectives" in finding.sentence
     assert finding.evidence["waiting_ranks"] == 3
 
 
@@ -216,7 +217,7 @@ def test_a_rank_in_a_call_that_no_recorder_shows_is_named_only_when_nobody_else_
 def test_such_a_rank_is_not_named_before_everybody_has_come_to_a_standstill() -> None:
     receives = still({WORLD: (7, 7)}, activity="collective")
     hang_states = {0: waits(), 1: receives, 2: moving({WORLD: (8, 8)})}
-    assert reason(view_on(hang_states)) == "ranks that have not come to a standstill: 1 of 3"
+    assert reason(view_on(hang_states)) == "ranks that are not stalled: 1 of 3"
     hang_states[0] = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
     assert find(view_on(hang_states)).ranks == (1,)
 
@@ -244,7 +245,7 @@ def test_a_rank_that_died_is_named_also_where_nobody_waits_in_a_collective() -> 
     finding = find(view_on({0: still({WORLD: (8, 8)}), 1: dead()}))
     assert essence(finding) == ("dead_rank", (1,), None, "critical")
     assert finding.sentence == (
-        "Rank 1 (node-a) has ended: killed (SIGKILL), and 1 rank stands still for 40.0 s. The job hangs in step 7."
+        "Rank 1 (node-a) has ended: killed (SIGKILL), and 1 rank is stalled for 40.0 s. The run hangs in step 7."
     )
 
 
@@ -308,7 +309,7 @@ def test_those_that_died_first_and_with_it_brought_the_others_down(failed: Stand
 def test_a_silent_rank_is_told_apart_and_not_called_dead() -> None:
     finding = find(view_on({0: waits(), 1: silent()}))
     assert essence(finding) == ("silent_rank", (1,), WORLD, "critical")
-    assert "does not report, and whether its process lives is not known" in finding.sentence
+    assert "does not report (it is not known whether its process is alive)" in finding.sentence
 
 
 def test_a_rank_that_stood_still_outside_before_it_fell_silent_is_missing() -> None:
@@ -333,7 +334,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_in_a_deadlock() -> Non
     assert essence(finding) == ("deadlock", (0, 1), None, "critical")
     assert finding.sentence == (
         "Ranks 0-1 wait for each other for 40.0 s: rank 0 in all_reduce 3 of mesh_a for rank 1, rank 1 in all_gather 6 "
-        "of mesh_b for rank 0. The job hangs in step 7."
+        "of mesh_b for rank 0. The run hangs in step 7."
     )
 
 
@@ -358,9 +359,7 @@ def test_ranks_behind_a_circle_are_not_part_of_it() -> None:
 def test_different_calls_at_one_place_are_a_mismatch(other: RankHangState, told: str) -> None:
     finding = find(view_on({0: waits(), 1: other}))
     assert essence(finding) == ("order_mismatch", (), WORLD, "critical")
-    assert finding.sentence == (
-        f"Collective 8 of default_pg is not the same everywhere: {told}. The job hangs in step 7."
-    )
+    assert finding.sentence == (f"Collective 8 of default_pg differs between ranks: {told}. The run hangs in step 7.")
 
 
 @pytest.mark.parametrize(
@@ -376,7 +375,7 @@ def test_a_collective_that_all_have_entered_points_at_the_network(one: RankHangS
     finding = find(view_on({0: one, 1: other}))
     assert essence(finding) == ("all_in_collective", (), WORLD, "critical")
     assert finding.sentence.startswith("All 2 ranks of the group have entered all_")
-    assert "which completes on none of them for 40.0 s" in finding.sentence
+    assert "which has not completed on any of them for 40.0 s" in finding.sentence
     assert "missing_sequence" not in finding.evidence
 
 
@@ -385,7 +384,7 @@ def test_a_collective_that_only_one_rank_does_not_complete_says_so() -> None:
     hang_states = {0: waits(), 1: still({WORLD: (8, 8)}, call("alone", 1))}
     finding = find(view_on(hang_states, {WORLD: (0, 1), "alone": (1,)}))
     assert finding.group == WORLD
-    assert "which does not complete on rank 0" in finding.sentence
+    assert "which has not completed on rank 0" in finding.sentence
 
 
 def test_a_rank_that_waits_elsewhere_for_somebody_keeps_no_collective_from_completing_by_itself() -> None:
@@ -403,8 +402,8 @@ def test_a_member_that_tells_no_counters_is_not_blamed() -> None:
     finding = find(view_on({0: waits(), 1: quiet}))
     assert essence(finding) == ("unattributed", (), WORLD, "critical")
     assert finding.sentence == (
-        "1 rank waits in all_reduce 8 of default_pg (4096 bytes) for 40.0 s, and it is not known for whom: how far "
-        "rank 1 is there is not known. The job hangs in step 7."
+        "1 rank waits in all_reduce 8 of default_pg (4096 bytes) for 40.0 s, and it is not known for which rank: the "
+        "progress of rank 1 in the group is not known. The run hangs in step 7."
     )
 
 
@@ -428,8 +427,7 @@ def test_one_rank_alone_stands_still_and_nothing_more_can_be_said() -> None:
     finding = find(view_on({0: still({}, last_step=None)}))
     assert essence(finding) == ("unattributed", (), None, "warning")
     assert finding.sentence == (
-        "1 rank stands still for 40.0 s, in no collective that is known; rank 0 stands still at train.py:74 (main). "
-        "The job hangs."
+        "1 rank is stalled for 40.0 s, in no known collective; rank 0 is stalled at train.py:74 (main). The run hangs."
     )
     assert (finding.since_step, list(finding.details)) == (None, ["stack of rank 0"])
 

@@ -37,39 +37,39 @@ THREAD = KernelThread(thread=7, name="python", state="S", wait_channel="futex_wa
 @pytest.mark.parametrize(
     ("standing", "place", "past"),
     [
-        (still(), "stands still at train.py:74 (main)", "stood still at train.py:74 (main)"),
+        (still(), "is stalled at train.py:74 (main)", "was stalled at train.py:74 (main)"),
         (
             still(activity="synchronize"),
-            "stands still in synchronize at train.py:74 (main)",
-            "stood still in synchronize at train.py:74 (main)",
+            "is stalled in synchronize at train.py:74 (main)",
+            "was stalled in synchronize at train.py:74 (main)",
         ),
-        (still(stall=stall_of(line=None)), "stands still", "stood still"),
-        (RankHangState(is_stalled=True), "stands still", "stood still"),
-        (moving(), "goes on with its work", "went on with its work"),
+        (still(stall=stall_of(line=None)), "is stalled", "was stalled"),
+        (RankHangState(is_stalled=True), "is stalled", "was stalled"),
+        (moving(), "is still running", "was still running"),
         (
             RankHangState(is_stalled=False, stall=stall_of("checkpoint")),
-            "goes on with its work at train.py:74 (main)",
-            "went on with its work at train.py:74 (main)",
+            "is still running at train.py:74 (main)",
+            "was still running at train.py:74 (main)",
         ),
         (
             frozen(),
-            "does not answer, its interpreter does not run (state S)",
-            "did not answer, its interpreter did not run (state S)",
+            "does not respond: its Python interpreter is not running (state S)",
+            "did not respond: its Python interpreter was not running (state S)",
         ),
         (
             frozen(state=""),
-            "does not answer, its interpreter does not run",
-            "did not answer, its interpreter did not run",
+            "does not respond: its Python interpreter is not running",
+            "did not respond: its Python interpreter was not running",
         ),
         (
             silent(),
-            "does not report, and whether its process lives is not known",
-            "did not report, and whether its process lived was not known",
+            "does not report (it is not known whether its process is alive)",
+            "did not report (it was not known whether its process was alive)",
         ),
         (
             silent(is_stalled=True),
-            "stands still and does not report any more",
-            "stood still and did not report any more",
+            "is stalled and no longer reports",
+            "was stalled and no longer reported",
         ),
         (dead(), "has ended: killed (SIGKILL)", "had ended: killed (SIGKILL)"),
         (ended("finished"), "has ended: finished", "had ended: finished"),
@@ -95,7 +95,7 @@ def test_a_stack_is_written_innermost_line_first() -> None:
 def test_of_a_rank_that_does_not_answer_the_kernel_tells_what_it_can() -> None:
     hidden = KernelThread(thread=8, name="gloo", state="R")
     assert describe_stack(frozen(threads=[THREAD, hidden])) == (
-        "no Python stack: the interpreter does not run\nthread 7 (python): S in futex_wait\nthread 8 (gloo): R in ?"
+        "no Python stack: the interpreter is not running\nthread 7 (python): S in futex_wait\nthread 8 (gloo): R in ?"
     )
 
 
@@ -124,8 +124,9 @@ def test_what_is_not_known_is_left_out_of_sentence_and_numbers() -> None:
     bare = RankHangState(is_stalled=True, progress=waits().progress)
     (candidate,) = find({0: bare, 1: RankHangState(is_stalled=True, progress=still({WORLD: (7, 7)}).progress)})
     assert candidate.finding.sentence == (
-        "Rank 1 (node-a) stands still, and 1 rank waits for it in collective 8 of default_pg, its last one there is 7. "
-        "The job hangs."
+        "Rank 1 (node-a) is stalled, and 1 rank waits for it in collective 8 of default_pg; its last collective there "
+        "is 7. "
+        "The run hangs."
     )
     assert set(candidate.finding.evidence) == {
         "stalled_ranks", "waiting_ranks", "sequence", "group_max_sequence", "missing_sequence",
@@ -136,7 +137,7 @@ def test_a_transfer_that_misses_its_other_end_has_no_number_that_could_be_compar
     hang_states = {0: still({}), 1: still({}, call(WORLD, 4, "recv 1<-0"))}
     (candidate,) = find(hang_states)
     assert candidate.finding.sentence.startswith(
-        "Rank 0 (node-a) stands still at train.py:74 (main), and 1 rank waits for it in recv 1<-0 4 of default_pg "
+        "Rank 0 (node-a) is stalled at train.py:74 (main), and 1 rank waits for it in recv 1<-0 4 of default_pg "
         "(4096 bytes) for 40.0 s. "
     )
     assert "missing_sequence" not in candidate.finding.evidence
@@ -146,13 +147,13 @@ def test_a_rank_of_which_no_node_is_known_says_so() -> None:
     view = view_on({5: still({WORLD: (7, 7)}), 0: waits()}, {WORLD: (0, 5)}, world=2)
     graph = find_stuck(view.hang_states, view.groups, lambda _: False)
     facts = HangFacts(view, graph, (5,), graph.stuck[0])
-    assert write_hang("missing_rank", facts).startswith("Rank 5 (node not known) stands still")
+    assert write_hang("missing_rank", facts).startswith("Rank 5 (node not known) is stalled")
 
 
 @pytest.mark.parametrize(
     ("started", "told"),
     [
-        ((8, 7, 8), "; it has not begun on the device of rank 1. "),
+        ((8, 7, 8), "; it has not started on the device of rank 1. "),
         # Where no device has begun it, none is told from the others; nor where the backend does not tell.
         ((7, 7, 7), " for 40.0 s. "),
         ((8, None, 8), " for 40.0 s. "),
@@ -165,4 +166,7 @@ def test_a_device_that_has_not_begun_what_all_have_entered_is_told(started: tupl
     }
     (candidate,) = find(hang_states)
     assert (candidate.finding.cause, candidate.finding.ranks) == ("all_in_collective", ())
-    assert f"which completes on none of them for 40.0 s{told.removeprefix(' for 40.0 s')}" in candidate.finding.sentence
+    assert (
+        f"which has not completed on any of them for 40.0 s{told.removeprefix(' for 40.0 s')}"
+        in candidate.finding.sentence
+    )

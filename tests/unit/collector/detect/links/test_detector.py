@@ -60,7 +60,8 @@ def test_sentence_says_how_much_slower_than_whom_and_what_it_costs() -> None:
     # 20 ms instead of 10 in steps of 100: the step would take 90. Ten of 100 parts of eight ranks are lost.
     assert only(view_of(PAIR, flawless=True)).sentence == (
         "The links of group mesh_tp/4,5 (node b) move data 2.00 times as slowly as their 3 sibling groups since step "
-        "60: 20.0 ms a step against 10.0 ms. The whole job takes 1.11 times as long as it would; each hour costs 0.8 "
+        "60: 20.0 ms a step against 10.0 ms. The whole run takes 1.11 times as long as it would without this; each "
+        "hour costs 0.8 "
         "rank-hours."
     )
 
@@ -111,7 +112,7 @@ def test_step_loses_no_more_than_what_of_the_transfer_was_exposed() -> None:
 def test_slow_link_behind_compute_is_only_to_be_known() -> None:
     finding = only(view_of(PAIR, exposed_ms=0.0))
     assert (finding.severity, finding.run_slowdown_ratio) == ("info", 1.0)
-    assert "whole job" not in finding.sentence
+    assert "whole run" not in finding.sentence
 
 
 def test_finding_that_was_a_warning_stays_one() -> None:
@@ -181,7 +182,7 @@ def test_slow_groups_between_two_machines_are_one_finding_about_the_pair() -> No
         transfers[group][BEGIN:] *= 2
     finding = only(view_with(groups, transfers, nodes={rank: "abcd"[rank // 4] for rank in range(16)}))
     assert finding.details["suspected node pair"] == "a, b"
-    assert finding.sentence.startswith("The links of nodes a, b, between the two, move data")
+    assert finding.sentence.startswith("The links between nodes a, b move data")
 
 
 def test_siblings_that_become_slow_together_are_one_finding_about_all_of_them() -> None:

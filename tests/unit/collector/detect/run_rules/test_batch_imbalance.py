@@ -58,9 +58,10 @@ def test_ranks_that_take_turns_in_being_slow_are_uneven_work_and_nobody_is_blame
     assert (finding.ranks, finding.group, finding.rank) == ((), None, None)
     # 40 of 140 ms: the job takes 1.4 times as long, and of four ranks 4 * 40 / 140 hours an hour are lost.
     assert finding.sentence == (
-        "From step to step another rank is the slowest, and all others wait for it: 29 % of a step, 40.0 ms; cause "
-        "unattributed: it is not seen to go with the size of the batches. The whole job takes 1.40 times as long as it "
-        "would; each hour costs 1.1 rank-hours."
+        "The slowest rank changes from step to step, and all others wait for it: 29 % of a step, 40.0 ms; cause "
+        "unattributed: it is not seen to depend on the size of the batches. The whole run takes 1.40 times as long as "
+        "it "
+        "would without this; each hour costs 1.1 rank-hours."
     )
     assert finding.evidence == pytest.approx(
         {"gap_ns": 40 * MS, "gap_step_ratio": 40 / 140, "most_often_slowest_ratio": 0.25, "steps_looked_at": 64}
@@ -216,5 +217,5 @@ def test_nobody_knows_on_too_few_steps() -> None:
 
 def test_no_verdict_on_too_few_ranks() -> None:
     assert DETECTOR.find(view(100 * draw(ranks=3)), ()) == Abstain(
-        "3 of 3 ranks have been heard of, and 4 at least are needed"
+        "3 of 3 ranks have reported, and at least 4 are needed"
     )

@@ -127,7 +127,7 @@ def test_communication_bound_job_moves_data_that_nothing_hides() -> None:
     (finding,) = findings_in(job_of(talking, talking, moved_ms=65))
     assert (finding.kind, finding.severity) == ("communication_bound", "info")
     assert finding.sentence == (
-        "25 % of the time is communication that no computing hides, waiting for others not counted."
+        "25 % of the time is communication that does not overlap with compute, waits for other ranks not counted."
     )
 
 
@@ -169,7 +169,7 @@ def test_serialised_communication_could_run_beside_the_computing() -> None:
     (finding,) = findings_in(job_of(turns, turns, moved_ms=13))
     assert finding.kind == "serialised_communication"
     assert finding.sentence == (
-        "Only 8 % of the communication overlaps with computing; side by side they would save up to 12 % of the time."
+        "Only 8 % of the communication overlaps with compute; full overlap would save up to 12 % of the time."
     )
     assert "bucket_cap_mb" in finding.suggestion
 

@@ -45,7 +45,7 @@ def test_allocators_that_run_out_of_memory_again_and_again_are_under_pressure() 
 def test_memory_that_goes_back_and_forth_to_the_driver_is_pressure_too() -> None:
     churning = {rank: counts_of(*CHURNING) for rank in (0, 1)}
     (finding,) = findings_in(job_of(BUSY, BUSY, allocators=churning))
-    assert finding.sentence.startswith("Torch takes memory from the driver")
+    assert finding.sentence.startswith("Torch allocates memory from the driver")
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_allocator_of_one_rank_alone_is_no_matter_of_the_job() -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (2 * STEPS - 1, "63 steps are known, 64 are needed to judge the job as a whole"),
-        (STEPS, "32 steps are known, 64 are needed to judge the job as a whole"),
+        (2 * STEPS - 1, "63 steps are known, 64 are needed to judge the run as a whole"),
+        (STEPS, "32 steps are known, 64 are needed to judge the run as a whole"),
     ],
 )
 def test_first_steps_say_nothing_of_a_job(made: int, reason: str) -> None:
@@ -89,7 +89,7 @@ def test_job_without_steps_is_not_judged() -> None:
     nothing = np.empty((0, 2))
     series = StepSeries(np.empty(0, dtype=np.int64), (0, 1), nothing, nothing, nothing, {}, self_is_measured=True)
     found = RULE.find(view_of(series), ())
-    assert found == Abstain("0 steps are known, 64 are needed to judge the job as a whole")
+    assert found == Abstain("0 steps are known, 64 are needed to judge the run as a whole")
 
 
 def test_job_whose_steps_nobody_timed_is_not_judged() -> None:

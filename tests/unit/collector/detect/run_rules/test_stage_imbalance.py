@@ -52,9 +52,10 @@ def test_sentence_says_what_an_even_split_would_save() -> None:
     # Without noise: steps of 140 ms would take 120; 20 of 140 parts of eight ranks are lost.
     (finding,) = findings(work(100, 140, spread=0.0))
     assert finding.sentence == (
-        "Ranks 4-7 have 1.17 times as much work as the mean of all ranks in every step, since the first one known: "
-        "140.0 ms of own work a step against 120.0 ms; cause more_work: they do other work than the rest, and the work "
-        "is not shared out evenly. The whole job takes 1.17 times as long as with an even split; each hour costs 1.1 "
+        "Ranks 4-7 have 1.17 times as much work as the mean of all ranks in every step, since the first known one: "
+        "140.0 ms a step excluding waits for other ranks, against 120.0 ms; cause more_work: they do different work "
+        "from the other ranks, "
+        "and the split is not even. The whole run takes 1.17 times as long as with an even split; each hour costs 1.1 "
         "rank-hours."
     )
 
@@ -144,7 +145,7 @@ def test_no_verdict_before_all_ranks_have_been_heard_of() -> None:
         nodes={},
         samples=partly.samples,
     )
-    assert DETECTOR.find(more, ()) == Abstain("1 of 9 ranks have not been heard of")
+    assert DETECTOR.find(more, ()) == Abstain("1 of 9 ranks have not reported yet")
 
 
 # -- over time --------------------------------------------------------------------------------------------------------

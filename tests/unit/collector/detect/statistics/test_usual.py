@@ -44,7 +44,7 @@ def test_rank_that_becomes_slower_than_it_was_is_named_with_what_was_usual(rank:
     (finding,) = findings(self_ms)
     assert (finding.ranks, finding.since_step) == ((rank,), 100)
     assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.03)
-    assert "as slow as usual beside the other 7 ranks" in finding.sentence
+    assert "as slow as usual compared with the other 7 ranks" in finding.sentence
     assert read_usual([finding]) == {rank: pytest.approx(np.log(WORK[rank] / 100.0), abs=0.02)}
 
 

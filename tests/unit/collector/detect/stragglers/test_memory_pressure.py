@@ -95,7 +95,7 @@ def test_start_of_the_training_is_not_held_against_a_rank() -> None:
     ids=["of nobody", "of it only", "of its peers only", "once", "at one step", "not told"],
 )
 def test_counts_that_cannot_be_compared_are_no_evidence(allocators: Allocators) -> None:
-    assert cause_of(allocators) == Cause("unattributed", "no test of a cause passes", {})
+    assert cause_of(allocators) == Cause("unattributed", "no known cause explains it", {})
 
 
 def faults(slow: int | None, *peers: int | None) -> dict[int, HostSample]:

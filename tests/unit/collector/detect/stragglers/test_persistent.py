@@ -121,11 +121,11 @@ def test_two_ranks_are_enough_to_name_one() -> None:
 
 
 def test_one_rank_is_compared_with_nobody() -> None:
-    assert judge(noise(100, 1)) == Abstain("1 rank reports: there is nobody to compare it with")
+    assert judge(noise(100, 1)) == Abstain("only 1 rank reports: there is no other rank to compare it with")
 
 
 def test_too_few_steps_give_no_verdict() -> None:
-    assert judge(noise(11, 4)) == Abstain("the own times of all 4 ranks are known in 11 steps, 12 are needed")
+    assert judge(noise(11, 4)) == Abstain("the self times of all 4 ranks are known in 11 steps, 12 are needed")
 
 
 def test_steps_that_one_rank_did_not_report_are_left_out() -> None:

@@ -65,7 +65,7 @@ def windows(*found: WindowBreakdown, has_device: bool = True) -> Samples:
 
 
 def test_nothing_measured_is_unattributed() -> None:
-    assert cause() == Cause("unattributed", "no test of a cause passes", {})
+    assert cause() == Cause("unattributed", "no known cause explains it", {})
 
 
 @pytest.mark.parametrize(("after_ms", "name"), [(20.0, "data_loading"), (19.9, "unattributed")])

@@ -18,7 +18,7 @@ from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of,
 SLOW = 3
 PEERS = (0, 1, 2)
 GHZ = 1_000_000_000
-NO_CAUSE = ("unattributed", "no test of a cause passes")
+NO_CAUSE = ("unattributed", "no known cause explains it")
 
 Devices = Mapping[int, Sequence[DeviceSample]]
 
@@ -210,7 +210,7 @@ def test_every_gpu_of_the_rank_is_looked_at() -> None:
 
 def test_host_is_not_blamed_where_a_gpu_does_the_work() -> None:
     cause = cause_of(devices=gpus(gpu(), gpu()), cpu_ms=alike(140.0, 90.0), phases_ms={"forward": alike(60.0)})
-    assert (cause.name, cause.because) == ("unattributed", "no test of a cause passes, 50.0 ms of it in forward")
+    assert (cause.name, cause.because) == ("unattributed", "no known cause explains it, 50.0 ms of it in forward")
 
 
 # -- more work --------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def windows(slow: WindowBreakdown, peer: WindowBreakdown) -> Mapping[int, Sequen
 
 def test_more_operators_that_take_longer_are_more_work() -> None:
     cause = cause_of(breakdowns=windows(window(130.0, 150), window(80.0, 100)))
-    assert (cause.name, cause.because) == ("more_work", "it runs 150 operators a step where they run 100")
+    assert (cause.name, cause.because) == ("more_work", "it runs 150 operators a step where its peers run 100")
     assert cause.evidence == {"compute_excess_ns": 50 * MS, "operator_ratio": 1.5}
 
 
@@ -244,7 +244,7 @@ HEALTHY = gpus(gpu(2.0), gpu(2.0))
 def test_gpu_that_takes_longer_for_the_same_kernels_and_gives_no_reason_is_slow_itself() -> None:
     cause = cause_of(devices=HEALTHY, breakdowns=windows(window(130.0, 100), window(90.0, 100)))
     assert cause.name == "gpu_compute"
-    assert cause.because == "its GPU computes 40.0 ms a step longer on the same work, and gives no reason"
+    assert cause.because == "its GPU computes 40.0 ms a step longer on the same work, and reports no reason"
 
 
 def test_gpu_that_is_idle_longer_waits_for_its_host() -> None:
@@ -319,7 +319,7 @@ def test_peers_that_run_no_operator_at_all_are_compared_with_too() -> None:
     ("cpu_ms", "because"),
     [
         (115.0, "its training thread computes longer, 40.0 ms of it in forward"),
-        (114.9, "its training thread is blocked or waits for a core, 40.0 ms of it in forward"),
+        (114.9, "its training thread is blocked or waits for a CPU core, 40.0 ms of it in forward"),
     ],
 )
 def test_what_is_left_lies_with_the_host_computing_or_blocked(cpu_ms: float, because: str) -> None:
@@ -337,7 +337,7 @@ def test_cpu_time_is_compared_on_the_steps_that_two_ranks_have_measured() -> Non
 
 def test_phase_is_not_named_that_holds_less_than_half_of_the_excess() -> None:
     cause = cause_of(cpu_ms=alike(90.0, 90.0), phases_ms={"forward": alike(30.0), "optimizer": alike(34.9)})
-    assert cause.because == "its training thread is blocked or waits for a core"
+    assert cause.because == "its training thread is blocked or waits for a CPU core"
 
 
 def test_without_cpu_time_and_windows_there_is_no_cause() -> None:

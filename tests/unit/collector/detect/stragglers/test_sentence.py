@@ -23,9 +23,10 @@ def say(*slow: Slow, cost: Cost = NO_COST, series: StepSeries = SERIES) -> str:
 
 def test_sentence_says_who_how_much_since_when_why_and_at_what_cost() -> None:
     assert say(cost=Cost(75 / 35, 12.0, 40 / 75 * 4)) == (
-        "Rank 2 (node-a) is 2.14 times as slow as its 3 peer ranks since step 1040: 75.0 ms of own work a step against "
-        "35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The whole job takes 2.14 "
-        "times as long as it would; each hour costs 2.1 rank-hours."
+        "Rank 2 (node-a) is 2.14 times as slow as its 3 peer ranks since step 1040: 75.0 ms a step excluding waits for "
+        "other ranks, against 35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The "
+        "whole run takes 2.14 "
+        "times as long as it would without this; each hour costs 2.1 rank-hours."
     )
 
 
@@ -36,15 +37,16 @@ def say_past(*slow: Slow, cost: Cost = NO_COST) -> str:
 
 def test_of_what_is_over_the_sentence_is_in_the_past_tense() -> None:
     assert say_past(cost=Cost(75 / 35, 12.0, 40 / 75 * 4)) == (
-        "Rank 2 (node-a) was 2.14 times as slow as its 3 peer ranks{when}: 75.0 ms of own work a step against 35.0 ms; "
-        "cause data_loading: it waited 40.0 ms a step longer for its data loader. The whole job took 2.14 times as "
-        "long as it would have; each hour cost 2.1 rank-hours."
+        "Rank 2 (node-a) was 2.14 times as slow as its 3 peer ranks{when}: 75.0 ms a step excluding waits for other "
+        "ranks, against 35.0 ms; "
+        "cause data_loading: it waited 40.0 ms a step longer for its data loader. The whole run took 2.14 times as "
+        "long as it would have without this; each hour cost 2.1 rank-hours."
     )
 
 
 def test_past_of_a_rank_without_peers_says_beside_whom_it_was_slow() -> None:
     slow = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, do_same_work=False)
-    assert "as usual beside the other 3 ranks, of which too few did the same work,{when}" in say_past(slow)
+    assert "as usual compared with the other 3 ranks, of which too few did the same work,{when}" in say_past(slow)
 
 
 @pytest.mark.parametrize(("ratio", "is_said"), [(1.0099, False), (1.01, True)])
@@ -58,9 +60,13 @@ def test_cost_below_one_per_cent_is_not_worth_saying(ratio: float, is_said: bool
     ("peers", "do_same_work", "whom"),
     [
         ((0, 1, 3), True, "as slow as its 3 peer ranks since"),
-        ((0, 1, 3), False, "as slow as usual beside the other 3 ranks, of which too few do the same work, since"),
+        (
+            (0, 1, 3),
+            False,
+            "as slow as usual compared with the other 3 ranks, of which too few do the same work, since",
+        ),
         ((0,), True, "as slow as the other rank since"),
-        ((0,), False, "as slow as usual beside the other rank since"),
+        ((0,), False, "as slow as usual compared with the other rank since"),
     ],
 )
 def test_sentence_says_whom_the_rank_was_compared_with(peers: tuple[int, ...], do_same_work: bool, whom: str) -> None:
@@ -71,7 +77,7 @@ def test_sentence_says_whom_the_rank_was_compared_with(peers: tuple[int, ...], d
 def test_sentence_says_so_when_phases_stood_in_for_the_self_time() -> None:
     stood_in = series_of([[35.0, 35.0, 75.0, 35.0]], self_is_measured=False)
     text = say(series=stood_in)
-    assert "75.0 ms of data, forward and optimizer time a step against 35.0 ms" in text
+    assert "75.0 ms a step in data, forward and optimizer, against 35.0 ms" in text
 
 
 def test_sentence_about_a_node_names_its_ranks() -> None:
