@@ -1,11 +1,11 @@
-"""The measures of the training process and of what the agent in it costs."""
+"""Metrics of the training process and of the cost of the agent in it."""
 
 from typing import Final
 
 from rankscope.measure.exported import NOT_NEGATIVE, RANK, RATIO, Measure
 
 _PROCESS: Final = "agent: the training process (HostSample)"
-_LOSSES: Final = "agent: its own count (Losses)"
+_LOSSES: Final = "agent: own counters (Losses)"
 _COST: Final = "agent: its overhead meter (AgentCost)"
 
 
@@ -24,30 +24,30 @@ AGENT: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_agent_overhead_ratio", "gauge", "ratio", RANK,
-        "Part of the time that the agent itself costs the training process.", "own time / elapsed time",
+        "Share of the training process's time that the agent uses.", "agent time / elapsed time",
         "agent: its overhead meter", NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_agent_part_seconds_total", "counter", "seconds", (*RANK, "part"),
-        "Own CPU time of each part of the agent, in the training thread and beside it.",
+        "CPU time of each part of the agent, on the training thread and on its own threads.",
         "sum of thread CPU time by part", _COST, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_agent_part_dropped", "gauge", "", (*RANK, "part"),
-        "1 while the agent does without the part to keep its cost within overhead_ratio_max, 0 while it does not.",
-        "1 if dropped", _COST, RATIO,
+        "1 while the agent has disabled the part to stay within overhead_ratio_max, 0 while the part is in use.",
+        "1 if disabled", _COST, RATIO,
     ),
     Measure(
         "rankscope_agent_window_interval_ratio", "gauge", "ratio", (*RANK, "kind"),
-        "How many times further apart profiler windows are, because of their cost, than they would be; full or light.",
-        "distance / distance without regard to cost", _COST, (1, None),
+        "Interval between profiler windows over the configured one, by kind (full, light); above 1 to limit cost.",
+        "interval / interval without regard to cost", _COST, (1, None),
     ),
     Measure(
         "rankscope_agent_part_changes_total", "counter", "", RANK,
-        "How often the agent has dropped a part or taken it back because of its cost.", "count", _COST, NOT_NEGATIVE,
+        "Times the agent disabled or restored a part because of its cost.", "count", _COST, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_agent_errors_total", "counter", "", (*RANK, "part"),
-        "Errors of the agent's own parts; training was not affected.", "count by part", _LOSSES, NOT_NEGATIVE,
+        "Errors inside the agent, by part; training was not affected.", "count by part", _LOSSES, NOT_NEGATIVE,
     ),
 )  # fmt: skip

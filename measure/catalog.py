@@ -1,14 +1,13 @@
-"""The table of every exported measure: the page of metrics is driven by it, and the documentation is printed from it.
+"""List every exported metric. The pages of metrics and docs/metrics.md are made from it.
 
 Names follow Prometheus: prefix `rankscope_`, base units at the end, `_total` for what counts up, `_info` for what only
-carries labels. The labels `job`, `instance` and `pod` belong to whoever scrapes and are never used.
+carries labels. The labels `job`, `instance` and `pod` belong to the scraper and are never used.
 
-The median step is `rankscope_step_median_seconds` and not `rankscope_step_seconds`: OpenMetrics, which Prometheus asks
-for first, names the counter `rankscope_step_seconds_total` without its `_total`, and two families of one name make the
-whole page invalid.
+The median step is `rankscope_step_median_seconds` and not `rankscope_step_seconds`: OpenMetrics names the counter
+`rankscope_step_seconds_total` without its `_total`, and two families of one name make the whole page invalid.
 
-A measure that is unknown is absent from the page, never 0. A rank that has ended keeps its `rank_info`, its
-`rank_up` and the account of its step records.
+An unknown value is absent from the page, never 0. A rank that has ended keeps `rank_info`, `rank_up` and its counts of
+step records.
 """
 
 from typing import Final
@@ -23,7 +22,7 @@ from rankscope.measure.rank_measures import RANKS
 from rankscope.measure.run_measures import RUNS
 
 SERIES_DROPPED: Final = "rankscope_series_dropped"
-"""The one measure that is about the page itself."""
+"""The metric about the page itself."""
 
 CATALOG: Final[tuple[Measure, ...]] = (
     *RANKS,
@@ -35,10 +34,10 @@ CATALOG: Final[tuple[Measure, ...]] = (
     *COLLECTOR,
     Measure(
         SERIES_DROPPED, "gauge", "", ("page",),
-        "Series that this page lacks: of a family that would bring it beyond series_max, or of a rank with too many.",
+        "Series dropped from this page because of series_max or of the limit of series a rank.",
         "count", "collector: this page", NOT_NEGATIVE,
     ),
 )  # fmt: skip
 
 SERIES_PER_RANK_MAX: Final = sum(measure.series_per_rank_max for measure in CATALOG)
-"""Most series that one rank can have: with every kind of collective, GPU, phase and part there may be."""
+"""Most series of one rank on the page, with as many collectives, GPUs, phases and parts as are allowed."""

@@ -1,4 +1,4 @@
-"""The measures of GPUs and of torch's allocator of their memory."""
+"""Metrics of GPUs and of torch's caching allocator."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ _ALLOCATOR: Final = "agent: torch's caching allocator (AllocatorSample)"
 DEVICES: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_gpu_utilization_ratio", "gauge", "ratio", DEVICE,
-        "Part of the last moments in which any kernel ran on the GPU.", "NVML utilization.gpu", _NVML, RATIO,
+        "Share of the last sample period in which a kernel ran on the GPU.", "NVML utilization.gpu", _NVML, RATIO,
     ),
     Measure(
         "rankscope_gpu_memory_used_bytes", "gauge", "bytes", DEVICE,
@@ -20,11 +20,11 @@ DEVICES: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_gpu_memory_total_bytes", "gauge", "bytes", DEVICE,
-        "GPU memory there is.", "NVML memory.total", _NVML, NOT_NEGATIVE,
+        "Memory of the GPU.", "NVML memory.total", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_power_watts", "gauge", "watts", DEVICE,
-        "Power the GPU draws.", "NVML power usage", _NVML, NOT_NEGATIVE,
+        "Power draw of the GPU.", "NVML power usage", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_temperature_celsius", "gauge", "celsius", DEVICE,
@@ -32,72 +32,72 @@ DEVICES: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_gpu_sm_clock_hertz", "gauge", "hertz", DEVICE,
-        "Clock of the GPU's multiprocessors.", "NVML SM clock", _NVML, NOT_NEGATIVE,
+        "SM clock of the GPU.", "NVML SM clock", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_throttled", "gauge", "", DEVICE,
-        "1 while the GPU's clocks are held down by heat, power or a fault, 0 while they are not.",
-        "1 if NVML gives any such reason", _NVML, RATIO,
+        "1 while heat, power or a fault limits the GPU's clocks, 0 while none does.",
+        "1 if NVML reports such a reason", _NVML, RATIO,
     ),
     Measure(
         "rankscope_gpu_power_limit_watts", "gauge", "watts", DEVICE,
-        "Power above which the GPU's clocks are held down.", "NVML enforced power limit", _NVML, NOT_NEGATIVE,
+        "Power above which the GPU's clocks are limited.", "NVML enforced power limit", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_memory_clock_hertz", "gauge", "hertz", DEVICE,
-        "Clock of the GPU's memory.", "NVML memory clock", _NVML, NOT_NEGATIVE,
+        "Memory clock of the GPU.", "NVML memory clock", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_xid_errors_total", "counter", "", DEVICE,
-        "Xid errors of the GPU since the agent first saw it.", "count of NVML's Xid events", _NVML, NOT_NEGATIVE,
+        "Xid errors of the GPU since the agent started to watch it.", "count of NVML's Xid events", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_last_xid", "gauge", "", DEVICE,
-        "Number of the GPU's last Xid error, as in NVIDIA's list; absent until there is one.",
+        "Code of the GPU's last Xid error, as in NVIDIA's list; absent before the first one.",
         "data of NVML's last Xid event", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_ecc_errors_total", "counter", "", DEVICE_KIND,
-        "Bit errors found in the GPU's memories since its driver was loaded, by kind: corrected, uncorrected.",
+        "ECC errors of the GPU since its driver was loaded, by kind: corrected, uncorrected.",
         "NVML total ECC errors, volatile", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_remapped_rows", "gauge", "", DEVICE_KIND,
-        "Rows of GPU memory replaced for good because of bit errors, by kind: correctable, uncorrectable.",
+        "Rows of GPU memory replaced permanently after ECC errors, by kind: correctable, uncorrectable.",
         "NVML remapped rows", _NVML, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_gpu_row_remapping_pending", "gauge", "", DEVICE,
-        "1 while a row of GPU memory waits for a reset of the GPU to be replaced.", "NVML remapped rows", _NVML, RATIO,
+        "1 while a row of GPU memory waits to be replaced at the next reset.", "NVML remapped rows", _NVML, RATIO,
     ),
     Measure(
         "rankscope_gpu_row_remapping_failed", "gauge", "", DEVICE,
-        "1 if a row of GPU memory could not be replaced; such a GPU is to be exchanged.",
+        "1 if a row of GPU memory could not be replaced; exchange the GPU.",
         "NVML remapped rows", _NVML, RATIO,
     ),
     Measure(
         "rankscope_gpu_sm_active_ratio", "gauge", "ratio", DEVICE,
-        "Part of the GPU's multiprocessors that were busy, mean since the last sample; Hopper and newer.",
+        "Share of the GPU's multiprocessors that were busy, mean since the last sample; Hopper and newer.",
         "NVML GPM SM_UTIL / 100", _NVML, RATIO,
     ),
     Measure(
         "rankscope_gpu_sm_occupancy_ratio", "gauge", "ratio", DEVICE,
-        "Active warps over those the multiprocessors can hold, mean since the last sample; Hopper and newer.",
+        "Active warps over the maximum of the multiprocessors, mean since the last sample; Hopper and newer.",
         "NVML GPM SM_OCCUPANCY / 100", _NVML, RATIO,
     ),
     Measure(
         "rankscope_gpu_tensor_active_ratio", "gauge", "ratio", DEVICE,
-        "Part of the time in which the tensor cores worked, mean since the last sample; Hopper and newer.",
+        "Share of the time in which tensor cores were active, mean since the last sample; Hopper and newer.",
         "NVML GPM ANY_TENSOR_UTIL / 100", _NVML, RATIO,
     ),
     Measure(
         "rankscope_gpu_dram_bandwidth_ratio", "gauge", "ratio", DEVICE,
-        "Bandwidth of the GPU's memory in use, over what it can do, mean since the last sample; Hopper and newer.",
+        "Memory bandwidth in use over the maximum, mean since the last sample; Hopper and newer.",
         "NVML GPM DRAM_BW_UTIL / 100", _NVML, RATIO,
     ),
     Measure(
         "rankscope_gpu_nvlink_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
-        "Data sent (tx) and received (rx) over all NVLinks of the GPU, without the protocol's own.",
+        "Data sent (tx) and received (rx) over all NVLinks of the GPU, without protocol overhead.",
         "NVML NVLINK_THROUGHPUT_DATA of all links * 1024", _NVML, NOT_NEGATIVE,
     ),
     Measure(
@@ -111,39 +111,39 @@ DEVICES: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_torch_memory_allocated_bytes", "gauge", "bytes", RANK,
-        "GPU memory that torch has handed out to tensors.", "allocated_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+        "GPU memory allocated to tensors.", "allocated_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_torch_memory_reserved_bytes", "gauge", "bytes", RANK,
-        "GPU memory that torch has taken from the driver.", "reserved_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
+        "GPU memory that torch has reserved from the driver.", "reserved_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_torch_memory_active_bytes", "gauge", "bytes", RANK,
-        "GPU memory that is handed out, or was and waits for another stream to be done with it.",
+        "GPU memory allocated to tensors, or freed but still in use by another stream.",
         "active_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_torch_memory_inactive_split_bytes", "gauge", "bytes", RANK,
-        "Free GPU memory in blocks that are partly in use, which torch cannot give back: fragmentation.",
+        "Free GPU memory in partly used blocks, which torch cannot return to the driver: fragmentation.",
         "inactive_split_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_torch_memory_retries_total", "counter", "", RANK,
-        "Times the driver had no memory left and torch emptied its cache to try again, which stops the GPU.",
+        "Times an allocation failed and torch emptied its cache to retry, which stalls the GPU.",
         "num_alloc_retries", _ALLOCATOR, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_torch_memory_ooms_total", "counter", "", RANK,
-        "Out-of-memory errors that torch has raised.", "num_ooms", _ALLOCATOR, NOT_NEGATIVE,
+        "Out-of-memory errors raised by torch.", "num_ooms", _ALLOCATOR, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_torch_memory_device_allocs_total", "counter", "", RANK,
-        "Times torch asked the driver for memory; a steady training does not.",
+        "Times torch allocated memory from the driver; 0 a second in steady training.",
         "num_device_alloc", _ALLOCATOR, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_torch_memory_device_frees_total", "counter", "", RANK,
-        "Times torch gave memory back to the driver; a steady training does not.",
+        "Times torch returned memory to the driver; 0 a second in steady training.",
         "num_device_free", _ALLOCATOR, NOT_NEGATIVE,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What an exported measure is, and the labels and ranges that many of them share. `catalog.py` has the measures."""
+"""The type of an exported metric, and the labels and ranges that many metrics share. `catalog.py` lists the metrics."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -12,7 +12,7 @@ Range = tuple[float | None, float | None]
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """One exported measure. `unit` is empty for what is counted, `source` names where the numbers come from."""
+    """One exported metric. `unit` is empty for plain counts; `source` names where the values come from."""
 
     name: str
     kind: Kind
@@ -25,7 +25,7 @@ class Measure(msgspec.Struct, frozen=True):
 
     @property
     def series_per_rank_max(self) -> int:
-        """Most series that one rank has of it; 0 for what does not grow with every rank.
+        """Most series of one rank; 0 for a metric that not every rank has.
 
         >>> from rankscope.measure.catalog import CATALOG
         >>> {m.name: m.series_per_rank_max for m in CATALOG if m.name in {"rankscope_rank_up", "rankscope_straggler"}}
@@ -35,7 +35,7 @@ class Measure(msgspec.Struct, frozen=True):
 
     @property
     def is_per_rank(self) -> bool:
-        """Whether every rank has series of it. Findings and the worst ranks name a rank too, but only so many."""
+        """Return whether every rank has series of it. Metrics of findings and of the worst ranks are not per rank."""
         return self.series_per_rank_max > 0
 
 
@@ -49,13 +49,13 @@ CAUSE: Final = ("run", "rank", "cause")
 FINDING: Final = ("run", "kind", "scope", "subject", "rank", "node", "cause")
 NODE: Final = ("run", "node")
 WORST: Final = ("run", "node", "rank")
-"""Of the worst ranks only; of every rank the labels begin with those of RANK."""
+"""Labels of the metrics of the worst ranks. Those of metrics of every rank begin with RANK."""
 WORST_RANKS: Final = 10
-"""Ranks told of as the worst ones of a run: as many as anybody looks at."""
+"""Worst ranks of a run that are exported."""
 COLLECTIVE: Final = ("run", "rank", "group", "op")
 DEVICE: Final = ("run", "rank", "node", "gpu")
 DEVICE_DIRECTION: Final = (*DEVICE, "direction")
-"""Direction tx: out of the GPU, rx: into it."""
+"""Direction: tx out of the GPU, rx into it."""
 DEVICE_KIND: Final = (*DEVICE, "kind")
 RANK_INFO: Final = (
     "run", "rank", "node", "local_rank", "gpu", "gpu_model", "pid", "agent_version", "torch_version",
@@ -63,15 +63,15 @@ RANK_INFO: Final = (
 RANK_END_INFO: Final = ("run", "rank", "reason", "exit_code", "signal")
 
 GPUS_PER_RANK_MAX: Final = 8
-"""GPUs of one rank on the page: it has one, and a process that drives a whole machine has eight."""
+"""GPUs of one rank on the page: usually one; eight for a process that drives a whole machine."""
 COLLECTIVE_KINDS_MAX: Final = 64
-"""Kinds of collective (group, op) of one rank on the page: a rank of a 5-dimensional mesh has about 20."""
+"""Pairs (group, op) of one rank on the page: a rank of a 5-dimensional mesh has about 20."""
 PHASE_NAMES_MAX: Final = 32
-"""Names of phases of one rank on the page: the five of every step and what its users add."""
+"""Phases of one rank on the page: the five of every step and those the user adds."""
 PART_NAMES_MAX: Final = 32
-"""Parts of the agent of one rank on the page: there are fewer than 20."""
+"""Parts of the agent of one rank on the page; there are fewer than 20."""
 REASONS_MAX: Final = 8
-"""Reasons of one loss of one rank on the page: there are three."""
+"""Reasons of one loss of one rank on the page; there are three."""
 
 SERIES_PER_RANK_MAX: Final[Mapping[tuple[str, ...], int]] = {
     RANK: 1,
@@ -86,5 +86,5 @@ SERIES_PER_RANK_MAX: Final[Mapping[tuple[str, ...], int]] = {
     DEVICE_DIRECTION: 2 * GPUS_PER_RANK_MAX,
     DEVICE_KIND: 2 * GPUS_PER_RANK_MAX,
 }
-"""The labels of the measures of which every rank has series, and how many of one measure it may have at most. What a
-report brings beyond that is left out and counted: reports come from other machines, and a page must stay affordable."""
+"""Most series of one rank and metric, by the labels of the metric. More are dropped and counted: reports come
+from other machines, and a page must stay affordable."""

@@ -1,21 +1,21 @@
-"""The measures of a rank's life, its steps and phases, its device's windows and its collectives."""
+"""Metrics of a rank: its process, steps and phases, profiler windows and collectives."""
 
 from typing import Final
 
 from rankscope.measure.exported import COLLECTIVE, NOT_NEGATIVE, ONE, RANK, RANK_END_INFO, RANK_INFO, RATIO, Measure
 
 _STEPS: Final = "agent: steps by the host clock (Totals)"
-_TIMERS: Final = "agent: events on the device, in some steps (Totals)"
-_LAST_WINDOWS: Final = "agent: short profiled windows, the last ones (WindowBreakdown)"
-_WINDOWS: Final = "agent: short profiled windows, added up (Totals)"
+_TIMERS: Final = "agent: device timers, in sampled steps (Totals)"
+_LAST_WINDOWS: Final = "agent: last full profiler windows (WindowBreakdown)"
+_WINDOWS: Final = "agent: full profiler windows, summed (Totals)"
 _COLLECTIVES: Final = "collector: collectives of all ranks, matched (CollectiveTotals)"
-_LOSSES: Final = "agent: its own count (Losses)"
+_LOSSES: Final = "agent: own counters (Losses)"
 
 
 def _window_seconds(part: str, what: str, formula: str) -> Measure:
     return Measure(
         f"rankscope_device_{part}_seconds_total", "counter", "seconds", RANK,
-        f"Time in profiled windows {what}. For a ratio divide by rankscope_device_window_seconds_total.",
+        f"Time in profiler windows {what}. Divide by rankscope_device_window_seconds_total for a ratio.",
         formula, _WINDOWS, NOT_NEGATIVE,
     )  # fmt: skip
 
@@ -23,45 +23,45 @@ def _window_seconds(part: str, what: str, formula: str) -> Measure:
 def _window_ratio(part: str, what: str, formula: str) -> Measure:
     return Measure(
         f"rankscope_{part}_ratio", "gauge", "ratio", RANK,
-        f"{what}, in the last profiled windows.", formula, _LAST_WINDOWS, RATIO,
+        f"{what}, in the last profiler windows.", formula, _LAST_WINDOWS, RATIO,
     )  # fmt: skip
 
 
 RANKS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_run_info", "info", "", ("run", "world_size", "restart_count", "run_id"),
-        "A training run the collector knows, of several of one name the latest.",
+        "A training run known to the collector; of several runs of one name the latest.",
         "always 1", "collector: RunSnapshot", ONE,
     ),
     Measure(
         "rankscope_rank_info", "info", "", RANK_INFO,
-        "A rank in its present life, also after its end. The gpu is its UUID, empty without one.",
+        "A rank and its current or last process. gpu is the UUID of its GPU, empty without one.",
         "always 1", "agent: Hello; NVML", ONE,
     ),
     Measure(
         "rankscope_rank_up", "gauge", "", RANK,
         "1 while the rank's agent reports, 0 when it is silent or has ended.",
-        "1 if a report came within the time allowed, else 0", "collector: arrival of reports", RATIO,
+        "1 if a report arrived within the time allowed, else 0", "collector: arrival of reports", RATIO,
     ),
     Measure(
         "rankscope_rank_stalled", "gauge", "", RANK,
-        "1 while nothing happens in the rank, by its own word or its sidecar's, 0 while something does.",
-        "1 if no moment of training came for max(stall_s, 10 median steps)",
+        "1 while the rank makes no progress, as it or its sidecar reports, 0 while it does.",
+        "1 if there was no hook event for max(stall_s, 10 median steps)",
         "agent: Stall; sidecar: RankUnresponsive", RATIO,
     ),
     Measure(
         "rankscope_rank_end_info", "info", "", RANK_END_INFO,
-        "How a rank that has ended did so; exit_code and signal are empty where not known.",
+        "How the process of the rank ended; exit_code and signal are empty where not known.",
         "always 1", "agent: Goodbye; sidecar: RankEnded", ONE,
     ),
     Measure(
         "rankscope_rank_last_report_timestamp_seconds", "gauge", "seconds", RANK,
-        "When the rank's last report came, in seconds since 1970 by the collector's clock.",
+        "Unix time at which the rank's last report arrived, by the collector's clock.",
         "wall clock at arrival", "collector: arrival of reports", NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_steps_total", "counter", "", RANK,
-        "Training steps finished in this life of the rank.", "count of steps", _STEPS, NOT_NEGATIVE,
+        "Training steps finished by the current process of the rank.", "count of steps", _STEPS, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_step_seconds_total", "counter", "seconds", RANK,
@@ -69,27 +69,27 @@ RANKS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_step_phase_seconds_total", "counter", "seconds", (*RANK, "phase"),
-        "Time spent in each phase of finished training steps; the phases of a step sum to the step.",
+        "Time spent in each phase of finished training steps; the phases sum to the step.",
         "sum of phase durations", _STEPS, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_device_steps_total", "counter", "", RANK,
-        "Training steps whose phases were timed on the device as well.", "count of timed steps", _TIMERS, NOT_NEGATIVE,
+        "Training steps whose phases were also timed on the device.", "count of timed steps", _TIMERS, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_device_step_seconds_total", "counter", "seconds", RANK,
-        "Length of the timed steps by the device's clock, on the stream of the training.",
+        "Duration of the timed steps by the device's clock, on the training stream.",
         "sum of the device phases", _TIMERS, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_device_phase_seconds_total", "counter", "seconds", (*RANK, "phase"),
-        "Length of each phase of the timed steps by the device's clock. "
-        "For a share divide by rankscope_device_step_seconds_total, for a mean by rankscope_device_steps_total.",
-        "sum of the time between the events at the begin and the end of a phase", _TIMERS, NOT_NEGATIVE,
+        "Duration of each phase of the timed steps by the device's clock. "
+        "Divide by rankscope_device_step_seconds_total for a share, by rankscope_device_steps_total for a mean.",
+        "sum of the time between the device events at begin and end of the phase", _TIMERS, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_device_timings_skipped_total", "counter", "", (*RANK, "reason"),
-        "Steps that were to be timed on the device and could not be; the steps themselves are not lost.",
+        "Steps that could not be timed on the device, by reason; the step records are not lost.",
         "count by reason", _LOSSES, NOT_NEGATIVE,
     ),
     Measure(
@@ -104,12 +104,12 @@ RANKS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_step_median_seconds", "gauge", "seconds", RANK,
-        "Median duration of the last steps that detection looks at.",
-        "median(step)", "collector: step window", NOT_NEGATIVE,
+        "Median duration of the last steps, those that detection uses.",
+        "median(step)", "collector: step table", NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_device_window_seconds_total", "counter", "seconds", RANK,
-        "Length of the profiled windows: the steps whose device time is known in detail.",
+        "Duration of the profiler windows, in which the device time is known in detail.",
         "|W|", _WINDOWS, NOT_NEGATIVE,
     ),
     _window_seconds("compute", "in which compute kernels ran", "|K|"),
@@ -117,38 +117,38 @@ RANKS: Final[tuple[Measure, ...]] = (
     _window_seconds("overlap", "in which communication was hidden behind compute", "|K and M|"),
     _window_seconds("exposed_communication", "in which only communication ran", "|M minus K|"),
     _window_seconds("copy", "in which only copies ran", "|X minus (K or M)|"),
-    _window_seconds("idle", "in which the device did nothing", "|W| - |K or M or X|"),
-    _window_ratio("compute", "Part of the time in which compute kernels ran", "|K| / |W|"),
-    _window_ratio("communication", "Part of the time in which communication kernels ran", "|M| / |W|"),
-    _window_ratio("overlap", "Part of the communication that was hidden behind compute", "|K and M| / |M|"),
-    _window_ratio("exposed_communication", "Part of the time in which only communication ran", "|M minus K| / |W|"),
-    _window_ratio("idle", "Part of the time in which the device did nothing", "1 - |K or M or X| / |W|"),
+    _window_seconds("idle", "in which the device was idle", "|W| - |K or M or X|"),
+    _window_ratio("compute", "Share of the time in which compute kernels ran", "|K| / |W|"),
+    _window_ratio("communication", "Share of the time in which communication kernels ran", "|M| / |W|"),
+    _window_ratio("overlap", "Share of the communication that was hidden behind compute", "|K and M| / |M|"),
+    _window_ratio("exposed_communication", "Share of the time in which only communication ran", "|M minus K| / |W|"),
+    _window_ratio("idle", "Share of the time in which the device was idle", "1 - |K or M or X| / |W|"),
     Measure(
         "rankscope_collectives_total", "counter", "", COLLECTIVE,
-        "Collective operations the rank took part in.", "count", _COLLECTIVES, NOT_NEGATIVE,
+        "Collective operations of the rank.", "count", _COLLECTIVES, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_collective_seconds_total", "counter", "seconds", COLLECTIVE,
-        "Time in collective operations, waiting for peers included.", "sum of d_r", _COLLECTIVES, NOT_NEGATIVE,
+        "Time in collective operations, waiting included.", "sum of d_r", _COLLECTIVES, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_collective_bytes_total", "counter", "bytes", COLLECTIVE,
-        "Size of the data of collective operations, as nccl-tests counts it.",
+        "Size of the data of collective operations, counted as in nccl-tests.",
         "sum of bytes", _COLLECTIVES, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_collective_wait_seconds_total", "counter", "seconds", COLLECTIVE,
-        "Time the rank waited in collectives for later members of the group, over those found on all members.",
+        "Time the rank waited in collectives for later members of the group, in collectives matched on all members.",
         "sum of (d_r - min over the group of d)", _COLLECTIVES, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_collective_transfer_seconds_total", "counter", "seconds", COLLECTIVE,
-        "Time the data movement itself took in collectives, over those found on all members.",
+        "Transfer time in collectives, in collectives matched on all members.",
         "sum of (min over the group of d)", _COLLECTIVES, NOT_NEGATIVE,
     ),
     Measure(
         "rankscope_collective_bus_bandwidth_bytes_per_second", "gauge", "bytes_per_second", COLLECTIVE,
-        "Bus bandwidth of the last matched collectives, as nccl-tests defines it.",
+        "Bus bandwidth of the last matched collectives, as defined by nccl-tests.",
         "bytes / transfer * f(op, group size)", _COLLECTIVES, NOT_NEGATIVE,
     ),
 )  # fmt: skip

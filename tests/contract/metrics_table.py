@@ -1,6 +1,6 @@
-"""The reference of metrics, docs/metrics.md, from the catalogue. `python -m tests.contract.metrics_table` writes it.
+"""Write the tables of docs/metrics.md from the catalogue: `python -m tests.contract.metrics_table`.
 
-Only what stands between the marks is written; the text around them is ours.
+Only the text between the two marks is written.
 """
 
 from collections.abc import Iterator
