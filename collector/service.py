@@ -1,11 +1,11 @@
-"""ASSEMBLY and loop of the collector: receive -> admit -> handle -> carry out effects -> publish.
+"""Assemble the collector and run its loop: receive -> admit -> update runs -> carry out effects -> publish.
 
-    receiving thread   ingest/reception.py: sockets and admission, so that everybody is heard at any time
-    this thread        the state of the runs, which nobody else writes: events, looks, pictures
-    HTTP threads       read the finished snapshot
-    the store's        writes what this thread hands over
+    receive thread   sockets and admission (ingest/receive_thread.py), so that every rank is read at any time
+    this thread      the only writer of run state: events, detection passes, snapshots
+    HTTP threads     read finished snapshots
+    store thread     writes what this thread hands over
 
-A bug in the state of one run is contained to that run: it is counted and logged, and the others go on.
+A bug in the state of one run is contained to that run: it is counted and logged, and the other runs continue.
 """
 
 import logging
@@ -18,10 +18,10 @@ from pathlib import Path
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
-from rankscope.collector.incidents.ledger import RunLook
-from rankscope.collector.ingest.admission import Admission, LifeCounts
+from rankscope.collector.incidents.ledger import RunFindings
+from rankscope.collector.ingest.admission import Admission, ProcessCounts
 from rankscope.collector.ingest.curve import CurveServer
-from rankscope.collector.ingest.exchange import AskForClock, Batch, Exchange
+from rankscope.collector.ingest.exchange import AskForClock, EventBatch, Exchange
 from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Receiver
@@ -54,7 +54,7 @@ from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
-from rankscope.collector.storage.run_recorder import Recorder, Unwritten
+from rankscope.collector.storage.run_recorder import Recorder, UnwrittenState
 from rankscope.collector.storage.run_store import KeptRun
 from rankscope.collector.wire_auth import read_curve, read_http
 from rankscope.measure import __version__
@@ -67,19 +67,18 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s, s_to_ns
 LOG = logging.getLogger("rankscope.collector")
 
 WAIT_S_MAX = 1.0
-"""Longest wait for events: a request to stop may come just before one begins."""
-AWAY_NS_MIN = NS_PER_S
-"""Lateness of a tick from which on it counts as an absence of the collector: what a busy one is late is far less, and
-the shortest silence that can be set for a rank is twice as long."""
-LOOKS_SHARE = 0.05
-"""Of a core, for detection: 16,384 ranks are looked at every other second, smaller runs at every tick."""
-PICTURES_SHARE = 0.03
-"""Of a core, for pictures at ticks. One of 16,384 ranks takes 80 ms with what is saved of it: every third second. Up to
-some 5,000 ranks there is a new one at each tick."""
+"""Longest wait for events: a request to stop may come just before a wait begins."""
+ABSENCE_NS_MIN = NS_PER_S
+"""A tick that is late by this much counts as an absence of the collector: a busy one is late by far less, and the
+shortest silence that can be set for a rank is twice as long."""
+DETECTION_CPU_SHARE = 0.05
+"""Of a core: 16,384 ranks have a detection pass every other second, smaller runs one at every tick."""
+SNAPSHOT_CPU_SHARE = 0.03
+"""Of a core, for snapshots at ticks: at every tick up to about 5,000 ranks, every third second at 16,384."""
 STEPS_IN_BATCH_MAX = 1
-"""Steps resolved after a batch of reports. Those of a profiler window are complete at once, and a picture that is
-ordered waits for the batch: with both of two steps of 16,384 ranks for 0.3 to 0.5 s."""
-SILENT_TICKS_S = 10.0
+"""Steps matched after a batch of reports. Those of a profiler window are complete at once, and a requested snapshot
+waits for the batch."""
+TICK_AGE_S_MAX = 10.0
 """A loop whose last tick is older than this is not healthy."""
 
 
@@ -88,7 +87,7 @@ class Service:
 
     def __init__(self, config: CollectorConfig, clock: Clock, curve: CurveServer | None = None) -> None:
         """Bind both ports. `curve` are keys that are in no file. Raises UnavailableError naming the port that cannot be
-        had, SettingError for keys that cannot be used or are lacking.
+        bound, SettingError for keys that are missing or cannot be used.
         """
         self._config = config
         self._clock = clock
@@ -105,23 +104,23 @@ class Service:
         self._admission = Admission(runs_max=config.runs_max, ranks_max=config.ranks_max)
         self._exchange = Exchange()
         self._faults = FaultLog(clock)
-        self._store_error_said = ""
-        self._reception = ReceiveThread(self._receiver, self._admission, self._exchange, clock, self._faults)
-        self._turns = GilYielder(self._exchange.turn)
-        self._looks = DetectionSchedule(LOOKS_SHARE, s_to_ns(config.tick_s))
-        self._pictures = CpuShareLimiter(PICTURES_SHARE, s_to_ns(config.tick_s))
-        self._orders = SnapshotRequests(clock, self._exchange.interrupt)
+        self._logged_store_error = ""
+        self._receive_thread = ReceiveThread(self._receiver, self._admission, self._exchange, clock, self._faults)
+        self._gil = GilYielder(self._exchange.compute_slot)
+        self._detection = DetectionSchedule(DETECTION_CPU_SHARE, s_to_ns(config.tick_s))
+        self._snapshot_limiter = CpuShareLimiter(SNAPSHOT_CPU_SHARE, s_to_ns(config.tick_s))
+        self._snapshot_requests = SnapshotRequests(clock, self._exchange.interrupt)
         self._runs = Runs(config)
         self._over: frozenset[str] = frozenset()
-        self._untaken: OrderedDict[str, None] = OrderedDict()
-        """Lives whose Hello could not be taken in, until it can be."""
+        self._without_run: OrderedDict[str, None] = OrderedDict()
+        """Boot ids of rank processes whose Hello could not be handled, until one is."""
         self._runs_evicted = 0
         self._machine_id = read_machine_id()
         self._stopping = threading.Event()
         self._last_tick_ns = clock.monotonic_ns()
         self._snapshot = Snapshot(wall_s=self._wall_s(), version=__version__)
         self._journal = Journal(config, self._wall_s(), self._faults.count)
-        self._unwritten: Unwritten | None = None
+        self._unwritten: UnwrittenState | None = None
         self._recorder = self._open_recorder()
         self._read_http_refused: Callable[[], Mapping[str, int]] = dict
         store = Path(config.store)
@@ -130,25 +129,25 @@ class Service:
                 config.http_listen,
                 lambda: self._snapshot,
                 lambda: self._journal.incidents,
-                is_healthy=self._find_illness,
-                is_ready=self._find_unready,
+                is_healthy=self._find_health_problem,
+                is_ready=self._find_not_ready,
                 access=http,
-                find_weakness=self._find_weakness,
+                find_weakness=self._find_degradation,
                 read_exported=self._find_exported,
                 read_report=(lambda run: report_as_json(store, run)) if config.store else None,
                 store=store if config.store else None,
                 metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
-                take_turn=self._exchange.turn,
-                orders=self._orders,
+                take_turn=self._exchange.compute_slot,
+                orders=self._snapshot_requests,
             )
         except Exception:
             self._receiver.close()
             self._exchange.close()
-            self._shut_stores()
+            self._shut_down_stores()
             raise
-        self._reception.metrics_url = self.metrics_url
+        self._receive_thread.metrics_url = self.metrics_url
         self._read_http_refused = lambda: self._http.refused
-        self._snapshot = self._take_snapshot()
+        self._snapshot = self._build_snapshot()
 
     @property
     def endpoint(self) -> str:
@@ -162,7 +161,7 @@ class Service:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The picture of the last tick."""
+        """The latest snapshot."""
         return self._snapshot
 
     def stop(self) -> None:
@@ -174,87 +173,90 @@ class Service:
         """Receive and tick until stopped. `on_tick` is called with each new snapshot."""
         tick_ns = s_to_ns(self._config.tick_s)
         next_tick_ns: int = self._clock.monotonic_ns()
-        self._reception.start()
+        self._receive_thread.start()
         try:
             while not self._stopping.is_set():
                 wait_ns = next_tick_ns - self._clock.monotonic_ns()
-                for batch in self._exchange.take(min(ns_to_s(wait_ns), WAIT_S_MAX)):
-                    with self._turns:
-                        self._take(batch)
-                    self._carry_out_order(is_behind=True)  # of what waits there may be half a second's work
-                is_due = self._clock.monotonic_ns() >= next_tick_ns or self._has_look_put_off()
-                self._carry_out_order(is_behind=self._exchange.has_batches and not is_due)  # a tick may look for long
+                for batch in self._exchange.get(min(ns_to_s(wait_ns), WAIT_S_MAX)):
+                    with self._gil:
+                        self._process_batch(batch)
+                    self._publish_if_requested(is_behind=True)  # the other batches may take half a second
+                is_due = self._clock.monotonic_ns() >= next_tick_ns or self._is_deferred_detection_due()
+                # Before a tick, whose detection pass may take long.
+                self._publish_if_requested(is_behind=self._exchange.has_batches and not is_due)
                 if is_due:
-                    self._pass_over(self._clock.monotonic_ns() - next_tick_ns)
+                    self._note_absence(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
-                    with self._turns, self._faults.contain("tick", "a tick failed; the next one is tried"):
+                    with self._gil, self._faults.contain("tick", "a tick failed; continuing with the next one"):
                         self._tick()
                     on_tick(self._snapshot)
         finally:
             self._http.close()
-            self._reception.end()
+            self._receive_thread.stop()
             self._receiver.close()
             self._exchange.close()
-            self._shut_stores()
+            self._shut_down_stores()
 
-    # -- what outlives it ---------------------------------------------------------------------------------------------
+    # -- the store ----------------------------------------------------------------------------------------------------
 
     def _open_recorder(self) -> Recorder | None:
-        """Go on with the runs of the collector before, and begin to write; None while there is no file to be used."""
+        """Restore the runs of the previous collector and start writing; return None while no file can be used."""
         database = self._journal.database
         if database is None:
             return None
         try:
-            recorder = Recorder(database, self._config, self._faults.count, take_turn=self._exchange.turn)
+            recorder = Recorder(database, self._config, self._faults.count, compute_slot=self._exchange.compute_slot)
         except UnavailableError as error:
             self._faults.count("history_store")
-            if str(error) != self._store_error_said:
-                self._store_error_said = str(error)
-                LOG.error("%s Until then runs and their history are kept in memory.", error)  # noqa: TRY400 - said
+            if str(error) != self._logged_store_error:
+                self._logged_store_error = str(error)
+                LOG.error("%s Until then runs and their history are kept in memory.", error)  # noqa: TRY400 - expected
             return None
         if self._unwritten is not None:  # the runs in memory are the present ones
-            recorder.go_on_with(self._unwritten)
+            recorder.resume(self._unwritten)
             recorder.start()
             return recorder
         clocks = Clocks(self._clock.monotonic_ns(), self._wall_s())
-        # Where the store could not be opened at first, runs that go on have been begun anew meanwhile.
-        begun_anew = self._runs.names
-        for kept in (kept for kept in recorder.load() if read_run_name(kept.run.run) not in begun_anew):
+        # While the store could not be opened, runs that continue were started afresh in memory.
+        known = self._runs.names
+        for kept in (kept for kept in recorder.load() if read_run_name(kept.run.run) not in known):
             self._restore_run(kept, clocks)
         recorder.start()
         return recorder
 
-    def _leave_lost_store(self, wall_s: float) -> None:
-        """Begin anew with the store once its file is gone or damaged; the next recorder writes all that is known."""
+    def _replace_lost_store(self, wall_s: float) -> None:
+        """Replace a store whose file is gone or damaged; the next recorder writes everything in memory."""
         lost = None if self._recorder is None else self._recorder.lost
         if self._recorder is None or lost is None:
             return
         self._unwritten, self._recorder = self._recorder.abandon(), None
-        self._journal.begin_anew(lost, wall_s)
+        self._journal.replace_store(lost, wall_s)
 
     def _restore_run(self, kept: KeptRun, clocks: Clocks) -> None:
-        """A run that cannot be gone on with begins anew with its ranks: no file may keep a collector from starting."""
+        """Restore a run from the store. One that cannot be restored starts afresh with its ranks' next messages: no
+        file may keep a collector from starting.
+        """
         try:
-            lives = [life for life in kept.lives if self._restore_life(life)]
-            job = RunState.restore(self._config, kept.run, kept.story, lives, clocks, collectives=kept.collectives)
-            job.rest = self._turns.rest
-            self._runs.put(job)
-            if lives:
-                self._reception.begin_run(lives[0].hello.identity)
+            ranks = [rank for rank in kept.ranks if self._restore_process(rank)]
+            run = RunState.restore(self._config, kept.run, kept.story, ranks, clocks, collectives=kept.collectives)
+            run.rest = self._gil.maybe_yield
+            self._runs.put(run)
+            if ranks:
+                self._receive_thread.begin_run(ranks[0].hello.identity)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._forget_lives(read_run_name(kept.run.run), [life.hello.identity.boot_id for life in kept.lives])
-            self._faults.note("history_run", "could not be restored from the store; it begins anew", run=kept.run.run)
+            self._forget_processes(read_run_name(kept.run.run), [rank.hello.identity.boot_id for rank in kept.ranks])
+            self._faults.note("history_run", "cannot be restored from the store; starting it afresh", run=kept.run.run)
 
-    def _restore_life(self, life: SavedRank) -> bool:
-        counts = LifeCounts(
-            first_sequence=life.first_sequence,
-            last_sequence=life.last_sequence,
-            admitted=life.admitted,
-            missing=life.missing,
-            duplicates=life.duplicates,
-            jumps=0,
+    def _restore_process(self, rank: SavedRank) -> bool:
+        counts = ProcessCounts(
+            first_sequence=rank.first_sequence,
+            last_sequence=rank.last_sequence,
+            admitted=rank.admitted,
+            missing=rank.missing,
+            duplicates=rank.duplicates,
+            gaps=0,
         )
-        return self._reception.restore(life.hello.identity, counts)
+        return self._receive_thread.restore(rank.hello.identity, counts)
 
     def _record(self, clocks: Clocks, *, is_last: bool = False) -> None:
         if self._recorder is None:
@@ -262,186 +264,184 @@ class Service:
         try:
             self._recorder.tick(self._runs, self._snapshot, clocks, is_last=is_last)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("history", "runs could not be handed to the store; the collector goes on")
+            self._faults.note("history", "runs could not be handed to the store; continuing")
 
-    def _shut_stores(self) -> None:
-        self._leave_lost_store(self._wall_s())
+    def _shut_down_stores(self) -> None:
+        self._replace_lost_store(self._wall_s())
         if self._recorder is None and self._unwritten is not None:
             self._recorder = self._open_recorder()
         if self._recorder is not None:
-            for job in self._runs:
-                self._contain_settling(job)
-            self._snapshot = self._take_snapshot()
+            for run in self._runs:
+                self._process_steps(run)
+            self._snapshot = self._build_snapshot()
             self._record(Clocks(self._clock.monotonic_ns(), self._wall_s()), is_last=True)
-            self._recorder.shut()
-        self._journal.shut(self._wall_s())
+            self._recorder.shut_down()
+        self._journal.shut_down(self._wall_s())
 
-    # -- what has come in ---------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
-    def _take(self, batch: Batch) -> None:
-        """Everything of a batch into the state of its runs, and then the word that it is, and of which lives it is not.
+    def _process_batch(self, batch: EventBatch) -> None:
+        """Handle the events of a batch, and return it to the receive thread with the rank processes that have no run.
 
-        A life has to be known before anything of it counts: where its Hello could not be taken in, or its run is not
-        there, nothing of it is acknowledged, and it is asked for its Hello. An event of a life that is known and that
-        cannot be handled is lost, counted, and acknowledged: it would come again for ever and fail each time.
+        A rank process has to be known before anything of it counts: where its Hello could not be handled, or its run
+        does not exist, nothing of it is acknowledged, and it is asked for its Hello. An event of a known rank process
+        that cannot be handled is lost, counted, and acknowledged: sent again it would fail each time.
         """
         try:
-            self._take_events(batch)
+            self._handle_events(batch)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note(
-                "batch", "a batch could not be processed; its ranks are asked to send what they hold again"
-            )
+            self._faults.note("batch", "a batch could not be processed; asking its ranks to send their reports again")
             boot_ids = {find_boot_id(event) for _, event in batch.events}
-            batch.untaken |= boot_ids
-            batch.unknown |= boot_ids
+            batch.without_run |= boot_ids
+            batch.hello_wanted |= boot_ids
         self._exchange.answer(batch)
 
-    def _take_events(self, batch: Batch) -> None:
+    def _handle_events(self, batch: EventBatch) -> None:
         touched: dict[str, RunState] = {}
         for name, event in batch.events:
             boot_id = find_boot_id(event)
-            job = self._take_event(name, boot_id, event)
-            if job is None:
-                batch.untaken.add(boot_id)
-                if isinstance(event, RankJoined) or boot_id not in self._untaken:
-                    batch.unknown.add(boot_id)
+            run = self._handle_event(name, boot_id, event)
+            if run is None:
+                batch.without_run.add(boot_id)
+                if isinstance(event, RankJoined) or boot_id not in self._without_run:
+                    batch.hello_wanted.add(boot_id)
             else:
-                touched[job.run] = job
-        for job in touched.values():
-            self._contain_settling(job, STEPS_IN_BATCH_MAX)
+                touched[run.run] = run
+        for run in touched.values():
+            self._process_steps(run, STEPS_IN_BATCH_MAX)
 
-    def _take_event(self, name: str, boot_id: str, event: PeerEvent) -> RunState | None:
-        """Return the run that has taken an event in; None where none knows its life."""
-        job = self._runs.find(name, event)
+    def _handle_event(self, name: str, boot_id: str, event: PeerEvent) -> RunState | None:
+        """Return the run that has the event now; None where no run knows the rank process."""
+        run = self._runs.find(name, event)
         if isinstance(event, RankJoined):
-            self._untaken.pop(boot_id, None)
-            job = job or self._begin_run(event.hello.identity)
-            if job is None or not self._contain(job, event):
-                self._untaken[boot_id] = None
-                if len(self._untaken) > self._config.ranks_max:
-                    self._untaken.popitem(last=False)
+            self._without_run.pop(boot_id, None)
+            run = run or self._begin_run(event.hello.identity)
+            if run is None or not self._apply(run, event):
+                self._without_run[boot_id] = None
+                if len(self._without_run) > self._config.ranks_max:
+                    self._without_run.popitem(last=False)
                 return None
-        elif job is not None and boot_id not in self._untaken:
-            self._contain(job, event)
-        _log_event(name if job is None else job.run, event)
-        return None if boot_id in self._untaken else job
+        elif run is not None and boot_id not in self._without_run:
+            self._apply(run, event)
+        _log_event(name if run is None else run.run, event)
+        return None if boot_id in self._without_run else run
 
     def _begin_run(self, identity: RankIdentity) -> RunState | None:
-        """Begin a run, the latest of its name."""
+        """Begin a run, the latest of its name; return None where that failed."""
         try:
-            job = self._runs.begin(identity.run, self._wall_s())
+            run = self._runs.begin(identity.run, self._wall_s())
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note(
-                "run_state", "could not be begun; its ranks are asked for a Hello again", run=identity.run
-            )
+            self._faults.note("run_state", "could not be started; asking its ranks for a Hello again", run=identity.run)
             return None
-        job.rest = self._turns.rest
-        self._reception.begin_run(identity)
-        return job
+        run.rest = self._gil.maybe_yield
+        self._receive_thread.begin_run(identity)
+        return run
 
-    def _contain(self, job: RunState, event: RunEvent) -> bool:
-        """Let a run handle an event, and return whether it has."""
+    def _apply(self, run: RunState, event: RunEvent) -> bool:
+        """Have a run handle an event and carry out its effects; return whether the run has handled it."""
         try:
-            effects = job.handle(event)
+            effects = run.handle(event)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("run_state", f"{type(event).__name__} could not be handled; the run goes on", run=job.run)
+            self._faults.note("run_state", f"{type(event).__name__} could not be handled; continuing", run=run.run)
             return False
         for effect in effects:
             try:
                 self._carry_out(effect)
             except Exception:  # noqa: BLE001 - the fault log has it
-                self._faults.note("effect", f"{type(effect).__name__} could not be carried out", run=job.run)
+                self._faults.note("effect", f"{type(effect).__name__} could not be carried out", run=run.run)
         return True
 
-    def _contain_settling(self, job: RunState, steps_max: int | None = None) -> None:
+    def _process_steps(self, run: RunState, steps_max: int | None = None) -> None:
         try:
-            job.settle(steps_max=steps_max)
+            run.settle(steps_max=steps_max)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("run_state", "steps could not be processed; the run continues", run=job.run)
+            self._faults.note("run_state", "steps could not be processed; the run continues", run=run.run)
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
-    def _pass_over(self, away_ns: int) -> None:
-        """A tick that comes far too late: the collector was stopped, or its clock has jumped."""
-        if away_ns >= AWAY_NS_MIN:
-            for job in self._runs:
-                self._contain(job, CollectorAway(away_ns, self._clock.monotonic_ns()))
+    def _note_absence(self, late_ns: int) -> None:
+        """Report a tick that is far too late to every run: the collector was stopped, or its clock has jumped."""
+        if late_ns >= ABSENCE_NS_MIN:
+            for run in self._runs:
+                self._apply(run, CollectorAway(late_ns, self._clock.monotonic_ns()))
 
     def _tick(self) -> None:
         now_ns, wall_s = self._clock.monotonic_ns(), self._wall_s()
-        self._look_at_runs(now_ns, wall_s)
-        self._look_at_incidents(wall_s)
-        self._leave_lost_store(wall_s)
-        if self._recorder is None:  # perhaps the store can be opened only now
+        self._tick_runs(now_ns, wall_s)
+        self._update_incidents(wall_s)
+        self._replace_lost_store(wall_s)
+        if self._recorder is None:  # the store may have become usable
             self._recorder = self._open_recorder()
             if self._recorder is not None:
                 self._unwritten = None
-        if self._pictures.is_due(now_ns) or self._orders.is_open(now_ns):
+        if self._snapshot_limiter.is_due(now_ns) or self._snapshot_requests.is_open(now_ns):
             self._publish(now_ns)
-        self._last_tick_ns = now_ns  # only now: a collector whose ticks go wrong is not healthy
+        self._last_tick_ns = now_ns  # only now: a collector whose ticks fail is not healthy
 
-    def _look_at_runs(self, now_ns: int, wall_s: float) -> None:
+    def _tick_runs(self, now_ns: int, wall_s: float) -> None:
         for former in self._runs.find_excess_runs():
             self._forget(former)
-        looks, began_ns = self._decide_on_look(now_ns), time.thread_time_ns()
-        for job in list(self._runs):
-            self._look_for_gone_processes(job)
-            self._contain(job, Tick(now_ns, wall_s, looks=looks))
-            if not job.has_live_ranks and now_ns - job.last_change_collector_ns > s_to_ns(self._config.run_kept_s):
-                self._forget(job)
+        detects, began_ns = self._decide_on_detection(now_ns), time.thread_time_ns()
+        for run in list(self._runs):
+            self._check_local_processes(run)
+            self._apply(run, Tick(now_ns, wall_s, looks=detects))
+            if not run.has_live_ranks and now_ns - run.last_change_collector_ns > s_to_ns(self._config.run_kept_s):
+                self._forget(run)
         over = self._runs.over_ids
         for run_id in over - self._over:
-            self._reception.end_run(read_run_name(run_id))
+            self._receive_thread.end_run(read_run_name(run_id))
         self._over = over
-        if looks:
-            self._looks.take(now_ns, self._clock.monotonic_ns(), time.thread_time_ns() - began_ns)
+        if detects:
+            self._detection.record(now_ns, self._clock.monotonic_ns(), time.thread_time_ns() - began_ns)
 
-    def _decide_on_look(self, now_ns: int) -> bool:
-        return self._looks.decide(now_ns, is_writing=self._orders.is_writing, order_ns=self._orders.next_ns)
+    def _decide_on_detection(self, now_ns: int) -> bool:
+        requests = self._snapshot_requests
+        return self._detection.decide(now_ns, is_rendering=requests.is_writing, next_request_ns=requests.next_ns)
 
-    def _has_look_put_off(self) -> bool:
-        """Whether a look that was put off may come now: there is a tick for it."""
-        return self._looks.is_put_off and self._decide_on_look(self._clock.monotonic_ns())
+    def _is_deferred_detection_due(self) -> bool:
+        """Whether a detection pass that was deferred may run now, in a tick of its own."""
+        return self._detection.is_deferred and self._decide_on_detection(self._clock.monotonic_ns())
 
-    def _look_for_gone_processes(self, job: RunState) -> None:
-        for identity in job.live_identities(self._machine_id) if self._machine_id else ():
+    def _check_local_processes(self, run: RunState) -> None:
+        """Report to a run which of its rank processes on this machine no longer run."""
+        for identity in run.live_identities(self._machine_id) if self._machine_id else ():
             if is_gone(identity.pid):
-                self._contain(job, ProcessGone(identity.boot_id, self._clock.monotonic_ns()))
+                self._apply(run, ProcessGone(identity.boot_id, self._clock.monotonic_ns()))
 
-    def _forget(self, job: RunState) -> None:
-        self._runs.remove(job)
-        self._forget_lives(job.name, job.boot_ids)
+    def _forget(self, run: RunState) -> None:
+        self._runs.remove(run)
+        self._forget_processes(run.name, run.boot_ids)
         if self._recorder is not None:
-            self._recorder.forget(job.run)
+            self._recorder.forget(run.run)
         elif self._unwritten is not None:
-            self._unwritten.batch.forget(job.run)
+            self._unwritten.batch.forget(run.run)
         self._runs_evicted += 1
-        LOG.debug("run %r was removed: none of its ranks reported for %.0f s", job.run, self._config.run_kept_s)
+        LOG.debug("run %r was removed: none of its ranks reported for %.0f s", run.run, self._config.run_kept_s)
 
-    def _forget_lives(self, name: str, boot_ids: Iterable[str]) -> None:
-        """Take nothing in any more from the lives of a run that has been let go of."""
+    def _forget_processes(self, name: str, boot_ids: Iterable[str]) -> None:
+        """Admit nothing more from the rank processes of a run that was removed."""
         if name in self._runs.names:
-            self._reception.forget_lives(boot_ids)
+            self._receive_thread.forget_processes(boot_ids)
         else:
-            self._reception.forget(name)
+            self._receive_thread.forget(name)
 
-    def _look_at_incidents(self, wall_s: float) -> None:
-        looks = [
-            RunLook(
-                job.run,
-                job.open_findings,
-                is_over=job.is_over,
-                can_tell=job.abstained is None,
-                failure=find_failure(job.end),
-                is_superseded=job.is_superseded,
-                findings_as_closed=job.findings_as_closed,
+    def _update_incidents(self, wall_s: float) -> None:
+        runs = [
+            RunFindings(
+                run.run,
+                run.open_findings,
+                is_over=run.is_over,
+                is_judged=run.abstained is None,
+                failure=find_failure(run.end),
+                is_superseded=run.is_superseded,
+                findings_as_closed=run.findings_as_closed,
             )
-            for job in self._runs
+            for run in self._runs
         ]
         try:
-            self._journal.tick(looks, wall_s)
+            self._journal.tick(runs, wall_s)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("incidents", "incidents could not be brought up to date; the collector goes on")
+            self._faults.note("incidents", "incidents could not be updated; continuing")
 
     def _carry_out(self, effect: RunEffect) -> None:
         match effect:
@@ -465,45 +465,45 @@ class Service:
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 
-    def _carry_out_order(self, *, is_behind: bool) -> None:
-        """Make the picture that was ordered, if any was; not at once while the state `is_behind` what has come."""
-        if self._orders.is_open(self._clock.monotonic_ns(), is_behind=is_behind):
-            with self._turns, self._faults.contain("snapshot", "a snapshot could not be made"):
+    def _publish_if_requested(self, *, is_behind: bool) -> None:
+        """Build a snapshot if one was requested; a request waits for a while if the state `is_behind` the events."""
+        if self._snapshot_requests.is_open(self._clock.monotonic_ns(), is_behind=is_behind):
+            with self._gil, self._faults.contain("snapshot", "a snapshot could not be built"):
                 self._publish(self._clock.monotonic_ns())
 
     def _publish(self, now_ns: int) -> None:
-        """A new picture, for everybody and for the store."""
-        self._orders.close(self._wall_s())
+        """Build a snapshot for readers and the store."""
+        self._snapshot_requests.close(self._wall_s())
         began_ns = time.thread_time_ns()
-        self._turns.rest()
-        self._snapshot = self._take_snapshot()
-        self._turns.rest()
+        self._gil.maybe_yield()
+        self._snapshot = self._build_snapshot()
+        self._gil.maybe_yield()
         self._record(Clocks(now_ns, self._wall_s()))
         took_ns = time.thread_time_ns() - began_ns
-        self._pictures.take(now_ns, took_ns)
-        self._orders.take(now_ns, took_ns)
+        self._snapshot_limiter.record(now_ns, took_ns)
+        self._snapshot_requests.take(now_ns, took_ns)
         LOG.debug("a snapshot of %d runs took %.1f ms of CPU", len(self._runs.names), took_ns / NS_PER_MS)
 
-    def _take_snapshot(self) -> Snapshot:
+    def _build_snapshot(self) -> Snapshot:
         now_ns = self._clock.monotonic_ns()
         store = None if self._recorder is None else self._recorder.counts
         relays = self._relays.totals
         return Snapshot(
             wall_s=ns_to_s(self._clock.wall_ns()),
             version=__version__,
-            runs=[job.draft(now_ns) for job in self._runs],
-            steps={job.run: job.heat_map_steps for job in self._runs if job.heat_map_steps is not None},
+            runs=[run.draft(now_ns) for run in self._runs],
+            steps={run.run: run.heat_map_steps for run in self._runs if run.heat_map_steps is not None},
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,
                 connections=self._receiver.connections,
-                read_pause_s=ns_to_s(self._reception.pauses.longest_ns),
+                read_pause_s=ns_to_s(self._receive_thread.stalls.longest_ns),
                 frames_refused=dict(self._receiver.refused),
                 peers_refused={
                     **self._receiver.connections_refused,
                     **self._admission.refused,
                     **self._relays.refused,
                 },
-                answers_unsent=dict(self._receiver.unsent),
+                answers_unsent=dict(self._receiver.send_failures),
                 relays=relays.relays,
                 relay_batches=relays.batches,
                 relay_dropped=relays.dropped,
@@ -518,24 +518,24 @@ class Service:
             ),
         )
 
-    def _find_illness(self) -> str | None:
+    def _find_health_problem(self) -> str | None:
         age_s = ns_to_s(self._clock.monotonic_ns() - self._last_tick_ns)
-        return f"the last tick was {age_s:.1f} s ago" if age_s > SILENT_TICKS_S else None
+        return f"the last tick was {age_s:.1f} s ago" if age_s > TICK_AGE_S_MAX else None
 
-    def _find_unready(self) -> str | None:
+    def _find_not_ready(self) -> str | None:
         return "stopping" if self._stopping.is_set() else None
 
-    def _find_weakness(self) -> str | None:
-        """What the collector does without, though it takes reports, or what its store has lost."""
+    def _find_degradation(self) -> str | None:
+        """Return what is wrong with the store while reports are still received, or what it has lost."""
         return self._find_store_problem() or self._journal.store_note
 
     def _find_store_problem(self) -> str | None:
-        recorder = self._recorder  # another thread may ask while the loop gives it up
+        recorder = self._recorder  # the loop may replace it while an HTTP thread is here
         problem = self._journal.problem or (None if recorder is None else recorder.problem)
         return None if problem is None else f"nothing is written to the store, and all is kept in memory: {problem}"
 
     def _find_exported(self) -> Snapshot:
-        # Another thread's question: between the first two a new recorder may have come.
+        # On an HTTP thread: the loop may open a recorder after the first of these is read.
         exporter = self._recorder or self._unwritten or self._recorder
         return self._snapshot if exporter is None else exporter.choose_exported(self._snapshot)
 
@@ -552,6 +552,8 @@ def _log_event(run: str, event: RunEvent) -> None:
                 run, who.rank, who.world_size, who.node, who.restart_count, who.pid,
             )  # fmt: skip
         case GoodbyeAdmitted(boot_id, goodbye):
-            LOG.debug("run %r: the rank of boot id %s has ended: %s %s", run, boot_id, goodbye.reason, goodbye.detail)
+            LOG.debug(
+                "run %r: the rank process with boot id %s ended: %s %s", run, boot_id, goodbye.reason, goodbye.detail
+            )
         case EndSeen(_, seen):
             LOG.debug("run %r: the sidecar saw rank %d end: %s %s", run, seen.identity.rank, seen.reason, seen.detail)

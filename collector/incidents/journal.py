@@ -12,7 +12,7 @@ from typing import Final
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import ESCALATED, REOPENED, Incident, read_rules
-from rankscope.collector.incidents.ledger import Ledger, RunLook
+from rankscope.collector.incidents.ledger import Ledger, RunFindings
 from rankscope.collector.incidents.store import IncidentStore, Stored
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.file_watch import StoreLoss
@@ -80,14 +80,14 @@ class Journal:
         """A finding no longer holds."""
         self._ledger.close(run, finding, reason, now_wall_s, merged_into=merged_into)
 
-    def tick(self, runs: Sequence[RunLook], now_wall_s: float) -> None:
+    def tick(self, runs: Sequence[RunFindings], now_wall_s: float) -> None:
         """Bring everything up to date, say what is news, and write what has changed in one transaction."""
         if self._store is None and self._path is not None and self._may_try(now_wall_s):
             self._open_again(self._path, now_wall_s)
-        self._ledger.look(runs, now_wall_s)
+        self._ledger.reconcile(runs, now_wall_s)
         self._keep(now_wall_s)
 
-    def begin_anew(self, lost: StoreLoss, now_wall_s: float) -> None:
+    def replace_store(self, lost: StoreLoss, now_wall_s: float) -> None:
         """Close a store that was lost, and write all incidents to what is opened at its path, now or later."""
         if self._store is None or self._path is None:
             return
@@ -96,14 +96,14 @@ class Journal:
         self._store, self._lost, self._failed_wall_s = None, lost, None
         self._open_again(self._path, now_wall_s)
 
-    def shut(self, now_wall_s: float) -> None:
+    def shut_down(self, now_wall_s: float) -> None:
         """Write what is left, and let the file go. Open incidents stay open: the next collector goes on with them."""
         self._keep(now_wall_s, is_last=True)
         if self._store is not None:
             self._store.close()
 
     def _keep(self, now_wall_s: float, *, is_last: bool = False) -> None:
-        changes = self._ledger.take_changes()
+        changes = self._ledger.drain_changes()
         for incident in changes.news:
             _say(incident)
         for _ in range(self._ledger.incidents_refused - self._refused_counted):

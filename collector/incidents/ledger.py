@@ -46,17 +46,18 @@ RESTARTED: Final = "collector restarted"
 NOT_FOUND_AGAIN: Final = "collector restarted, and it was not found again"
 
 
-class RunLook(NamedTuple):
-    """A run as it is now; `run` is its id, here and in all of the ledger. `is_over`: all its ranks have ended.
-    `can_tell`: detection gives verdicts and does not abstain. `failure`: how it ended, in the form of a finding, None
-    unless it ended badly. `is_superseded`: a later run of its name has begun. `findings_as_closed`: all its findings as
-    they are told when they are over.
+class RunFindings(NamedTuple):
+    """A run as the ledger compares it with its incidents; `run` is its id, here and in all of the ledger.
+
+    `is_over`: all its ranks have ended. `is_judged`: detection gives verdicts and does not abstain. `failure`: how the
+    run ended, in the form of a finding, None unless it ended badly. `is_superseded`: a later run of its name has begun.
+    `findings_as_closed`: all its findings with their sentences in the past tense.
     """
 
     run: str
     open_findings: Sequence[Finding]
     is_over: bool
-    can_tell: bool
+    is_judged: bool
     failure: Finding | None = None
     is_superseded: bool = False
     findings_as_closed: Sequence[Finding] = ()
@@ -133,7 +134,7 @@ class Ledger:
         """All of them, oldest first."""
         return tuple(self._incidents.values())
 
-    def take_changes(self) -> LedgerChanges:
+    def drain_changes(self) -> LedgerChanges:
         """What has changed since this was last called."""
         changed = tuple(self._incidents[number] for number in sorted(self._changed))
         found = LedgerChanges(changed, tuple(sorted(self._forgotten)), tuple(self._news))
@@ -195,10 +196,10 @@ class Ledger:
 
     # -- the tick -----------------------------------------------------------------------------------------------------
 
-    def look(self, runs: Sequence[RunLook], now_wall_s: float) -> None:
+    def reconcile(self, runs: Sequence[RunFindings], now_wall_s: float) -> None:
         """Bring every incident up to date with the runs as they are now. `runs` are all that are known."""
         by_id = {look.run: look for look in runs}
-        telling = {look.run for look in runs if look.can_tell}
+        telling = {look.run for look in runs if look.is_judged}
         self._telling_since_wall_s = {run: self._telling_since_wall_s.get(run, now_wall_s) for run in telling}
         self._refused &= {(look.run, finding.number) for look in runs for finding in _holding(look)}
         for look in runs:
@@ -214,7 +215,7 @@ class Ledger:
             elif incident.kind != RUN_FAILURE:  # what has failed costs no more the longer it is shown
                 self._put(escalate(incident, self._rules, now_wall_s))
 
-    def _find_end(self, incident: Incident, look: RunLook | None, now_wall_s: float) -> str | None:
+    def _find_end(self, incident: Incident, look: RunFindings | None, now_wall_s: float) -> str | None:
         """Why an open incident is over, None while it goes on."""
         held = self._held.get(incident.id)
         if held is None:
@@ -229,7 +230,7 @@ class Ledger:
             return NO_LONGER_FOUND
         return None
 
-    def _find_end_of_waiting(self, incident: Incident, look: RunLook | None, now_wall_s: float) -> str | None:
+    def _find_end_of_waiting(self, incident: Incident, look: RunFindings | None, now_wall_s: float) -> str | None:
         """The same of one that has not been found again since the collector started."""
         if look is not None and (look.is_over or look.failure is not None):
             return RESTARTED
@@ -238,7 +239,7 @@ class Ledger:
             return None
         return RESTARTED if look is None else NOT_FOUND_AGAIN
 
-    def _tell_as_past(self, incident: Incident, look: RunLook | None, now_wall_s: float) -> None:
+    def _tell_as_past(self, incident: Incident, look: RunFindings | None, now_wall_s: float) -> None:
         """Give an incident whose finding nobody has closed the words of one that is over: its run is lost, or has ended
         while no collector was there.
         """
@@ -345,7 +346,7 @@ class Ledger:
         return too_many <= len(resolved)
 
 
-def _holding(look: RunLook) -> tuple[Finding, ...]:
+def _holding(look: RunFindings) -> tuple[Finding, ...]:
     return (*look.open_findings, look.failure) if look.failure is not None else tuple(look.open_findings)
 
 

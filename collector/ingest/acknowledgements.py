@@ -30,7 +30,7 @@ class _Waiting(NamedTuple):
 
 
 class Acknowledgements:
-    """What is to be acknowledged to whom. `wake_ns` is when `take_due` has something without another `note`."""
+    """What is to be acknowledged to whom. `wake_ns` is when `pop_due` has something without another `note`."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, _Waiting] = {}
@@ -61,7 +61,7 @@ class Acknowledgements:
         self._waiting.pop(peer, None)
         self._now.pop(peer, None)
 
-    def take_due(self, now_ns: int) -> dict[bytes, int]:
+    def pop_due(self, now_ns: int) -> dict[bytes, int]:
         """By peer the number to acknowledge now."""
         due, self._now = self._now, {}
         while self._ages and self._ages[0][0] <= now_ns:

@@ -1,25 +1,24 @@
-"""Which numbered messages are taken in: each once, in order, and what never came is counted. No socket, no clock.
+"""Admit each numbered message once and in order, and count those that never came. No socket, no clock.
 
-    sequence == expected    Admitted      into the job's state; acknowledge
+    sequence == expected    Admitted      into the run state; acknowledge
     sequence <  expected    Duplicate     the acknowledgement was lost; acknowledge again
-    sequence >  expected    SequenceGap          not taken in; ask the peer for a Hello, once
-    nobody said Hello       UnknownPeer   ask the peer for a Hello
+    sequence >  expected    SequenceGap   not admitted; ask the peer for a Hello, once
+    no Hello before         UnknownPeer   ask the peer for a Hello
 
-A jump alone does not tell what happened to the messages before it. Either a broken connection took them, and the agent
-still holds them; or they fell out of its full buffer, and waiting for them would be for ever. Guessing is dangerous: a
-message that is passed over while the agent holds it is acknowledged with the next one, and nobody has counted it.
-(Tried: to believe a jump whose number is seen a second time while the expected one is still not there. A connection
-that breaks twice at the same place shows just that, and a report that was held was gone.) So a jump raises the question
-and only a Hello answers it: its `first_sequence` is the oldest message the agent can still send, and whatever before it
-has not arrived is missing, which is a fact and is counted. Should the question be lost, the agent says Hello by itself
-after a silence (uplink/delivery.py).
+A gap alone does not show what happened to the messages in it. Either a broken connection lost them, and the agent still
+holds them; or they were dropped from its full buffer, and waiting for them would never end. Guessing is dangerous: the
+acknowledgement of the message after the gap would cover messages that the agent holds, and nothing would count them.
+(Believing a gap that is seen a second time fails too: a connection that breaks twice at the same place looks the same.)
+So a gap asks for a Hello: its `first_sequence` is the oldest message the agent can still send, and whatever before it
+has not arrived is missing, which is a fact and is counted. Should the question be lost, the agent sends a Hello by
+itself after a silence (uplink/delivery.py).
 
-For each life of a rank, at any time: `admitted + missing = last_sequence - first_sequence + 1`.
+For each rank process, at any time: `admitted + missing = last_sequence - first_sequence + 1`.
 
-A life belongs to who said its first Hello: to the client key of that connection where the wire is encrypted (CURVE),
-else to its routing id. What somebody else says in its name is refused and counted. A run belongs to the key that began
-it, until it is over: the next run of its name may have another. Room for all ranks of a run is set aside when its first
-rank comes: the state of a run is as large as its world, and a Hello of a hundred bytes may say any.
+A rank process belongs to the sender of its first Hello: to the client key of that connection where it is encrypted
+(CURVE), else to its routing id. Messages of any other sender in its name are refused and counted. A run belongs to the
+key that began it, until it is over: the next run of its name may have another. Room for all ranks of a run is reserved
+when its first rank comes: the state of a run is as large as its world, and a Hello of a hundred bytes may claim any.
 """
 
 from typing import Final
@@ -30,38 +29,39 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Refused, Welcome
 
 REFUSED_FULL = "full"
-"""May pass by itself: the agent asks again after its longest pause. After any other reason it gives up."""
+"""May resolve by itself: the agent tries again after its longest pause. After any other reason it gives up."""
 
 REFUSED_RANK_OUTSIDE_WORLD = "rank_outside_world"
 REFUSED_IDENTITY_CHANGED = "identity_changed"
 REFUSED_IDENTITY_TAKEN = "identity_taken"
 REFUSED_RUN_TAKEN = "run_taken"
 
-LEFT_BEHIND_MAX: Final = 2048
-"""Each sidecar delivers one life at a time: so many nodes have 16,384 ranks. A life takes 2 KB."""
+ORPHANED_MAX: Final = 2048
+"""Orphaned rank processes admitted beyond `ranks_max`: each sidecar delivers the reports of one at a time, and 16,384
+ranks have this many nodes. A rank process takes 2 KB."""
 
 DETAIL_LENGTH_MAX = 1024
-"""Longest text that `messages.Text` lets through; the names of runs and nodes are a stranger's."""
+"""Longest text that `messages.Text` allows; the names of runs and nodes in it come from a stranger."""
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
-    """The expected message. It belongs into the state of `identity`, and `through` can be acknowledged then."""
+    """The expected message, for the state of `identity`; `through` can be acknowledged once it is there."""
 
     identity: RankIdentity
     through: int
 
 
 class Duplicate(msgspec.Struct, frozen=True, gc=False):
-    """This message was admitted before, or given up. `through` is to be acknowledged again."""
+    """A message that was admitted before, or given up. `through` is to be acknowledged again."""
 
     identity: RankIdentity
     through: int
 
 
 class SequenceGap(msgspec.Struct, frozen=True, gc=False):
-    """`missing` messages before this one have not arrived, and it is not admitted; everything up to `through` is.
+    """A message that is not admitted because `missing` messages between `through` and it have not arrived.
 
-    `hello_wanted`: send a HelloWanted now. It is so once for each Hello, however many messages follow the jump.
+    `hello_wanted`: send a HelloWanted now. True once for each Hello, however many messages follow the gap.
     """
 
     identity: RankIdentity
@@ -71,18 +71,18 @@ class SequenceGap(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnknownPeer(msgspec.Struct, frozen=True, gc=False):
-    """Nobody has said Hello under this routing id, or the life was forgotten. Send a HelloWanted."""
+    """No Hello has come under this routing id, or the rank process was forgotten. Send a HelloWanted."""
 
 
 Verdict = Admitted | Duplicate | SequenceGap | UnknownPeer
 
 
-class LifeCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What has come in of one life of a rank.
+class ProcessCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Counts of the numbered messages of one rank process.
 
     `first_sequence` is the number its first Hello began with, `last_sequence` the last one admitted or given up (one
-    below `first_sequence` before any). `missing` counts messages given up, `jumps` those sent back because one before
-    them lacked, which are no loss.
+    below `first_sequence` before any). `missing` counts messages given up, `gaps` those not admitted because one before
+    them was missing, which are no loss.
     """
 
     first_sequence: int
@@ -90,24 +90,24 @@ class LifeCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     admitted: int
     missing: int
     duplicates: int
-    jumps: int
+    gaps: int
 
 
-UNCLAIMED: Final = b""
-"""The routing id of a restored life for which nobody speaks yet: no real one is empty."""
+NO_OWNER: Final = b""
+"""The routing id of a restored rank process that has not sent a Hello yet: no real one is empty."""
 
 
 class Admission:
-    """Knows the peers by their routing id and what is to come next from each.
+    """The peers by their routing id, and the next number expected from each.
 
-    At most `runs_max` runs and `ranks_max` lives of ranks are known, and the worlds of all runs together have no more
-    than `ranks_max` ranks; a further one is refused, and nobody who is known has to go for it, except that a restarted
-    rank takes the place of its own earlier life. The owner forgets what has ended. Lives whose rank lives on in another
-    one, of earlier restarts or with reports left on a disk, are in nobody's way: they give way first, and
-    LEFT_BEHIND_MAX more have room for what they have left, also where the living ones fill the collector.
+    At most `runs_max` runs and `ranks_max` rank processes are known, and the worlds of all runs together have no more
+    than `ranks_max` ranks; a further one is refused. None that is known is dropped for it, with two exceptions: a
+    restarted rank takes the place of its own earlier process, and superseded processes (of earlier restarts, or with
+    orphaned reports) are dropped first. ORPHANED_MAX more orphaned ones are admitted beyond `ranks_max`. The owner
+    forgets what has ended.
 
-    `key` is everywhere the client key of the connection, empty where there is none; of a rank behind a relay it is what
-    relays.py says.
+    `key` is everywhere the client key of the connection, empty without keys; for a rank behind a relay relays.py
+    determines it.
     """
 
     def __init__(self, runs_max: int, ranks_max: int) -> None:
@@ -116,92 +116,96 @@ class Admission:
             raise ValueError(text)
         self._runs_max = runs_max
         self._ranks_max = ranks_max
-        self._runs: dict[str, RankIdentity] = {}  # each with the identity that tells its world size
+        self._runs: dict[str, RankIdentity] = {}  # with the identity that its world size is from
         self._run_keys: dict[str, str] = {}
-        self._lives: dict[str, _Life] = {}
-        self._lives_by_peer: dict[bytes, _Life] = {}
-        self._latest_lives: dict[tuple[str, int], _Life] = {}
-        self._superseded: dict[str, _Life] = {}  # those that are not the latest of their rank, the oldest first
+        self._processes: dict[str, _RankProcess] = {}
+        self._processes_by_peer: dict[bytes, _RankProcess] = {}
+        self._latest_processes: dict[tuple[str, int], _RankProcess] = {}
+        self._superseded: dict[str, _RankProcess] = {}  # those that are not the latest of their rank, the oldest first
         self.refused: dict[str, int] = {}
-        """Hellos refused, by reason, and messages and notices in the name of somebody else's rank."""
-        self.unknown_lives = 0
-        """Notices about a life that nobody knows."""
+        """Hellos refused, by reason, and messages and notices in the name of another sender's rank."""
+        self.unknown_processes = 0
+        """Notices about a rank process that is not known."""
 
     def hello(self, peer: bytes, hello: Hello, key: str = "") -> Welcome | Refused:
-        """A peer introduces itself, for the first time or again. What it says is missing is given up here."""
+        """Admit a rank process, or one that is known again, and give up the messages it can no longer send."""
         identity = hello.identity
-        life = self._lives.get(identity.boot_id)
-        refusal = _find_contradiction(identity, life) or self._find_theft(peer, identity, life, key)
-        if refusal is None and life is None:
-            refusal = self._make_room(identity, left_behind=hello.left_behind)
+        process = self._processes.get(identity.boot_id)
+        refusal = _find_contradiction(identity, process) or self._find_theft(peer, identity, process, key)
+        if refusal is None and process is None:
+            refusal = self._make_room(identity, orphaned=hello.left_behind)
         if refusal is not None:
             self._count_refused(refusal.reason)
             return refusal
-        if life is not None and life.peer == UNCLAIMED:
-            life.key = self._run_keys[identity.run] = key
-        if life is None:
-            life = self._begin_life(peer, identity, hello.first_sequence, key, left_behind=hello.left_behind)
-        self._bind(peer, life)
-        life.hear_hello(hello)
-        return Welcome(admitted_through=life.last_sequence, hello_number=hello.hello_number)
+        if process is not None and process.peer == NO_OWNER:
+            process.key = self._run_keys[identity.run] = key
+        if process is None:
+            process = self._begin_process(peer, identity, hello.first_sequence, key, orphaned=hello.left_behind)
+        self._bind(peer, process)
+        process.apply_hello(hello)
+        return Welcome(admitted_through=process.last_sequence, hello_number=hello.hello_number)
 
     def number(self, peer: bytes, sequence: int, key: str = "") -> Verdict:
-        """A numbered message has come from a peer: may it be taken in?"""
-        life = self._find_life(peer, key)
-        return UnknownPeer() if life is None else life.number(sequence)
+        """Return whether a numbered message of a peer is admitted."""
+        process = self._find_process(peer, key)
+        return UnknownPeer() if process is None else process.number(sequence)
 
-    def restore(self, identity: RankIdentity, counts: LifeCounts) -> bool:
-        """A life that a collector knew which is no more; whether there is a place for it. It has to say Hello before
-        anything of it is taken in, and is then told from where on to send. Who says it first has the life.
+    def restore(self, identity: RankIdentity, counts: ProcessCounts) -> bool:
+        """Add a rank process that a previous collector knew; return whether there is room for it.
+
+        It has to send a Hello before anything of it is admitted; the sender of the first one becomes its owner.
         """
-        if self._make_room(identity, left_behind=False) is not None:
+        if self._make_room(identity, orphaned=False) is not None:
             return False
-        life = self._begin_life(UNCLAIMED, identity, counts.first_sequence, "", left_behind=False)
-        life.restore(counts)
+        process = self._begin_process(NO_OWNER, identity, counts.first_sequence, "", orphaned=False)
+        process.restore(counts)
         return True
 
     def identity(self, peer: bytes, key: str = "") -> RankIdentity | None:
-        """Who speaks under this routing id; None when nobody has said Hello."""
-        life = self._find_life(peer, key)
-        return None if life is None else life.identity
+        """Return the identity of the rank with this routing id; None before a Hello."""
+        process = self._find_process(peer, key)
+        return None if process is None else process.identity
 
     def run_of(self, peer: bytes, key: str) -> str:
-        """Return the run of the rank that speaks under this routing id; empty where that is nobody with this key."""
-        life = self._lives_by_peer.get(peer)
-        return "" if life is None or life.key != key else life.identity.run
+        """Return the run of the rank with this routing id and key; empty where there is none."""
+        process = self._processes_by_peer.get(peer)
+        return "" if process is None or process.key != key else process.identity.run
 
     def knows(self, identity: RankIdentity, key: str = "") -> bool:
-        """Whether exactly this life has said Hello. Others may speak about such a life only (a sidecar does); what they
-        say about any other is counted as `unknown_lives`. A sidecar has the key of its ranks.
+        """Return whether a sidecar with this key may report about exactly this rank process: it must have sent a Hello.
+
+        Any other is counted as `unknown_processes`. A sidecar has the key of its ranks.
         """
-        life = self._lives.get(identity.boot_id)
-        if life is None or life.identity != identity:
-            self.unknown_lives += 1
+        process = self._processes.get(identity.boot_id)
+        if process is None or process.identity != identity:
+            self.unknown_processes += 1
             return False
-        if life.peer != UNCLAIMED and life.key != key:
+        if process.peer != NO_OWNER and process.key != key:
             self._count_refused(REFUSED_IDENTITY_TAKEN)
             return False
         return True
 
     def report_interval_ns(self, peer: bytes) -> int:
-        """How far apart this peer makes reports; 0 for a peer that is not known, and for one that delivers what a rank
-        has left behind: it makes none.
+        """Return how far apart the reports of this peer are; 0 for one that is not known or delivers orphaned
+        reports.
         """
-        life = self._lives_by_peer.get(peer)
-        return 0 if life is None else life.report_interval_ns
+        process = self._processes_by_peer.get(peer)
+        return 0 if process is None else process.report_interval_ns
 
     def peer_of(self, boot_id: str) -> bytes | None:
-        """The peer that speaks for a life now; None for a life that is not known, or that nobody speaks for yet."""
-        life = self._lives.get(boot_id)
-        return None if life is None or life.peer == UNCLAIMED else life.peer
+        """Return the peer of a rank process; None where it is not known or has not sent a Hello since it was
+        restored.
+        """
+        process = self._processes.get(boot_id)
+        return None if process is None or process.peer == NO_OWNER else process.peer
 
-    def counts(self, boot_id: str) -> LifeCounts | None:
-        """What has come in of a life; None when it is not known."""
-        life = self._lives.get(boot_id)
-        return None if life is None else life.counts()
+    def counts(self, boot_id: str) -> ProcessCounts | None:
+        """Return the counts of a rank process; None when it is not known."""
+        process = self._processes.get(boot_id)
+        return None if process is None else process.counts()
 
     def world_size(self, run: str) -> int | None:
-        """How many ranks a run has by its newest restart: of the highest restart count, the last to say Hello.
+        """Return how many ranks a run has, by the last Hello with the highest restart count.
 
         None when the run is not known. Ranks of one restart may disagree on their count: torchrun counts failures of
         its own node only.
@@ -210,53 +214,59 @@ class Admission:
         return None if newest is None else newest.world_size
 
     def begin_run(self, identity: RankIdentity) -> None:
-        """A new run of this name has begun: its restarts are counted from those of this life on. Lives of the runs
-        before it stay known.
+        """Note that a new run of this name began: its restarts count from those of this rank process. The processes
+        of earlier runs of the name stay known.
         """
         self._runs[identity.run] = identity
 
     def end_run(self, name: str) -> None:
-        """Every rank of the latest run of this name has ended: whoever begins the next one may have another key."""
+        """Note that every rank of the latest run of this name has ended: the next one may have another key."""
         self._run_keys.pop(name, None)
 
     def forget(self, run: str) -> None:
-        """Let go of the runs of this name and of every life in it. What still comes from them is from unknown peers."""
+        """Forget the runs of this name and all their rank processes, whose peers are unknown from then on."""
         self._runs.pop(run, None)
         self._run_keys.pop(run, None)
-        for life in [life for life in self._lives.values() if life.identity.run == run]:
-            self._drop(life)
+        for process in [process for process in self._processes.values() if process.identity.run == run]:
+            self._drop(process)
 
     def forget_peer(self, boot_id: str) -> None:
-        """Let go of one life. Its run stays known until `forget`."""
-        life = self._lives.get(boot_id)
-        if life is not None:
-            self._drop(life)
+        """Forget one rank process. Its run stays known until `forget`."""
+        process = self._processes.get(boot_id)
+        if process is not None:
+            self._drop(process)
 
-    def _find_life(self, peer: bytes, key: str) -> "_Life | None":
-        """Who speaks. With another key somebody has put himself in the place of the connection that said Hello."""
-        life = self._lives_by_peer.get(peer)
-        if life is not None and life.key != key:
+    def _find_process(self, peer: bytes, key: str) -> "_RankProcess | None":
+        """Return the rank process of a peer. Another key means that another client has replaced its connection."""
+        process = self._processes_by_peer.get(peer)
+        if process is not None and process.key != key:
             self._count_refused(REFUSED_IDENTITY_TAKEN)
             return None
-        return life
+        return process
 
-    def _find_theft(self, peer: bytes, identity: RankIdentity, life: "_Life | None", key: str) -> Refused | None:
-        if life is not None and life.peer != UNCLAIMED and (life.key != key or (not key and life.peer != peer)):
+    def _find_theft(
+        self, peer: bytes, identity: RankIdentity, process: "_RankProcess | None", key: str
+    ) -> Refused | None:
+        if (
+            process is not None
+            and process.peer != NO_OWNER
+            and (process.key != key or (not key and process.peer != peer))
+        ):
             detail = (
-                f"rank {identity.rank} of run {identity.run!r}, boot id {identity.boot_id}, has said Hello on a "
-                f"connection with another {'key' if key or life.key else 'routing id'}, and nobody else may speak for "
-                "it. Start the agent anew there: it makes an id of its own."
+                f"rank {identity.rank} of run {identity.run!r}, boot id {identity.boot_id}, has sent its Hello on a "
+                f"connection with another {'key' if key or process.key else 'routing id'}; only that one may report "
+                "for it. Restart the agent there: it makes a new boot id."
             )
             return Refused(reason=REFUSED_IDENTITY_TAKEN, detail=detail[:DETAIL_LENGTH_MAX])
         if self._run_keys.get(identity.run, key) != key:
             detail = (
-                f"run {identity.run!r} was begun with another client key. All ranks of a run have one key; give the "
+                f"run {identity.run!r} was started with another client key. All ranks of a run share one key; give the "
                 "run another name, or every rank the same key_file."
             )
             return Refused(reason=REFUSED_RUN_TAKEN, detail=detail[:DETAIL_LENGTH_MAX])
         return None
 
-    def _make_room(self, identity: RankIdentity, *, left_behind: bool) -> Refused | None:
+    def _make_room(self, identity: RankIdentity, *, orphaned: bool) -> Refused | None:
         newest = self._runs.get(identity.run)
         if newest is None and len(self._runs) >= self._runs_max:
             return _refuse_full("runs", len(self._runs), self._runs_max)
@@ -266,54 +276,54 @@ class Admission:
             others = sum(one.world_size for run, one in self._runs.items() if run != identity.run)
             if others + identity.world_size > self._ranks_max:
                 return _refuse_world(identity, others, self._ranks_max)
-        if len(self._lives) >= self._ranks_max + (LEFT_BEHIND_MAX if left_behind else 0):
-            earlier = None if left_behind else self._latest_lives.get((identity.run, identity.rank))
+        if len(self._processes) >= self._ranks_max + (ORPHANED_MAX if orphaned else 0):
+            earlier = None if orphaned else self._latest_processes.get((identity.run, identity.rank))
             spare = earlier or next(iter(self._superseded.values()), None)
             if spare is None:
-                return _refuse_full("ranks", len(self._lives), self._ranks_max)
+                return _refuse_full("ranks", len(self._processes), self._ranks_max)
             self._drop(spare)
         return None
 
     def _count_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def _begin_life(
-        self, peer: bytes, identity: RankIdentity, first_sequence: int, key: str, *, left_behind: bool
-    ) -> "_Life":
-        life = _Life(peer, identity, first_sequence, key)
-        self._lives[identity.boot_id] = life
+    def _begin_process(
+        self, peer: bytes, identity: RankIdentity, first_sequence: int, key: str, *, orphaned: bool
+    ) -> "_RankProcess":
+        process = _RankProcess(peer, identity, first_sequence, key)
+        self._processes[identity.boot_id] = process
         newest = self._runs.get(identity.run)
-        if left_behind and newest is not None:
-            self._superseded[identity.boot_id] = life
-            return life
-        earlier = self._latest_lives.get((identity.run, identity.rank))
+        if orphaned and newest is not None:
+            self._superseded[identity.boot_id] = process
+            return process
+        earlier = self._latest_processes.get((identity.run, identity.rank))
         if earlier is not None:
             self._superseded[earlier.identity.boot_id] = earlier
-        self._latest_lives[identity.run, identity.rank] = life
+        self._latest_processes[identity.run, identity.rank] = process
         if newest is None or identity.restart_count >= newest.restart_count:
             self._runs[identity.run] = identity
-        if peer != UNCLAIMED:
+        if peer != NO_OWNER:
             self._run_keys[identity.run] = key
-        return life
+        return process
 
-    def _bind(self, peer: bytes, life: "_Life") -> None:
-        if self._lives_by_peer.get(life.peer) is life:
-            del self._lives_by_peer[life.peer]
-        life.peer = peer
-        self._lives_by_peer[peer] = life
+    def _bind(self, peer: bytes, process: "_RankProcess") -> None:
+        if self._processes_by_peer.get(process.peer) is process:
+            del self._processes_by_peer[process.peer]
+        process.peer = peer
+        self._processes_by_peer[peer] = process
 
-    def _drop(self, life: "_Life") -> None:
-        key = (life.identity.run, life.identity.rank)
-        del self._lives[life.identity.boot_id]
-        self._superseded.pop(life.identity.boot_id, None)
-        if self._latest_lives.get(key) is life:
-            del self._latest_lives[key]
-        if self._lives_by_peer.get(life.peer) is life:
-            del self._lives_by_peer[life.peer]
+    def _drop(self, process: "_RankProcess") -> None:
+        key = (process.identity.run, process.identity.rank)
+        del self._processes[process.identity.boot_id]
+        self._superseded.pop(process.identity.boot_id, None)
+        if self._latest_processes.get(key) is process:
+            del self._latest_processes[key]
+        if self._processes_by_peer.get(process.peer) is process:
+            del self._processes_by_peer[process.peer]
 
 
-class _Life:
-    """One life of one rank: what has come from it, and what is to come next."""
+class _RankProcess:
+    """One rank process: the counts of its messages and the next number expected."""
 
     def __init__(self, peer: bytes, identity: RankIdentity, first_sequence: int, key: str) -> None:
         self.peer = peer
@@ -325,24 +335,24 @@ class _Life:
         self._admitted = 0
         self._missing = 0
         self._duplicates = 0
-        self._jumps = 0
-        self._asked = False
+        self._gaps = 0
+        self._hello_asked = False
 
-    def restore(self, counts: LifeCounts) -> None:
-        """Go on with these counts."""
+    def restore(self, counts: ProcessCounts) -> None:
+        """Continue from these counts."""
         self.last_sequence, self._admitted = counts.last_sequence, counts.admitted
-        self._missing, self._duplicates, self._jumps = counts.missing, counts.duplicates, counts.jumps
+        self._missing, self._duplicates, self._gaps = counts.missing, counts.duplicates, counts.gaps
 
-    def hear_hello(self, hello: Hello) -> None:
-        """Everything before its `first_sequence` that has not arrived will not come any more."""
-        self._asked = False
+    def apply_hello(self, hello: Hello) -> None:
+        """Give up every message before its `first_sequence` that has not arrived."""
+        self._hello_asked = False
         self.report_interval_ns = 0 if hello.left_behind else hello.report_interval_ns
         given_up = max(0, hello.first_sequence - 1 - self.last_sequence)
         self._missing += given_up
         self.last_sequence += given_up
 
     def number(self, sequence: int) -> Verdict:
-        """See Admission.number."""
+        """Return whether a numbered message is admitted."""
         if sequence == self.last_sequence + 1:
             self.last_sequence = sequence
             self._admitted += 1
@@ -350,36 +360,36 @@ class _Life:
         if sequence <= self.last_sequence:
             self._duplicates += 1
             return Duplicate(self.identity, self.last_sequence)
-        self._jumps += 1
-        hello_wanted = not self._asked
-        self._asked = True
+        self._gaps += 1
+        hello_wanted = not self._hello_asked
+        self._hello_asked = True
         return SequenceGap(self.identity, self.last_sequence, sequence - 1 - self.last_sequence, hello_wanted)
 
-    def counts(self) -> LifeCounts:
-        """The counts of this moment."""
-        return LifeCounts(
+    def counts(self) -> ProcessCounts:
+        """Return the present counts."""
+        return ProcessCounts(
             first_sequence=self._first_sequence,
             last_sequence=self.last_sequence,
             admitted=self._admitted,
             missing=self._missing,
             duplicates=self._duplicates,
-            jumps=self._jumps,
+            gaps=self._gaps,
         )
 
 
-def _find_contradiction(identity: RankIdentity, life: _Life | None) -> Refused | None:
+def _find_contradiction(identity: RankIdentity, process: _RankProcess | None) -> Refused | None:
     if identity.rank >= identity.world_size:
         detail = (
-            f"rank {identity.rank} says that its world has {identity.world_size} ranks, numbered from 0 (from RANK and "
+            f"rank {identity.rank} reports a world of {identity.world_size} ranks, numbered from 0 (from RANK and "
             "WORLD_SIZE of its process). Correct the environment that the launcher gives it."
         )
         return Refused(reason=REFUSED_RANK_OUTSIDE_WORLD, detail=detail)
-    if life is not None and life.identity != identity:
-        known = life.identity
+    if process is not None and process.identity != identity:
+        known = process.identity
         detail = (
             f"boot id {identity.boot_id} is known as rank {known.rank} of run {known.run!r} on node {known.node!r}, "
             f"process {known.pid}, and is now claimed by rank {identity.rank} of run {identity.run!r} on node "
-            f"{identity.node!r}, process {identity.pid}. It names one life of one process: start the agent anew there."
+            f"{identity.node!r}, process {identity.pid}. It names one process: restart the agent there."
         )
         return Refused(reason=REFUSED_IDENTITY_CHANGED, detail=detail[:DETAIL_LENGTH_MAX])
     return None
@@ -388,7 +398,7 @@ def _find_contradiction(identity: RankIdentity, life: _Life | None) -> Refused |
 def _refuse_full(what: str, count: int, count_max: int) -> Refused:
     detail = (
         f"this collector knows {count} {what}; {what}_max in its configuration is {count_max}. Raise it there, or wait "
-        "until something that has ended is forgotten; this rank asks again by itself."
+        "until an ended one is forgotten; this rank tries again by itself."
     )
     return Refused(reason=REFUSED_FULL, detail=detail)
 
@@ -396,7 +406,7 @@ def _refuse_full(what: str, count: int, count_max: int) -> Refused:
 def _refuse_world(identity: RankIdentity, others: int, ranks_max: int) -> Refused:
     detail = (
         f"run {identity.run!r} has {identity.world_size} ranks, and the other runs that this collector knows have "
-        f"{others}; ranks_max in its configuration is {ranks_max}. Raise it there, or wait until something that has "
-        "ended is forgotten; this rank asks again by itself."
+        f"{others}; ranks_max in its configuration is {ranks_max}. Raise it there, or wait until a run that has "
+        "ended is forgotten; this rank tries again by itself."
     )
     return Refused(reason=REFUSED_FULL, detail=detail[:DETAIL_LENGTH_MAX])

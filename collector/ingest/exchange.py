@@ -1,4 +1,4 @@
-"""What the receiving thread and the thread of the state of all runs give each other, in two queues."""
+"""Connect the receive thread and the thread that keeps run state, by two queues and a shared compute slot."""
 
 import contextlib
 import os
@@ -11,20 +11,20 @@ from typing import Final, NamedTuple
 from rankscope.collector.runs.events import PeerEvent
 
 EVENTS_WAITING_MAX: Final = 32_768
-"""Two seconds of 16,384 ranks, about 60 MB. Beyond that the receiving thread reads no more until the state has caught
-up."""
+"""Two seconds of 16,384 ranks, about 60 MB. Beyond it the receive thread stops reading until the state has caught up.
+"""
 
-TURN_WAIT_S: Final = 0.05
-"""Longest wait for the other thread's turn to end: then both compute, which is slow, but nobody waits for longer."""
+SLOT_WAIT_S: Final = 0.05
+"""Longest wait for the compute slot of the other thread; after it both compute, which is slow."""
 
 
 AddressedEvent = tuple[str, PeerEvent]
-"""The name of a run, and what happens to it."""
+"""The name of a run, and an event of it."""
 
 
 class Numbered(NamedTuple):
-    """The peer that waits for an acknowledgement, the number up to which everything of it is in the state once the
-    batch is, and the life it is of.
+    """A numbered message to acknowledge: the peer that waits for it, the number up to which every message of the peer
+    is in the run state once the batch is, and the boot id of the rank process it belongs to.
     """
 
     peer: bytes
@@ -33,80 +33,80 @@ class Numbered(NamedTuple):
 
 
 @dataclass(slots=True)
-class Batch:
-    """What one turn has read: events in their order, and what is to be acknowledged once they are in the state."""
+class EventBatch:
+    """The events of one receive pass, in order, and what to acknowledge once they are in the run state."""
 
     events: list[AddressedEvent] = field(default_factory=list)
     numbered: list[Numbered] = field(default_factory=list)
-    """What to acknowledge: of each numbered message."""
+    """One for each numbered message."""
     at_once: set[bytes] = field(default_factory=set)
-    """Peers that wait for it: the last message of a life, or one that came a second time."""
+    """Peers to acknowledge without delay: after the last message of a rank process, or a duplicate."""
     notices: list[Numbered] = field(default_factory=list)
     """Notices of sidecars, each acknowledged by its own number."""
-    untaken: set[str] = field(default_factory=set)
-    """Lives that no run knows, as the thread of the state has found: nothing of theirs may be acknowledged."""
-    unknown: set[str] = field(default_factory=set)
-    """Those of them that have to say Hello again. The others have been asked when an earlier batch came back."""
+    without_run: set[str] = field(default_factory=set)
+    """Boot ids of rank processes that no run knows: none of their messages may be acknowledged."""
+    hello_wanted: set[str] = field(default_factory=set)
+    """Those of them to ask for a Hello. The others were asked when an earlier batch came back."""
     messages: int = 0
-    """How many it was made of."""
+    """How many messages it was made of."""
 
 
 class AskForClock(NamedTuple):
-    """Ask this life of a rank what time it is."""
+    """Ask a rank process for the time of its clock."""
 
     boot_id: str
 
 
-Answer = Batch | AskForClock
-"""What the thread of the state asks of the receiving one. A Batch that comes back has been taken in."""
+Answer = EventBatch | AskForClock
+"""What the state thread asks of the receive thread. A batch that comes back has been processed."""
 
 
 class Exchange:
-    """The two queues, a bell for each side, and turns. Everything here may be called from both threads."""
+    """The two queues, a wake-up for each side, and the compute slot. Every method may be called from both threads."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
-        self._inbox: list[Batch] = []
+        self._inbox: list[EventBatch] = []
         self._events = 0
         self._outbox: deque[Answer] = deque()
-        self._turn = threading.Lock()
-        self.bell, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        """Readable when there is something in the outbox, or `ring` was called."""
+        self._slot = threading.Lock()
+        self.wakeup_fd, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """Readable when there is something in the outbox, or `wake` was called."""
 
     @property
     def is_full(self) -> bool:
-        """Whether as many events wait for the state as may."""
+        """Whether EVENTS_WAITING_MAX events wait for the state thread."""
         return self._events >= EVENTS_WAITING_MAX
 
     @property
     def has_batches(self) -> bool:
-        """Whether anything waits for the state."""
+        """Whether any batch waits for the state thread."""
         return bool(self._inbox)
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """While it lasts the other thread mostly does not compute, but waits for its own turn.
+    def compute_slot(self) -> Iterator[None]:
+        """Context in which the other threads that use the slot mostly do not compute. Only speed depends on it.
 
-        Nothing depends on it but speed. Each call into ZeroMQ lets go of Python's lock, two in a message, and a
-        thread that computes then keeps it for up to `sys.getswitchinterval()`: two threads that compute side by side
-        spend more time on handing the lock over than on their work.
+        Each call into ZeroMQ releases the interpreter's lock, two in a message, and a thread that computes then holds
+        it for up to `sys.getswitchinterval()`: two threads that compute side by side spend more time on handing the
+        lock over than on their work.
         """
-        is_own = self._turn.acquire(timeout=TURN_WAIT_S)
+        is_own = self._slot.acquire(timeout=SLOT_WAIT_S)
         try:
             yield
         finally:
             if is_own:
-                self._turn.release()
+                self._slot.release()
 
-    def hand_on(self, batch: Batch) -> None:
-        """From the receiving thread: something to be taken in."""
+    def put(self, batch: EventBatch) -> None:
+        """Queue a batch for the state thread."""
         with self._arrived:
             self._inbox.append(batch)
             self._events += len(batch.events)
             self._arrived.notify()
 
-    def take(self, wait_s: float) -> list[Batch]:
-        """To the thread of the state: everything that waits, in order; nothing when nothing came within that time."""
+    def get(self, wait_s: float) -> list[EventBatch]:
+        """Return all batches that wait for the state thread, in order; none if none came within `wait_s`."""
         with self._arrived:
             if not self._inbox:
                 self._arrived.wait(max(0.0, wait_s))
@@ -114,31 +114,31 @@ class Exchange:
             return batches
 
     def interrupt(self) -> None:
-        """Make the present `take` return; from any thread, and from a signal's handler."""
+        """Make a waiting `get` return; also from a signal handler."""
         with self._arrived:
             self._arrived.notify_all()
 
     def answer(self, *answers: Answer) -> None:
-        """From the thread of the state: to be done by the receiving one, soon."""
+        """Queue answers for the receive thread, and wake it."""
         if answers:
             self._outbox.extend(answers)
-            self.ring()
+            self.wake()
 
-    def take_answers(self) -> list[Answer]:
-        """To the receiving thread: everything that is to be done, in order."""
+    def get_answers(self) -> list[Answer]:
+        """Return all answers that wait for the receive thread, in order."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self.bell, 4096)  # many rings are one; one that is lost rings for what is taken now
+            os.read(self.wakeup_fd, 4096)  # clears all wake-ups before the outbox is read, so that none is missed
         answers: list[Answer] = []
         while self._outbox:
             answers.append(self._outbox.popleft())
         return answers
 
-    def ring(self) -> None:
-        """Wake the receiving thread."""
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake anyway; or closed
-            os.write(self._rope, b"\0")
+    def wake(self) -> None:
+        """Wake the receive thread."""
+        with contextlib.suppress(BlockingIOError, OSError):  # the pipe is full: it will wake anyway; or closed
+            os.write(self._wakeup_write, b"\0")
 
     def close(self) -> None:
-        """Let go of the bell. Both threads are through."""
-        os.close(self.bell)
-        os.close(self._rope)
+        """Close the wake-up pipe. Both threads must have ended."""
+        os.close(self.wakeup_fd)
+        os.close(self._wakeup_write)

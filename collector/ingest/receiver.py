@@ -105,7 +105,7 @@ class Receiver:
         """Frames that are no message, by DecodeReason, and those of refusal_reasons.py."""
         self.connections_refused: dict[str, int] = {}
         """Connections that were not let in, by the reasons of refusal_reasons.py."""
-        self.unsent: dict[str, int] = {}
+        self.send_failures: dict[str, int] = {}
         """Messages that could not be sent, by reason: the peer is gone (`unroutable`) or does not read (`full`)."""
         self.open_files_max = raise_open_files_limit()
         """How many files, and so roughly how many ranks, this process may have open."""
@@ -142,18 +142,18 @@ class Receiver:
         Waits at most `timeout_ms` for the first frame, for somebody who wants to connect or for a watched file, and for
         no second one.
         """
-        return list(self.take(self.wait(timeout_ms), batch_max))
+        return list(self.receive(self.wait(timeout_ms), batch_max))
 
     def wait(self, timeout_ms: int) -> Ready:
         """The first half of `poll`: what `take` then finds."""
         self._send_answers()
         return self._router.wait(timeout_ms)
 
-    def is_among(self, ready: Ready) -> bool:
+    def has_messages(self, ready: Ready) -> bool:
         """Whether there are messages among what is ready."""
         return self._router.has_messages(ready)
 
-    def take(self, ready: Ready, batch_max: int) -> Iterator[Received]:
+    def receive(self, ready: Ready, batch_max: int) -> Iterator[Received]:
         """The second half of `poll`, also when somebody else has polled: each is read when it is asked for. A relay's
         batch is taken as a whole, and each message in it counts: the backlog of a relay is more than one pass, in which
         it would be over its budget.
@@ -176,7 +176,7 @@ class Receiver:
             elif message is not None:
                 yield Received(heard.name, message, heard.key, heard.body, address=heard.connection.address)
 
-    def take_refusals(self) -> list[Refusal]:
+    def drain_refusals(self) -> list[Refusal]:
         """Return what was refused since the last call, the latest REFUSALS_KEPT_MAX of it."""
         refusals = list(self._refusals)
         self._refusals.clear()
@@ -226,7 +226,7 @@ class Receiver:
             return None
 
     def _send_answers(self) -> None:
-        for relay, answers in () if self._relays is None else self._relays.take_answers():
+        for relay, answers in () if self._relays is None else self._relays.drain_answers():
             if self._try_send(relay, encode(answers)) == UNROUTABLE and self._relays is not None:
                 self._relays.forget(relay)
 
@@ -234,7 +234,7 @@ class Receiver:
         """Why a frame could not be sent, after that was counted; None: it was."""
         reason = self._router.send(peer, frame)
         if reason is not None:
-            _count(self.unsent, reason)
+            _count(self.send_failures, reason)
         return reason
 
     def _decode(self, heard: Heard) -> Message | None:

@@ -180,10 +180,10 @@ class Relays:
         return found
 
     def answer(self, relay: bytes, peer: bytes, message: Message) -> None:
-        """Keep an answer for a rank behind a relay until `take_answers`."""
+        """Keep an answer for a rank behind a relay until `drain_answers`."""
         self._answers.setdefault(relay, []).append(RelayedFrame(peer, encode(message)))
 
-    def take_answers(self) -> list[tuple[bytes, Relayed]]:
+    def drain_answers(self) -> list[tuple[bytes, Relayed]]:
         """Everything that is to go back, in batches, with the relay that each is for."""
         answers, self._answers = self._answers, {}
         return [

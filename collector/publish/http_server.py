@@ -33,7 +33,7 @@ from typing import Any, Final, cast
 
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.pacing import TakeTurn
+from rankscope.collector.pacing import ComputeSlot
 from rankscope.collector.publish.api.event_stream import EVENT_STREAM, EVENTS_PATH, RETRY_AFTER, EventStream, LiveFeed
 from rankscope.collector.publish.api.routes_api import Api
 from rankscope.collector.publish.http_auth import (
@@ -91,7 +91,7 @@ class HttpServer:
         read_report: Callable[[str], bytes] | None = None,
         store: Path | None = None,
         metric_pages: MetricPages | None = None,
-        take_turn: TakeTurn = contextlib.nullcontext,
+        take_turn: ComputeSlot = contextlib.nullcontext,
         orders: SnapshotRequests | None = None,
     ) -> None:
         problem = find_address_problem(address, listening=True)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from rankscope.collector.incidents.incident import STATES, Incident
-from rankscope.collector.pacing import TakeTurn
+from rankscope.collector.pacing import ComputeSlot
 from rankscope.collector.publish.metrics.page_cache import PageCache, decompress
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
 from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
@@ -101,7 +101,7 @@ class Routes:
         read_report: Callable[[str], bytes] | None = None,
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
         metric_pages: MetricPages | None = None,
-        take_turn: TakeTurn = contextlib.nullcontext,
+        take_turn: ComputeSlot = contextlib.nullcontext,
         orders: SnapshotRequests | None = None,
     ) -> None:
         self._answer_first = answer_first

@@ -96,7 +96,7 @@ class Relay:
         for link in self._links.values():
             for reason, count in link.dropped.items():
                 dropped[reason] = dropped.get(reason, 0) + count
-        unsent = sum(self._receiver.unsent.values())
+        unsent = sum(self._receiver.send_failures.values())
         if unsent:
             dropped[REPLY_FAILED] = unsent
         refused = {**self._receiver.refused, **self._receiver.connections_refused, **self._refused}
@@ -124,10 +124,10 @@ class Relay:
         # Upwards: rounded down, the last millisecond would be spent in a busy loop.
         ready = dict(self._poller.poll(-(-remaining_ns // NS_PER_MS)))
         with self._faults.contain("relay", "messages could not be read; the next pass continues with those after them"):
-            for received in self._receiver.take(ready, RECEIVES_PER_TURN_MAX):
+            for received in self._receiver.receive(ready, RECEIVES_PER_TURN_MAX):
                 with self._faults.contain("relay", f"a {type(received.message).__name__} could not be passed on"):
                     self._pass_on(received)
-        for refusal in self._receiver.take_refusals():
+        for refusal in self._receiver.drain_refusals():
             self._refusals.note(refusal)
         for link in self._links.values():
             answers, has_opened = link.receive(ready)

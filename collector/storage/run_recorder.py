@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.pacing import GilYielder, TakeTurn, chunked
+from rankscope.collector.pacing import ComputeSlot, GilYielder, chunked
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.run import RunState
@@ -78,13 +78,13 @@ class _Changes(NamedTuple):
 
     saved: SavedRun
     story: SavedStory
-    lives: Mapping[tuple[str, int], tuple[int, LazySavedRank]]
+    ranks: Mapping[tuple[str, int], tuple[int, LazySavedRank]]
     collectives: CollectiveSums
     known: Mapping[tuple[str, int], _Saved]
     steps: Sequence[StepAggregate]
 
 
-class Unwritten(NamedTuple):
+class UnwrittenState(NamedTuple):
     """What a recorder leaves whose store was lost: what waited, intervals begun, and the last picture shown."""
 
     batch: Batch
@@ -103,7 +103,7 @@ def is_too_old(snapshot: Snapshot, present: Snapshot) -> bool:
 
 class Recorder:
     """Told of everything once a tick by the collector's loop. `count` is called with what has gone wrong, each time.
-    `take_turn`: with whom its thread takes turns.
+    `compute_slot`: with whom its thread takes turns.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class Recorder:
         config: CollectorConfig,
         count: Callable[[str], object],
         *,
-        take_turn: TakeTurn = contextlib.nullcontext,
+        compute_slot: ComputeSlot = contextlib.nullcontext,
     ) -> None:
         """Open the file once more, for the thread. Raises UnavailableError when that cannot be done."""
         self._database = database
         self._store = HistoryStore(database)
         self._config = config
         self._count = count
-        self._turns = GilYielder(take_turn)
+        self._turns = GilYielder(compute_slot)
         self._intervals = RankIntervals(config.history_interval_s)
         self._lives: dict[tuple[str, int], _Saved] = {}
         self._stories: dict[str, SavedStory] = {}
@@ -159,17 +159,17 @@ class Recorder:
         """Begin to write."""
         self._thread.start()
 
-    def go_on_with(self, unwritten: Unwritten) -> None:
+    def resume(self, unwritten: UnwrittenState) -> None:
         """Write also what the recorder of a lost store could not. Before `start`."""
         self._waiting.take_back(unwritten.batch)
         self._waiting.dropped = unwritten.batch.dropped
         self._intervals, self._shown = unwritten.intervals, unwritten.shown
 
-    def abandon(self) -> Unwritten:
+    def abandon(self) -> UnwrittenState:
         """End, when the store is lost, and return what another recorder is to go on with."""
         self._thread.join()
         self._store.close()
-        return Unwritten(self._waiting, self._intervals, self._shown)
+        return UnwrittenState(self._waiting, self._intervals, self._shown)
 
     def tick(self, jobs: Iterable[RunState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
         """Hand over what has changed. `snapshot` is of the same moment as the jobs."""
@@ -243,7 +243,7 @@ class Recorder:
         counted = changes.saved.attempt, changes.collectives.steps
         if self._collectives.get(run) != counted:
             waiting.collectives[run], self._collectives[run] = changes.collectives, counted
-        waiting.lives.update(changes.lives)
+        waiting.ranks.update(changes.ranks)
         self._lives.update(changes.known)
         for step in changes.steps:
             waiting.add_step(run, step)
@@ -261,7 +261,7 @@ class Recorder:
         self._collectives.pop(run, None)
         self._lives = {key: saved for key, saved in self._lives.items() if key[0] != run}
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """Write what waits, once, and end. Runs stay known: the next collector goes on with them."""
         with self._changed:
             self._is_ending = True

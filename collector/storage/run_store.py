@@ -49,7 +49,7 @@ class KeptRun(NamedTuple):
 
     run: SavedRun
     story: SavedStory
-    lives: tuple[SavedRank, ...]
+    ranks: tuple[SavedRank, ...]
     collectives: SavedCounts | None = None
     """Only of a run that is loaded to go on with."""
 
@@ -107,7 +107,7 @@ class HistoryStore:
 
     def _write(self, batch: Batch, turns: GilYielder) -> None:
         # Some after the others: the rows of 16,384 lives together are 100 MB. And nobody else could write meanwhile.
-        lives = iter(batch.lives.items())
+        lives = iter(batch.ranks.items())
         rows = _make_rows(lives, turns)
         counts = [(run, draft.pack()) for run, draft in batch.collectives.items()]
         intervals = [(run, one, pack(one)) for run, one in batch.intervals]
@@ -166,7 +166,7 @@ class HistoryStore:
             self._connection.execute(statement, list(itertools.chain.from_iterable(found)))
 
     def _learn_ids(self, batch: Batch) -> None:
-        named = {run for run, _ in (*batch.steps, *batch.intervals, *batch.lives)}
+        named = {run for run, _ in (*batch.steps, *batch.intervals, *batch.ranks)}
         named |= batch.runs.keys() | batch.collectives.keys()
         for run in named - self._run_ids.keys():
             row = self._connection.execute("SELECT id FROM runs WHERE run = ?", (run,)).fetchone()
@@ -265,7 +265,7 @@ def _make_rows(lives: Iterator[_Life], turns: GilYielder) -> list[_LifeRow]:
         for (run, rank), (attempt, life) in some:
             saved = life if isinstance(life, SavedRank) else life.build()
             rows.append(_LifeRow(run, rank, attempt, msgspec.json.encode(saved).decode()))
-            turns.rest()
+            turns.maybe_yield()
     return rows
 
 

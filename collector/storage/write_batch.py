@@ -30,7 +30,7 @@ class Batch:
         self._intervals_max = intervals_max
         self.runs: dict[str, SavedRun] = {}
         self.stories: dict[str, SavedStory] = {}
-        self.lives: dict[tuple[str, int], tuple[int, SavedRank | LazySavedRank]] = {}
+        self.ranks: dict[tuple[str, int], tuple[int, SavedRank | LazySavedRank]] = {}
         """By run and rank: the attempt, and the life in it, or what it is made from when it is written."""
         self.collectives: dict[str, CollectiveSums] = {}
         """Of all ranks of a run's present attempt."""
@@ -75,7 +75,7 @@ class Batch:
         self.forgotten |= earlier.forgotten - self.runs.keys()
         self.runs = {**earlier.runs, **self.runs}
         self.stories = {**earlier.stories, **self.stories}
-        self.lives = {**earlier.lives, **self.lives}
+        self.ranks = {**earlier.ranks, **self.ranks}
         self.collectives = {**earlier.collectives, **self.collectives}
         self.steps.extendleft(reversed(earlier.steps))
         self.intervals.extendleft(reversed(earlier.intervals))
@@ -86,12 +86,12 @@ class Batch:
     def _trim_runs(self) -> None:
         """Each start of a name is another run: while nothing can be written their number is not that of the names."""
         forgotten = [run for run in self.runs if run in self.forgotten]
-        while len(forgotten) > FORGOTTEN_RUNS_MAX or (forgotten and len(self.lives) > LIVES_WAITING_MAX):
+        while len(forgotten) > FORGOTTEN_RUNS_MAX or (forgotten and len(self.ranks) > LIVES_WAITING_MAX):
             oldest = forgotten.pop(0)
             del self.runs[oldest]
             self.stories.pop(oldest, None)
             self.collectives.pop(oldest, None)
-            self.lives = {key: life for key, life in self.lives.items() if key[0] != oldest}
+            self.ranks = {key: life for key, life in self.ranks.items() if key[0] != oldest}
             self.dropped += 1
 
     def _trim(self) -> None:

@@ -185,7 +185,7 @@ class _Work:
 
     def rest(self) -> None:
         self.longest_s = max(self.longest_s, time.thread_time() - self._from_s)
-        self._turns.rest()
+        self._turns.maybe_yield()
         self._from_s = time.thread_time()
 
 

@@ -58,9 +58,9 @@ def test_the_conversations_have_ranks_that_are_taken_in() -> None:
 
 
 def test_a_target_says_so_when_counts_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hear_wrongly(life: admission._Life, hello: Hello) -> None:
-        life.last_sequence = hello.first_sequence + 7
+    def apply_wrongly(process: admission._RankProcess, hello: Hello) -> None:
+        process.last_sequence = hello.first_sequence + 7
 
-    monkeypatch.setattr(admission._Life, "hear_hello", hear_wrongly)
+    monkeypatch.setattr(admission._RankProcess, "apply_hello", apply_wrongly)
     with pytest.raises(AssertionError):
         fuzz_admission(build_conversations()[0])

@@ -117,7 +117,7 @@ class ListeningCollector:
                     acknowledgements.note(peer, answer.through, time.monotonic_ns(), interval_ns=interval_ns)
                 else:
                     self._router.send_multipart([peer, encode(answer)])
-            for peer, through in acknowledgements.take_due(time.monotonic_ns()).items():
+            for peer, through in acknowledgements.pop_due(time.monotonic_ns()).items():
                 self._router.send_multipart([peer, encode(Ack(through=through))])
 
     def _take(self, peer: bytes, message: Message) -> Message:

@@ -1,4 +1,4 @@
-"""A fault of the collector's own code costs what it is about, and nothing is acknowledged that no run has taken in."""
+"""Faults in the collector's own code stay contained, and no message is acknowledged that no run has handled."""
 
 import contextlib
 import re
@@ -60,7 +60,7 @@ def first(kind: type[object]) -> Fails:
     return is_first
 
 
-def test_a_rank_whose_run_did_not_take_it_in_is_asked_for_its_hello(caplog: pytest.LogCaptureFixture) -> None:
+def test_rank_whose_hello_failed_is_asked_for_another(caplog: pytest.LogCaptureFixture) -> None:
     with failing(first(RankJoined)) as service, connected(service.endpoint, "boot-one") as peer:
         peer.join()
         for sequence in range(1, 4):
@@ -74,7 +74,7 @@ def test_a_rank_whose_run_did_not_take_it_in_is_asked_for_its_hello(caplog: pyte
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_report_that_no_run_can_take_in_is_acknowledged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_report_that_fails_is_acknowledged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     def is_second_report(event: RunEvent) -> bool:
         return isinstance(event, ReportAdmitted) and event.report.sequence == 2
 
@@ -84,7 +84,7 @@ def test_a_report_that_no_run_can_take_in_is_acknowledged_and_counted(caplog: py
     assert re.search(r"run 'good@\w+': ReportAdmitted could not be handled", caplog.text)
 
 
-def test_a_fault_of_one_run_leaves_the_others_alone() -> None:
+def test_fault_of_one_run_leaves_the_others_alone() -> None:
     def is_of_bad_run(event: RunEvent) -> bool:
         return isinstance(event, RankJoined) and event.hello.identity.run == "bad"
 
@@ -104,7 +104,7 @@ def test_a_fault_of_one_run_leaves_the_others_alone() -> None:
         assert service._faults.counts == {"run_state": 3}
 
 
-def test_a_snapshot_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_snapshot_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     draft = RunState.draft
     failures: list[str] = []
 
@@ -125,14 +125,14 @@ def test_a_snapshot_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFi
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_fault_in_reading_messages_does_not_end_a_relay(caplog: pytest.LogCaptureFixture) -> None:
+def test_fault_in_reading_messages_does_not_end_a_relay(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_receiver: Receiver, _ready: Ready, _batch_max: int) -> Iterator[Received]:
         raise ZeroDivisionError
         yield
 
-    config = RelayConfig(listen="tcp://127.0.0.1:0", collector="tcp://127.0.0.1:1")  # nobody listens there
+    config = RelayConfig(listen="tcp://127.0.0.1:0", collector="tcp://127.0.0.1:1")  # nothing listens there
     with pytest.MonkeyPatch.context() as patch, contextlib.closing(Relay(config, SystemClock())) as relay:
-        patch.setattr(Receiver, "take", fail)
+        patch.setattr(Receiver, "receive", fail)
         relay.take_turn(0)
     assert "messages could not be read" in caplog.text
     assert "ZeroDivisionError" in caplog.text
@@ -152,7 +152,7 @@ def _find_all(text: str) -> int | None:
         re.search(said, text) is not None
         for said in (
             r"run 'good@\w+': Hello of rank 0 of 1 on node n, restart 0, process 1",
-            r"run 'good@\w+': the rank of boot id boot-one has ended: finished",
+            r"run 'good@\w+': the rank process with boot id boot-one ended: finished",
             "a snapshot of 1 runs took ",
         )
     ]

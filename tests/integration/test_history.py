@@ -321,7 +321,7 @@ store = HistoryStore(Database(Path(sys.argv[1])))
 for number in itertools.count():
     batch = Batch()
     batch.put_run(run_of("story", attempt=number))
-    batch.lives["story", 0] = number, life_of("story", 0)
+    batch.ranks["story", 0] = number, life_of("story", 0)
     batch.add_step("story", step_of(number))
     batch.add_interval("story", interval_of(float(number)))
     store.write(batch)
@@ -338,6 +338,6 @@ def test_a_writer_that_is_killed_loses_nothing_that_it_had_written_and_leaves_no
         steps = [step.step for step in history.read_steps()]
         intervals = list(history.read_intervals())
     assert kept.run.attempt in {last, last + 1}
-    assert (len(kept.lives), rows_unreadable) == (1, 0)
+    assert (len(kept.ranks), rows_unreadable) == (1, 0)
     assert steps == list(range(kept.run.attempt + 1))
     assert len(intervals) == len(steps)

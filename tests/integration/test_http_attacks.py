@@ -127,7 +127,7 @@ def store(tmp_path: Path) -> Path:
     path, batch = tmp_path / "store.db", Batch()
     batch.put_run(msgspec.structs.replace(run_of("large"), world_size=RANKS))
     for rank in range(RANKS):
-        batch.lives["large", rank] = 0, life_of("large", rank)
+        batch.ranks["large", rank] = 0, life_of("large", rank)
     with contextlib.closing(Database(path)) as database, contextlib.closing(HistoryStore(database)) as history:
         history.write(batch)
     return path

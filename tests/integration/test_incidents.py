@@ -121,7 +121,7 @@ def test_it_is_there_when_the_collector_starts_again_after_a_kill(seen: Seen) ->
     assert (incident["opened_wall_s"], incident["sentence"]) == (seen.opened["opened_wall_s"], seen.opened["sentence"])
 
 
-def test_found_again_it_goes_on_and_does_not_begin_anew(seen: Seen) -> None:
+def test_found_again_it_goes_on_and_does_not_replace_store(seen: Seen) -> None:
     assert (seen.continued["id"], seen.continued["opened_wall_s"]) == (1, seen.opened["opened_wall_s"])
     assert seen.continued["since_step"] == seen.opened["since_step"]
     assert [change["what"] for change in seen.continued["changes"]] == ["opened", "continued"]

@@ -1,4 +1,4 @@
-"""A collector whose store cannot be used when it starts, in this process and with a clock that the test drives."""
+"""A collector whose store cannot be used at first, in this process and with a clock that the test drives."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from tests.unit.collector.runs.kept_runs import life_of, run_of
 
 
 class Direct:
-    """What a story tells, handed to the collector as if it had come over the wire."""
+    """Stands for a run: passes the events of a story to the collector as if they had come over a connection."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -42,12 +42,12 @@ class Direct:
         self._receive(Received(hello.identity.boot_id.encode(), hello))
 
     def _receive(self, received: Received) -> None:
-        self._service._take(self._service._reception.admit([received]))
+        self._service._process_batch(self._service._receive_thread.admit([received]))
 
 
 @contextlib.contextmanager
 def collecting(path: Path, clock: DrivenClock) -> Iterator[Service]:
-    """A collector that ticks when it is told to."""
+    """A collector that ticks only when the test calls `_tick`."""
     config = CollectorConfig(listen="tcp://127.0.0.1:0", http_listen="127.0.0.1:0", store=str(path))
     service = Service(config, clock)
     try:
@@ -57,13 +57,13 @@ def collecting(path: Path, clock: DrivenClock) -> Iterator[Service]:
         service.run()  # which only closes everything
 
 
-def test_a_store_that_can_be_used_only_later_gets_the_runs_and_their_steps(tmp_path: Path) -> None:
+def test_store_usable_only_later_gets_the_runs_and_steps(tmp_path: Path) -> None:
     path, clock, story = tmp_path / "later" / "store.db", DrivenClock(), Story(2)
     with collecting(path, clock) as service:
-        story.job = Direct(service)  # type: ignore[assignment]  # it takes what a story gives
+        story.job = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
         story.join().train(10)
         service._tick()
-        weakness = service._find_weakness()
+        weakness = service._find_degradation()
         assert weakness is not None
         assert weakness.startswith("nothing is written to the store, and all is kept in memory: the store ")
         assert service.snapshot.counts.store_writable is False
@@ -71,7 +71,7 @@ def test_a_store_that_can_be_used_only_later_gets_the_runs_and_their_steps(tmp_p
         clock.now_s += RETRY_S
         story.train(10)
         service._tick()
-        assert service._find_weakness() is None
+        assert service._find_degradation() is None
     with opening_run(path, "story") as history:
         assert [step.step for step in history.read_steps()] == list(range(20))
     with collecting(path, clock) as again:
@@ -79,13 +79,13 @@ def test_a_store_that_can_be_used_only_later_gets_the_runs_and_their_steps(tmp_p
         assert [run.run for run in again.snapshot.runs] == ["story"]
 
 
-def test_a_run_that_makes_no_sense_keeps_no_collector_from_starting(tmp_path: Path) -> None:
+def test_invalid_run_keeps_no_collector_from_starting(tmp_path: Path) -> None:
     """One run has a world of -1 ranks."""
     path = tmp_path / "store.db"
     batch = Batch()
     for name, world_size in (("odd", -1), ("sound", 2)):
         batch.put_run(msgspec.structs.replace(run_of(name), world_size=world_size))
-        batch.lives[name, 0] = 0, life_of(name, 0)
+        batch.ranks[name, 0] = 0, life_of(name, 0)
     with contextlib.closing(Database(path)) as database, contextlib.closing(HistoryStore(database)) as store:
         store.write(batch)
     with collecting(path, DrivenClock()) as service:
@@ -95,7 +95,7 @@ def test_a_run_that_makes_no_sense_keeps_no_collector_from_starting(tmp_path: Pa
         assert service._admission.world_size("odd") is None
 
 
-def test_a_file_whose_folder_never_comes_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_folder_of_the_store_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = DrivenClock()
     with collecting(tmp_path / "never" / "store.db", clock) as service:
         for _ in range(4):
@@ -105,20 +105,20 @@ def test_a_file_whose_folder_never_comes_costs_nothing_else(tmp_path: Path, capl
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
 
-def test_store_whose_folder_was_removed_gets_the_runs_when_it_is_back(tmp_path: Path) -> None:
+def test_store_gets_the_runs_when_its_folder_is_back(tmp_path: Path) -> None:
     path, clock, story = tmp_path / "folder" / "store.db", DrivenClock(), Story(2)
     path.parent.mkdir()
 
     def tick_until(service: Service, is_so: Callable[[], bool]) -> None:
-        def look() -> bool | None:
+        def tick() -> bool | None:
             clock.now_s += 0.1
             service._tick()
             return is_so() or None
 
-        wait_for(look, lambda: f"{service._find_weakness()}", 30)
+        wait_for(tick, lambda: f"{service._find_degradation()}", 30)
 
     with collecting(path, clock) as service:
-        story.job = Direct(service)  # type: ignore[assignment]  # it takes what a story gives
+        story.job = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
         story.join().train(10)
         tick_until(service, lambda: service.snapshot.counts.store_bytes not in (None, 0))
         path.parent.rename(tmp_path / "away")
@@ -129,7 +129,7 @@ def test_store_whose_folder_was_removed_gets_the_runs_when_it_is_back(tmp_path: 
         clock.now_s += RETRY_S
         tick_until(service, lambda: service.snapshot.counts.store_writable is True)
         assert service.snapshot.counts.stores_lost == {"removed": 1}
-        weakness = service._find_weakness()
+        weakness = service._find_degradation()
         assert weakness is not None
         assert weakness.startswith(f"{path} was removed while the collector had it open as its store. At ")
         story.train(10)

@@ -1,4 +1,4 @@
-"""Runs that are over or not heard of any more, in a collector in this process and with a clock that the test drives."""
+"""Runs that are over or lost, in a collector in this process and with a clock that the test drives."""
 
 import contextlib
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SILENT_S = 15.0
 
 @contextlib.contextmanager
 def collecting(clock: DrivenClock, store: Path | None = None) -> Iterator[Service]:
-    """A collector that ticks when it is told to."""
+    """A collector that ticks only when the test calls `_tick`."""
     path = "" if store is None else str(store)
     service = Service(CollectorConfig(listen="tcp://127.0.0.1:0", http_listen="127.0.0.1:0", store=path), clock)
     try:
@@ -35,7 +35,7 @@ def collecting(clock: DrivenClock, store: Path | None = None) -> Iterator[Servic
 def find_slow_rank(service: Service) -> Incident:
     """The incident of a rank that is slow from step 40 on."""
     story = Story(4)
-    story.job = Direct(service)  # type: ignore[assignment]  # it takes what a story gives
+    story.job = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
     story.join().train(40).train(60, forward={2: 30.0})
     service._tick()
     (incident,) = service._journal.incidents
@@ -48,7 +48,7 @@ def read_slow_rank(service: Service) -> Incident:
     return next(one for one in service._journal.incidents if one.kind == "straggler")
 
 
-def test_what_was_found_in_a_run_that_is_lost_is_told_as_past() -> None:
+def test_findings_of_a_lost_run_are_in_the_past_tense() -> None:
     clock = DrivenClock()
     with collecting(clock) as service:
         find_slow_rank(service)
@@ -61,7 +61,7 @@ def test_what_was_found_in_a_run_that_is_lost_is_told_as_past() -> None:
     assert (incident.is_open, incident.resolved_reason) == (False, "no longer found")
 
 
-def test_what_the_collector_before_found_in_a_run_that_is_lost_is_told_as_past(tmp_path: Path) -> None:
+def test_findings_before_a_restart_are_in_the_past_tense(tmp_path: Path) -> None:
     clock, store = DrivenClock(), tmp_path / "store.db"
     with collecting(clock, store) as service:
         find_slow_rank(service)
@@ -90,17 +90,17 @@ def test_each_short_run_of_a_name_may_have_its_own_key() -> None:
 
 
 def begin_and_finish(service: Service, boot_id: str, key: str) -> None:
-    """A run of one rank that says Hello and Goodbye at once."""
+    """A run of one rank that sends Hello and Goodbye at once."""
     identity = RankIdentity(
         run="bert", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id=boot_id, pid=1
     )
     hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=1)
-    said: tuple[Message, ...] = (hello, Goodbye(sequence=1, reason="finished"))
-    batch = service._reception.admit([Received(boot_id.encode(), message, key=key) for message in said])
-    service._take(batch)
+    messages: tuple[Message, ...] = (hello, Goodbye(sequence=1, reason="finished"))
+    batch = service._receive_thread.admit([Received(boot_id.encode(), message, key=key) for message in messages])
+    service._process_batch(batch)
 
 
-def test_run_that_is_forgotten_while_there_is_no_store_is_unknown_to_the_next_collector(tmp_path: Path) -> None:
+def test_run_forgotten_without_a_store_stays_forgotten(tmp_path: Path) -> None:
     clock, folder = DrivenClock(), tmp_path / "data"
     folder.mkdir()
     with collecting(clock, folder / "store.db") as service:

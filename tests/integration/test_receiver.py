@@ -106,7 +106,7 @@ def test_an_answer_reaches_the_peer(receiver: Receiver, dealer: Dealer) -> None:
     receive(receiver, 1)
     receiver.send(b"boot-one", Ack(through=7))
     assert decode(dealer.recv()) == Ack(through=7)
-    assert receiver.unsent == {}
+    assert receiver.send_failures == {}
 
 
 def test_a_poll_takes_no_more_than_its_batch(receiver: Receiver, dealer: Dealer) -> None:
@@ -205,7 +205,7 @@ def test_what_speaks_another_protocol_is_counted_as_a_broken_handshake(receiver:
 
 def test_an_answer_to_nobody_is_counted(receiver: Receiver) -> None:
     receiver.send(b"nobody", HelloWanted())
-    assert receiver.unsent == {"unroutable": 1}
+    assert receiver.send_failures == {"unroutable": 1}
 
 
 def test_answers_to_a_peer_that_does_not_read_are_counted(receiver: Receiver, connect: Connect) -> None:
@@ -214,9 +214,9 @@ def test_answers_to_a_peer_that_does_not_read_are_counted(receiver: Receiver, co
     receive(receiver, 1)
     long = Refused(reason="x" * 1024, detail="x" * 1024)
     deadline_s = time.monotonic() + DEADLINE_MS / 1000
-    while not receiver.unsent and time.monotonic() < deadline_s:
+    while not receiver.send_failures and time.monotonic() < deadline_s:
         receiver.send(b"boot-one", long)
-    assert set(receiver.unsent) == {"full"}
+    assert set(receiver.send_failures) == {"full"}
 
 
 # -- listening --------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_who_sends_more_in_a_pass_than_an_agent_does_is_cut_off(
                 dealer.send(encode(PONG), zmq.NOBLOCK)
         receiver.poll(100, 4 * RECEIVE_HWM)
     assert receiver.connections_refused == {"over_budget": 1}
-    (refusal,) = [one for one in receiver.take_refusals() if one.reason == "over_budget"][:1]
+    (refusal,) = [one for one in receiver.drain_refusals() if one.reason == "over_budget"][:1]
     assert refusal.address.startswith("127.0.0.1:")
 
 

@@ -43,7 +43,7 @@ def wait_until_kept(store: Path, run_id: str) -> None:
 
     def look() -> bool | None:
         with contextlib.suppress(UnavailableError), opening_run(store, run_id) as history:
-            return len(history.kept.lives) == 2 or None
+            return len(history.kept.ranks) == 2 or None
         return None
 
     wait_for(look, lambda: f"{run_id} is not in the store")

@@ -165,4 +165,4 @@ def test_ranks_without_an_account_and_lives_left_on_the_disk_are_seen() -> None:
 
 
 def test_errors_of_the_collector_are_seen_but_for_those_of_its_full_disk() -> None:
-    assert find_errors([{(ERRORS, "history_store"): 3, (ERRORS, "run_state"): 1}]) == ["1 errors in job_state"]
+    assert find_errors([{(ERRORS, "history_store"): 3, (ERRORS, "run_state"): 1}]) == ["1 errors in run_state"]

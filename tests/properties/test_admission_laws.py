@@ -71,7 +71,7 @@ def test_every_message_heard_is_counted_once(first: int, events: list[Heard]) ->
     counts = admission.counts(BOOT)
     assert counts is not None
     messages = sum(what == "number" for what, _ in events)
-    assert counts.admitted + counts.duplicates + counts.jumps == messages
+    assert counts.admitted + counts.duplicates + counts.gaps == messages
 
 
 @given(st.integers(1, 30), st.lists(st.integers(1, 60), max_size=60))

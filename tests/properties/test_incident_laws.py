@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import Incident, Rules
-from rankscope.collector.incidents.ledger import Ledger, RunLook
+from rankscope.collector.incidents.ledger import Ledger, RunFindings
 from tests.unit.collector.detect.findings import RUN, slow
 
 RULES = Rules(incidents_max=1_000, reopen_s=20.0, escalate_s=30.0, escalate_rank_s=50.0, restart_grace_s=15.0)
@@ -69,7 +69,7 @@ class Told:
                 self.ledger = Ledger(RULES, self.now_s, known=self.ledger.incidents)
                 self.open.clear()
                 self.numbers.clear()
-        for incident in self.ledger.take_changes().news:
+        for incident in self.ledger.drain_changes().news:
             self.news[incident.id].append(incident.changes[-1].what)
 
     def number(self, place: int) -> int:
@@ -88,7 +88,7 @@ class Told:
 
     def look(self, *, over: bool = False) -> None:
         """A tick."""
-        self.ledger.look([RunLook(RUN, tuple(self.open.values()), is_over=over, can_tell=True)], self.now_s)
+        self.ledger.reconcile([RunFindings(RUN, tuple(self.open.values()), is_over=over, is_judged=True)], self.now_s)
 
     def owners(self, number: int) -> Sequence[Incident]:
         """The open incidents that have had this finding."""
@@ -181,5 +181,5 @@ def test_what_findings_have_cost_is_what_incidents_have_cost(events: list[tuple[
             lost_s = (held[into].lost_rank_seconds or 0.0) + (finding.lost_rank_seconds or 0.0)
             held[into] = msgspec.structs.replace(held[into], lost_rank_seconds=lost_s)
         for _ in range(2):  # what speaks second for an incident is in its cost a look later
-            ledger.look([RunLook(RUN, tuple(held.values()), is_over=False, can_tell=True)], second)
+            ledger.reconcile([RunFindings(RUN, tuple(held.values()), is_over=False, is_judged=True)], second)
     assert sum(incident.lost_rank_seconds or 0.0 for incident in ledger.incidents) == pytest.approx(spent)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.pacing import GilYielder, TakeTurn
+from rankscope.collector.pacing import ComputeSlot, GilYielder
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.publish.metrics.page_lead import PrerenderLead
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
@@ -138,7 +138,7 @@ class PageCache:
         sleep: Callable[[float], None] = time.sleep,
         pages_max: int = PAGES_MAX,
         late_wait_s: float = LATE_WAIT_S,
-        take_turn: TakeTurn = contextlib.nullcontext,
+        take_turn: ComputeSlot = contextlib.nullcontext,
         orders: SnapshotRequests | None = None,
     ) -> None:
         self._read_snapshot = read_snapshot
@@ -323,7 +323,7 @@ class PageCache:
         self._is_writing_large, wanted.is_being_written = wanted.is_large, True
         try:
             with GilYielder(self._take_turn, sleep=self._sleep, now_s=self._now_s) as turns:
-                compressed, text_bytes = _compress(self._pages.render(snapshot, *key, rest=turns.rest))
+                compressed, text_bytes = _compress(self._pages.render(snapshot, *key, rest=turns.maybe_yield))
             ranks = sum(snapshot.sizes.values()) if key[0].path == METRICS_PATH else 0
             is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX
             wanted.is_large = not is_small

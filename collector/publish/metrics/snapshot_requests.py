@@ -87,4 +87,4 @@ class SnapshotRequests:
 
     def take(self, now_ns: int, took_ns: int) -> None:
         """One that was begun then has taken so long."""
-        self._pace.take(now_ns, took_ns)
+        self._pace.record(now_ns, took_ns)

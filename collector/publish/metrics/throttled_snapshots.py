@@ -47,6 +47,6 @@ class ThrottledSnapshots:
                 if latest is not self._shown:
                     began_ns = self._read_cpu_ns()
                     _ = latest.runs
-                    self._pace.take(now_ns, self._read_cpu_ns() - began_ns)
+                    self._pace.record(now_ns, self._read_cpu_ns() - began_ns)
                     self._shown = latest
             return self._shown

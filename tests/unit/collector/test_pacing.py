@@ -1,24 +1,41 @@
-"""Long work in turns with others: a piece, a rest, the next piece."""
+"""Long work in compute slots: work, a pause, more work; detection passes and other work within a share of a core."""
 
 import time
 
-from rankscope.collector.pacing import PAUSE_S, PIECE, WORK_PER_WAIT, WORK_S, GilYielder
-from tests.turn_log import TurnLog
+import pytest
+
+from rankscope.collector.pacing import (
+    CHUNK_RANKS,
+    PAUSE_S,
+    RENDERING_DEFER_NS_MAX,
+    SNAPSHOT_DEFER_NS_MAX,
+    WORK_PER_WAIT,
+    WORK_S,
+    CpuShareLimiter,
+    DetectionSchedule,
+    GilYielder,
+)
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
+from tests.slot_log import SlotLog
 from tests.unit.collector.runs.job_stories import Story
 
+SHARE = 0.05
+TICK_NS = NS_PER_S
+LASTED_NS = 600 * NS_PER_MS
 
-def test_who_works_rests_after_some_work_and_not_before() -> None:
-    rests_s: list[float] = []
-    with GilYielder(sleep=rests_s.append, now_s=at_once) as turns:
-        turns.rest()
+
+def test_yields_after_some_work_and_not_before() -> None:
+    pauses_s: list[float] = []
+    with GilYielder(sleep=pauses_s.append, now_s=at_once) as gil:
+        gil.maybe_yield()
         work(WORK_S)
-        turns.rest()
-    assert rests_s[-1:] == [PAUSE_S]
-    assert len(rests_s) <= 2
+        gil.maybe_yield()
+    assert pauses_s[-1:] == [PAUSE_S]
+    assert len(pauses_s) <= 2
 
 
 def at_once() -> float:
-    """A clock by which nobody ever waits for a turn, however long the machine lets this thread wait."""
+    """A clock by which no thread ever waits for a slot, however long the machine lets this thread wait."""
     return 100.0
 
 
@@ -28,44 +45,158 @@ def work(cpu_s: float) -> None:
         pass
 
 
-def test_who_works_has_its_turn_while_it_works_and_not_while_it_rests() -> None:
-    log = TurnLog()
-    with GilYielder(log.take, sleep=lambda _s: log.said.append("rests"), now_s=at_once) as turns:
+def test_slot_is_held_while_working_and_not_while_pausing() -> None:
+    log = SlotLog()
+    with GilYielder(log.slot, sleep=lambda _s: log.events.append("pauses"), now_s=at_once) as gil:
         work(WORK_S)
-        turns.rest()
-    assert log.said == ["begins", "ends", "rests", "begins", "ends"]
+        gil.maybe_yield()
+    assert log.events == ["begins", "ends", "pauses", "begins", "ends"]
 
 
-def test_who_has_waited_long_for_its_turn_works_longer_in_it() -> None:
-    rests_s: list[float] = []
+def test_long_wait_for_a_slot_is_followed_by_a_longer_slot() -> None:
+    pauses_s: list[float] = []
     waited_s = 20 * WORK_S / WORK_PER_WAIT
     times_s = iter((100.0, 100.0 + waited_s, 101.0, 101.0))
-    with GilYielder(sleep=rests_s.append, now_s=lambda: next(times_s)) as turns:
+    with GilYielder(sleep=pauses_s.append, now_s=lambda: next(times_s)) as gil:
         work(2 * WORK_S)
-        turns.rest()
-        assert rests_s == []
+        gil.maybe_yield()
+        assert pauses_s == []
         work(19 * WORK_S)
-        turns.rest()
-    assert rests_s == [PAUSE_S]
+        gil.maybe_yield()
+    assert pauses_s == [PAUSE_S]
 
 
-def test_nobody_has_a_turn_who_does_no_long_work() -> None:
-    log = TurnLog()
-    turns = GilYielder(log.take, sleep=lambda _s: None)
-    turns.rest()
-    assert log.said == []
-    with turns:
+def test_no_slot_is_held_outside_the_context() -> None:
+    log = SlotLog()
+    gil = GilYielder(log.slot, sleep=lambda _s: None)
+    gil.maybe_yield()
+    assert log.events == []
+    with gil:
         pass
-    turns.rest()
-    assert log.said == ["begins", "ends"]
+    gil.maybe_yield()
+    assert log.events == ["begins", "ends"]
 
 
-def test_a_tick_of_many_ranks_rests_between_pieces() -> None:
-    story = Story(3 * PIECE).join().train(6)
-    rests: list[int] = []
-    story.job.rest = lambda: rests.append(1)
+def test_tick_of_many_ranks_yields_between_chunks() -> None:
+    story = Story(3 * CHUNK_RANKS).join().train(6)
+    yields: list[int] = []
+    story.job.rest = lambda: yields.append(1)
     story.tick()
-    of_tick = len(rests)
+    of_tick = len(yields)
     story.job.draft(story.now_ns)
     assert of_tick >= 3 + 4  # the walk over the ranks; the view, the medians, and before and after them
-    assert len(rests) - of_tick == 3
+    assert len(yields) - of_tick == 3
+
+
+# -- CpuShareLimiter --------------------------------------------------------------------------------------------------
+
+
+def count_runs(cost_ns: int, seconds: int, share: float) -> int:
+    """How often the work is done when there is an opportunity every second."""
+    limiter, runs = CpuShareLimiter(share, NS_PER_S), 0
+    for second in range(seconds):
+        if limiter.is_due(second * NS_PER_S):
+            limiter.record(second * NS_PER_S, cost_ns)
+            runs += 1
+    return runs
+
+
+def test_work_below_its_share_runs_at_every_opportunity() -> None:
+    assert count_runs(cost_ns=50_000_000, seconds=100, share=0.05) == 100
+
+
+def test_work_above_its_share_is_spaced_to_it() -> None:
+    """0.2 s at 5 % is a run every 4 s; 0.21 s one every 4.2 s, with opportunities every second: every 5 s."""
+    assert count_runs(cost_ns=200_000_000, seconds=100, share=0.05) == 25
+    assert count_runs(cost_ns=210_000_000, seconds=100, share=0.05) == 20
+
+
+def test_work_that_became_cheap_runs_at_every_opportunity() -> None:
+    limiter = CpuShareLimiter(0.1, NS_PER_S)
+    limiter.record(0, NS_PER_S)
+    assert not limiter.is_due(9 * NS_PER_S)
+    assert limiter.is_due(10 * NS_PER_S)
+    limiter.record(10 * NS_PER_S, 1)
+    assert limiter.is_due(10 * NS_PER_S + 1)
+
+
+# -- DetectionSchedule ------------------------------------------------------------------------------------------------
+
+
+def after_a_pass(lasted_ns: int = LASTED_NS, cpu_ns: int = NS_PER_MS) -> DetectionSchedule:
+    """A schedule after a pass that ended at 0 and cost so little that the next is due at any time."""
+    schedule = DetectionSchedule(SHARE, TICK_NS)
+    schedule.record(-lasted_ns, 0, cpu_ns)
+    return schedule
+
+
+def runs_now(
+    schedule: DetectionSchedule, now_ns: int, next_request_ns: int | None = None, *, is_rendering: bool = False
+) -> bool:
+    return schedule.decide(now_ns, is_rendering=is_rendering, next_request_ns=next_request_ns)
+
+
+def test_first_pass_is_due_at_once() -> None:
+    assert runs_now(DetectionSchedule(SHARE, TICK_NS), 0)
+    assert runs_now(DetectionSchedule(SHARE, TICK_NS), 0, next_request_ns=1)
+
+
+def test_expensive_pass_delays_the_next_by_its_share() -> None:
+    schedule = DetectionSchedule(SHARE, TICK_NS)
+    schedule.record(0, NS_PER_S, 500 * NS_PER_MS)
+    assert not runs_now(schedule, 10 * NS_PER_S - 1)
+    assert not schedule.is_deferred, "it was not due"
+    assert runs_now(schedule, 10 * NS_PER_S)
+
+
+def test_pass_is_deferred_when_a_request_is_expected_within_it() -> None:
+    schedule = after_a_pass()
+    assert not runs_now(schedule, NS_PER_S, NS_PER_S + LASTED_NS // 2)
+    assert schedule.is_deferred
+
+
+def test_pass_that_ends_before_the_request_is_not_deferred() -> None:
+    schedule = after_a_pass()
+    assert runs_now(schedule, NS_PER_S, NS_PER_S + LASTED_NS)
+    assert not schedule.is_deferred
+
+
+def test_past_request_defers_no_pass() -> None:
+    assert runs_now(after_a_pass(), NS_PER_S, NS_PER_S - 1)
+
+
+def test_pass_waits_until_a_page_is_rendered() -> None:
+    schedule = after_a_pass()
+    request_ns = 5 * NS_PER_S
+    assert not runs_now(schedule, NS_PER_S, request_ns, is_rendering=True)
+    assert runs_now(schedule, NS_PER_S + 400 * NS_PER_MS, request_ns)
+
+
+@pytest.mark.parametrize("is_rendering", [True, False])
+def test_deferral_is_bounded_when_there_is_no_gap(is_rendering: bool) -> None:
+    schedule = after_a_pass()
+    for now_ns in range(NS_PER_S, NS_PER_S + SNAPSHOT_DEFER_NS_MAX, 100 * NS_PER_MS):
+        assert not runs_now(schedule, now_ns, now_ns + NS_PER_MS, is_rendering=is_rendering)
+    now_ns = NS_PER_S + SNAPSHOT_DEFER_NS_MAX
+    assert runs_now(schedule, now_ns, now_ns + NS_PER_MS, is_rendering=is_rendering)
+
+
+def test_pass_runs_after_a_snapshot_where_pages_leave_no_gap() -> None:
+    schedule = after_a_pass()
+    assert not runs_now(schedule, NS_PER_S, is_rendering=True)
+    snapshot_ns = NS_PER_S + RENDERING_DEFER_NS_MAX
+    assert not runs_now(schedule, snapshot_ns - 1, snapshot_ns + LASTED_NS, is_rendering=True)
+    assert not runs_now(schedule, snapshot_ns, snapshot_ns + LASTED_NS - 1, is_rendering=True)
+    assert runs_now(schedule, snapshot_ns, snapshot_ns + LASTED_NS, is_rendering=True)
+
+
+def test_each_pass_may_be_deferred_anew() -> None:
+    schedule = after_a_pass()
+    assert not runs_now(schedule, NS_PER_S, NS_PER_S + 1)
+    schedule.record(2 * NS_PER_S, 2 * NS_PER_S + LASTED_NS, NS_PER_MS)
+    assert not schedule.is_deferred
+    assert not runs_now(schedule, 20 * NS_PER_S, 20 * NS_PER_S + 1)
+
+
+def test_short_passes_are_deferred_only_by_an_imminent_request() -> None:
+    assert runs_now(after_a_pass(lasted_ns=20 * NS_PER_MS), NS_PER_S, NS_PER_S + 30 * NS_PER_MS)

@@ -47,7 +47,7 @@ def test_reports_are_read_back_as_they_were_written(spill: Spill) -> None:
     assert (spill.first_sequence, spill.last_sequence) == (1, 5)
 
 
-def test_a_log_may_begin_at_any_number_but_must_go_on_without_a_gap(spill: Spill) -> None:
+def test_a_log_may_begin_at_any_number_but_must_resumeout_a_gap(spill: Spill) -> None:
     fill(spill, range(41, 43))
     with pytest.raises(ValueError, match="report 44 was spilled after 42; numbers must follow"):
         spill.append(frame_of(44))

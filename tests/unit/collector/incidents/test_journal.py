@@ -11,7 +11,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import begin
 from rankscope.collector.incidents.journal import RETRY_S, Journal
-from rankscope.collector.incidents.ledger import RunLook
+from rankscope.collector.incidents.ledger import RunFindings
 from rankscope.collector.incidents.store import IncidentStore, read_store
 from tests.unit.collector.detect.findings import RUN, slow
 
@@ -26,7 +26,7 @@ class Collector:
 
     def tick(self, now_s: float, *findings: Finding) -> None:
         """A look at the one run."""
-        self.journal.tick([RunLook(RUN, findings, is_over=False, can_tell=True)], now_s)
+        self.journal.tick([RunFindings(RUN, findings, is_over=False, is_judged=True)], now_s)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def fill_up(collector: Collector, pages_more: int = 0) -> None:
 def test_without_a_store_incidents_are_in_memory_and_nothing_is_counted() -> None:
     collector = Collector(None)
     collector.tick(1.0, slow())
-    collector.journal.shut(2.0)
+    collector.journal.shut_down(2.0)
     assert ([incident.id for incident in collector.journal.incidents], collector.counted) == ([1], [])
 
 
@@ -58,19 +58,19 @@ def test_every_tick_writes_what_has_changed(path: Path) -> None:
     collector.journal.close(RUN, slow(), "passed", 1.5)
     collector.tick(2.0)
     assert [incident.resolved_reason for incident in read_store(path).incidents] == ["passed"]
-    collector.journal.shut(3.0)
+    collector.journal.shut_down(3.0)
 
 
 def test_the_next_collector_goes_on_with_what_was_open(path: Path) -> None:
     first = Collector(path)
     first.tick(1.0, slow())
     first.journal.update(RUN, slow(cause="data_loading"), 2.0)
-    first.journal.shut(2.0)
+    first.journal.shut_down(2.0)
     second = Collector(path, 10.0)
     second.tick(11.0, slow(cause="data_loading"))
     (incident,) = second.journal.incidents
     assert [change.what for change in incident.changes] == ["opened", "updated", "continued"]
-    second.journal.shut(12.0)
+    second.journal.shut_down(12.0)
     assert read_store(path).incidents == (incident,)
 
 
@@ -80,7 +80,7 @@ def test_what_is_forgotten_is_forgotten_in_the_file_too(path: Path) -> None:
     collector.tick(2.0)
     collector.tick(3.0, slow(3, number=2))
     assert [incident.id for incident in read_store(path).incidents] == [2]
-    collector.journal.shut(4.0)
+    collector.journal.shut_down(4.0)
 
 
 def test_a_file_that_cannot_be_used_is_counted_said_and_done_without(
@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_used_is_counted_said_and_done_without(
     path.write_bytes(b"not a database " * 1_000)
     collector = Collector(path)
     collector.tick(1.0, slow())
-    collector.journal.shut(2.0)
+    collector.journal.shut_down(2.0)
     assert ([incident.id for incident in collector.journal.incidents], collector.counted) == ([1], ["incident_store"])
     (said,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert said.startswith(f"the store {path} is damaged or no database: ")
@@ -109,13 +109,13 @@ def test_a_file_whose_rows_cannot_be_asked_for_is_done_without_and_let_go(path: 
 def test_rows_that_cannot_be_read_are_counted_and_the_others_kept(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = Collector(path)
     first.tick(1.0, slow(2, number=1), slow(3, number=2))
-    first.journal.shut(2.0)
+    first.journal.shut_down(2.0)
     with closing(IncidentStore(path)) as store:
         store._connection.execute("UPDATE incidents SET body = '' WHERE id = 1")
     second = Collector(path, 3.0)
     assert ([incident.id for incident in second.journal.incidents], second.counted) == ([2], ["incident_store"])
     assert f"rows of {path} that are no incident and are left out: 1" in caplog.messages
-    second.journal.shut(4.0)
+    second.journal.shut_down(4.0)
 
 
 def test_a_full_disk_is_said_once_tried_again_and_caught_up_with(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -132,7 +132,7 @@ def test_a_full_disk_is_said_once_tried_again_and_caught_up_with(path: Path, cap
     collector.tick(2.0 + 2 * RETRY_S, dear)
     assert read_store(path).incidents == collector.journal.incidents
     assert "incidents are written to the store again" in caplog.messages
-    collector.journal.shut(500.0)
+    collector.journal.shut_down(500.0)
 
 
 def test_a_wall_clock_that_jumps_back_does_not_put_the_next_try_off(path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_wall_clock_that_jumps_back_does_not_put_the_next_try_off(path: Path) 
     fill_up(collector, pages_more=100)
     collector.tick(1_400.0, slow(sentence="x" * 100_000))
     assert read_store(path).incidents == collector.journal.incidents
-    collector.journal.shut(1_401.0)
+    collector.journal.shut_down(1_401.0)
 
 
 def test_what_a_full_disk_never_took_need_not_be_forgotten_there(path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_a_full_disk_never_took_need_not_be_forgotten_there(path: Path) -> 
         collector.tick(number + 0.5, slow(number, number=number, sentence="x" * 100_000))
     assert len(collector.journal._to_forget) == 1
     assert len(collector.journal._to_write) == 1
-    collector.journal.shut(500.0)
+    collector.journal.shut_down(500.0)
 
 
 def test_the_last_words_are_written_at_the_end_though_the_next_try_is_not_due(path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_last_words_are_written_at_the_end_though_the_next_try_is_not_due(pa
     fill_up(collector)
     collector.tick(2.0, slow(sentence="x" * 100_000))
     fill_up(collector, pages_more=100)
-    collector.journal.shut(3.0)
+    collector.journal.shut_down(3.0)
     assert read_store(path).incidents == collector.journal.incidents
 
 
@@ -211,7 +211,7 @@ def test_a_store_that_could_not_be_opened_is_tried_again_and_gets_everything(
     assert [incident.id for incident in read_store(path).incidents] == [1]
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
     assert f"the store {path} can be used now; incidents are written to it" in caplog.messages
-    collector.journal.shut(200.0)
+    collector.journal.shut_down(200.0)
 
 
 def test_incidents_begun_meanwhile_come_after_those_of_the_store(path: Path) -> None:
@@ -232,7 +232,7 @@ def test_incidents_begun_meanwhile_come_after_those_of_the_store(path: Path) -> 
     assert [(one.id, one.is_open) for one in collector.journal.incidents] == [
         (7, True), (8, False), (9, False), (10, False),
     ]  # fmt: skip
-    collector.journal.shut(100.0)
+    collector.journal.shut_down(100.0)
 
 
 def test_lost_store_gets_all_incidents_again_and_what_was_there_is_said(path: Path) -> None:
@@ -243,7 +243,7 @@ def test_lost_store_gets_all_incidents_again_and_what_was_there_is_said(path: Pa
     path.unlink()
     lost = collector.journal.database.find_loss()
     assert lost is not None
-    collector.journal.begin_anew(lost, 3.0)
+    collector.journal.replace_store(lost, 3.0)
     collector.tick(3.0, slow(2, number=1), slow(3, number=2))
     assert [incident.id for incident in read_store(path).incidents] == [1, 2]
     assert collector.journal.stores_lost == {"removed": 1}
@@ -251,7 +251,7 @@ def test_lost_store_gets_all_incidents_again_and_what_was_there_is_said(path: Pa
         f"{path} was removed while the collector had it open as its store. At 1970-01-01 00:00:03 UTC a new file was "
         f"begun; all incidents and runs in memory are written to {path}."
     )
-    collector.journal.shut(4.0)
+    collector.journal.shut_down(4.0)
 
 
 def test_lost_store_that_cannot_be_begun_anew_is_tried_again(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_lost_store_that_cannot_be_begun_anew_is_tried_again(tmp_path: Path) -> 
     path.parent.rename(tmp_path / "away")
     lost = collector.journal.database.find_loss()
     assert lost is not None
-    collector.journal.begin_anew(lost, 2.0)
+    collector.journal.replace_store(lost, 2.0)
     collector.tick(3.0, slow())
     assert collector.journal.problem is not None
     path.parent.mkdir()
@@ -272,4 +272,4 @@ def test_lost_store_that_cannot_be_begun_anew_is_tried_again(tmp_path: Path) -> 
     assert collector.journal.stores_lost == {"removed": 1}
     assert [incident.id for incident in read_store(path).incidents] == [1]
     assert [incident.id for incident in read_store(tmp_path / "away" / path.name).incidents] == [1]
-    collector.journal.shut(100.0)
+    collector.journal.shut_down(100.0)

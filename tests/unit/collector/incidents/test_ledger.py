@@ -10,7 +10,7 @@ from rankscope.collector.incidents.ledger import (
     RUN_IS_OVER,
     STARTED_AGAIN,
     Ledger,
-    RunLook,
+    RunFindings,
 )
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFinding
 from tests.unit.collector.detect.findings import RUN, slow
@@ -25,9 +25,9 @@ def ledger() -> Ledger:
     return Ledger(RULES, 0.0)
 
 
-def look(ledger: Ledger, now_s: float, *findings: Finding, over: bool = False, can_tell: bool = True) -> None:
+def look(ledger: Ledger, now_s: float, *findings: Finding, over: bool = False, is_judged: bool = True) -> None:
     """A tick at which the one run holds these findings open."""
-    ledger.look([RunLook(RUN, findings, is_over=over, can_tell=can_tell)], now_s)
+    ledger.reconcile([RunFindings(RUN, findings, is_over=over, is_judged=is_judged)], now_s)
 
 
 def whats(incident: Incident) -> list[str]:
@@ -68,7 +68,7 @@ def test_incident_of_a_former_run_is_not_opened_again_by_the_next_one(ledger: Le
     """The same rank is slow in both runs of the name, with seconds between them: two incidents, one for each run."""
     former, latest = "bert@20261125T103005Z", "bert@20261125T103105Z"
     ledger.open(former, slow(), 0.0)
-    ledger.look([RunLook(former, [slow()], is_over=True, can_tell=True)], 10.0)
+    ledger.reconcile([RunFindings(former, [slow()], is_over=True, is_judged=True)], 10.0)
     ledger.open(latest, slow(), 20.0)
     told = [(one.run, one.run_id, one.state, one.resolved_reason) for one in ledger.incidents]
     assert told == [("bert", former, "resolved", "the run is over"), ("bert", latest, "open", "")]
@@ -123,7 +123,7 @@ def test_when_the_run_is_over_its_incidents_are_resolved_once_though_its_finding
 
 def test_when_the_run_is_forgotten_its_incidents_are_resolved(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
-    ledger.look([], 9.0)
+    ledger.reconcile([], 9.0)
     assert ledger.incidents[0].resolved_reason == "the run is no longer known"
 
 
@@ -268,7 +268,7 @@ def tell(ledger: Ledger, story: Story) -> None:
 def test_an_open_incident_goes_on_when_it_is_found_again_after_a_restart(ledger: Ledger) -> None:
     ledger.open(RUN, slow(lost_rank_seconds=5.0), 0.0)
     again = restart(ledger, 20.0)
-    look(again, 21.0, can_tell=False)
+    look(again, 21.0, is_judged=False)
     look(again, 22.0, slow(since_step=4_000, lost_rank_seconds=2.0))
     (incident,) = again.incidents
     assert (incident.is_open, incident.opened_wall_s, incident.since_step) == (True, 0.0, 60)
@@ -278,9 +278,9 @@ def test_an_open_incident_goes_on_when_it_is_found_again_after_a_restart(ledger:
 def test_an_incident_of_a_run_that_does_not_come_back_is_resolved_after_the_grace(ledger: Ledger) -> None:
     ledger.open(RUN, slow(lost_rank_seconds=5.0), 0.0)
     again = restart(ledger, 20.0)
-    again.look([], 69.9)
+    again.reconcile([], 69.9)
     assert again.incidents[0].is_open
-    again.look([], 70.0)
+    again.reconcile([], 70.0)
     (incident,) = again.incidents
     assert (incident.resolved_reason, incident.lost_rank_seconds) == ("collector restarted", 5.0)
 
@@ -295,7 +295,7 @@ def test_an_incident_of_a_run_that_has_ended_meanwhile_is_resolved_at_once(ledge
 def test_the_grace_of_a_run_that_is_back_begins_with_its_first_verdict(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     again = restart(ledger, 20.0)
-    look(again, 500.0, can_tell=False)
+    look(again, 500.0, is_judged=False)
     look(again, 510.0)
     look(again, 559.9)
     assert again.incidents[0].is_open
@@ -327,7 +327,7 @@ def test_what_was_resolved_first_is_forgotten_first() -> None:
         ledger.close(RUN, slow(rank, number=rank), "passed", end_s)
     ledger.open(RUN, slow(3, number=3), 40.0)
     assert [incident.ranks for incident in ledger.incidents] == [(1,), (3,)]
-    assert ledger.take_changes().forgotten == (2,)
+    assert ledger.drain_changes().forgotten == (2,)
 
 
 def test_an_open_incident_is_never_forgotten_and_what_finds_no_place_is_counted_once() -> None:
@@ -352,24 +352,24 @@ def test_a_smaller_bound_holds_for_what_was_kept_under_a_larger_one(ledger: Ledg
         ledger.open(RUN, slow(number, number=number), 0.0)
         ledger.close(RUN, slow(number, number=number), "passed", float(number))
     fewer = Ledger(Rules(incidents_max=1), 9.0, known=ledger.incidents)
-    assert ([incident.id for incident in fewer.incidents], fewer.take_changes().forgotten) == ([3], (1, 2))
+    assert ([incident.id for incident in fewer.incidents], fewer.drain_changes().forgotten) == ([3], (1, 2))
 
 
 def test_changes_are_taken_once(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
-    changes = ledger.take_changes()
+    changes = ledger.drain_changes()
     assert (changes.changed, [whats(one) for one in changes.news]) == (ledger.incidents, [["opened"]])
-    assert ledger.take_changes() == ((), (), ())
+    assert ledger.drain_changes() == ((), (), ())
 
 
 def test_new_numbers_are_a_change_and_no_news(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
-    ledger.take_changes()
+    ledger.drain_changes()
     look(ledger, 1.0, slow(lost_rank_seconds=7.0))
-    changes = ledger.take_changes()
+    changes = ledger.drain_changes()
     assert ([one.id for one in changes.changed], changes.news) == ([1], ())
     look(ledger, 2.0, slow(lost_rank_seconds=7.0))
-    assert ledger.take_changes().changed == ()
+    assert ledger.drain_changes().changed == ()
 
 
 # -- how a run ended --------------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def failure(rank: int = 1, cause: str = "crashed") -> Finding:
 
 def look_at_end(ledger: Ledger, now_s: float, ended_as: Finding | None) -> None:
     """A tick at which the run is over in this way, or, with None, goes on."""
-    ledger.look([RunLook(RUN, (), is_over=ended_as is not None, can_tell=True, failure=ended_as)], now_s)
+    ledger.reconcile([RunFindings(RUN, (), is_over=ended_as is not None, is_judged=True, failure=ended_as)], now_s)
 
 
 def test_run_that_ended_badly_is_an_incident_as_long_as_it_is_shown(ledger: Ledger) -> None:
@@ -389,7 +389,7 @@ def test_run_that_ended_badly_is_an_incident_as_long_as_it_is_shown(ledger: Ledg
     look_at_end(ledger, 20.0, failure())
     (incident,) = ledger.incidents
     assert (incident.kind, incident.ranks, incident.cause, incident.is_open) == (RUN_FAILURE, (1,), "crashed", True)
-    ledger.look([], 30.0)
+    ledger.reconcile([], 30.0)
     assert ledger.incidents[0].resolved_reason == RUN_IS_GONE
 
 
@@ -436,10 +436,10 @@ def test_incident_keeps_the_last_words_of_its_finding(ledger: Ledger) -> None:
 def test_new_run_of_the_name_ends_the_incident_about_the_failure_of_the_one_before(ledger: Ledger) -> None:
     """The former run is still shown as failed, and its incident stays resolved."""
     failure = slow(2, kind=RUN_FAILURE)
-    ledger.look([RunLook("bert@20261125T103005Z", (), is_over=True, can_tell=True, failure=failure)], 10.0)
-    former = RunLook("bert@20261125T103005Z", (), is_over=True, can_tell=True, failure=failure, is_superseded=True)
+    ledger.reconcile([RunFindings("bert@20261125T103005Z", (), is_over=True, is_judged=True, failure=failure)], 10.0)
+    former = RunFindings("bert@20261125T103005Z", (), is_over=True, is_judged=True, failure=failure, is_superseded=True)
     for now_s in (20.0, 30.0):
-        ledger.look([former, RunLook("bert@20261125T113005Z", (), is_over=False, can_tell=True)], now_s)
+        ledger.reconcile([former, RunFindings("bert@20261125T113005Z", (), is_over=False, is_judged=True)], now_s)
     (incident,) = ledger.incidents
     assert (incident.state, incident.resolved_reason) == ("resolved", "a new run of this name has begun")
     assert incident.resolved_wall_s == 20.0

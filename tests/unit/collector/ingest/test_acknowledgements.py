@@ -10,7 +10,7 @@ PEER, OTHER = b"boot-of-1", b"boot-of-2"
 def test_what_may_not_wait_is_acknowledged_now() -> None:
     found = Acknowledgements()
     found.note(PEER, 1, 0, interval_ns=0)
-    assert (found.take_due(0), found.take_due(0), found.wake_ns) == ({PEER: 1}, {}, None)
+    assert (found.pop_due(0), found.pop_due(0), found.wake_ns) == ({PEER: 1}, {}, None)
 
 
 def test_one_acknowledgement_does_for_eight_messages() -> None:
@@ -18,7 +18,7 @@ def test_one_acknowledgement_does_for_eight_messages() -> None:
     taken = []
     for number in range(1, 2 * REPORTS_MAX + 1):
         found.note(PEER, number, number, interval_ns=NS_PER_S)
-        taken.append(found.take_due(number))
+        taken.append(found.pop_due(number))
     assert [due for due in taken if due] == [{PEER: REPORTS_MAX}, {PEER: 2 * REPORTS_MAX}]
 
 
@@ -26,10 +26,10 @@ def test_messages_that_came_together_count_each() -> None:
     found = Acknowledgements()
     for number in range(1, 8):
         found.note(PEER, number, 0, interval_ns=NS_PER_S)
-    assert found.take_due(0) == {}
+    assert found.pop_due(0) == {}
     for number in (8, 9):
         found.note(PEER, number, 0, interval_ns=NS_PER_S)
-    assert found.take_due(0) == {PEER: 9}
+    assert found.pop_due(0) == {PEER: 9}
 
 
 def test_its_age_does_not_acknowledge_what_came_after_eight_were() -> None:
@@ -37,11 +37,11 @@ def test_its_age_does_not_acknowledge_what_came_after_eight_were() -> None:
     found = Acknowledgements()
     for number in range(1, REPORTS_MAX + 1):
         found.note(PEER, number, number, interval_ns=NS_PER_S)
-    assert found.take_due(REPORTS_MAX) == {PEER: REPORTS_MAX}
+    assert found.pop_due(REPORTS_MAX) == {PEER: REPORTS_MAX}
     found.note(PEER, REPORTS_MAX + 1, AGE_NS_MAX, interval_ns=NS_PER_S)
-    assert found.take_due(1 + AGE_NS_MAX) == {}
+    assert found.pop_due(1 + AGE_NS_MAX) == {}
     assert found.wake_ns == 2 * AGE_NS_MAX
-    assert found.take_due(2 * AGE_NS_MAX) == {PEER: REPORTS_MAX + 1}
+    assert found.pop_due(2 * AGE_NS_MAX) == {PEER: REPORTS_MAX + 1}
 
 
 def test_the_oldest_message_of_a_peer_says_how_long_the_others_wait() -> None:
@@ -50,9 +50,9 @@ def test_the_oldest_message_of_a_peer_says_how_long_the_others_wait() -> None:
     found.note(OTHER, 5, 200, interval_ns=NS_PER_S)
     found.note(PEER, 2, 300, interval_ns=NS_PER_S)
     assert found.wake_ns == 100 + AGE_NS_MAX
-    assert found.take_due(99 + AGE_NS_MAX) == {}
-    assert found.take_due(100 + AGE_NS_MAX) == {PEER: 2}
-    assert (found.wake_ns, found.take_due(200 + AGE_NS_MAX)) == (200 + AGE_NS_MAX, {OTHER: 5})
+    assert found.pop_due(99 + AGE_NS_MAX) == {}
+    assert found.pop_due(100 + AGE_NS_MAX) == {PEER: 2}
+    assert (found.wake_ns, found.pop_due(200 + AGE_NS_MAX)) == (200 + AGE_NS_MAX, {OTHER: 5})
 
 
 def test_who_reports_more_often_is_acknowledged_sooner_and_who_reports_rarely_not_later() -> None:
@@ -60,15 +60,15 @@ def test_who_reports_more_often_is_acknowledged_sooner_and_who_reports_rarely_no
     found.note(OTHER, 1, 0, interval_ns=60 * NS_PER_S)
     found.note(PEER, 1, 0, interval_ns=25 * NS_PER_MS)
     assert found.wake_ns == AGE_INTERVALS * 25 * NS_PER_MS
-    assert found.take_due(AGE_INTERVALS * 25 * NS_PER_MS) == {PEER: 1}
-    assert (found.wake_ns, found.take_due(AGE_NS_MAX)) == (AGE_NS_MAX, {OTHER: 1})
+    assert found.pop_due(AGE_INTERVALS * 25 * NS_PER_MS) == {PEER: 1}
+    assert (found.wake_ns, found.pop_due(AGE_NS_MAX)) == (AGE_NS_MAX, {OTHER: 1})
 
 
 def test_what_was_acknowledged_at_once_is_not_acknowledged_again_when_its_time_comes() -> None:
     found = Acknowledgements()
     found.note(PEER, 1, 0, interval_ns=NS_PER_S)
     found.note(PEER, 2, 0, interval_ns=0)
-    assert (found.take_due(0), found.take_due(AGE_NS_MAX)) == ({PEER: 2}, {})
+    assert (found.pop_due(0), found.pop_due(AGE_NS_MAX)) == ({PEER: 2}, {})
 
 
 def test_an_agent_is_answered_before_it_asks_where_the_collector_stands() -> None:

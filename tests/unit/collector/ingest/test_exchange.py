@@ -1,4 +1,4 @@
-"""Turns: which of the collector's two threads computes."""
+"""The compute slot of the collector's two threads."""
 
 import threading
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ def exchange() -> Iterator[Exchange]:
     found.close()
 
 
-def take_turn(exchange: Exchange, seen: list[str], name: str) -> threading.Thread:
-    """Another thread that wants a turn."""
+def start_thread(exchange: Exchange, seen: list[str], name: str) -> threading.Thread:
+    """Another thread that wants a slot."""
 
     def work() -> None:
-        with exchange.turn():
+        with exchange.compute_slot():
             seen.append(name)
 
     thread = threading.Thread(target=work)
@@ -30,34 +30,33 @@ def take_turn(exchange: Exchange, seen: list[str], name: str) -> threading.Threa
     return thread
 
 
-def test_turn_waits_for_that_of_the_other_thread(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_module, "TURN_WAIT_S", LONG_S)
+def test_slot_waits_for_that_of_the_other_thread(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "SLOT_WAIT_S", LONG_S)
     seen: list[str] = []
-    with exchange.turn():
-        other = take_turn(exchange, seen, "other")
+    with exchange.compute_slot():
+        other = start_thread(exchange, seen, "other")
         seen.append("first")
     other.join(LONG_S)
     assert seen == ["first", "other"]
 
 
-def test_who_has_waited_long_enough_computes_too_and_ends_nobodys_turn(
-    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange_module, "TURN_WAIT_S", 0.0)
+def test_second_thread_proceeds_after_slot_timeout(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does not end the slot of the first one."""
+    monkeypatch.setattr(exchange_module, "SLOT_WAIT_S", 0.0)
     seen: list[str] = []
-    with exchange.turn():
-        take_turn(exchange, seen, "other").join(LONG_S)
+    with exchange.compute_slot():
+        start_thread(exchange, seen, "other").join(LONG_S)
         assert seen == ["other"]
-        monkeypatch.setattr(exchange_module, "TURN_WAIT_S", LONG_S)
-        third = take_turn(exchange, seen, "third")
+        monkeypatch.setattr(exchange_module, "SLOT_WAIT_S", LONG_S)
+        third = start_thread(exchange, seen, "third")
         seen.append("first")
     third.join(LONG_S)
     assert seen == ["other", "first", "third"]
 
 
-def test_turn_that_ends_with_an_error_is_over(exchange: Exchange) -> None:
-    with pytest.raises(KeyError), exchange.turn():
+def test_slot_that_ends_with_an_error_is_over(exchange: Exchange) -> None:
+    with pytest.raises(KeyError), exchange.compute_slot():
         raise KeyError
     seen: list[str] = []
-    take_turn(exchange, seen, "other").join(LONG_S)
+    start_thread(exchange, seen, "other").join(LONG_S)
     assert seen == ["other"]

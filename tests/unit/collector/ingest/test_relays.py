@@ -143,19 +143,19 @@ def test_answers_go_back_together_each_with_its_rank() -> None:
     relays.answer(RELAY, b"boot-1", Ack(through=1))
     relays.answer(b"relay-n2", b"boot-1", Ack(through=9))
     relays.answer(RELAY, b"boot-2", Ack(through=2))
-    answers = dict(relays.take_answers())
+    answers = dict(relays.drain_answers())
     assert [(one.peer, decode(one.frame)) for one in answers[RELAY].frames] == [
         (b"boot-1", Ack(through=1)), (b"boot-2", Ack(through=2)),
     ]  # fmt: skip
     assert [(one.peer, decode(one.frame)) for one in answers[b"relay-n2"].frames] == [(b"boot-1", Ack(through=9))]
-    assert relays.take_answers() == []
+    assert relays.drain_answers() == []
 
 
 def test_more_answers_than_a_batch_may_hold_go_in_several() -> None:
     relays = Relays()
     for _ in range(RELAYED_MAX + 1):
         relays.answer(RELAY, RANK, Ack(through=1))
-    batches = [decode(encode(batch)) for _, batch in relays.take_answers()]
+    batches = [decode(encode(batch)) for _, batch in relays.drain_answers()]
     assert [len(batch.frames) for batch in batches if isinstance(batch, Relayed)] == [RELAYED_MAX, 1]
 
 

@@ -35,8 +35,8 @@ def keep(path: Path, run: str, *, node: str = "node-a", finding: Finding | None 
     batch = Batch()
     for name in (run, "beside"):
         batch.put_run(run_of(name))
-    batch.lives[run, 0] = 0, life_of(run, 0, node=node)
-    batch.lives[run, 1] = 0, life_of(run, 1, node=node, said=Goodbye(sequence=10, reason="finished"))
+    batch.ranks[run, 0] = 0, life_of(run, 0, node=node)
+    batch.ranks[run, 1] = 0, life_of(run, 1, node=node, said=Goodbye(sequence=10, reason="finished"))
     batch.stories[run] = SavedStory(findings=(finding,))
     for number in range(steps):
         batch.add_step(run, step_of(number, longest_ns=2 * S if number >= 60 else S))

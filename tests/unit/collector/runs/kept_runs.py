@@ -84,7 +84,7 @@ def keep_run(folder: Path, run: str, *, steps: int) -> Path:
     batch = Batch()
     batch.put_run(run_of(run))
     for rank in range(2):
-        batch.lives[run, rank] = 0, life_of(run, rank)
+        batch.ranks[run, rank] = 0, life_of(run, rank)
     for number in range(steps):
         batch.add_step(run, step_of(number))
     for minute in range(2):

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, LifeCounts, UnknownPeer
+from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, ProcessCounts, UnknownPeer
 from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.events import EndSeen, ProcessGone, ReportAdmitted
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -239,7 +239,7 @@ def hello_of(rank: int, first_sequence: int) -> Hello:
     )  # fmt: skip
 
 
-KEPT = LifeCounts(first_sequence=1, last_sequence=41, admitted=40, missing=1, duplicates=2, jumps=0)
+KEPT = ProcessCounts(first_sequence=1, last_sequence=41, admitted=40, missing=1, duplicates=2, gaps=0)
 
 
 def test_a_restored_life_has_to_say_hello_and_is_told_what_is_known_of_it() -> None:
@@ -252,8 +252,8 @@ def test_a_restored_life_has_to_say_hello_and_is_told_what_is_known_of_it() -> N
     assert answer.admitted_through == 41
     assert isinstance(admission.number(b"peer", 41), Duplicate)
     assert isinstance(admission.number(b"peer", 42), Admitted)
-    assert admission.counts(boot_of(0)) == LifeCounts(
-        first_sequence=1, last_sequence=42, admitted=41, missing=1, duplicates=3, jumps=0
+    assert admission.counts(boot_of(0)) == ProcessCounts(
+        first_sequence=1, last_sequence=42, admitted=41, missing=1, duplicates=3, gaps=0
     )
 
 

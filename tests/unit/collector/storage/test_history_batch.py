@@ -21,7 +21,7 @@ def test_what_could_not_be_written_comes_before_what_has_changed_since() -> None
     earlier, batch = Batch(), Batch()
     for each, attempt in ((earlier, 0), (batch, 1)):
         each.put_run(run_of("a", attempt=attempt))
-        each.lives["a", 0] = attempt, life_of("a", 0)
+        each.ranks["a", 0] = attempt, life_of("a", 0)
         each.stories["a"] = SavedStory(former_boots=(str(attempt),))
         each.collectives["a"] = CollectiveCounts().draft()
         each.add_step("a", step_of(attempt))
@@ -33,7 +33,7 @@ def test_what_could_not_be_written_comes_before_what_has_changed_since() -> None
     earlier.snapshot = Snapshot(wall_s=1.0, version="0")
     batch.take_back(earlier)
     assert {name: run.attempt for name, run in batch.runs.items()} == {"a": 1, "b": 0}
-    assert batch.lives["a", 0][0] == 1
+    assert batch.ranks["a", 0][0] == 1
     assert batch.stories["a"].former_boots == ("1",)
     assert batch.collectives["a"] is since
     assert batch.collectives["b"] is earlier.collectives["b"]
@@ -69,13 +69,13 @@ def test_the_oldest_forgotten_runs_give_way_and_are_counted(limit: str, monkeypa
     for number in range(4):
         run = f"bert@{number}"
         batch.put_run(run_of(run))
-        batch.lives[run, 0] = 0, life_of(run, 0)
+        batch.ranks[run, 0] = 0, life_of(run, 0)
         batch.stories[run] = SavedStory()
         batch.collectives[run] = CollectiveCounts().draft()
     for number in range(3):
         batch.forget(f"bert@{number}")
     left = {"bert@1", "bert@2", "bert@3"}
-    assert [set(batch.runs), {run for run, _ in batch.lives}, set(batch.stories), set(batch.collectives)] == [left] * 4
+    assert [set(batch.runs), {run for run, _ in batch.ranks}, set(batch.stories), set(batch.collectives)] == [left] * 4
     assert batch.dropped == 1
 
 

@@ -18,7 +18,7 @@ from rankscope.collector.storage.run_reader import CurvePoint, opening_run
 from rankscope.collector.storage.run_store import LIVES_AT_ONCE, HistoryStore, KeptRun, Loaded
 from rankscope.collector.storage.write_batch import Batch
 from rankscope.measure.errors import UnavailableError
-from tests.turn_log import TurnLog
+from tests.slot_log import SlotLog
 from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 from tests.unit.collector.steps.collective_steps import KindWaits, columns_of
@@ -69,7 +69,7 @@ def batch_of(run: str, *steps: int, wall_s: float | None = None) -> Batch:
     batch = Batch()
     batch.put_run(run_of(run))
     for rank in range(2):
-        batch.lives[run, rank] = 0, life_of(run, rank)
+        batch.ranks[run, rank] = 0, life_of(run, rank)
     for step in steps:
         batch.add_step(run, step_of(step, wall_s=wall_s))
     return batch
@@ -118,7 +118,7 @@ def test_collectives_that_cannot_be_read_cost_the_run_nothing_else(store: Histor
     store.write(batch)
     store._connection.execute("UPDATE collectives SET body = x'00'")
     (kept,), rows_unreadable = store.load()
-    assert (len(kept.lives), kept.collectives, rows_unreadable) == (2, None, 1)
+    assert (len(kept.ranks), kept.collectives, rows_unreadable) == (2, None, 1)
 
 
 def lives_of(run: str, count: int, admitted: int) -> Batch:
@@ -126,7 +126,7 @@ def lives_of(run: str, count: int, admitted: int) -> Batch:
     batch = Batch()
     batch.put_run(run_of(run))
     for rank in range(count):
-        batch.lives[run, rank] = 0, msgspec.structs.replace(life_of(run, rank), admitted=admitted)
+        batch.ranks[run, rank] = 0, msgspec.structs.replace(life_of(run, rank), admitted=admitted)
     return batch
 
 
@@ -135,7 +135,7 @@ def test_however_many_lives_there_are_each_is_written_and_written_anew(store: Hi
     for admitted in (3, 4):
         store.write(lives_of("a", count, admitted))
         (kept,) = store.load().runs
-        assert [(life.hello.identity.rank, life.admitted) for life in kept.lives] == [
+        assert [(life.hello.identity.rank, life.admitted) for life in kept.ranks] == [
             (rank, admitted) for rank in range(count)
         ]
 
@@ -152,7 +152,7 @@ def test_a_write_that_fails_amid_many_lives_can_be_done_again(store: HistoryStor
     store._connection.execute("DROP TRIGGER full")
     store.write(batch)
     (kept,) = store.load().runs
-    assert [life.hello.identity.rank for life in kept.lives] == list(range(count))
+    assert [life.hello.identity.rank for life in kept.ranks] == list(range(count))
 
 
 def test_who_else_writes_to_the_file_need_not_wait_for_all_lives(path: Path) -> None:
@@ -171,10 +171,10 @@ def test_who_else_writes_to_the_file_need_not_wait_for_all_lives(path: Path) -> 
 
 
 def test_rows_of_lives_are_made_in_turns_and_written_between_them(store: HistoryStore) -> None:
-    log = TurnLog()
-    store._connection.set_trace_callback(lambda sql: log.said.append("writes") if "INTO lives" in sql else None)
-    store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), GilYielder(log.take, sleep=lambda _: None))
-    without_rests = "".join(word[0] for word in log.said).replace("eb", "")
+    log = SlotLog()
+    store._connection.set_trace_callback(lambda sql: log.events.append("writes") if "INTO lives" in sql else None)
+    store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), GilYielder(log.slot, sleep=lambda _: None))
+    without_rests = "".join(word[0] for word in log.events).replace("eb", "")
     assert without_rests == "bew" * 2
 
 
@@ -199,10 +199,10 @@ def test_lives_of_a_former_attempt_are_left_out(store: HistoryStore) -> None:
     store.write(batch_of("a"))
     restarted = Batch()
     restarted.put_run(run_of("a", attempt=1))
-    restarted.lives["a", 1] = 1, life_of("a", 1)
+    restarted.ranks["a", 1] = 1, life_of("a", 1)
     store.write(restarted)
     (kept,) = store.load().runs
-    assert [life.hello.identity.rank for life in kept.lives] == [1]
+    assert [life.hello.identity.rank for life in kept.ranks] == [1]
 
 
 def test_a_step_that_is_written_twice_is_there_once(store: HistoryStore, path: Path) -> None:
@@ -218,7 +218,7 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(store: HistoryStore) 
     store._connection.execute("UPDATE runs SET story = '{' WHERE run = 'b'")
     store._connection.execute("UPDATE lives SET body = '[]' WHERE rank = 1")
     (kept,), rows_unreadable = store.load()
-    assert (kept.run.run, kept.story, len(kept.lives), rows_unreadable) == ("b", SavedStory(), 1, 3)
+    assert (kept.run.run, kept.story, len(kept.ranks), rows_unreadable) == ("b", SavedStory(), 1, 3)
 
 
 def test_a_write_that_fails_half_way_keeps_nothing_of_it_and_can_be_done_again(store: HistoryStore) -> None:
@@ -413,7 +413,7 @@ def test_the_first_released_version_with_a_history_is_read(path: Path) -> None:
     with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
         (kept,), rows_unreadable = store.load()
     assert (kept.run.run, kept.story.former_boots, rows_unreadable) == ("old", ("boot-old",), 0)
-    assert [(life.hello.identity.node, life.last_sequence) for life in kept.lives] == [("node-a", 4)]
+    assert [(life.hello.identity.node, life.last_sequence) for life in kept.ranks] == [("node-a", 4)]
 
 
 def test_a_file_of_the_version_before_gets_its_tables_and_keeps_its_incidents(path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.pacing import PIECE
+from rankscope.collector.pacing import CHUNK_RANKS
 from rankscope.collector.runs.checkpoint import Clocks, SavedRun
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
@@ -73,7 +73,7 @@ def looping(path: Path, *, start: bool = True, **settings: float) -> Iterator[Lo
     try:
         yield loop
     finally:
-        loop.recorder.shut()
+        loop.recorder.shut_down()
         loop.database.close()
 
 
@@ -86,7 +86,7 @@ def path(tmp_path: Path) -> Path:
 def load(path: Path) -> list[tuple[str, int, int]]:
     """The runs in the file that a next collector goes on with: their names, lives and steps in the history."""
     with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
-        names = [(kept.run.run, len(kept.lives)) for kept in store.load().runs]
+        names = [(kept.run.run, len(kept.ranks)) for kept in store.load().runs]
     found = []
     for name, lives in names:
         with opening_run(path, name) as history:
@@ -110,7 +110,7 @@ def test_what_was_handed_over_is_in_the_file_at_the_end(path: Path) -> None:
 
 
 def test_nobody_waits_for_the_store_s_lock_while_the_rows_of_many_ranks_are_found(path: Path) -> None:
-    story = Story(2 * PIECE).join().train(1)
+    story = Story(2 * CHUNK_RANKS).join().train(1)
     clocks = Clocks(story.now_ns, WALL_S)
     snapshot = Snapshot(wall_s=WALL_S, version="0", runs=(story.snapshot(),))
     answers: list[Snapshot] = []
@@ -124,7 +124,7 @@ def test_nobody_waits_for_the_store_s_lock_while_the_rows_of_many_ranks_are_foun
         story.job.rest = ask_from_another_thread
         loop.recorder.tick([story.job], snapshot, clocks, is_last=True)
     assert answers == [snapshot] * 4, "in two walks: which are to be saved, and their rows"
-    assert load(path) == [("story", 2 * PIECE, 1)]
+    assert load(path) == [("story", 2 * CHUNK_RANKS, 1)]
 
 
 def test_the_last_tick_keeps_a_short_interval_too(path: Path) -> None:
@@ -151,15 +151,15 @@ def test_a_life_is_written_when_its_counters_change_or_its_totals_are_old(path: 
     story = Story(2).join().train(20)
     with looping(path, start=False) as loop:
         loop.tick(story)
-        assert len(loop.recorder._waiting.lives) == 2
-        loop.recorder._waiting.lives.clear()
+        assert len(loop.recorder._waiting.ranks) == 2
+        loop.recorder._waiting.ranks.clear()
         loop.tick(story.tick(1.0))
-        assert loop.recorder._waiting.lives == {}
+        assert loop.recorder._waiting.ranks == {}
         story.say_goodbye(1)
         loop.tick(story.tick(1.0))
-        assert list(loop.recorder._waiting.lives) == [("story", 1)]
+        assert list(loop.recorder._waiting.ranks) == [("story", 1)]
         loop.tick(story.tick(recorder_module.REFRESH_S))
-        assert len(loop.recorder._waiting.lives) == 2
+        assert len(loop.recorder._waiting.ranks) == 2
 
 
 def test_lives_whose_totals_are_old_are_written_some_at_a_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_lives_whose_totals_are_old_are_written_some_at_a_time(path: Path, monke
     story = Story(ranks).join().train(1)
     with looping(path, start=False) as loop:
         loop.tick(story)
-        waiting = loop.recorder._waiting.lives
+        waiting = loop.recorder._waiting.ranks
         assert len(waiting) == ranks, "what is new waits for nothing"
         written = []
         for pause_s in (1.0, 0.0, 0.0):
@@ -186,7 +186,7 @@ def test_totals_are_written_again_with_the_collectives_that_were_counted_the_old
     story = Story(3).join().train(20)
     with looping(path, start=False) as loop:
         loop.tick(story)
-        waiting = loop.recorder._waiting.lives
+        waiting = loop.recorder._waiting.ranks
         written = []
         for _ in range(3):
             waiting.clear()
@@ -217,7 +217,7 @@ def test_the_next_collector_goes_on_with_the_collectives(path: Path) -> None:
     with looping(path, start=False) as loop:
         (kept,) = loop.recorder.load()
     clocks = Clocks(story.now_ns, WALL_S + story.now_ns / S)
-    job = RunState.restore(CollectorConfig(), kept.run, kept.story, kept.lives, clocks, collectives=kept.collectives)
+    job = RunState.restore(CollectorConfig(), kept.run, kept.story, kept.ranks, clocks, collectives=kept.collectives)
     restored = job.snapshot(story.now_ns).ranks[1].collectives
     assert [(one.op, one.count, one.wait_ns) for one in restored] == [
         (one.op, one.count, one.wait_ns) for one in counted
@@ -291,7 +291,7 @@ def test_after_loss_of_store_metrics_show_what_they_showed_until_a_new_file_hold
         late = Snapshot(wall_s=kept.wall_s + EXPORT_LAG_S_MAX, version="0")
         assert unwritten.choose_exported(late) is late
     with looping(path.with_name("new.db"), start=False) as loop:
-        loop.recorder.go_on_with(unwritten)
+        loop.recorder.resume(unwritten)
         assert loop.recorder.choose_exported(present) is kept
         loop.recorder.start()
         later = loop.tick(story.tick(1.0))
@@ -373,7 +373,7 @@ def test_rows_that_cannot_be_read_at_the_start_are_counted_and_said(
     with looping(path, start=False) as loop:
         loop.recorder._store._connection.execute("UPDATE lives SET body = '' WHERE rank = 1")
         (kept,) = loop.recorder.load()
-        assert (len(kept.lives), loop.counted) == (1, ["history_store"])
+        assert (len(kept.ranks), loop.counted) == (1, ["history_store"])
     assert "rows of the store that cannot be read and are left out: 1" in caplog.messages
 
 

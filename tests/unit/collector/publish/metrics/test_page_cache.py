@@ -18,7 +18,7 @@ from rankscope.collector.publish.metrics.page_cache import (
 from rankscope.collector.publish.metrics.pages import RANKS_PATH, MetricPages, Page, Shard
 from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
-from tests.turn_log import TurnLog
+from tests.slot_log import SlotLog
 from tests.unit.collector.publish.metrics.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, CountedPages, World
 
 SCRAPE_S = 15.0
@@ -397,12 +397,12 @@ def test_a_mistake_in_the_thread_is_counted_and_it_goes_on(caplog: pytest.LogCap
     assert "a page of metrics could not be prepared" in caplog.text
 
 
-def test_pages_are_written_in_turns_with_others() -> None:
-    log = TurnLog()
-    cache = PageCache(lambda: Snapshot(wall_s=0.0, version="0"), MetricPages(), take_turn=log.take)
+def test_pages_are_rendered_in_compute_slots() -> None:
+    log = SlotLog()
+    cache = PageCache(lambda: Snapshot(wall_s=0.0, version="0"), MetricPages(), take_turn=log.slot)
     cache.find(METRICS, TextFormat.CLASSIC)
-    assert log.said[:1] == ["begins"]
-    assert log.said[-1:] == ["ends"]
+    assert log.events[:1] == ["begins"]
+    assert log.events[-1:] == ["ends"]
 
 
 # -- what pages are written from --------------------------------------------------------------------------------------
