@@ -1,4 +1,4 @@
-"""`rankscope doctor`: what is missing for measuring here, what that costs, and what to do."""
+"""`rankscope doctor`: check what measuring needs on this machine, and print what is missing and how to cure it."""
 
 import argparse
 import os
@@ -11,9 +11,9 @@ import msgspec
 
 from rankscope.collector.client import add_credentials, open_collector, read_config
 from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, Check, problem
-from rankscope.collector.doctor.interpreter import ask_interpreter, check_interpreter
+from rankscope.collector.doctor.interpreter import check_interpreter, inspect_interpreter
 from rankscope.collector.doctor.machine import check_machine
-from rankscope.collector.doctor.reach import check_http, check_wire
+from rankscope.collector.doctor.reach import check_connections, check_http
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.measure.errors import SettingError
 from rankscope.measure.inspection import Inspection
@@ -23,34 +23,41 @@ WIDTH: Final = 116
 INDENT: Final = " " * 8
 
 
-def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """The options of `doctor`."""
-    parser.set_defaults(command=examine)
-    parser.add_argument(
-        "--python", default=sys.executable, metavar="PROGRAM", help="the interpreter that trains [this one]"
-    )
-    parser.add_argument(
-        "--collector", default="", metavar="tcp://HOST:PORT", help="reach this one [what RANKSCOPE_COLLECTOR names]"
-    )
-    parser.add_argument(
-        "--url", default=None, help="also reach a collector's HTTP address [what RANKSCOPE_URL or client.toml names]"
-    )
-    add_credentials(parser)
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+class Doctor:
+    """Check the interpreter, the machine and the way to the collector."""
 
+    name = "doctor"
+    summary = "check this machine: what is missing, what that costs, and what to do"
+    example = "rankscope doctor --collector tcp://collector-host:18490"
 
-def examine(options: argparse.Namespace) -> int:
-    """Print every check; 1 if something that was asked for does not work."""
-    checks = list(_run_checks(options, os.environ))
-    if options.json:
-        print(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
-    else:
-        print(render(checks))
-    return int(any(check.state == PROBLEM for check in checks))
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the interpreter and the collector to check."""
+        parser.add_argument(
+            "--python", default=sys.executable, metavar="PROGRAM", help="the interpreter that trains [this one]"
+        )
+        parser.add_argument(
+            "--collector", default="", metavar="tcp://HOST:PORT", help="reach this one [what RANKSCOPE_COLLECTOR names]"
+        )
+        parser.add_argument(
+            "--url",
+            default=None,
+            help="also reach a collector's HTTP address [what RANKSCOPE_URL or client.toml names]",
+        )
+        add_credentials(parser)
+        parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Print every check; return 1 if one found a problem, else 0."""
+        checks = list(_run_checks(options, os.environ))
+        if options.json:
+            print(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
+        else:
+            print(render(checks))
+        return int(any(check.state == PROBLEM for check in checks))
 
 
 def _run_checks(options: argparse.Namespace, environment: Mapping[str, str]) -> Iterator[Check]:
-    found = ask_interpreter(options.python)
+    found = inspect_interpreter(options.python)
     if isinstance(found, Inspection):
         yield from check_interpreter(found, environment)
         spill_dir, port, has_gpus = found.spill_dir, found.embedded_metrics_port, bool(found.torch.gpus)
@@ -61,23 +68,23 @@ def _run_checks(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     yield from check_machine(environment, spill_dir, port, has_gpus=has_gpus)
     collector = options.collector or (found.collector if isinstance(found, Inspection) else "")
     if collector:
-        yield from check_wire(collector, *keys)
+        yield from check_connections(collector, *keys)
     yield from _check_url(options)
 
 
 def _check_url(options: argparse.Namespace) -> Iterator[Check]:
-    """Check the HTTP address, if one is given. A mistake in it must not hide what else was found."""
+    """Check the HTTP address, if one is given. A mistake in it becomes a check and does not hide the others."""
     try:
         config = read_config(options)
         if config.is_url_given:
             yield check_http(*open_collector(config))
     except SettingError as error:
-        costs = "status, top, incidents and report end with this sentence"
-        yield problem("http", str(error), costs, "The sentence says which setting, and what it may be.")
+        costs = "status, top, incidents and report fail with this error"
+        yield problem("http", str(error), costs, "The error names the setting and its allowed values.")
 
 
 def render(checks: Sequence[Check]) -> str:
-    """The checks as lines, and one at the end that sums up."""
+    """Return the checks as lines, and a last line with their counts."""
     lines: list[str] = []
     for check in checks:
         lines.append(f"{SIGNS[check.state]}  {printable(check.name)}: {printable(check.found)}")
@@ -86,5 +93,5 @@ def render(checks: Sequence[Check]) -> str:
                 wrapped = textwrap.wrap(f"{label}: {printable(text)}", WIDTH - len(INDENT))
                 lines += [INDENT + line for line in wrapped]
     states = [check.state for check in checks]
-    lines.append(f"{states.count(OK)} ok, {states.count(NOTE)} done without, {states.count(PROBLEM)} not working")
+    lines.append(f"{states.count(OK)} ok, {states.count(NOTE)} missing, {states.count(PROBLEM)} not working")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`rankscope files`: lists and copies the documentation, configurations and deployment files of this release."""
+"""`rankscope files`: list and copy the documentation, configurations and deployment files of this release."""
 
 import argparse
 import fnmatch
@@ -15,29 +15,40 @@ KINDS: Final = frozenset(
     {".collector", ".json", ".md", ".png", ".sbatch", ".service", ".svg", ".tmpl", ".toml", ".training", ".txt"}
     | {".yaml", ".yml"}
 )
-"""The file name endings of pyproject.toml's package data. A key is none of them."""
+"""File name endings of the package data in pyproject.toml. Keys have none of them."""
 
 
-def add_files(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `files`."""
-    parser.set_defaults(command=show_files)
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--list", action="store_true", help="print the names")
-    action.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the files there; none is overwritten")
-    parser.add_argument(
-        "pattern", nargs="?", default="*", metavar="PATTERN", help="only these, as 'deploy/grafana/*'; quote it [all]"
-    )
+class Files:
+    """List the files of this release, or copy them into a folder."""
 
+    name = "files"
+    summary = "list or copy the docs, configurations and deployment files"
+    example = """\
+rankscope files --list 'docs/*'            the documentation of this release
+rankscope files --copy . 'deploy/grafana/*'"""
 
-def show_files(options: argparse.Namespace) -> int:
-    """List or copy what matches; return 1 if a file there differs and was kept."""
-    root = find_root(Path(__file__).resolve().parents[2])
-    names = find_names(root, options.pattern)
-    if options.copy is not None:
-        return copy_files(root, names, options.copy)
-    for name in names:
-        print(name)
-    return 0
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the action and the pattern."""
+        action = parser.add_mutually_exclusive_group(required=True)
+        action.add_argument("--list", action="store_true", help="print the names")
+        action.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the files there; none is overwritten")
+        parser.add_argument(
+            "pattern",
+            nargs="?",
+            default="*",
+            metavar="PATTERN",
+            help="only these, as 'deploy/grafana/*'; quote it [all]",
+        )
+
+    def run(self, options: argparse.Namespace) -> int:
+        """List or copy the files that match; return 1 if an existing file differs and was kept, else 0."""
+        root = find_root(Path(__file__).resolve().parents[2])
+        names = find_names(root, options.pattern)
+        if options.copy is not None:
+            return copy_files(root, names, options.copy)
+        for name in names:
+            print(name)
+        return 0
 
 
 def find_root(package: Path) -> Path:
@@ -51,7 +62,7 @@ def find_root(package: Path) -> Path:
 
 
 def find_names(root: Path, pattern: str) -> list[str]:
-    """Return the sorted names, relative to `root`, that match `pattern`; raise SettingError if there is none."""
+    """Return the sorted names, relative to `root`, that match `pattern`; raise SettingError for no match."""
     found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in KINDS]
     names = sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
     matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
@@ -61,7 +72,7 @@ def find_names(root: Path, pattern: str) -> list[str]:
 
 
 def copy_files(root: Path, names: Sequence[str], folder: Path) -> int:
-    """Copy `names` into `folder`; return 1 if a file there differs, which is then left as it is."""
+    """Copy `names` into `folder`; return 1 if an existing file differs, which is then kept."""
     status = 0
     for name in names:
         target = folder / name
@@ -79,7 +90,7 @@ def copy_files(root: Path, names: Sequence[str], folder: Path) -> int:
 
 
 def _copy_whole(source: Path, target: Path) -> None:
-    """Copy a file; leave nothing where it cannot be copied to its end, which would differ at the next try."""
+    """Copy a file, and remove what was written when that fails: the next try would find a file that differs."""
     try:
         shutil.copyfile(source, target)
     except OSError:

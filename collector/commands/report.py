@@ -1,4 +1,4 @@
-"""`rankscope report`: how a run went, also long after it, from a running collector or from the file it keeps."""
+"""`rankscope report`: print the report of a run, from a running collector or from its store."""
 
 import argparse
 from pathlib import Path
@@ -16,40 +16,47 @@ from rankscope.collector.storage.run_reader import opening_run
 from rankscope.measure.errors import SettingError
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
-    """The options of `report`."""
-    parser.set_defaults(command=show_report)
-    parser.add_argument("run", help="the run's name, as `rankscope status` shows it")
-    add_url(parser)
-    parser.add_argument(
-        "--store", type=Path, default=None, metavar="FILE", help="read the file a collector keeps it in, and ask none"
-    )
-    parser.add_argument("--top", type=int, default=TOP, metavar="ROWS", help=f"rows of each table [{TOP}]")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print it as JSON")
-    form.add_argument("--html", action="store_true", help="print it as one page, to be kept or sent")
-    form.add_argument(
-        "--parquet", default="", metavar="FOLDER", help="with --store: write every step there, a path or a URL"
-    )
+class Report:
+    """Print the report of one run, or write its history as Parquet."""
 
+    name = "report"
+    summary = "print the report of a finished or running run"
+    example = """\
+rankscope report bert                      of a running collector
+rankscope report bert --store runs.db --html > bert.html"""
 
-def show_report(options: argparse.Namespace) -> int:
-    """Print the report, or write the history."""
-    if options.top < 1:
-        raise SettingError(f"--top is {options.top}; the smallest allowed is 1.")
-    if options.parquet:
-        return _write_history(options)
-    report = _find_report(options)
-    if options.json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    else:
-        print(render_page(report, options.top) if options.html else render_text(report, options.top))
-    return 0
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the run, where it is read, and the form."""
+        parser.add_argument("run", help="the run's name, as `rankscope status` shows it")
+        add_url(parser)
+        parser.add_argument(
+            "--store", type=Path, default=None, metavar="FILE", help="read this store instead of asking a collector"
+        )
+        parser.add_argument("--top", type=int, default=TOP, metavar="ROWS", help=f"rows of each table [{TOP}]")
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print it as JSON")
+        form.add_argument("--html", action="store_true", help="print it as a self-contained HTML page")
+        form.add_argument(
+            "--parquet", default="", metavar="FOLDER", help="with --store: write every step to this path or URL"
+        )
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Print the report or write the history, and return 0. Raises SettingError and UnavailableError."""
+        if options.top < 1:
+            raise SettingError(f"--top is {options.top}; the smallest allowed is 1.")
+        if options.parquet:
+            return _write_history(options)
+        report = _find_report(options)
+        if options.json:
+            print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        else:
+            print(render_page(report, options.top) if options.html else render_text(report, options.top))
+        return 0
 
 
 def _write_history(options: argparse.Namespace) -> int:
     if options.store is None:
-        raise SettingError("--parquet reads the file itself: name it with --store.")
+        raise SettingError("--parquet reads the store itself: name it with --store.")
     with opening_run(options.store, options.run) as history:
         for name in write_parquet(history, options.parquet):
             print(name)

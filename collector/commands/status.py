@@ -1,4 +1,4 @@
-"""`rankscope status`: what a collector knows, the verdict first, small also of thousands of ranks."""
+"""`rankscope status`: print the runs of a collector, the verdict first, in a few lines even for thousands of ranks."""
 
 import argparse
 import difflib
@@ -15,6 +15,7 @@ import msgspec
 
 from rankscope.collector.client import Collector, add_url, fetch, fetch_runs, find_collector
 from rankscope.collector.commands.incidents import fetch_incidents, to_plain
+from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.api.rank_views import RankAnswer
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_times
@@ -27,45 +28,57 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.errors import SettingError, UnavailableError
 
 WORST: Final = 10
+"""Ranks listed of each run."""
 
 T = TypeVar("T")
 
 
-def add_status(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `status`."""
-    parser.set_defaults(command=show_status)
-    add_url(parser)
-    parser.add_argument(
-        "--run", default=None, metavar="RUN", help="show only this run: an id, or a name for its latest run"
-    )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--rank", type=int, default=None, metavar="N", help="show one rank beside the ranks it is compared with"
-    )
-    form.add_argument("--all", action="store_true", help=f"list every rank, not only the {WORST} worst of each run")
-    form.add_argument("--json", action="store_true", help="print the runs as JSON, each with its open incidents")
+class Status:
+    """Print all runs of a collector, one of them, or one rank, and the open incidents."""
 
+    name = "status"
+    summary = "print the runs of a collector, each with its verdict and its worst ranks"
+    example = """\
+rankscope status                           all runs, each with its verdict and its worst ranks
+rankscope status --run bert --all          every rank of one run
+rankscope status --run bert --rank 17      one rank beside its peer ranks
+RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope status"""
 
-def show_status(options: argparse.Namespace) -> int:
-    """Print every run that a collector knows, or the one that was asked for, and the incidents that are open."""
-    collector = find_collector(options)
-    ids = _choose_runs(fetch_runs(*collector), options.run)
-    if options.rank is not None:
-        return _show_rank(collector, ids, options.rank)
-    incidents = [one for one in fetch_incidents(*collector, only_open=True) if one.run_id in ids]
-    if options.json:
-        by_run = {run_id: to_plain([one for one in incidents if one.run_id == run_id]) for run_id in ids}
-        told = {run_id: _ask(collector, run_id, "", dict[str, Any]) for run_id in ids}
-        print(json.dumps([{**run, "open_incidents": by_run[run_id]} for run_id, run in told.items()], indent=2))
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the address, the run, and the form."""
+        add_url(parser)
+        parser.add_argument(
+            "--run", default=None, metavar="RUN", help="show only this run: an id, or a name for its latest run"
+        )
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--rank", type=int, default=None, metavar="N", help="show one rank beside its peer ranks")
+        form.add_argument("--all", action="store_true", help=f"list every rank, not only the {WORST} worst of each run")
+        form.add_argument("--json", action="store_true", help="print the runs as JSON, each with its open incidents")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Print the status and return 0. Raises SettingError, and UnavailableError without a collector or the run."""
+        collector = find_collector(options)
+        ids = _choose_runs(fetch_runs(*collector), options.run)
+        if options.rank is not None:
+            return _show_rank(collector, ids, options.rank)
+        incidents = [one for one in fetch_incidents(*collector, only_open=True) if one.run_id in ids]
+        if options.json:
+            _print_json(collector, ids, incidents)
+            return 0
+        colors = choose_colors(sys.stdout, os.environ)
+        for text in _render_runs(collector, ids, colors, with_all=options.all, is_chosen=options.run is not None):
+            print(text, end="\n\n")
+        if not ids:
+            print("no run has reported to this collector")
+        if incidents:
+            print(f"open incidents:\n{render_incidents(incidents, time.time(), with_sentences=False)}")
         return 0
-    colors = choose_colors(sys.stdout, os.environ)
-    for text in _render_runs(collector, ids, colors, with_all=options.all, is_chosen=options.run is not None):
-        print(text, end="\n\n")
-    if not ids:
-        print("no run has reported to this collector")
-    if incidents:
-        print(f"open incidents:\n{render_incidents(incidents, time.time(), with_sentences=False)}")
-    return 0
+
+
+def _print_json(collector: Collector, ids: Sequence[str], incidents: Sequence[Incident]) -> None:
+    by_run = {run_id: to_plain([one for one in incidents if one.run_id == run_id]) for run_id in ids}
+    runs = {run_id: _fetch_run(collector, run_id, "", dict[str, Any]) for run_id in ids}
+    print(json.dumps([{**run, "open_incidents": by_run[run_id]} for run_id, run in runs.items()], indent=2))
 
 
 def _choose_runs(known: Sequence[str], wanted: str | None) -> Sequence[str]:
@@ -82,15 +95,15 @@ def _choose_runs(known: Sequence[str], wanted: str | None) -> Sequence[str]:
 def _render_runs(
     collector: Collector, ids: Sequence[str], colors: Colors, *, with_all: bool, is_chosen: bool
 ) -> list[str]:
-    """Return what is to be said of each run: those with something open first, those that are over last."""
-    told = [_ask(collector, run_id, f"/status?worst={WORST}", RunStatus) for run_id in ids]
-    named = Counter(one.run.run for one in told)
-    told = [_name_by_id(one) if named[one.run.run] > 1 else one for one in told]
-    told.sort(key=lambda one: (one.run.end is not None, not one.run.open_findings))
+    """Return the text of each run: those with open findings first, those that are over last."""
+    statuses = [_fetch_run(collector, run_id, f"/status?worst={WORST}", RunStatus) for run_id in ids]
+    named = Counter(one.run.run for one in statuses)
+    statuses = [_name_by_id(one) if named[one.run.run] > 1 else one for one in statuses]
+    statuses.sort(key=lambda one: (one.run.end is not None, not one.run.open_findings))
     texts = []
-    for one in told:
+    for one in statuses:
         if with_all:
-            run = _ask(collector, one.run.run_id, "", RunSnapshot)
+            run = _fetch_run(collector, one.run.run_id, "", RunSnapshot)
             texts.append(render_all_ranks(one, run, colors))
         else:
             texts.append(render_status(one, colors, with_ranks=is_chosen or one.run.end is None))
@@ -98,7 +111,7 @@ def _render_runs(
 
 
 def _name_by_id(status: RunStatus) -> RunStatus:
-    """Return the status of a run that is to be told from others of its name."""
+    """Return the status with the run's id in its name, for runs that share a name."""
     named = msgspec.structs.replace(status.run, run=name_run(status.run.run, status.run.run_id))
     return msgspec.structs.replace(status, run=named)
 
@@ -109,8 +122,8 @@ def _show_rank(collector: Collector, ids: Sequence[str], number: int) -> int:
     if len(ids) != 1:
         known = ", ".join(map(printable, ids)) or "none"
         raise SettingError(f"--rank is {number}; name its run with --run. This collector knows: {known}.")
-    run = _ask(collector, ids[0], "?ranks=none", RunSnapshot)
-    found = _ask(collector, ids[0], f"/ranks/{number}", RankAnswer)
+    run = _fetch_run(collector, ids[0], "?ranks=none", RunSnapshot)
+    found = _fetch_run(collector, ids[0], f"/ranks/{number}", RankAnswer)
     peers = None
     if found.peers is not None:
         medians = found.peers
@@ -119,5 +132,5 @@ def _show_rank(collector: Collector, ids: Sequence[str], number: int) -> int:
     return 0
 
 
-def _ask(collector: Collector, run: str, rest: str, kind: type[T]) -> T:
-    return fetch(f"{collector.url}/api/v1/runs/{quote(run, safe='')}{rest}", kind, collector.credentials)
+def _fetch_run(collector: Collector, run: str, suffix: str, kind: type[T]) -> T:
+    return fetch(f"{collector.url}/api/v1/runs/{quote(run, safe='')}{suffix}", kind, collector.credentials)

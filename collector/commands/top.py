@@ -1,48 +1,57 @@
-"""`rankscope top`: a run's ranks live in a terminal."""
+"""`rankscope top`: watch the ranks of a run live in a terminal."""
 
 import argparse
 import importlib.util
 import sys
+from typing import Final
 
 from rankscope.collector.client import add_url, find_collector
 from rankscope.measure.errors import SettingError, UnavailableError
 
-INTERVAL_S = 1.0
-INTERVALS_S = (0.1, 60.0)
+INTERVAL_S: Final = 1.0
+INTERVALS_S: Final = (0.1, 60.0)
+"""The shortest and the longest time between two requests."""
 
 
-def add_top(parser: argparse.ArgumentParser) -> None:
-    """The options of `top`."""
-    parser.set_defaults(command=show_top)
-    add_url(parser)
-    parser.add_argument("--run", default="", help="the run to begin with; n and p go to the others [the first]")
-    parser.add_argument(
-        "--interval", type=float, default=INTERVAL_S, metavar="SECONDS", help=f"between two looks [{INTERVAL_S:.0f}]"
-    )
-    parser.add_argument("--once", action="store_true", help="print one picture and end; needs no terminal")
+class Top:
+    """Draw the ranks of a run until `q`, or print them once."""
 
+    name = "top"
+    summary = "watch a run's ranks live in the terminal"
+    example = "rankscope top --run bert --url http://collector-host:18491"
 
-def show_top(options: argparse.Namespace) -> int:
-    """Watch until `q`, or print once. Raises SettingError without a terminal, UnavailableError without a collector."""
-    url, credentials = find_collector(options)
-    smallest, largest = INTERVALS_S
-    if not smallest <= options.interval <= largest:
-        raise SettingError(f"--interval is {options.interval:g}; it must be from {smallest:g} to {largest:g} seconds")
-    if importlib.util.find_spec("rich") is None:
-        raise UnavailableError("top draws with the package rich, which is missing: pip install 'rankscope[top]'")
-    if not options.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise SettingError("top needs a terminal; `--once` prints one picture, `rankscope status` a plain table")
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the address, the run and the interval."""
+        add_url(parser)
+        parser.add_argument("--run", default="", help="the run to show first; n and p switch to the others [the first]")
+        parser.add_argument(
+            "--interval", type=float, default=INTERVAL_S, metavar="SECONDS", help=f"time of refresh [{INTERVAL_S:.0f}]"
+        )
+        parser.add_argument("--once", action="store_true", help="print all ranks once and exit; needs no terminal")
 
-    from rankscope.collector.top.board import Board  # noqa: PLC0415 - the other commands need no rich
-    from rankscope.collector.top.loop import Asking, print_once, watch  # noqa: PLC0415
+    def run(self, options: argparse.Namespace) -> int:
+        """Watch, and return 0. Raises SettingError without a terminal, UnavailableError without rich or a collector."""
+        url, credentials = find_collector(options)
+        smallest, largest = INTERVALS_S
+        if not smallest <= options.interval <= largest:
+            raise SettingError(
+                f"--interval is {options.interval:g}; it must be from {smallest:g} to {largest:g} seconds"
+            )
+        if importlib.util.find_spec("rich") is None:
+            raise UnavailableError("top draws with the package rich, which is missing: pip install 'rankscope[top]'")
+        if not options.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise SettingError("top needs a terminal; `--once` prints all ranks once, `rankscope status` a plain table")
 
-    asking, board = Asking(url, credentials, options.run, options.interval), Board(run=options.run)
-    asking.start()
-    try:
-        if options.once:
-            print_once(asking.latest, board)
-        else:
-            watch(asking, board)
-    finally:
-        asking.stop()
-    return 0
+        from rankscope.collector.top.board import Board  # noqa: PLC0415 - no other command needs rich
+        from rankscope.collector.top.loop import Poller, print_once, watch  # noqa: PLC0415
+
+        poller, board = Poller(url, credentials, options.run, options.interval), Board(run=options.run)
+        poller.start()
+        try:
+            if options.once:
+                print_once(poller.latest, board)
+            else:
+                watch(poller, board)
+        finally:
+            poller.stop()
+        return 0

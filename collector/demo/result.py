@@ -1,4 +1,4 @@
-"""What `rankscope demo --json` writes."""
+"""The result that `rankscope demo --json` writes."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ class DemoRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemoFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One verdict. `rank` is None where it is about no rank."""
+    """One finding. `rank` is None where it names no rank."""
 
     kind: str
     rank: int | None
@@ -35,7 +35,7 @@ class DemoFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole run."""
+    """The result of the demo's run."""
 
     run: str
     world_size: int
@@ -46,7 +46,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_result(run: RunSnapshot, metrics_sample_count: int) -> DemoResult:
-    """The result of a run that is over."""
+    """Return the result of a run that is over."""
     return DemoResult(
         run=run.run,
         world_size=run.world_size,

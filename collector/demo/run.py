@@ -1,4 +1,4 @@
-"""`rankscope demo`: a collector, a real torchrun job beside it, a live table, and the verdict at the end."""
+"""Run the demo: start a collector and a torchrun training, show a live table, print the verdict."""
 
 import importlib.util
 import json
@@ -30,19 +30,19 @@ RUN = "demo"
 REFRESH_S = 1.0
 HTTP_TIMEOUT_S = 10.0
 LAST_REPORTS_S_MAX = 15.0
-JOB_END_S_MAX = 20.0
+PROCESS_END_S_MAX = 20.0
 CLEAR = "\x1b[H\x1b[2J"
 START_S = 15.0
-"""From the first line to the first step: every rank imports torch."""
+"""Time to the first step: every rank imports torch."""
 
 STEP_CORE_S = 0.0375
-"""What a step takes of a core on one rank: 75 ms for four ranks on two cores."""
+"""CPU time of a step of one rank: four ranks on two cores need 75 ms."""
 
 SLOW_STEP_S = 0.15
-"""How much longer a slow step is: FAULT_S of train.py, which needs torch to be imported."""
+"""Delay of a slow step: FAULT_S of train.py, which cannot be imported without torch."""
 
 AGENT_ENVIRONMENT = {
-    # A demo lasts a minute, not a week: windows come often enough to be seen, at a cost that a real job would not bear.
+    # A demo lasts a minute: windows are frequent enough to be seen, at a cost too high for real training.
     "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
     "RANKSCOPE_FULL_WINDOW_INTERVAL_S": "2",
     "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.1",
@@ -52,7 +52,7 @@ AGENT_ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoOptions:
-    """What the command line asks for. Steps count from 0; `slow_from` is the first slow one."""
+    """The options of the command. Steps count from 0; `slow_from` is the first slow one."""
 
     ranks: int
     steps: int
@@ -63,9 +63,9 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, out: TextIO) -> int:
-    """Run the demo; the exit status: 0 when the job trained to its end.
+    """Run the demo and return 0 when the training ran to its end, else 1.
 
-    Raises UnavailableError when torch is not installed or a part cannot be started.
+    Raises UnavailableError when torch is missing or a process cannot be started.
     """
     if importlib.util.find_spec("torch") is None:
         text = "the demo trains a model and needs PyTorch: pip install torch, or `make demo` in a checkout"
@@ -74,18 +74,18 @@ def run_demo(options: DemoOptions, out: TextIO) -> int:
         _check_writable(options.json_path)
     out.write(f"{describe(options, len(os.sched_getaffinity(0)))}\n")
     out.flush()
-    with _collector() as (endpoint, url), _job(options, endpoint) as job:
-        samples = _watch(job, url, out)
+    with _collector() as (endpoint, url), _training(options, endpoint) as training:
+        samples = _watch(training, url, out)
         run = _wait_for_ends(url)
     result = build_result(run, samples)
     out.write(f"{CLEAR if out.isatty() else ''}{render_run(run)}\n\n{summarise(run)}\n{samples} samples at /metrics\n")
     if options.json_path is not None:
         _write_json(result, options.json_path)
-    return 0 if job.returncode == 0 else 1
+    return 0 if training.returncode == 0 else 1
 
 
 def describe(options: DemoOptions, cores: int) -> str:
-    """What is going to happen, and how long that takes on so many cores if nobody else needs them.
+    """Return the announcement: what is trained, the fault, and the time expected on `cores` idle cores.
 
     >>> four = DemoOptions(ranks=4, steps=160, fault="host", slow_rank=2, slow_from=60, json_path=None)
     >>> describe(four, cores=2)  # 15 s + 160 steps of 75 ms + 100 of them 150 ms longer
@@ -101,7 +101,7 @@ longer on a busy machine.'
     )
 
 
-# -- the two programs -------------------------------------------------------------------------------------------------
+# -- the two processes ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -122,13 +122,13 @@ def _collector() -> Iterator[tuple[str, str]]:
 def _first_line(stream: IO[str] | None) -> str:
     line = stream.readline() if stream is not None else ""
     if not line:
-        text = "the collector did not start; `rankscope serve` says why"
+        text = "the collector did not start; `rankscope serve` prints the reason"
         raise UnavailableError(text)
     return line
 
 
 @contextmanager
-def _job(options: DemoOptions, endpoint: str) -> Iterator["subprocess.Popen[bytes]"]:
+def _training(options: DemoOptions, endpoint: str) -> Iterator["subprocess.Popen[bytes]"]:
     script = Path(__file__).with_name("train.py")
     command = build_child_command(
         sys.executable, "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
@@ -146,47 +146,47 @@ def _job(options: DemoOptions, endpoint: str) -> Iterator["subprocess.Popen[byte
 
 
 def _end(child: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> None:
-    """End a program of ours: asked, then made to."""
+    """Stop a child process: SIGTERM, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if child.poll() is None:
             child.send_signal(number)
             with suppress(subprocess.TimeoutExpired):
-                child.wait(JOB_END_S_MAX)
+                child.wait(PROCESS_END_S_MAX)
 
 
 # -- watching ---------------------------------------------------------------------------------------------------------
 
 
-def _watch(job: "subprocess.Popen[bytes]", url: str, out: TextIO) -> int:
-    """Show the table until the job ends; the number of samples /metrics had when all ranks last reported."""
+def _watch(training: "subprocess.Popen[bytes]", url: str, out: TextIO) -> int:
+    """Show the table until the training ends; return the largest number of samples that /metrics had."""
     samples = 0
-    while job.poll() is None:
+    while training.poll() is None:
         run = read_run(url)
         if run is not None:
-            lead = CLEAR if out.isatty() else "\n"
-            out.write(f"{lead}{render_run(run)}\nlive page: {url}/\n")
+            prefix = CLEAR if out.isatty() else "\n"
+            out.write(f"{prefix}{render_run(run)}\nlive page: {url}/\n")
             out.flush()
             samples = max(samples, count_samples(url))
         with suppress(subprocess.TimeoutExpired):
-            job.wait(REFRESH_S)
+            training.wait(REFRESH_S)
     return samples
 
 
 def _wait_for_ends(url: str) -> RunSnapshot:
-    """The run once the collector knows how every rank ended."""
+    """Return the run when the collector knows how every rank ended, or after LAST_REPORTS_S_MAX."""
     deadline_s = time.monotonic() + LAST_REPORTS_S_MAX
     run = read_run(url)
     while time.monotonic() < deadline_s and (run is None or any(rank.up for rank in run.ranks)):
         time.sleep(REFRESH_S / 4)
         run = read_run(url)
     if run is None:
-        text = "the collector never heard of the job; what the ranks printed says why"
+        text = "no report of the training reached the collector; see what the ranks printed"
         raise UnavailableError(text)
     return run
 
 
 def read_run(url: str, name: str = RUN) -> RunSnapshot | None:
-    """The run as the collector's API gives it; None while it does not know it."""
+    """Return the run from the collector's API; None while it does not know it."""
     try:
         with urllib.request.urlopen(f"{url}/api/v1/runs/{quote(name, safe='')}", timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310
             return msgspec.json.decode(answer.read(), type=RunSnapshot)
@@ -197,14 +197,14 @@ def read_run(url: str, name: str = RUN) -> RunSnapshot | None:
 
 
 def count_samples(url: str) -> int:
-    """How many samples /metrics has: in Prometheus' text format each is a line, and other lines begin with `#`."""
+    """Return the number of samples at /metrics: lines of Prometheus' text format that do not begin with `#`."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310
         text = answer.read().decode()
     return sum(1 for line in text.splitlines() if line and not line.startswith("#"))
 
 
 def _check_writable(path: Path) -> None:
-    """Before a minute of training is spent. A file that is there stays as it is."""
+    """Raise UnavailableError before the training starts if the file cannot be written. An existing file is kept."""
     with _naming(path):
         path.open("ab").close()
 

@@ -1,7 +1,7 @@
-"""The job of the demo, an ordinary DistributedDataParallel script: it knows nothing of rankscope.
+"""Train the demo's model: an ordinary DistributedDataParallel script without rankscope.
 
 A small transformer learns, character by character, the language reference that ships with Python (pydoc_data.topics).
-On request one rank becomes slow at some step, in one of three ways:
+With --fault one rank becomes slow at step --slow-from, in one of three ways:
 
     data     its data set takes longer to give a batch
     host     its forward sleeps: the host does something else (a lock, a file system, a slow Python callback)
@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 96, 4, 2, 64, 8
 FAULT_S = 0.15
-"""How long the slow rank is held up in a step: about twice a step of four ranks on two cores."""
+"""Delay of the slow rank in a step: about twice a step of four ranks on two cores."""
 
 
 def read_text() -> str:
-    """The text to learn, about 700,000 characters."""
+    """Return the text to learn, about 700,000 characters."""
     return "".join(pydoc_data.topics.topics.values())
 
 
@@ -51,7 +51,7 @@ class CharacterBatches(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 class CharacterModel(nn.Module):
-    """A causal transformer over characters. `fault` is what its forward does besides, from call `slow_from` on."""
+    """A causal transformer over characters. Its forward adds `fault` from call `slow_from` on."""
 
     def __init__(self, characters: int, fault: str, slow_from: int) -> None:
         super().__init__()
@@ -67,19 +67,19 @@ class CharacterModel(nn.Module):
         self._calls = 0
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Logits of the next character, shape (batch, CONTEXT, characters)."""
+        """Return the logits of the next character, shape (batch, CONTEXT, characters)."""
         if self._calls >= self._slow_from:
-            self._be_slow()
+            self._apply_fault()
         self._calls += 1
         hidden = self.blocks(self.embed(codes) + self.place, mask=self.mask, is_causal=True)
         logits: Tensor = self.head(hidden)
         return logits
 
-    def _be_slow(self) -> None:
+    def _apply_fault(self) -> None:
         if self._fault == "host":
             time.sleep(FAULT_S)
         elif self._fault == "compute":
-            # By CPU time, not by count, so that the fault is as large on any machine.
+            # CPU time, not a count: the fault is as large on any machine.
             end_s = time.thread_time() + FAULT_S / 2
             matrix = torch.ones(128, 128)
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""One thing the doctor has looked at."""
+"""The result of one check of the doctor."""
 
 from typing import Final
 
@@ -10,8 +10,8 @@ PROBLEM: Final = "problem"
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: OK, NOTE where something is done without, PROBLEM where something the user asked for does not work.
-    `costs` says what is lost by that, `cure` what to do; both are empty for OK.
+    """One result. `state` is OK, NOTE for something optional that is missing, or PROBLEM for something configured that
+    does not work. `costs` names what is lost, `cure` what to do; both are empty for OK.
     """
 
     name: str
@@ -22,15 +22,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ok(name: str, found: str) -> Check:
-    """Nothing is missing."""
+    """Return a check that found nothing missing."""
     return Check(name=name, state=OK, found=found)
 
 
 def note(name: str, found: str, costs: str, cure: str) -> Check:
-    """Something is done without."""
+    """Return a check that found something optional missing."""
     return Check(name=name, state=NOTE, found=found, costs=costs, cure=cure)
 
 
 def problem(name: str, found: str, costs: str, cure: str) -> Check:
-    """Something that was asked for does not work."""
+    """Return a check of something configured that does not work."""
     return Check(name=name, state=PROBLEM, found=found, costs=costs, cure=cure)

@@ -1,4 +1,4 @@
-"""What training would find in this Python: torch, how the agent gets in, its settings, the GPU."""
+"""Check an interpreter for training: torch, how the agent is started, its settings, the GPUs."""
 
 import os
 import subprocess
@@ -14,16 +14,16 @@ from rankscope.measure.inspection import Inspection, TorchFound
 
 INSPECTION: Final = "rankscope.agent.inspection"
 TIMEOUT_S: Final = 120.0
-"""`import torch` from a cold network disk has taken a minute."""
-NOT_A_RANK: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE")
-"""With these in the environment torch would start an agent in the process that only looks."""
+"""`import torch` from a network disk may need a minute."""
+RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE")
+"""Removed from the environment of the inspection: with them torch starts an agent."""
 EXPECTED_ABSENCES: Final = frozenset({"not_supported", "none_seen", "needs_two_samples"})
-"""What this model does not have, what has not happened, and what a second look would know."""
+"""Reasons that are no fault: the model lacks the value, nothing has happened yet, or it is a rate of two samples."""
 
 
-def ask_interpreter(program: str = sys.executable) -> Inspection | Check:
-    """What is there, or that it could not be looked at: a process that hangs or dies is itself the finding."""
-    environment = {name: value for name, value in os.environ.items() if name not in NOT_A_RANK}
+def inspect_interpreter(program: str = sys.executable) -> Inspection | Check:
+    """Return the inspection made by a child process, or a problem when that hangs, dies or cannot be started."""
+    environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     name = "python"
     cure = f"Run `{program} -m {INSPECTION}` and see where it stops."
     try:
@@ -35,7 +35,7 @@ def ask_interpreter(program: str = sys.executable) -> Inspection | Check:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return problem(name, f"looking at torch and the GPU took over {TIMEOUT_S:.0f} s", "training may hang too", cure)
+        return problem(name, f"inspecting torch and the GPU took over {TIMEOUT_S:.0f} s", "training may hang too", cure)
     except OSError as error:
         return problem(
             name, f"{program} cannot be run: {error}", "nothing can be measured", "Name another interpreter."
@@ -43,12 +43,12 @@ def ask_interpreter(program: str = sys.executable) -> Inspection | Check:
     try:
         return msgspec.json.decode(done.stdout, type=Inspection)
     except msgspec.MsgspecError:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return problem(name, f"looking at torch and the GPU failed: {said[0]}", "training would fail too", cure)
+        errors = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return problem(name, f"inspecting torch and the GPU failed: {errors[0]}", "training would fail too", cure)
 
 
 def check_interpreter(found: Inspection, environment: Mapping[str, str]) -> Iterator[Check]:
-    """Everything that the inspection shows."""
+    """Yield a check for each part of the inspection."""
     yield ok("python", f"Python {found.python}, rankscope {found.release}")
     yield _check_torch(found.torch)
     if not found.torch.problem:
@@ -74,10 +74,10 @@ def _check_torch(torch: TorchFound) -> Check:
 def _check_launch(found: Inspection, environment: Mapping[str, str]) -> Check:
     by_hand = "Start with `torchrun ... -m rankscope.agent train.py`."
     if not found.is_autoloaded:
-        return note("launch", "torch does not know the package", "RANKSCOPE=1 alone starts no agent", by_hand)
+        return note("launch", "torch has not registered the package", "RANKSCOPE=1 alone starts no agent", by_hand)
     if not found.torch.has_autoload:
-        known = "torch before 2.5 loads no package by itself"
-        return note("launch", known, "RANKSCOPE=1 alone starts no agent", by_hand)
+        reason = "torch before 2.5 has no autoload"
+        return note("launch", reason, "RANKSCOPE=1 alone starts no agent", by_hand)
     if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         cure = f"Unset it. {by_hand}"
         return note("launch", "TORCH_DEVICE_BACKEND_AUTOLOAD is 0", "RANKSCOPE=1 alone starts no agent", cure)
@@ -87,7 +87,7 @@ def _check_launch(found: Inspection, environment: Mapping[str, str]) -> Check:
 def _check_backends(torch: TorchFound) -> Check:
     have = ", ".join(torch.backends) or "none"
     if torch.cuda and torch.gpus and "nccl" not in torch.backends:
-        return note("backends", have, "GPUs cannot talk by NCCL", "Install a build of torch that has NCCL.")
+        return note("backends", have, "GPUs cannot communicate through NCCL", "Install a build of torch that has NCCL.")
     if not torch.backends:
         costs = "no ranks can be compared: torch.distributed is missing"
         return note("backends", have, costs, "Install a build of torch that has torch.distributed.")
@@ -98,7 +98,7 @@ def _check_profiler(torch: TorchFound) -> Check:
     if torch.windows_problem:
         costs = "no windows: no collectives, no compute, overlap and idle ratios; steps and phases stay"
         return note("profiler", torch.windows_problem, costs, "docs/torch.md has the versions that were tried.")
-    return ok("profiler", "it is there, with all that windows use of it")
+    return ok("profiler", "available, with all features that windows use")
 
 
 def _check_gpus(found: Inspection) -> Iterator[Check]:
@@ -112,7 +112,7 @@ def _check_gpus(found: Inspection) -> Iterator[Check]:
         return
     if not any(found.torch.gpus):
         cure = "Train with torch 2.5 or later."
-        yield note("gpu", "this torch does not tell the UUIDs of its GPUs", "no GPU metrics through NVML", cure)
+        yield note("gpu", "this torch does not report the UUIDs of its GPUs", "no GPU metrics through NVML", cure)
         return
     if found.nvml_problem:
         costs = "no utilisation, clocks, power, temperature, throttling, ECC and Xid"
@@ -121,12 +121,12 @@ def _check_gpus(found: Inspection) -> Iterator[Check]:
         return
     for gpu in found.gpus:
         missing = {field: why for field, why in gpu.absent.items() if why not in EXPECTED_ABSENCES}
-        who = f"nvml {gpu.uuid}"
+        name = f"nvml {gpu.uuid}"
         if missing:
             listed = "; ".join(f"{why}: {', '.join(_fields_of(missing, why))}" for why in sorted(set(missing.values())))
-            yield note(who, f"{gpu.model}: {listed}", "these values are absent", "The reason says what NVML answers.")
+            yield note(name, f"{gpu.model}: {listed}", "these values are absent", "The reason says what NVML answers.")
         else:
-            yield ok(who, f"{gpu.model}: everything it has can be read")
+            yield ok(name, f"{gpu.model}: all its values can be read")
 
 
 def _fields_of(missing: Mapping[str, str], reason: str) -> list[str]:
@@ -135,6 +135,6 @@ def _fields_of(missing: Mapping[str, str], reason: str) -> list[str]:
 
 def _check_settings(found: Inspection) -> Check:
     if found.settings_problem:
-        cure = "The sentence says which setting, where it is from and what it may be."
-        return problem("settings", found.settings_problem, "training goes on without it, or without the agent", cure)
-    return ok("settings", f"collector {found.collector}" if found.collector else "rank 0 starts a collector of its own")
+        cure = "The error names the setting, where it was set, and its allowed values."
+        return problem("settings", found.settings_problem, "training runs without it, or without the agent", cure)
+    return ok("settings", f"collector {found.collector}" if found.collector else "rank 0 starts its own collector")

@@ -1,4 +1,4 @@
-"""What this machine allows: profiling, open files, time, folders, ports."""
+"""Check this machine: profiling, open files, clock, folders, ports."""
 
 import ctypes
 import os
@@ -12,22 +12,22 @@ from rankscope.collector.doctor.check import Check, note, ok, problem
 
 NVIDIA_PARAMETERS: Final = Path("/proc/driver/nvidia/params")
 INJECTIONS: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
-"""How other profilers (Nsight, DCGM's, sanitizers) get into a process. CUPTI has one subscriber at a time."""
+"""Variables through which other profilers (Nsight, DCGM's, sanitizers) enter a process. CUPTI has one subscriber."""
 RECORDER_SIZES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 FILES_WANTED: Final = 20_000
-"""One connected rank is one open file; 16,384 ranks, and what else a process has open."""
+"""Open files of a collector with 16,384 ranks, one for each and some of its own."""
 UNSYNCHRONISED: Final = 0x0040
-"""STA_UNSYNC of adjtimex(2): nobody sets this clock."""
+"""STA_UNSYNC of adjtimex(2): no program synchronises the clock."""
 _TIMEX_BYTES: Final = 512
 """More than struct timex has on any architecture (208)."""
 _TIMEX_STATUS: Final = 10
-"""The place of `status` in it, in ints, on 64-bit Linux: modes, padding, offset, freq, maxerror, esterror before it."""
+"""Index of `status` in it, in ints, on 64-bit Linux: after modes, padding, offset, freq, maxerror, esterror."""
 
 
 def check_machine(
     environment: Mapping[str, str], spill_dir: str, metrics_port: int, *, has_gpus: bool
 ) -> Iterator[Check]:
-    """Everything that does not need torch."""
+    """Yield the checks that do not need torch."""
     if has_gpus:
         yield check_profiling(NVIDIA_PARAMETERS, is_root=os.geteuid() == 0)
     yield check_other_profilers(environment)
@@ -41,35 +41,35 @@ def check_machine(
 
 
 def check_profiling(parameters: Path, *, is_root: bool) -> Check:
-    """Whether a user's process may see GPU kernels: the driver can keep that to administrators."""
+    """Check that a user's process may profile GPU kernels, which the driver can restrict to administrators."""
     try:
         text = parameters.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ok("profiling", "the driver says nothing of a restriction")
+        return ok("profiling", "the driver reports no restriction")
     if "RmProfilingAdminOnly: 1" in text and not is_root:
         return note(
             "profiling",
-            "the driver lets administrators only see kernels (RmProfilingAdminOnly: 1)",
+            "the driver lets only administrators profile kernels (RmProfilingAdminOnly: 1)",
             "windows without kernels: no compute, overlap and idle ratios, no collectives of GPUs",
-            "As root: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d; load the driver anew.",
+            "As root: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d; reload the driver.",
         )
-    return ok("profiling", "kernels can be seen")
+    return ok("profiling", "kernels can be profiled")
 
 
 def check_other_profilers(environment: Mapping[str, str]) -> Check:
-    """Whether another tool is to be loaded into every process that uses CUDA."""
-    set_ones = [name for name in INJECTIONS if environment.get(name)]
-    if set_ones:
-        costs = "while it profiles, windows see no kernels, or it does not"
-        return note("other profilers", f"{', '.join(set_ones)} is set", costs, "Unset it, or set full_windows = false.")
+    """Check the environment for tools that CUDA loads into every process."""
+    present = [name for name in INJECTIONS if environment.get(name)]
+    if present:
+        costs = "while it profiles, windows see no kernels, or the other profiler sees none"
+        return note("other profilers", f"{', '.join(present)} is set", costs, "Unset it, or set full_windows = false.")
     return ok("other profilers", "none is set in the environment")
 
 
 def check_flight_recorder(environment: Mapping[str, str]) -> Check:
-    """Whether torch remembers its last collectives."""
+    """Check that torch's flight recorder, which keeps the last collectives, is on."""
     off = [name for name in RECORDER_SIZES if environment.get(name) == "0"]
     if off:
-        costs = "in a hang nobody can say which collective each rank is in"
+        costs = "in a hang the collective of each rank is unknown"
         return note(
             "flight recorder", f"{', '.join(off)} is 0", costs, "Unset it: torch's own default is 2,000 entries."
         )
@@ -77,17 +77,15 @@ def check_flight_recorder(environment: Mapping[str, str]) -> Check:
 
 
 def check_open_files(soft_limit: int) -> Check:
-    """Whether a collector for many ranks could run here."""
+    """Check the limit of open files for a collector of many ranks."""
     if soft_limit != resource.RLIM_INFINITY and soft_limit < FILES_WANTED:
-        costs = f"a collector here takes at most about {soft_limit} ranks"
+        costs = f"a collector here can serve at most about {soft_limit} ranks"
         return note("open files", f"at most {soft_limit}", costs, "ulimit -n 65536, or LimitNOFILE in its unit.")
     return ok("open files", "as many as a collector of 16,384 ranks needs")
 
 
 def read_clock_status() -> int | None:
-    """The kernel's word on how the clock is set (adjtimex(2), which changes nothing when asked this way); None where it
-    cannot be asked.
-    """
+    """Return the kernel's clock status (adjtimex(2) without modes, which changes nothing); None where that fails."""
     buffer = (ctypes.c_int * (_TIMEX_BYTES // ctypes.sizeof(ctypes.c_int)))()
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
@@ -97,24 +95,24 @@ def read_clock_status() -> int | None:
 
 
 def check_clock(status: int | None) -> Check:
-    """Whether somebody keeps this machine's clock right. Ranks are compared by a clock of the collector's own."""
+    """Check that a program synchronises this machine's clock."""
     if status is None or status & UNSYNCHRONISED:
-        costs = "times of day in incidents and history may be off; comparing ranks does not need them"
-        found = "the clock is not known to be set by anybody" if status is None else "nobody sets this machine's clock"
+        costs = "times of day in incidents and history may be wrong; comparing ranks does not need them"
+        found = "the clock's status is unknown" if status is None else "this machine's clock is not synchronised"
         return note("time", found, costs, "Run chrony or systemd-timesyncd.")
-    return ok("time", "the clock is kept")
+    return ok("time", "the clock is synchronised")
 
 
 def check_folder(folder: str) -> Check:
-    """Whether reports can be spilled there."""
+    """Check that reports can be spilled to this folder."""
     if os.access(folder, os.W_OK | os.X_OK):
         return ok("spill_dir", folder)
     costs = "reports that do not fit into memory are lost, and counted"
-    return problem("spill_dir", f"{folder} is no folder that can be written to", costs, "Make it, or name another.")
+    return problem("spill_dir", f"{folder} is not a writable folder", costs, "Create it, or name another.")
 
 
 def check_port(port: int) -> Check:
-    """Whether rank 0's own collector could show its metrics there."""
+    """Check that rank 0's own collector can serve its metrics on this port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

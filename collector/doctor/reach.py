@@ -1,4 +1,4 @@
-"""Whether the collector can be reached: the agents' wire, with the keys an agent would use, and HTTP."""
+"""Check that the collector can be reached: over the agents' connection, with the agent's keys, and over HTTP."""
 
 from typing import Final
 
@@ -13,34 +13,34 @@ from rankscope.measure.shards import parse_collectors
 from rankscope.uplink.curve_client import set_keys
 
 WAIT_MS: Final = 5_000
-"""A handshake takes three ways there and back; with 200 ms of delay that is 0.6 s."""
-_WATCHED: Final = (
+"""A handshake has three round trips: 0.6 s at 200 ms each."""
+_EVENTS: Final = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-_COSTS: Final = "nothing of a job is seen; the agents keep their last reports and try again"
+_COSTS: Final = "no run is reported; the agents keep their last reports and retry"
 
 
-def check_wire(collector: str, key_file: str, collector_key_file: str) -> list[Check]:
-    """One check for each collector that the settings name: whether an agent of this machine would be let in."""
+def check_connections(collector: str, key_file: str, collector_key_file: str) -> list[Check]:
+    """Return a check for each endpoint of the setting `collector`: that it accepts an agent of this machine."""
     try:
         endpoints = parse_collectors(collector)
         keys = _read_keys(key_file, collector_key_file)
     except SettingError as error:
-        return [problem("wire", str(error), _COSTS, "The sentence says what to do.")]
+        return [problem("connection", str(error), _COSTS, "Do what the error says.")]
     return [_check_endpoint(endpoint, keys) for endpoint in endpoints]
 
 
 def check_http(url: str, credentials: Credentials) -> Check:
-    """Whether a collector answers there, and is ready."""
+    """Check that a collector answers at `url` and is ready."""
     try:
         ask(f"{url}/readyz", credentials)
         fetch_runs(url, credentials)
     except UnavailableError as error:
-        costs = "status, top, incidents and Prometheus get nothing from there"
+        costs = "status, top, incidents and Prometheus get no data from there"
         return problem("http", str(error), costs, "Check --url, the firewall, and --token-file where it has a token.")
     return ok("http", f"{url} is ready")
 
@@ -53,22 +53,22 @@ def _read_keys(key_file: str, collector_key_file: str) -> ClientKeys | None:
 
 
 def _check_endpoint(endpoint: str, keys: ClientKeys | None) -> Check:
-    name = f"wire {endpoint}"
+    name = f"connection {endpoint}"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         dealer = context.socket(zmq.DEALER)
         set_keys(dealer, keys)
-        monitor = dealer.get_monitor_socket(_WATCHED)
+        monitor = dealer.get_monitor_socket(_EVENTS)
         dealer.connect(endpoint)
-        return _judge(name, _watch(monitor), keys)
+        return _judge(name, _collect_events(monitor), keys)
     except zmq.ZMQError as error:
-        return problem(name, f"no endpoint: {error}", _COSTS, "An endpoint is tcp://HOST:PORT.")
+        return problem(name, f"not an endpoint: {error}", _COSTS, "An endpoint is tcp://HOST:PORT.")
     finally:
         context.destroy(linger=0)
 
 
-def _watch(monitor: "zmq.Socket[bytes]") -> list[int]:
-    """What happens to the connection until it is made, refused, or too much time has passed."""
+def _collect_events(monitor: "zmq.Socket[bytes]") -> list[int]:
+    """Return the events of the connection until it is established or refused, or until WAIT_MS without one."""
     seen: list[int] = []
     while monitor.poll(WAIT_MS):
         event = int(recv_monitor_message(monitor)["event"])
@@ -80,15 +80,15 @@ def _watch(monitor: "zmq.Socket[bytes]") -> list[int]:
 
 def _judge(name: str, seen: list[int], keys: ClientKeys | None) -> Check:
     if zmq.EVENT_HANDSHAKE_SUCCEEDED in seen:
-        return ok(name, "lets this agent in" + ("" if keys is None else ", with its key"))
+        return ok(name, "accepts this agent" + ("" if keys is None else ", with its key"))
     if zmq.EVENT_HANDSHAKE_FAILED_AUTH in seen:
         cure = "Put its public key into the collector's folder of allowed keys."
         return problem(name, "this agent's key is not allowed", _COSTS, cure)
     if seen and keys is None:
         cure = "Set key_file and collector_key_file (docs/keys.md), or start it with --insecure."
-        return problem(name, "somebody listens and does not take agents without keys", _COSTS, cure)
+        return problem(name, "something listens there and refuses agents without keys", _COSTS, cure)
     if seen:
         cure = "collector_key_file must be the collector.pub of this very collector, and the collector must have keys."
-        return problem(name, "somebody listens and does not speak with this key", _COSTS, cure)
-    cure = "Start it (`rankscope serve`), and check the address and what is between: firewalls, network policies."
-    return problem(name, f"nobody answers within {WAIT_MS / 1000:.0f} s", _COSTS, cure)
+        return problem(name, "something listens there and refuses this key", _COSTS, cure)
+    cure = "Start it (`rankscope serve`), and check the address, firewalls and network policies."
+    return problem(name, f"no answer within {WAIT_MS / 1000:.0f} s", _COSTS, cure)

@@ -1,66 +1,66 @@
-"""What the person at `rankscope top` has chosen to see, and how each key changes it. Pure: no terminal, no network."""
+"""Keep the state of the screen of `rankscope top`, and change it by key. Pure: no terminal, no network."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from rankscope.collector.top.picture import Picture, RankLine
+from rankscope.collector.top.snapshot_fetch import RankLine, RunView
 
 ENTER, ESCAPE, BACKSPACE = "enter", "escape", "backspace"
 UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = "up", "down", "page up", "page down", "home", "end"
 
 FILTER_LENGTH_MAX: Final = 64
-"""Longer than any name of a node that fits into a line."""
+"""Longer than any node name that fits into a line."""
 
 _Value = Callable[[RankLine], float | None]
 ORDERS: Final[dict[str, tuple[str, _Value | None]]] = {
     "s": ("slowdown", lambda rank: rank.slowdown_ratio),
     "t": ("step time", lambda rank: rank.step_ns_median),
-    "o": ("own time", lambda rank: rank.self_ns_median),
-    "w": ("waiting caused", lambda rank: rank.wait_caused_ns_median),
+    "o": ("self time", lambda rank: rank.self_ns_median),
+    "w": ("caused wait", lambda rank: rank.wait_caused_ns_median),
     "d": ("data", lambda rank: rank.phases_ns_median.get("data")),
     "e": ("exposed communication", lambda rank: rank.ratios.get("exposed_communication")),
     "i": ("idle device", lambda rank: rank.ratios.get("idle")),
     "r": ("rank", None),
 }
-"""The keys that sort, what each sorts by, largest first; by rank the smallest comes first. Unknown values come last."""
+"""Sort keys, with the name and the value of each: largest first, by rank the smallest; unknown values last."""
 
 
 class Board(NamedTuple):
-    """One state of the screen. `top` is the first rank shown of those that pass the filter, from 0; `rows` how many
-    fit. `is_typing`: the filter is being written. `frozen` is the picture that is held fast, None while it moves.
-    `run` is the name of the run that was chosen, empty: the first one.
+    """One state of the screen. `top` is the index of the first rank shown among those that pass the filter, `rows` the
+    number that fit. `is_typing`: keys go into the filter. `frozen` is the view that stays, None while views change.
+    `run` is the selected run; empty: the first one.
     """
 
     order: str = "s"
     is_reversed: bool = False
     filter: str = ""
     is_typing: bool = False
-    frozen: Picture | None = None
+    frozen: RunView | None = None
     run: str = ""
     top: int = 0
     rows: int = 10
     shows_help: bool = False
     is_over: bool = False
 
-    def choose_shown(self, latest: Picture) -> Picture:
-        """The picture to show."""
+    def choose_shown(self, latest: RunView) -> RunView:
+        """Return the view to draw: the frozen one, else the latest."""
         return latest if self.frozen is None else self.frozen
 
     def arrange(self, ranks: Sequence[RankLine]) -> list[RankLine]:
-        """The ranks that pass the filter, in the order chosen. Ranks that are equal in it stand by number."""
-        known = [rank for rank in ranks if passes(rank, self.filter)]
+        """Return the ranks that pass the filter, sorted; equal ones by number."""
+        matching = [rank for rank in ranks if passes(rank, self.filter)]
         read = ORDERS[self.order][1]
         if read is None:
-            return sorted(known, key=lambda rank: rank.rank, reverse=self.is_reversed)
+            return sorted(matching, key=lambda rank: rank.rank, reverse=self.is_reversed)
         sign = 1 if self.is_reversed else -1
-        told = [(value, rank) for rank in known if (value := read(rank)) is not None]
-        told.sort(key=lambda pair: (sign * pair[0], pair[1].rank))
-        untold = sorted((rank for rank in known if read(rank) is None), key=lambda rank: rank.rank)
-        return [rank for _, rank in told] + untold
+        known = [(value, rank) for rank in matching if (value := read(rank)) is not None]
+        known.sort(key=lambda pair: (sign * pair[0], pair[1].rank))
+        unknown = sorted((rank for rank in matching if read(rank) is None), key=lambda rank: rank.rank)
+        return [rank for _, rank in known] + unknown
 
 
 def passes(rank: RankLine, wanted: str) -> bool:
-    """Whether a rank is meant: `7` and `4-9` are ranks, anything else is a part of the node's name or of the state.
+    """Return whether a rank passes a filter: `7` and `4-9` are ranks, other text is part of the node or the state.
 
     >>> line = RankLine(rank=7, node="gpu-12")
     >>> [passes(line, wanted) for wanted in ("", "7", "4-9", "12", "gpu-12", "up", "ended")]
@@ -74,8 +74,8 @@ def passes(rank: RankLine, wanted: str) -> bool:
     return wanted.lower() in rank.node.lower() or wanted.lower() in rank.state
 
 
-def press(board: Board, key: str, latest: Picture) -> Board:
-    """The board after a key. A key that means nothing changes nothing."""
+def press(board: Board, key: str, latest: RunView) -> Board:
+    """Return the board after a key; an unknown key changes nothing."""
     if board.is_typing:
         return _type(board, key)
     if board.shows_help:
@@ -101,8 +101,8 @@ def _type(board: Board, key: str) -> Board:
             return board
 
 
-def _turn(board: Board, latest: Picture, by: int) -> Board:
-    """To the next run. A frozen picture has only its own, so it moves again."""
+def _switch_run(board: Board, latest: RunView, by: int) -> Board:
+    """Select another run, and unfreeze: a frozen view has only its own run."""
     names = latest.runs
     if not names:
         return board
@@ -110,11 +110,11 @@ def _turn(board: Board, latest: Picture, by: int) -> Board:
     return board._replace(run=names[(now + by) % len(names)], frozen=None, top=0)
 
 
-def _freeze(board: Board, latest: Picture) -> Board:
+def _freeze(board: Board, latest: RunView) -> Board:
     return board._replace(frozen=None if board.frozen is not None else latest)
 
 
-def _scroll(board: Board, key: str, latest: Picture) -> Board:
+def _scroll(board: Board, key: str, latest: RunView) -> Board:
     shown = len(board.arrange(board.choose_shown(latest).ranks))
     last = max(0, shown - board.rows)
     moved = {
@@ -128,7 +128,7 @@ def _scroll(board: Board, key: str, latest: Picture) -> Board:
     return board._replace(top=min(max(moved.get(key, board.top), 0), last))
 
 
-_COMMANDS: Final[dict[str, Callable[[Board, Picture], Board]]] = {
+_COMMANDS: Final[dict[str, Callable[[Board, RunView], Board]]] = {
     "q": lambda board, _: board._replace(is_over=True),
     "?": lambda board, _: board._replace(shows_help=True),
     "h": lambda board, _: board._replace(shows_help=True),
@@ -136,6 +136,6 @@ _COMMANDS: Final[dict[str, Callable[[Board, Picture], Board]]] = {
     ESCAPE: lambda board, _: board._replace(filter="", top=0),
     "f": _freeze,
     " ": _freeze,
-    "n": lambda board, latest: _turn(board, latest, 1),
-    "p": lambda board, latest: _turn(board, latest, -1),
+    "n": lambda board, latest: _switch_run(board, latest, 1),
+    "p": lambda board, latest: _switch_run(board, latest, -1),
 }

@@ -1,4 +1,4 @@
-"""A picture as lines of a terminal, through rich. Colours only repeat what letters say."""
+"""Draw a view of a run with rich. Colours only repeat what letters say."""
 
 import io
 import time
@@ -16,100 +16,100 @@ from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.top.board import ORDERS, Board
-from rankscope.collector.top.picture import Picture, RankLine
+from rankscope.collector.top.snapshot_fetch import RankLine, RunView
 from rankscope.measure.records import PHASES
 from rankscope.measure.units import NS_PER_MS
 
 WIDTH_MIN: Final = 80
 FIXED_WIDTH: Final = 46
-"""Of a row without its two bars and the node's name: five cells and the gaps."""
+"""Width of a row without its two bars and the node: five cells and the gaps."""
 NODE_WIDTH: Final = (10, 24)
 FINDING_LINES_MAX: Final = 3
-"""Of each finding; the whole sentence stands in `rankscope status`."""
+"""Lines of each finding; `rankscope status` prints the whole sentence."""
 FINDINGS_SHOWN_MAX: Final = 3
 SLOW_RATIO, VERY_SLOW_RATIO = 1.05, 1.25
-"""From here on yellow, and red. The first is the collector's own threshold for a straggler."""
+"""Thresholds of yellow and of red. The first is the collector's default for a straggler."""
 
 PHASE_SIGNS: Final = {"data": ("d", "yellow"), "forward": ("f", "green"), "backward": ("b", "blue"),
                       "optimizer": ("o", "magenta"), "other": ("-", "bright_black")}  # fmt: skip
-OWN_PHASE: Final = ("u", "cyan")
-"""A phase of the user's own."""
+USER_PHASE: Final = ("u", "cyan")
+"""A phase that the user named."""
 DEVICE_SIGNS: Final = (("compute", "#", "green"), ("exposed_communication", "~", "red"), ("idle", ".", "bright_black"))
-REST_SIGN: Final = (" ", "default")
-"""Copies, which overlap with nothing else."""
+COPY_SIGN: Final = (" ", "default")
+"""The remainder: copies that overlap with nothing else."""
 STATE_STYLES: Final = {"up": "green", "stalled": "bold red", "silent": "red"}
 HELP: Final = (
-    ("s t o w", "sort by slowdown, step time, own time, waiting caused"),
+    ("s t o w", "sort by slowdown, step time, self time (compute excluding waits), caused wait"),
     ("d e i r", "sort by data, exposed communication, idle device, rank"),
-    ("", "the same key again turns the order round"),
-    ("/", "filter: 12 or 8-15 are ranks, other text a part of a node's name or of a state"),
-    ("esc", "no filter"),
-    ("f, space", "freeze the picture, let it go on"),
-    ("n p", "next run, run before"),
+    ("", "the same key again reverses the order"),
+    ("/", "filter: 12 or 8-15 are ranks, other text is part of a node's name or of a state"),
+    ("esc", "clear the filter"),
+    ("f, space", "freeze the view, unfreeze it"),
+    ("n p", "next run, previous run"),
     ("arrows, pages, home, end", "scroll"),
     ("q", "quit"),
-    ("", "phases: d data, f forward, b backward, o optimizer, u your own, - other; the longest step fills the bar"),
-    ("", "device: # computes, ~ only communicates, . idle; the rest copies"),
+    ("", "phases: d data, f forward, b backward, o optimizer, u user-defined, - other; the longest step fills the bar"),
+    ("", "device: # compute, ~ exposed communication, . idle, blank copies"),
 )
 
 
-def draw(board: Board, latest: Picture, width: int, height: int) -> tuple[RenderableType, Board]:
-    """The screen, and the board with as many rows as fitted, which scrolling needs."""
-    picture = board.choose_shown(latest)
+def draw(board: Board, latest: RunView, width: int, height: int) -> tuple[RenderableType, Board]:
+    """Return the screen, and the board with the number of rows that fit, which scrolling needs."""
+    view = board.choose_shown(latest)
     width = max(width, WIDTH_MIN)
-    head: list[RenderableType] = [_draw_title(board, latest, picture), *_draw_findings(picture, width)]
+    head: list[RenderableType] = [_draw_title(board, latest, view), *_draw_findings(view, width)]
     foot = _draw_foot(board)
     used = len(head) + _count_lines(head) + 3
     board = board._replace(rows=max(1, height - used))
     if board.shows_help:
         return Group(*head, Rule(style="bright_black"), _draw_help(), foot), board
-    ranks = board.arrange(picture.ranks)
+    ranks = board.arrange(view.ranks)
     board = board._replace(top=min(board.top, max(0, len(ranks) - board.rows)))
-    table = _draw_ranks(board, picture, ranks[board.top : board.top + board.rows], width)
+    table = _draw_ranks(board, view, ranks[board.top : board.top + board.rows], width)
     filler = [Text()] * (board.rows - min(board.rows, len(ranks)))
     return Group(*head, table, *filler, Rule(style="bright_black"), foot), board
 
 
 def _count_lines(parts: Sequence[RenderableType]) -> int:
-    """How many lines more than one each they take."""
+    """Return the number of lines beyond one for each part."""
     return sum(part.plain.count("\n") for part in parts if isinstance(part, Text))
 
 
-def _draw_title(board: Board, latest: Picture, picture: Picture) -> Text:
+def _draw_title(board: Board, latest: RunView, view: RunView) -> Text:
     title = Text("rankscope ", style="bold", no_wrap=True, overflow="ellipsis")
     if latest.problem:
         title.append(printable(latest.problem), style="bold red")
         return title
-    run = picture.run
+    run = view.run
     if run is None:
         return title.append("no run has reported to this collector", style="default")
-    # First what must not be cut off.
+    # What must not be cut off comes first.
     title.append("FROZEN " if board.frozen is not None else "", style="bold yellow")
-    title.append(time.strftime("%H:%M:%S ", time.localtime(picture.wall_s)), style="bright_black")
-    up = sum(rank.state == "up" for rank in picture.ranks)
+    title.append(time.strftime("%H:%M:%S ", time.localtime(view.wall_s)), style="bright_black")
+    up = sum(rank.state == "up" for rank in view.ranks)
     title.append(printable(run.run), style="bold cyan")
     if run.end is None:
         title.append(f"  {up} of {run.world_size} up", style="default" if up == run.world_size else "red")
     else:
         title.append(f"  {printable(describe_end(run.end))}", style="green" if run.end.is_good else "bold red")
-    steps = [rank.last_step for rank in picture.ranks if rank.last_step is not None]
+    steps = [rank.last_step for rank in view.ranks if rank.last_step is not None]
     title.append(f"  step {max(steps)}" if steps else "", style="default")
     if run.goodput.goodput_ratio is not None:
         title.append(f"  goodput {100 * run.goodput.goodput_ratio:.0f} %", style="default")
     if run.run_slowdown_ratio is not None:
         title.append(f"  slowdown {run.run_slowdown_ratio:.2f}x", style=_style_of(run.run_slowdown_ratio))
-    if len(picture.runs) > 1:
-        title.append(f"  (run {picture.runs.index(run.run_id) + 1} of {len(picture.runs)})", style="bright_black")
+    if len(view.runs) > 1:
+        title.append(f"  (run {view.runs.index(run.run_id) + 1} of {len(view.runs)})", style="bright_black")
     return title
 
 
-def _draw_findings(picture: Picture, width: int) -> list[Text]:
-    run = picture.run
+def _draw_findings(view: RunView, width: int) -> list[Text]:
+    run = view.run
     if run is None:
         return []
     if run.end is not None:
-        said = [*describe_ended_run(run)[1:], f"verdict: {verdict(run)}"]
-        return [_cut(Text(printable(line)), width) for line in said]
+        lines = [*describe_ended_run(run)[1:], f"verdict: {verdict(run)}"]
+        return [_cut(Text(printable(line)), width) for line in lines]
     if not run.open_findings:
         quiet = "no rank is slower than the others" if run.abstained is None else f"no verdict yet: {run.abstained}"
         return [_cut(Text(printable(quiet), style="bright_black"), width)]
@@ -124,7 +124,7 @@ def _draw_finding(finding: Finding, width: int) -> Text:
 
 
 def _cut(text: Text, width: int) -> Text:
-    """Wrapped at words, at most FINDING_LINES_MAX lines; what is left out is said by an ellipsis."""
+    """Return the text wrapped at words, in at most FINDING_LINES_MAX lines; an ellipsis marks a cut."""
     console_width = max(width - 1, 1)
     lines = text.wrap(_measuring_console(), console_width)
     if len(lines) > FINDING_LINES_MAX:
@@ -138,22 +138,22 @@ def _cut(text: Text, width: int) -> Text:
 
 @cache
 def _measuring_console() -> Console:
-    """What knows how wide signs are; it writes nowhere."""
+    """Return a console that measures the width of characters and writes nowhere."""
     return Console(file=io.StringIO())
 
 
-def _draw_ranks(board: Board, picture: Picture, ranks: Sequence[RankLine], width: int) -> Table:
+def _draw_ranks(board: Board, view: RunView, ranks: Sequence[RankLine], width: int) -> Table:
     room = width - FIXED_WIDTH
     longest = max((len(printable(rank.node)) for rank in ranks), default=0)
     node_width = min(max(longest, NODE_WIDTH[0]), NODE_WIDTH[1], NODE_WIDTH[0] + max(0, room - 34))
     bars = room - node_width
     phase_width, device_width = bars - bars // 2, bars // 2
-    slowest_ns = max((rank.step_ns_median or 0.0 for rank in picture.ranks), default=0.0)
+    slowest_ns = max((rank.step_ns_median or 0.0 for rank in view.ranks), default=0.0)
     by, arrow = ORDERS[board.order][0], "↑" if board.is_reversed else "↓"
     table = Table(box=None, padding=(0, 1, 0, 0), width=width, header_style="reverse", show_edge=False)
-    heads = {"rank": "rank", "step time": "step ms", "own time": "own ms", "slowdown": "slow", "data": "phases"}
+    heads = {"rank": "rank", "step time": "step ms", "self time": "self ms", "slowdown": "slow", "data": "phases"}
     for name, span, justify in (
-        ("rank", 6, "right"), ("node", node_width, "left"), ("step ms", 8, "right"), ("own ms", 8, "right"),
+        ("rank", 6, "right"), ("node", node_width, "left"), ("step ms", 8, "right"), ("self ms", 8, "right"),
         ("slow", 6, "right"), ("phases", phase_width, "left"), ("device", device_width, "left"), ("state", 9, "left"),
     ):  # fmt: skip
         mark = arrow if heads.get(by) == name else ""
@@ -173,7 +173,7 @@ def _draw_ranks(board: Board, picture: Picture, ranks: Sequence[RankLine], width
 
 
 def draw_phases(phases_ns: Mapping[str, float], full_ns: float, width: int) -> Text:
-    """The phases of a step as a bar, of which `full_ns` would fill the width.
+    """Return the phases of a step as a bar; a step of `full_ns` fills the width.
 
     >>> draw_phases({"data": 10.0, "forward": 20.0, "backward": 20.0, "mine": 10.0}, 120.0, 24).plain
     'ddffffbbbbuu'
@@ -181,23 +181,23 @@ def draw_phases(phases_ns: Mapping[str, float], full_ns: float, width: int) -> T
     if full_ns <= 0:
         return Text()
     names = [*(name for name in PHASES if name in phases_ns), *(name for name in phases_ns if name not in PHASES)]
-    parts = [(phases_ns[name], *PHASE_SIGNS.get(name, OWN_PHASE)) for name in names]
+    parts = [(phases_ns[name], *PHASE_SIGNS.get(name, USER_PHASE)) for name in names]
     return _draw_bar(parts, full_ns, width)
 
 
 def draw_device(ratios: Mapping[str, float], width: int) -> Text:
-    """Where the device's time went, as a bar; empty where no window has told.
+    """Return the breakdown of the device's time as a bar; empty before the first window.
 
     >>> draw_device({"compute": 0.5, "exposed_communication": 0.25, "idle": 0.25}, 8).plain
     '####~~..'
     """
     parts = [(ratios[name], sign, style) for name, sign, style in DEVICE_SIGNS if name in ratios]
-    rest = 1.0 - sum(share for share, _, _ in parts)
-    return _draw_bar([*parts, (max(rest, 0.0), *REST_SIGN)], 1.0, width) if parts else Text()
+    copies = 1.0 - sum(share for share, _, _ in parts)
+    return _draw_bar([*parts, (max(copies, 0.0), *COPY_SIGN)], 1.0, width) if parts else Text()
 
 
 def _draw_bar(parts: Sequence[tuple[float, str, str]], full: float, width: int) -> Text:
-    """Each part ends where the sum so far does, rounded: the bar as a whole is right, whatever its parts lose."""
+    """Return a bar whose parts end at their rounded cumulative sum, so that rounding does not add up."""
     bar, drawn, total = Text(), 0, 0.0
     for amount, sign, style in parts:
         total += amount
@@ -231,10 +231,10 @@ def _draw_help() -> Table:
 def _draw_foot(board: Board) -> Text:
     if board.is_typing:
         return Text.assemble(
-            ("filter: ", "bold"), board.filter, ("_", "blink"), ("   enter keeps it, esc leaves it", "bright_black")
+            ("filter: ", "bold"), board.filter, ("_", "blink"), ("   enter keeps it, esc clears it", "bright_black")
         )
     order = ORDERS[board.order][0]
-    chosen = f"by {order}{', turned round' if board.is_reversed else ''}"
+    chosen = f"by {order}{', reversed' if board.is_reversed else ''}"
     kept = f", filter {printable(board.filter)!r}" if board.filter else ""
     return Text(
         f"{chosen}{kept}   s t o w d e i r sort  / filter  f freeze  n run  ? help  q quit",

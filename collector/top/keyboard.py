@@ -1,4 +1,4 @@
-"""Keys as they are pressed, from a terminal that would otherwise hand over whole lines."""
+"""Read single keys from a terminal."""
 
 import contextlib
 import os
@@ -15,14 +15,14 @@ ESCAPE_SEQUENCES = {
     "\x1b[A": UP, "\x1bOA": UP, "\x1b[B": DOWN, "\x1bOB": DOWN, "\x1b[5~": PAGE_UP, "\x1b[6~": PAGE_DOWN,
     "\x1b[H": HOME, "\x1bOH": HOME, "\x1b[1~": HOME, "\x1b[F": END, "\x1bOF": END, "\x1b[4~": END,
 }  # fmt: skip
-"""What terminals send for them (xterm's ctlseqs, both of its modes, and the Linux console)."""
+"""Escape sequences of the keys (xterm's ctlseqs in both modes, and the Linux console)."""
 SIGNS = {"\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\x08": BACKSPACE, "\x1b": ESCAPE, "\x04": "q"}
-"""Ctrl-D ends what reads from a terminal."""
+"""Control characters of keys. Ctrl-D quits."""
 
 
 @contextlib.contextmanager
 def raw_terminal() -> Iterator[int]:
-    """Keys come one by one and are not shown, until the block ends, however it does. Gives stdin's descriptor."""
+    """Yield stdin's descriptor with echo and line buffering off; restore the terminal when the block ends."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
@@ -33,7 +33,7 @@ def raw_terminal() -> Iterator[int]:
 
 
 def read_keys(descriptor: int, wait_s: float) -> list[str]:
-    """The keys pressed until now, after at most `wait_s`. Raises EOFError when the terminal has gone."""
+    """Return the keys pressed, after at most `wait_s` seconds. Raises EOFError when the terminal is closed."""
     readable, _, _ = select.select([descriptor], [], [], wait_s)
     if not readable:
         return []
@@ -44,7 +44,7 @@ def read_keys(descriptor: int, wait_s: float) -> list[str]:
 
 
 def split_keys(text: str) -> list[str]:
-    r"""The keys in what a terminal sent at once. What it sends for keys that are not known is left out.
+    r"""Return the keys in the text that a terminal sent, without unknown ones.
 
     >>> split_keys("s\x1b[B\x1b[6~/\r"), split_keys("\x1b"), split_keys("\x1b[99;1z!")
     (['s', 'down', 'page down', '/', 'enter'], ['escape'], ['!'])
@@ -62,7 +62,7 @@ def split_keys(text: str) -> list[str]:
 
 
 def _sequence_length(text: str, place: int) -> int:
-    """How many signs belong to one key: an escape sequence ends with its first letter or `~` (ECMA-48, 5.4)."""
+    """Return the number of characters of one key: an escape sequence ends with a letter or `~` (ECMA-48, 5.4)."""
     if not text.startswith(("\x1b[", "\x1bO"), place):
         return 1
     for end in range(place + 2, len(text)):

@@ -1,4 +1,4 @@
-"""`rankscope doctor` against what is really there: a torch, a driver's library, a collector with keys."""
+"""`rankscope doctor` with a real torch, a driver's library and a collector with keys."""
 
 import json
 import os
@@ -20,7 +20,7 @@ COMMAND = (sys.executable, "-m", "rankscope.collector")
 
 
 def doctor(*arguments: str, **environment: str) -> dict[str, dict[str, Any]]:
-    """Its checks by name."""
+    """Run the doctor and return its checks by name."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
     command = [*COMMAND, "doctor", "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=given | environment, timeout=120)
@@ -55,38 +55,40 @@ def test_healthy_machine_has_no_problem() -> None:
     assert not [check for check in checks.values() if check["state"] == "problem"]
 
 
-def test_setting_that_cannot_be_used_is_said_in_the_agents_own_words() -> None:
+def test_invalid_setting_has_the_error_of_the_agent() -> None:
     check = doctor(RANKSCOPE_STALL_S="soon")["settings"]
     assert check["state"] == "problem"
     assert "stall_s" in check["found"]
 
 
-def test_collector_without_keys_lets_in_and_answers() -> None:
+def test_collector_without_keys_accepts_and_answers() -> None:
     with serving() as served:
         checks = doctor("--url", served.url, RANKSCOPE_COLLECTOR=served.endpoint)
-    assert states_of(checks, "wire") == [("ok", "lets this agent in")]
+    assert states_of(checks, "connection") == [("ok", "accepts this agent")]
     assert states_of(checks, "http") == [("ok", f"{served.url} is ready")]
 
 
-def test_collector_with_keys_is_tried_with_those_of_the_agent(keys: Path) -> None:
+def test_collector_with_keys_is_checked_with_the_agents_keys(keys: Path) -> None:
     options = ("--key-file", str(keys / "collector.key"), "--allowed-keys", str(keys / "allowed"))
     with serving(*options) as served:
         collector = {"RANKSCOPE_COLLECTOR": served.endpoint}
         allowed = doctor(**collector, **agent_with(keys))
         stranger = doctor(**collector, **agent_with(keys, "stranger"))
-        nobody = doctor(**collector)
-    assert states_of(allowed, "wire") == [("ok", "lets this agent in, with its key")]
-    assert states_of(stranger, "wire") == [("problem", "this agent's key is not allowed")]
-    assert states_of(nobody, "wire") == [("problem", "somebody listens and does not take agents without keys")]
+        without_key = doctor(**collector)
+    assert states_of(allowed, "connection") == [("ok", "accepts this agent, with its key")]
+    assert states_of(stranger, "connection") == [("problem", "this agent's key is not allowed")]
+    assert states_of(without_key, "connection") == [
+        ("problem", "something listens there and refuses agents without keys")
+    ]
 
 
-def test_collector_that_is_not_there_is_told_from_one_that_refuses() -> None:
+def test_missing_collector_differs_from_one_that_refuses() -> None:
     checks = doctor("--collector", f"tcp://127.0.0.1:{find_fixed_port()}")
-    assert states_of(checks, "wire") == [("problem", "nobody answers within 5 s")]
+    assert states_of(checks, "connection") == [("problem", "no answer within 5 s")]
 
 
-def test_gpus_are_read_as_the_agent_reads_them(tmp_path: Path) -> None:
-    """In a process of its own: pynvml loads its library once."""
+def test_gpus_are_read_as_by_the_agent(tmp_path: Path) -> None:
+    """Run in a process of its own, because pynvml loads its library once."""
     compile_nvml(tmp_path)
     script = (
         "import msgspec\nfrom rankscope.agent.inspection import _inspect_nvml\n"
@@ -102,6 +104,6 @@ def test_gpus_are_read_as_the_agent_reads_them(tmp_path: Path) -> None:
     assert all(gpu["model"] for gpu in gpus)
 
 
-def test_without_a_driver_the_reason_is_nvmls_own() -> None:
+def test_missing_driver_has_the_reason_of_nvml() -> None:
     problem, gpus = _inspect_nvml(TorchFound(gpus=("GPU-1",)))
     assert (problem, gpus) == ("library_not_found", ())

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.doctor.check import OK
-from rankscope.collector.doctor.reach import check_wire
+from rankscope.collector.doctor.reach import check_connections
 from rankscope.collector.keys import make_keys
 from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import read_key_pair, read_public_key
@@ -138,7 +138,9 @@ def test_service_without_rights_of_its_own_lets_in_an_agent_with_keys(machine: P
             assert collector.stderr is not None
             line = collector.stdout.readline()
             assert line, collector.stderr.read()
-            (check,) = check_wire(json.loads(line)["endpoint"], str(keys / "agent.key"), str(keys / "collector.pub"))
+            (check,) = check_connections(
+                json.loads(line)["endpoint"], str(keys / "agent.key"), str(keys / "collector.pub")
+            )
             assert check.state == OK, check
         finally:
             collector.send_signal(signal.SIGTERM)

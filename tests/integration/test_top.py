@@ -1,4 +1,4 @@
-"""`rankscope top` at a real pseudo-terminal, of which a terminal emulator says what a person would see."""
+"""`rankscope top` in a pseudo-terminal, with a terminal emulator that shows what a user sees."""
 
 import signal
 import subprocess
@@ -29,11 +29,11 @@ def watched() -> Iterator[Served]:
 
 
 def rows_of(lines: list[str]) -> list[str]:
-    """The first cell of every rank's line."""
+    """Return the first cell of every rank's line."""
     return [cells[0] for line in lines if (cells := line.split()) and cells[0].isdecimal() and "ms" not in line]
 
 
-def test_slow_rank_stands_on_top_with_the_finding_above_it(watched: Served) -> None:
+def test_slow_rank_is_first_below_its_finding(watched: Served) -> None:
     with top("--url", watched.url, "--interval", "0.2", "--run", "story") as terminal:
         # The screen comes in pieces: what is waited for last is what is drawn last.
         lines = terminal.wait_until(lambda lines: rows_of(lines)[:1] == ["5"] and "q quit" in lines[-1])
@@ -41,7 +41,7 @@ def test_slow_rank_stands_on_top_with_the_finding_above_it(watched: Served) -> N
         assert any(line.startswith("! Rank 5") for line in lines)
 
 
-def test_keys_sort_filter_freeze_and_turn_to_another_run(watched: Served) -> None:
+def test_keys_sort_filter_freeze_and_switch_runs(watched: Served) -> None:
     with top("--url", watched.url, "--interval", "0.2", "--run", "story") as terminal:
         terminal.wait_until(lambda lines: len(rows_of(lines)) == 8)
         terminal.press("r")
@@ -58,7 +58,7 @@ def test_keys_sort_filter_freeze_and_turn_to_another_run(watched: Served) -> Non
         terminal.wait_until(lambda lines: " other  " in lines[0])
 
 
-def test_another_size_of_the_window_is_filled(watched: Served) -> None:
+def test_resized_window_is_filled(watched: Served) -> None:
     with top("--url", watched.url, "--interval", "0.2", "--run", "story") as terminal:
         terminal.wait_until(lambda lines: len(rows_of(lines)) == 8)
         terminal.resize(130, 40)
@@ -66,7 +66,7 @@ def test_another_size_of_the_window_is_filled(watched: Served) -> None:
 
 
 @pytest.mark.parametrize("end", ["q", "\x03"])
-def test_terminal_is_as_it_was_after_the_end(watched: Served, end: str) -> None:
+def test_terminal_is_restored_at_the_end(watched: Served, end: str) -> None:
     with top("--url", watched.url) as terminal:
         terminal.wait_until(lambda lines: "q quit" in lines[-1])
         assert not terminal.is_as_before
@@ -75,7 +75,7 @@ def test_terminal_is_as_it_was_after_the_end(watched: Served, end: str) -> None:
         assert terminal.is_as_before
 
 
-def test_collector_that_goes_is_said_and_top_goes_on() -> None:
+def test_lost_collector_is_reported_and_top_continues() -> None:
     with serving() as served, telling(Story(2), served.endpoint) as story:
         story.train(4)
         served.wait_for_run("story", lambda run: len(run.ranks) == 2)
@@ -86,7 +86,7 @@ def test_collector_that_goes_is_said_and_top_goes_on() -> None:
             assert terminal.child.poll() is None
 
 
-def test_without_a_terminal_it_says_what_to_do(watched: Served) -> None:
+def test_error_without_a_terminal_names_the_cure(watched: Served) -> None:
     command = [sys.executable, "-m", "rankscope.collector", "top", "--url", watched.url]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
@@ -98,7 +98,7 @@ def test_without_a_terminal_it_says_what_to_do(watched: Served) -> None:
     assert "\x1b" not in once.stdout
 
 
-def test_nobody_who_answers_is_an_error() -> None:
+def test_missing_collector_is_an_error() -> None:
     command = [sys.executable, "-m", "rankscope.collector", "top", "--once", "--url", "http://127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,10 +1,23 @@
-"""What `--help` says of each command."""
+"""Help, examples and group options of the commands."""
+
+import sys
+from pathlib import Path
 
 import pytest
 
-from rankscope.collector.commands.main import EXAMPLES, SERVE_GROUPS, build_parser, main
+from rankscope.collector.commands.command import Command
+from rankscope.collector.commands.main import COMMANDS, ISSUES_URL, build_parser, main
+from rankscope.collector.commands.serve import SERVE_GROUPS
 from rankscope.collector.config import CollectorConfig
 from rankscope.measure.settings import find_settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+EACH_COMMAND = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+EXAMPLES = [line for command in COMMANDS for line in command.example.splitlines()]
 
 
 def read_help(capsys: pytest.CaptureFixture[str], *command: str) -> str:
@@ -14,17 +27,62 @@ def read_help(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", EXAMPLES)
-def test_help_of_every_command_ends_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _, _, examples = read_help(capsys, command).partition("\nexample")
-    assert f"  rankscope {command}" in examples
+@EACH_COMMAND
+def test_help_has_description_example_and_address(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    text = read_help(capsys, command.name)
+    description, _, rest = text.partition("\nexample")
+    assert description.rstrip().endswith(f"{command.summary[1:]}.")
+    assert f"  rankscope {command.name}" in rest
+    assert rest.index(f"  rankscope {command.name}") < rest.index("\noptions:") < rest.index(ISSUES_URL)
 
 
-@pytest.mark.parametrize("line", [line for text in EXAMPLES.values() for line in text.splitlines()])
-def test_every_example_can_be_typed(line: str) -> None:
+def test_help_lists_every_command_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    words = read_help(capsys).split()
+    text = " ".join(words)
+    assert [command.name for command in COMMANDS if f"{command.name} {command.summary}" not in text] == []
+
+
+def test_names_of_commands_are_unique() -> None:
+    names = [command.name for command in COMMANDS]
+    assert len(set(names)) == len(names) == 12
+
+
+def test_issues_url_is_the_projects_address() -> None:
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
+    assert project["urls"]["Source"] == ISSUES_URL
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_every_example_parses(line: str) -> None:
     typed = line.partition("      ")[0].partition(" > ")[0].split()
     words = typed[typed.index("rankscope") + 1 :]
-    assert build_parser().parse_args(words).command
+    assert build_parser().parse_args(words).command.name == words[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["status"], 0),
+        (["-v", "status"], 1),
+        (["status", "-v"], 1),
+        (["status", "-vv"], 2),
+        (["-v", "status", "--verbose"], 2),
+    ],
+)
+def test_verbose_counts_before_and_after_the_command(words: list[str], count: int) -> None:
+    options = build_parser().parse_args(words)
+    assert options.verbose + options.verbose_after == count
+
+
+def test_verbose_prints_the_traceback_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["top", "--interval", "0", "--url", "http://127.0.0.1:9"]
+    said = "rankscope: --interval is 0; it must be from 0.1 to 60 seconds\n"
+    assert main(command) == 2
+    assert capsys.readouterr().err == said
+    assert main(["-v", *command]) == 2
+    traceback = capsys.readouterr().err
+    assert traceback.startswith("Traceback (most recent call last):\n")
+    assert traceback.endswith(said)
 
 
 def test_serve_has_its_settings_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,12 +93,12 @@ def test_serve_has_its_settings_in_groups(capsys: pytest.CaptureFixture[str]) ->
     assert text.index("\nlimits and times:") < text.index("  --runs-max VALUE")
 
 
-def test_every_setting_of_a_group_is_one() -> None:
+def test_every_key_of_a_group_is_a_setting() -> None:
     grouped = [key for keys in SERVE_GROUPS.values() for key in keys]
     assert len(grouped) == len(set(grouped))
     assert set(grouped) <= {key for key, _, _ in find_settings(CollectorConfig)}
 
 
 @pytest.mark.parametrize("option", ["--announce", "--embedded", "--parent-pid", "--fresh-keys", "--no-summary"])
-def test_help_of_serve_leaves_out_what_other_programs_use(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_serve_hides_options_for_programs(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert option not in read_help(capsys, "serve")

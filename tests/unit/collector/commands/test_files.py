@@ -1,4 +1,4 @@
-"""`rankscope files`: what it lists, what it copies, and what it leaves alone."""
+"""`rankscope files`: names it lists, files it copies, and files it keeps."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rankscope.measure.errors import UnavailableError
 ROOT = Path(__file__).parents[4]
 
 
-def test_list_prints_the_names_that_match(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_the_matching_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["files", "--list", "deploy/s*"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "deploy/slurm/train.sbatch",
@@ -19,7 +19,7 @@ def test_list_prints_the_names_that_match(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_copy_makes_folders_and_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_copy_creates_folders_and_writes_the_same_bytes(tmp_path: Path) -> None:
     assert main(["files", "--copy", str(tmp_path / "new"), "deploy/slurm/*"]) == 0
     name = "deploy/slurm/train.sbatch"
     assert (tmp_path / "new" / name).read_bytes() == (ROOT / name).read_bytes()
@@ -44,7 +44,7 @@ def test_copy_again_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", "")
 
 
-def test_copy_into_a_file_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_into_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main(["files", "--copy", str(tmp_path / "file"), "configs/collector.toml"]) == 1
     said = capsys.readouterr().err

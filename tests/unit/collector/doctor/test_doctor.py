@@ -1,4 +1,4 @@
-"""What the doctor makes of what it finds, case by case."""
+"""Checks of the doctor, case by case."""
 
 import argparse
 import json
@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import zmq
 
-from rankscope.collector.commands.doctor import add_doctor, examine, render
+from rankscope.collector.commands.doctor import Doctor, render
 from rankscope.collector.doctor import machine, reach
 from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, note, ok, problem
-from rankscope.collector.doctor.interpreter import ask_interpreter, check_interpreter
+from rankscope.collector.doctor.interpreter import check_interpreter, inspect_interpreter
 from rankscope.measure.inspection import GpuFound, Inspection, TorchFound
 from rankscope.measure.key_files import ClientKeys, KeyPair
 
@@ -29,18 +29,18 @@ def states(torch: TorchFound, environment: Mapping[str, str] | None = None, **mo
     return {check.name: check.state for check in check_interpreter(found, environment or {})}
 
 
-def test_machine_without_gpus_lacks_nothing_but_them() -> None:
+def test_machine_without_gpus_lacks_only_gpus() -> None:
     assert states(CPU) == {
         "python": OK, "torch": OK, "launch": OK, "backends": OK, "profiler": OK, "gpu": NOTE, "settings": OK,
     }  # fmt: skip
 
 
-def test_machine_with_a_gpu_that_can_be_read_lacks_nothing() -> None:
+def test_machine_with_readable_gpu_lacks_nothing() -> None:
     found = states(CUDA, gpus=(GpuFound(uuid=UUID, model="H100", absent={"nvlink_tx_bytes": "not_supported"}),))
     assert set(found.values()) == {OK}
 
 
-def test_values_that_may_not_be_read_are_named_with_the_reason() -> None:
+def test_unreadable_values_are_named_with_the_reason() -> None:
     gpu = GpuFound(
         uuid=UUID,
         model="H100",
@@ -67,16 +67,16 @@ def test_values_that_may_not_be_read_are_named_with_the_reason() -> None:
         (CPU, {"settings_problem": "stall_s is -1"}, "settings", PROBLEM),
     ],
 )  # fmt: skip
-def test_each_thing_that_is_missing_is_told(torch: TorchFound, more: dict[str, Any], name: str, state: str) -> None:
+def test_each_missing_part_has_its_check(torch: TorchFound, more: dict[str, Any], name: str, state: str) -> None:
     assert states(torch, **more)[name] == state
 
 
-def test_gpus_of_amd_are_not_asked_of_nvml() -> None:
+def test_amd_gpus_are_not_checked_with_nvml() -> None:
     found = states(msgspec.structs.replace(CUDA, cuda="", hip="6.2"), nvml_problem="library_not_found")
     assert not any(name.startswith("nvml") for name in found)
 
 
-def test_every_check_that_is_not_ok_says_what_it_costs_and_what_to_do() -> None:
+def test_every_failed_check_has_costs_and_cure() -> None:
     found = Inspection(
         python="3", release="0", torch=TorchFound(version="2"), is_autoloaded=False, settings_problem="x is y"
     )  # fmt: skip
@@ -95,7 +95,7 @@ def test_every_check_that_is_not_ok_says_what_it_costs_and_what_to_do() -> None:
         ("RmProfilingAdminOnly: 0\n", False, OK),
     ],
 )
-def test_restricted_profiling_is_seen_in_the_drivers_parameters(
+def test_restricted_profiling_is_found_in_driver_parameters(
     text: str, is_root: bool, state: str, tmp_path: Path
 ) -> None:
     (tmp_path / "params").write_text(text)
@@ -103,7 +103,7 @@ def test_restricted_profiling_is_seen_in_the_drivers_parameters(
     assert machine.check_profiling(tmp_path / "none", is_root=is_root).state == OK
 
 
-def test_other_profilers_and_a_recorder_that_is_off_are_seen_in_the_environment() -> None:
+def test_environment_shows_other_profilers_and_disabled_recorder() -> None:
     assert machine.check_other_profilers({"CUDA_INJECTION64_PATH": "/opt/nsys/lib.so"}).state == NOTE
     assert machine.check_other_profilers({"CUDA_INJECTION64_PATH": ""}).state == OK
     assert machine.check_flight_recorder({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}).state == NOTE
@@ -111,21 +111,21 @@ def test_other_profilers_and_a_recorder_that_is_off_are_seen_in_the_environment(
 
 
 @pytest.mark.parametrize(("limit", "state"), [(1024, NOTE), (65_536, OK), (-1, OK)])
-def test_few_open_files_are_few_ranks(limit: int, state: str) -> None:
+def test_low_limit_of_open_files_is_a_note(limit: int, state: str) -> None:
     assert machine.check_open_files(limit).state == state
 
 
 @pytest.mark.parametrize(("status", "state"), [(0x2001, OK), (0x0040, NOTE), (None, NOTE)])
-def test_clock_that_nobody_keeps_is_a_note(status: int | None, state: str) -> None:
+def test_unsynchronised_clock_is_a_note(status: int | None, state: str) -> None:
     assert machine.check_clock(status).state == state
 
 
-def test_kernel_says_how_its_clock_is_set() -> None:
+def test_kernel_reports_its_clock_status() -> None:
     status = machine.read_clock_status()
     assert status is None or 0 <= status < 1 << 16  # the flags of adjtimex(2)
 
 
-def test_folder_and_port_are_tried(tmp_path: Path) -> None:
+def test_unwritable_folder_and_taken_port_are_problems(tmp_path: Path) -> None:
     assert machine.check_folder(str(tmp_path)).state == OK
     assert machine.check_folder(str(tmp_path / "none")).state == PROBLEM
     with zmq.Context() as context, context.socket(zmq.ROUTER) as taken:
@@ -136,62 +136,60 @@ def test_folder_and_port_are_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seen", "has_keys", "expected"),
     [
-        ([zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED], False, "lets this agent in"),
-        ([zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED], True, "lets this agent in, with its key"),
+        ([zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED], False, "accepts this agent"),
+        ([zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED], True, "accepts this agent, with its key"),
         ([zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_FAILED_AUTH], True, "this agent's key is not allowed"),
-        ([zmq.EVENT_CONNECTED], False, "somebody listens and does not take agents without keys"),
-        ([zmq.EVENT_CONNECTED], True, "somebody listens and does not speak with this key"),
-        ([], True, "nobody answers within 5 s"),
+        ([zmq.EVENT_CONNECTED], False, "something listens there and refuses agents without keys"),
+        ([zmq.EVENT_CONNECTED], True, "something listens there and refuses this key"),
+        ([], True, "no answer within 5 s"),
     ],
 )
-def test_what_happens_to_the_connection_is_put_into_words(seen: list[int], has_keys: bool, expected: str) -> None:
+def test_events_of_the_connection_become_a_check(seen: list[int], has_keys: bool, expected: str) -> None:
     keys = ClientKeys("k" * 40, KeyPair("p" * 40, "s" * 40)) if has_keys else None
-    assert reach._judge("wire", seen, keys).found == expected
+    assert reach._judge("connection", seen, keys).found == expected
 
 
-def test_endpoint_that_is_none_and_keys_that_cannot_be_read_are_told(tmp_path: Path) -> None:
-    (check,) = reach.check_wire("tcp://127.0.0.1:9", str(tmp_path / "none"), str(tmp_path / "none"))
+def test_unreadable_keys_are_a_problem(tmp_path: Path) -> None:
+    (check,) = reach.check_connections("tcp://127.0.0.1:9", str(tmp_path / "none"), str(tmp_path / "none"))
     assert (check.state, "cannot be read" in check.found) == (PROBLEM, True)
 
 
-def test_interpreter_that_cannot_be_run_or_says_nothing_is_a_problem(tmp_path: Path) -> None:
-    missing = ask_interpreter(str(tmp_path / "python"))
+def test_interpreter_that_fails_or_prints_nothing_is_a_problem(tmp_path: Path) -> None:
+    missing = inspect_interpreter(str(tmp_path / "python"))
     assert not isinstance(missing, Inspection)
     assert missing.state == PROBLEM
     silent = tmp_path / "silent"
     silent.write_text("#!/bin/sh\necho 'Illegal instruction' >&2\nexit 132\n")
     silent.chmod(0o755)
-    found = ask_interpreter(str(silent))
+    found = inspect_interpreter(str(silent))
     assert not isinstance(found, Inspection)
     assert "Illegal instruction" in found.found
 
 
-def test_checks_are_printed_with_what_they_cost_and_summed_up() -> None:
+def test_checks_are_printed_with_costs_and_counts() -> None:
     text = render([ok("a", "fine"), note("b", "lacks", "this", "that"), problem("c", "x\x1b[2J", "this", "that")])
     assert text.splitlines() == [
         "ok    a: fine",
         "note  b: lacks", "        costs: this", "        do: that",
         "FAIL  c: x\\x1b[2J", "        costs: this", "        do: that",
-        "1 ok, 1 done without, 1 not working",
+        "1 ok, 1 missing, 1 not working",
     ]  # fmt: skip
 
 
-def test_mistake_in_the_address_does_not_hide_the_other_checks(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_invalid_address_does_not_hide_the_other_checks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
-    add_doctor(parser)
+    Doctor().prepare_parser(parser)
     options = parser.parse_args(["--python", str(tmp_path / "none"), "--url", "tcp://gpu:18490", "--json"])
-    assert examine(options) == 1
+    assert Doctor().run(options) == 1
     first, *_, last = json.loads(capsys.readouterr().out)
     assert (first["name"], last["name"], last["state"]) == ("python", "http", PROBLEM)
     said = "url is 'tcp://gpu:18490' (from the command line); an HTTP address begins with http:// or https://."
     assert last["found"] == said
 
 
-def test_exit_status_says_whether_something_does_not_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_exit_status_is_one_for_a_problem(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
-    add_doctor(parser)
+    Doctor().prepare_parser(parser)
     options = parser.parse_args(["--python", str(tmp_path / "none"), "--json"])
-    assert examine(options) == 1
+    assert Doctor().run(options) == 1
     assert '"state": "problem"' in capsys.readouterr().out

@@ -1,10 +1,10 @@
-"""What each key of `rankscope top` does to what is seen."""
+"""Keys of `rankscope top` and their effect on the board."""
 
 import pytest
 
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board, press
-from rankscope.collector.top.picture import Picture, RankLine
+from rankscope.collector.top.snapshot_fetch import RankLine, RunView
 
 RANKS = (
     RankLine(rank=0, node="gpu-a", slowdown_ratio=1.0, step_ns_median=90.0, phases_ns_median={"data": 5.0}),
@@ -14,16 +14,16 @@ RANKS = (
 )
 
 
-def picture(run: str = "a", runs: tuple[str, ...] = ("a", "b", "c"), ranks: tuple[RankLine, ...] = RANKS) -> Picture:
-    return Picture(
+def view(run: str = "a", runs: tuple[str, ...] = ("a", "b", "c"), ranks: tuple[RankLine, ...] = RANKS) -> RunView:
+    return RunView(
         wall_s=0.0, runs=runs, run=RunSnapshot(run=run, world_size=4, restart_count=0, ranks=()), ranks=ranks
     )
 
 
-def after(keys: list[str], board: Board | None = None, latest: Picture | None = None) -> Board:
+def after(keys: list[str], board: Board | None = None, latest: RunView | None = None) -> Board:
     board = board or Board()
     for key in keys:
-        board = press(board, key, latest or picture())
+        board = press(board, key, latest or view())
     return board
 
 
@@ -45,9 +45,7 @@ def order_of(board: Board) -> list[int]:
         (["r", "r"], [3, 2, 1, 0]),
     ],
 )
-def test_keys_sort_with_the_unknown_last_and_turn_round_when_pressed_again(
-    keys: list[str], expected: list[int]
-) -> None:
+def test_sort_keys_put_unknown_last_and_reverse_when_repeated(keys: list[str], expected: list[int]) -> None:
     assert order_of(after(keys)) == expected
 
 
@@ -55,40 +53,40 @@ def test_keys_sort_with_the_unknown_last_and_turn_round_when_pressed_again(
     ("typed", "expected"),
     [("1", [1]), ("1-2", [1, 2]), ("gpu-B", [3, 2]), ("kill", [3]), ("zz", []), ("", [1, 3, 0, 2])],
 )
-def test_filter_is_typed_after_a_slash_and_kept_with_enter(typed: str, expected: list[int]) -> None:
+def test_slash_begins_a_filter_and_enter_keeps_it(typed: str, expected: list[int]) -> None:
     board = after(["/", *typed, "enter"])
     assert (order_of(board), board.is_typing) == (expected, False)
 
 
-def test_while_a_filter_is_typed_keys_are_letters() -> None:
+def test_keys_are_letters_while_a_filter_is_typed() -> None:
     board = after(["/", "q", "s", "x", "backspace", "left"])
     assert (board.filter, board.order, board.is_over) == ("qs", "s", False)
     assert after(["escape"], board)._replace(rows=10) == Board()
 
 
-def test_filter_has_a_longest_length() -> None:
+def test_filter_length_is_limited() -> None:
     assert len(after(["/", *("x" * 100)]).filter) == 64
 
 
-def test_escape_takes_the_filter_away() -> None:
+def test_escape_clears_the_filter() -> None:
     assert after(["/", "1", "enter", "escape"]).filter == ""
 
 
-def test_frozen_picture_stays_until_it_is_let_go() -> None:
-    first, second = picture(), picture(ranks=())
+def test_frozen_view_stays_until_unfrozen() -> None:
+    first, second = view(), view(ranks=())
     board = after(["f"], latest=first)
     assert board.choose_shown(second) is first
     assert after(["f"], board, second).choose_shown(second) is second
 
 
-def test_n_and_p_go_through_the_runs_and_round() -> None:
+def test_n_and_p_cycle_through_the_runs() -> None:
     assert after(["n"]).run == "b"
     assert after(["p"]).run == "c"
-    assert after(["n"], latest=picture(run="gone")).run == "b"
-    assert after(["n"], latest=Picture(wall_s=0.0)).run == ""
+    assert after(["n"], latest=view(run="gone")).run == "b"
+    assert after(["n"], latest=RunView(wall_s=0.0)).run == ""
 
 
-def test_another_run_is_not_frozen() -> None:
+def test_switching_the_run_unfreezes() -> None:
     assert after(["f", "n"]).frozen is None
 
 
@@ -103,18 +101,18 @@ def test_another_run_is_not_frozen() -> None:
         (["end", "page up"], 0),
     ],
 )
-def test_scrolling_stays_on_the_ranks_there_are(keys: list[str], top: int) -> None:
+def test_scrolling_stays_within_the_ranks(keys: list[str], top: int) -> None:
     assert after(keys, Board(rows=2)).top == top
 
 
-def test_any_key_leaves_the_help_and_does_nothing_else() -> None:
+def test_any_key_only_leaves_the_help() -> None:
     assert after(["?"]).shows_help
     assert after(["?", "q"]) == Board()
 
 
-def test_q_ends() -> None:
+def test_q_quits() -> None:
     assert after(["q"]).is_over
 
 
-def test_key_that_means_nothing_changes_nothing() -> None:
+def test_unknown_key_changes_nothing() -> None:
     assert after(["Z"]) == Board()

@@ -1,4 +1,4 @@
-"""What `rankscope top` draws, as plain text of a terminal of a given size."""
+"""Screens of `rankscope top` as plain text, for terminals of given sizes."""
 
 import io
 
@@ -12,16 +12,16 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board, press
 from rankscope.collector.top.drawing import draw
 from rankscope.collector.top.loop import print_once
-from rankscope.collector.top.picture import Picture, RankLine
+from rankscope.collector.top.snapshot_fetch import RankLine, RunView
 from rankscope.measure.units import NS_PER_MS
 
 SENTENCE = "Rank 2 (gpu-b) is 2.00 times as slow as its 3 peer ranks since step 60: " + "and so on " * 40
 PHASES_NS = {"data": 10.0 * NS_PER_MS, "forward": 40.0 * NS_PER_MS, "backward": 50.0 * NS_PER_MS}
 
 
-def lines_of(board: Board, picture: Picture, width: int = 80, height: int = 24) -> list[str]:
+def lines_of(board: Board, view: RunView, width: int = 80, height: int = 24) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
-    screen, _ = draw(board, picture, width, height)
+    screen, _ = draw(board, view, width, height)
     with console.capture() as captured:
         console.print(screen)
     return captured.get().splitlines()
@@ -32,25 +32,25 @@ def line(rank: int, ratio: float | None = 1.0, node: str = "gpu-a", **more: obje
     return RankLine(rank=rank, node=node, slowdown_ratio=ratio, **{**times, **more})  # type: ignore[arg-type]
 
 
-def picture(ranks: tuple[RankLine, ...], findings: tuple[Finding, ...] = (), **more: object) -> Picture:
+def view(ranks: tuple[RankLine, ...], findings: tuple[Finding, ...] = (), **more: object) -> RunView:
     run = RunSnapshot(run="llama", world_size=4, restart_count=0, ranks=(), open_findings=findings, **more)  # type: ignore[arg-type]
-    return Picture(wall_s=0.0, runs=("llama",), run=run, ranks=ranks)
+    return RunView(wall_s=0.0, runs=("llama",), run=run, ranks=ranks)
 
 
 FINDING = Finding(kind="straggler", ranks=(2,), cause="host_cpu", sentence=SENTENCE)
 
 
-def test_every_line_fits_eighty_columns_and_the_screen_its_height() -> None:
+def test_screen_fits_eighty_columns_and_its_height() -> None:
     ranks = tuple(line(rank, phases_ns_median=PHASES_NS, ratios={"compute": 0.5, "idle": 0.5}) for rank in range(100))
-    lines = lines_of(Board(), picture(ranks, (FINDING,) * 5))
+    lines = lines_of(Board(), view(ranks, (FINDING,) * 5))
     assert len(lines) == 24
     assert max(map(len, lines)) <= 80
 
 
-def test_run_that_is_over_says_how_it_ended_and_has_no_ranks_up() -> None:
+def test_ended_run_shows_its_end_and_no_ranks_up() -> None:
     first = FirstToFail(rank=1, node="gpu-a", reason="crashed", detail="SIGSEGV", line="a.py:24 (run)", last_step=7)
     end = RunEnd(reason="crashed", ended_wall_s=59.0, ranks={"crashed": 1}, first=first)
-    lines = lines_of(Board(), picture((line(0, ended="crashed"),), end=end), width=120)
+    lines = lines_of(Board(), view((line(0, ended="crashed"),), end=end), width=120)
     assert "llama  crashed at 1970-01-01 00:00:59 UTC" in lines[0]
     assert " up" not in lines[0]
     assert lines[1].startswith("first to fail: rank 1 (gpu-a), crashed (SIGSEGV) at a.py:24 (run)")
@@ -59,15 +59,15 @@ def test_run_that_is_over_says_how_it_ended_and_has_no_ranks_up() -> None:
 
 @pytest.mark.parametrize("height", [10, 24, 60])
 @pytest.mark.parametrize("count", [0, 3, 200])
-def test_screen_is_filled_whatever_there_is_to_show(height: int, count: int) -> None:
-    assert len(lines_of(Board(), picture(tuple(map(line, range(count)))), height=height)) == height
+def test_screen_is_filled_for_any_number_of_ranks(height: int, count: int) -> None:
+    assert len(lines_of(Board(), view(tuple(map(line, range(count)))), height=height)) == height
 
 
-def test_slowest_rank_stands_on_top_with_its_bars() -> None:
+def test_slowest_rank_is_first_with_its_bars() -> None:
     slow = line(
         2, 2.0, phases_ns_median=PHASES_NS, ratios={"compute": 0.5, "exposed_communication": 0.25, "idle": 0.25}
     )
-    lines = lines_of(Board(), picture((line(0), line(1), slow)))
+    lines = lines_of(Board(), view((line(0), line(1), slow)))
     (row,) = [text for text in lines if "2.00x" in text]
     assert lines.index(row) < min(lines.index(text) for text in lines if "1.00x" in text)
     assert row.split()[0] == "2"
@@ -75,69 +75,69 @@ def test_slowest_rank_stands_on_top_with_its_bars() -> None:
     assert row.count("#") == pytest.approx(2 * row.count("~"), abs=1)
 
 
-def test_long_sentence_is_cut_and_says_so() -> None:
-    lines = lines_of(Board(), picture((line(0),), (FINDING,)))
+def test_long_sentence_is_cut_with_an_ellipsis() -> None:
+    lines = lines_of(Board(), view((line(0),), (FINDING,)))
     assert lines[1].startswith("! Rank 2 (gpu-b)")
     assert lines[3].endswith("…")
     assert not any("and so on" in text for text in lines[4:])
 
 
-def test_more_findings_than_fit_are_counted() -> None:
-    assert any("and 2 more findings" in text for text in lines_of(Board(), picture((line(0),), (FINDING,) * 5)))
+def test_findings_that_do_not_fit_are_counted() -> None:
+    assert any("and 2 more findings" in text for text in lines_of(Board(), view((line(0),), (FINDING,) * 5)))
 
 
-def test_title_says_how_the_run_is() -> None:
+def test_title_shows_ranks_step_goodput_and_slowdown() -> None:
     goodput = GoodputSnapshot(wall_ns=1000, productive_ns=900)
     title = lines_of(
-        Board(), picture((line(0, last_step=41), line(1, up=False)), goodput=goodput, run_slowdown_ratio=1.5), 120
+        Board(), view((line(0, last_step=41), line(1, up=False)), goodput=goodput, run_slowdown_ratio=1.5), 120
     )[0]
     assert "llama  1 of 4 up  step 41  goodput 90 %  slowdown 1.50x" in title
 
 
-def test_frozen_picture_says_so_and_does_not_move() -> None:
-    first = picture((line(0, 1.5),))
-    lines = lines_of(press(Board(), "f", first), picture((line(0, 9.0),)), 120)
+def test_frozen_view_is_marked_and_does_not_change() -> None:
+    first = view((line(0, 1.5),))
+    lines = lines_of(press(Board(), "f", first), view((line(0, 9.0),)), 120)
     assert "FROZEN" in lines[0]
     assert any("1.50x" in text for text in lines)
 
 
-def test_why_there_is_no_verdict_is_said() -> None:
-    assert "no verdict yet: too few ranks" in lines_of(Board(), picture((line(0),), abstained="too few ranks"))[1]
+def test_reason_for_no_verdict_is_shown() -> None:
+    assert "no verdict yet: too few ranks" in lines_of(Board(), view((line(0),), abstained="too few ranks"))[1]
 
 
-def test_collector_without_runs_and_one_that_is_gone_are_told_apart() -> None:
-    empty = Picture(wall_s=0.0)
+def test_collector_without_runs_differs_from_a_lost_one() -> None:
+    empty = RunView(wall_s=0.0)
     assert "no run has reported" in lines_of(Board(), empty)[0]
-    gone = Picture(wall_s=0.0, problem="no collector answers at http://x")
+    gone = RunView(wall_s=0.0, problem="no collector answers at http://x")
     assert "no collector answers" in lines_of(Board(), gone)[0]
 
 
-def test_names_cannot_steer_the_terminal_or_the_colours() -> None:
+def test_names_cannot_control_the_terminal_or_colours() -> None:
     evil = line(0, node="\x1b[2Jgpu[red]", ended="\x1b]0;x\x07")
-    text = "\n".join(lines_of(Board(), picture((evil,)), 160))
+    text = "\n".join(lines_of(Board(), view((evil,)), 160))
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "gpu[red]" in text
 
 
-def test_unknown_is_a_dash_and_no_zero() -> None:
-    lines = lines_of(Board(), picture((RankLine(rank=7, node="n"),)))
+def test_unknown_is_a_dash_not_zero() -> None:
+    lines = lines_of(Board(), view((RankLine(rank=7, node="n"),)))
     (row,) = [text for text in lines if text.split()[:2] == ["7", "n"]]
     assert row.split() == ["7", "n", "-", "-", "-", "up"]
 
 
-def test_filter_being_typed_and_kept_stand_at_the_foot() -> None:
+def test_filter_is_shown_at_the_foot() -> None:
     typing = Board(is_typing=True, filter="gpu")
-    assert lines_of(typing, picture((line(0),)))[-1].startswith("filter: gpu_")
-    assert "filter 'gpu'" in lines_of(Board(filter="gpu"), picture((line(0),)), 120)[-1]
+    assert lines_of(typing, view((line(0),)))[-1].startswith("filter: gpu_")
+    assert "filter 'gpu'" in lines_of(Board(filter="gpu"), view((line(0),)), 120)[-1]
 
 
-def test_help_names_the_keys() -> None:
-    text = "\n".join(lines_of(Board(shows_help=True), picture((line(0),)), 120))
+def test_help_lists_the_keys() -> None:
+    text = "\n".join(lines_of(Board(shows_help=True), view((line(0),)), 120))
     assert "sort by slowdown" in text
     assert "freeze" in text
 
 
-def test_picture_that_is_printed_once_ends_with_its_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    print_once(picture((line(0), line(1), line(2))), Board())
+def test_view_printed_once_ends_with_its_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_once(view((line(0), line(1), line(2))), Board())
     assert len(capsys.readouterr().out.splitlines()) == 8  # run, verdict, head, three ranks, rule, keys

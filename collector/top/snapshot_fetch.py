@@ -1,4 +1,4 @@
-"""What a collector says at one moment, as far as `rankscope top` shows it."""
+"""Fetch the snapshot of one run that `rankscope top` draws."""
 
 from collections.abc import Mapping
 from urllib.parse import quote
@@ -10,11 +10,11 @@ from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.runs.snapshot import RunSnapshot
 
 RANKS_MAX = 16_384
-"""The most the API gives at once: the largest job there is."""
+"""Ranks that the API returns in one page."""
 
 
 class RankLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank, as the API lists it. Times in ns, ratios from 0 to 1; None or absent: not known."""
+    """One rank as the API lists it. Times in ns, ratios from 0 to 1; None or absent: unknown."""
 
     rank: int
     node: str
@@ -31,7 +31,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """In one word."""
+        """How it ended, else `stalled`, `up` or `silent`."""
         if self.ended is not None:
             return self.ended
         if self.stalled:
@@ -39,9 +39,9 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
         return "up" if self.up else "silent"
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """One run among the `runs` that the collector knows. `run` is without its ranks, None while there is no run.
-    `problem` says why the collector could not be asked; the rest is then what it said last.
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, and the ids of all `runs`. `run` has no ranks of its own, and is None while there is no run. `problem`
+    is the error of the last request; the other fields are then those of the request before it.
     """
 
     wall_s: float
@@ -55,15 +55,14 @@ class _Ranks(msgspec.Struct, frozen=True):
     ranks: tuple[RankLine, ...]
 
 
-def ask_for_picture(url: str, credentials: Credentials, wanted: str, wall_s: float) -> Picture:
-    """What the collector at `url` says of the run `wanted` (an id or a name), or of the first it knows without one.
-
-    Raises UnavailableError where it does not answer, or is no collector.
+def fetch_run_view(url: str, credentials: Credentials, wanted: str, wall_s: float) -> RunView:
+    """Return the run `wanted` (an id or a name; empty: the first) of the collector at `url`. Raises
+    UnavailableError.
     """
     names = fetch_runs(url, credentials)
     if not names:
-        return Picture(wall_s=wall_s)
+        return RunView(wall_s=wall_s)
     name = quote(choose_run_id(wanted, names) or names[0], safe="")
     run = fetch(f"{url}/api/v1/runs/{name}?ranks=none", RunSnapshot, credentials)
-    told = fetch(f"{url}/api/v1/runs/{name}/ranks?order=rank&limit={RANKS_MAX}", _Ranks, credentials)
-    return Picture(wall_s=wall_s, runs=names, run=run, ranks=told.ranks)
+    page = fetch(f"{url}/api/v1/runs/{name}/ranks?order=rank&limit={RANKS_MAX}", _Ranks, credentials)
+    return RunView(wall_s=wall_s, runs=names, run=run, ranks=page.ranks)

@@ -1,0 +1,96 @@
+"""`rankscope analyze`: analyse profiler traces of one rank or of many."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
+from rankscope.collector.traces import analyze
+from rankscope.collector.traces.rank_analysis import StepRange
+from rankscope.collector.traces.report import TraceReport
+from rankscope.measure.errors import SettingError, UnavailableError
+
+TOP: Final = 20
+
+
+class Analyze:
+    """Print tables and advice for profiler traces, and write them as JSON or as a page."""
+
+    name = "analyze"
+    summary = "analyse profiler traces rank by rank, and compare the ranks"
+    example = "rankscope analyze traces/ --html analysis.html"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the traces, the selection and the outputs."""
+        parser.add_argument("paths", nargs="+", metavar="PATH", help="a trace, a folder, a glob or a URL")
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file as JSON")
+        parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
+        parser.add_argument(
+            "--steps", default=None, metavar="A:B", help="only the steps from A up to, not including, B"
+        )
+        parser.add_argument("--rank", type=int, default=None, metavar="R", help="only this rank's trace")
+        parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows of each table [{TOP}]")
+        parser.add_argument("--executor", default=None, metavar="dask://HOST:PORT", help="use a Dask cluster")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Analyse and print, and return 0, 1 when some files failed, 2 when none was usable."""
+        from rankscope.collector.reports.trace_page import render_page  # noqa: PLC0415 - no other command needs these
+        from rankscope.collector.reports.trace_text import render_text  # noqa: PLC0415
+
+        if options.top < 1:
+            raise SettingError(f"--top is {options.top}; it must be 1 or more")
+        steps = parse_steps(options.steps)
+        try:
+            with progress_bar("files") as progress:
+                report = analyze(
+                    options.paths, steps=steps, rank=options.rank, executor=options.executor, progress=progress
+                )
+        except UnavailableError as error:
+            print(f"rankscope: {error}", file=sys.stderr)
+            return NOTHING_USABLE
+        if options.json is not None:
+            _write(options.json, "--json", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        if options.html is not None:
+            _write(options.html, "--html", render_page(report, top=options.top).encode())
+        if report.ranks:
+            print(render_text(report, options.top))
+        return _print_errors(report)
+
+
+def _print_errors(report: TraceReport) -> int:
+    """Print the files that failed, and return the exit status."""
+    for error in report.errors:
+        print(f"rankscope: {error.file}: {error.reason}", file=sys.stderr)
+    if not report.ranks:
+        return NOTHING_USABLE
+    return SOME_FAILED if report.errors else ALL_GOOD
+
+
+def parse_steps(text: str | None) -> StepRange | None:
+    """Return the range of `A:B`, `A:` or `:B`, the end not included; None for all steps. Raises SettingError.
+
+    >>> parse_steps("3:5"), parse_steps("3:"), parse_steps(None)
+    ((3, 5), (3, None), None)
+    """
+    if text is None:
+        return None
+    first, colon, end = text.partition(":")
+    try:
+        steps = (int(first) if first else None, int(end) if end else None)
+    except ValueError:
+        steps = (None, None)
+    if not colon or steps == (None, None):
+        raise SettingError(f"--steps is {text!r}; it is FIRST:END with one of them at least, such as 3:5, 3: or :5")
+    if steps[0] is not None and steps[1] is not None and steps[0] >= steps[1]:
+        raise SettingError(f"--steps is {text!r}; the end must come after the first, and is not included")
+    return steps
+
+
+def _write(path: Path, option: str, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UnavailableError(f"{path} (from {option}) cannot be written: {error.strerror}") from error

@@ -1,0 +1,82 @@
+"""The interface of a command, and what several commands share: options from settings, logging, the announced line."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from rankscope.collector.reports.trace_cells import printable
+from rankscope.measure.settings import Settings, find_settings
+
+VERY_VERBOSE: Final = 2
+
+
+class Command(Protocol):
+    """One command of `rankscope`. `main.py` lists all of them, prepares their parsers and runs the one that was typed.
+
+    `name` is the word after `rankscope`, `summary` the line of `rankscope --help`, as an imperative without a capital
+    and without a stop. Each line of `example` is a command line that parses; two spaces and a remark may follow it.
+    """
+
+    name: str
+    summary: str
+    example: str
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of this command."""
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Run with parsed options and return the exit status. Raises RankscopeError for what the user can cure."""
+        ...
+
+
+def add_settings(
+    parser: argparse.ArgumentParser, kind: type[Settings], groups: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Add an option for each setting of `kind`: under the title in `groups` that lists its key, else under the last."""
+    titled = [(parser.add_argument_group(title), keys) for title, keys in (groups or {}).items()]
+    last = titled[-1][0] if titled else parser
+    for key, default, known in find_settings(kind):
+        shown = f" [{default}]" if default != "" else ""
+        text = f"{known.meaning}{shown}".replace("%", "%%")  # argparse formats it with %
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}  # `--insecure`
+        place = next((group for group, keys in titled if key in keys), last)
+        place.add_argument(f"--{key.replace('_', '-')}", default=None, dest=key, metavar="VALUE", help=text, **switch)
+
+
+def read_overrides(options: argparse.Namespace, kind: type[Settings]) -> dict[str, str]:
+    """Return the settings of `kind` that the command line gives, by key, as text."""
+    keys = [key for key, _, _ in find_settings(kind)]
+    return {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Spell out control characters, so that a name sent by a peer can neither steer a terminal nor forge a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        """Return the line without its traceback, which may have several lines."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
+def start_logging(level: int, verbose: int) -> None:
+    """Log to stderr from `level` on; `verbose` 1 adds the debug lines of rankscope, 2 those of its libraries."""
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if verbose >= VERY_VERBOSE else level, handlers=[to_stderr])
+    if verbose:
+        logging.getLogger("rankscope").setLevel(logging.DEBUG)
+
+
+def announce(addresses: Mapping[str, object]) -> None:
+    """Print the addresses as one line of JSON for the program that started this one, and nothing after it."""
+    print(json.dumps(addresses), flush=True)
+    close_stdout()  # the parent reads this one line; a broken pipe must not matter later
+
+
+def close_stdout() -> None:
+    """Redirect stdout to /dev/null, so that flushing it when the interpreter ends cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

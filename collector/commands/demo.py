@@ -1,0 +1,53 @@
+"""`rankscope demo`: train a small model on a few ranks, make one slow, and find it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rankscope.measure.errors import SettingError
+
+
+class Demo:
+    """Train a small model on this machine beside a collector, with one rank slow on purpose."""
+
+    name = "demo"
+    summary = "train a small model on four ranks, make one slow, and find it"
+    example = "rankscope demo --fault data --slow-rank 1"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the size of the training and its fault."""
+        parser.add_argument("--ranks", type=int, default=4, help="number of ranks to train on [4]")
+        parser.add_argument("--steps", type=int, default=160, help="number of steps to train [160]")
+        parser.add_argument(
+            "--fault", default="host", choices=("none", "compute", "data", "host"), help="what slows the rank [host]"
+        )
+        parser.add_argument("--slow-rank", type=int, default=2, help="the rank that becomes slow [2]")
+        parser.add_argument(
+            "--slow-from", type=int, default=60, metavar="STEP", help="its first slow step, from 0 [60]"
+        )
+        parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the result to this file")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Run the demo and return 0 when it trained to its end. Raises SettingError for a number out of range."""
+        from rankscope.collector.demo.run import DemoOptions, run_demo  # noqa: PLC0415 - no other command needs it
+
+        for name, value, smallest, largest in (
+            ("--ranks", options.ranks, 1, 64),
+            ("--steps", options.steps, 1, 1_000_000),
+            ("--slow-rank", options.slow_rank, 0, options.ranks - 1),
+            ("--slow-from", options.slow_from, 0, 1_000_000),
+        ):
+            if not smallest <= value <= largest:
+                text = f"{name} is {value}; it must be from {smallest} to {largest}"
+                raise SettingError(text)
+        return run_demo(
+            DemoOptions(
+                ranks=options.ranks,
+                steps=options.steps,
+                fault=options.fault,
+                slow_rank=options.slow_rank,
+                slow_from=options.slow_from,
+                json_path=options.json,
+            ),
+            sys.stdout,
+        )

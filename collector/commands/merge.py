@@ -1,0 +1,43 @@
+"""`rankscope merge`: put the profiler traces of all ranks on one timeline."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
+from rankscope.measure.errors import UnavailableError
+from rankscope.measure.units import format_duration
+
+
+class Merge:
+    """Write one trace with the events of all ranks, on aligned clocks."""
+
+    name = "merge"
+    summary = "put the traces of all ranks on one timeline, for Perfetto"
+    example = "rankscope merge traces/*.json.gz -o merged.json.gz      open it at https://ui.perfetto.dev"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the traces and the output."""
+        parser.add_argument("paths", nargs="+", metavar="PATH", help="traces, folders, globs or URLs")
+        parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="merged.json.gz")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Merge, and return 0, 1 when some files failed, 2 when none was usable."""
+        from rankscope.collector.traces.timeline import merge  # noqa: PLC0415 - no other command needs it
+
+        try:
+            with progress_bar("readings") as progress:
+                merged = merge(options.paths, options.output, progress=progress)
+        except UnavailableError as error:
+            print(f"rankscope: {error}", file=sys.stderr)
+            return NOTHING_USABLE
+        for warning in merged.warnings:
+            print(f"rankscope: {warning}", file=sys.stderr)
+        for file, reason in merged.errors:
+            print(f"rankscope: {file}: {reason}", file=sys.stderr)
+        bound = "" if merged.error_bound_ns is None else f", within {format_duration(merged.error_bound_ns)}"
+        print(
+            f"{merged.output}: {len(merged.ranks)} ranks, {merged.event_count:,} events, "
+            f"{merged.arrow_count:,} arrows; clocks by {merged.how}{bound}"
+        )
+        return SOME_FAILED if merged.errors else ALL_GOOD

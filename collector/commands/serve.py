@@ -1,0 +1,131 @@
+"""`rankscope serve`: run a collector."""
+
+import argparse
+import dataclasses
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.commands.command import add_settings, announce, read_overrides, start_logging
+from rankscope.collector.config import CollectorConfig, read_config
+from rankscope.collector.embedded import Lifetime
+from rankscope.collector.ingest.curve import CurveServer
+from rankscope.collector.keys import RunKeys
+from rankscope.collector.process_tuning import (
+    limit_malloc_arenas,
+    raise_gc_threshold,
+    shorten_switch_interval,
+    start_malloc_trim,
+)
+from rankscope.collector.reports.summary import summarise
+from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.service import Service
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.errors import UnavailableError
+
+SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "where it listens": ("listen", "http_listen"),
+    "who may connect (docs/keys.md)": (
+        "key_file", "allowed_keys", "insecure", "http_token_file", "http_certificate_file", "http_key_file",
+    ),
+    "what is kept (docs/history.md)": ("store", "history_kept_s", "history_bytes_max", "history_interval_s"),
+    "metrics (docs/metrics.md)": ("tick_s", "metrics_ranks_max", "series_max"),
+    "what is called slow (docs/detection.md)": (
+        "detect_steps", "detect_steps_min", "steps_kept", "slowdown_ratio_min", "slowdown_close_ratio", "robust_z_min",
+        "persistence_ratio", "link_slowdown_ratio_min", "imbalance_ratio_min", "uneven_work_ratio_min",
+    ),
+    "incidents (docs/incidents.md)": (
+        "incidents_max", "incident_reopen_s", "incident_escalate_s", "incident_escalate_rank_s",
+        "incident_restart_grace_s",
+    ),
+    "limits and times": (),
+}  # fmt: skip
+"""Titles in the help of `serve`, each with the keys of its settings. The last one has all other settings."""
+
+
+class Serve:
+    """Receive reports until SIGINT or SIGTERM or, embedded, until the run is over."""
+
+    name = "serve"
+    summary = "run a collector for many runs"
+    example = """\
+rankscope serve                                            for this machine only: no keys, nothing kept on disk
+rankscope serve --store runs.db --http-listen 0.0.0.0:18491 --http-token-file token
+rankscope serve --config /etc/rankscope/collector.toml      configs/collector.toml has every key
+rankscope serve --listen tcp://0.0.0.0:18490 --key-file keys/collector.key --allowed-keys keys/allowed
+rankscope serve -v                                         also log joins, ends, forgotten runs, snapshot CPU time"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add `--config`, an option for each setting, and the hidden ones for programs that start a collector."""
+        parser.usage = "rankscope serve [--config FILE] [-v] [--OPTION VALUE ...]"
+        parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
+        add_settings(parser, CollectorConfig, SERVE_GROUPS)
+        _add_internals(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Serve, and return 0 when it was stopped. Raises SettingError and UnavailableError before it listens."""
+        overrides = read_overrides(options, CollectorConfig)
+        config = read_config(os.environ, file_name=options.config, overrides=overrides)
+        start_logging(logging.ERROR if options.embedded else logging.INFO, options.verbose)
+        limit_malloc_arenas()
+        clock = SystemClock()
+        fresh = RunKeys.make() if options.fresh_keys else None
+        service = _make_service(config, clock, fresh, may_move=options.embedded)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda _number, _frame: service.stop())
+        logging.getLogger(__name__).info("ranks connect to %s, metrics at %s", service.endpoint, service.metrics_url)
+        if options.announce or options.embedded:
+            keys = {} if fresh is None else {"keys": msgspec.to_builtins(fresh.for_ranks())}
+            announce({"endpoint": service.endpoint, "metrics_url": service.metrics_url, **keys})
+        raise_gc_threshold()
+        shorten_switch_interval()
+        start_malloc_trim()
+        if not options.embedded:
+            service.run()
+            return 0
+        lifetime = Lifetime(options.parent_pid or os.getppid(), config.linger_s, clock)
+        service.run(lambda snapshot: service.stop() if lifetime.is_over(snapshot) else None)
+        if not options.no_summary:
+            _print_summaries(service.snapshot)
+        return 0
+
+
+def _add_internals(parser: argparse.ArgumentParser) -> None:
+    """Add the options of programs that start a collector: rank 0, deploy/slurm/train.sbatch, tests."""
+    hidden = argparse.SUPPRESS
+    # Print the addresses as one line of JSON once it listens.
+    parser.add_argument("--announce", action="store_true", help=hidden)
+    # End with the run that it was started for, or with the parent process.
+    parser.add_argument("--embedded", action="store_true", help=hidden)
+    parser.add_argument("--parent-pid", type=int, default=None, help=hidden)
+    # Make keys for the run, and announce those of its ranks.
+    parser.add_argument("--fresh-keys", action="store_true", help=hidden)
+    # Print no summary when the run is over.
+    parser.add_argument("--no-summary", action="store_true", help=hidden)
+
+
+def _make_service(config: CollectorConfig, clock: SystemClock, keys: RunKeys | None, *, may_move: bool) -> Service:
+    """Bind the ports. With `may_move` a free HTTP port replaces one that is in use."""
+
+    def make(config: CollectorConfig) -> Service:
+        return Service(config, clock, None if keys is None else CurveServer(keys.collector, keys.is_allowed))
+
+    host, _, port = config.http_listen.rpartition(":")
+    try:
+        return make(config)
+    except UnavailableError:
+        if not may_move or port == "0":
+            raise
+        return make(dataclasses.replace(config, http_listen=f"{host}:0"))
+
+
+def _print_summaries(snapshot: Snapshot) -> None:
+    for run in (run for run in snapshot.runs if not run.is_awaited):
+        for line in summarise(run).splitlines():
+            print(f"rankscope: {printable(line)}", file=sys.stderr)
