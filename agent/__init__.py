@@ -1,23 +1,24 @@
-"""The part of rankscope that rides inside a training process. Its calls are all optional, none ever raises:
+"""The calls for a training script. All are optional and none raises:
 
     import rankscope.agent as rankscope
 
     rankscope.start()                      # not needed under `-m rankscope.agent` or RANKSCOPE=1
-    rankscope.batch(samples=32)            # what a batch holds; without it what data loaders return is looked at
+    rankscope.batch(samples=32)            # size of the batch; otherwise read from what data loaders return
     with rankscope.phase("checkpoint"):    # time inside is charged to this phase of the step
         save(model)
-    with rankscope.evaluation():           # time inside belongs to no step; without it evaluations are found
+    with rankscope.evaluation():           # time inside belongs to no step; otherwise evaluations are detected
         evaluate(model)
-    rankscope.step()                       # the step ends here; without it steps are found by themselves
-    rankscope.throughput()                 # how fast this rank trains: steps, samples, tokens per second
-    rankscope.stop()                       # not needed: the end of the process does the same
+    rankscope.step()                       # end of a step; otherwise steps are detected
+    rankscope.throughput()                 # steps, samples and tokens per second of this rank
+    rankscope.stop()                       # not needed: runs at the end of the process
 
 `rankscope.agent.integrations` has callbacks for PyTorch Lightning and Transformers that make these calls.
 Nothing here imports torch until `start()` is called.
 """
 
 TYPE_CHECKING = False
-"""As in `typing`, which `python -m rankscope.agent` would import from the working directory if it found one there."""
+"""As in `typing`, which is not imported: `python -m rankscope.agent` could find a `typing.py` in the working directory.
+"""
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,13 +29,13 @@ __all__ = ["batch", "evaluation", "phase", "start", "step", "stop", "throughput"
 
 
 def start() -> bool:
-    """Begin to measure this process. Returns whether it is being measured; a second call changes nothing.
+    """Start to measure this process. Return whether it is measured; a second call changes nothing.
 
-    Where no launcher has set RANK, call it after init_process_group, which then says what this process is. Before, it
-    is taken for a job of one process; what the group says later is told, but too late.
+    Where no launcher has set RANK, call it after init_process_group, which determines the rank. Called before, it
+    measures the process as rank 0 of 1, and only warns when the group turns out to be larger.
 
-    Whatever keeps it from working is said once on stderr, and training goes on as if the agent were not there. With
-    RANKSCOPE_STRICT=1 a mistake in the settings ends the process instead (SystemExit).
+    A problem is logged once on stderr, and training continues without the agent. With RANKSCOPE_STRICT=1 a mistake in
+    the settings ends the process (SystemExit).
     """
     from rankscope.agent import launch  # noqa: PLC0415 - `python -m rankscope.agent` must stay cheap until torch is there
 
@@ -44,7 +45,7 @@ def start() -> bool:
 def step(*, samples: int | None = None, tokens: int | None = None) -> None:
     """End the current step here. From the first call on, steps end at these calls only.
 
-    `samples` and `tokens` are what the whole step held on this rank; None leaves it to `batch()`, or to what is seen.
+    `samples` and `tokens` are the amounts of the whole step on this rank; None: as set by `batch()`, or as detected.
     """
     from rankscope.agent import launch  # noqa: PLC0415
 
@@ -53,10 +54,10 @@ def step(*, samples: int | None = None, tokens: int | None = None) -> None:
 
 
 def batch(*, samples: int | None = None, tokens: int | None = None) -> None:
-    """Say what one batch of this rank holds. Several in one step (gradient accumulation) add up.
+    """Set the size of one batch of this rank. Several in one step (gradient accumulation) add up.
 
-    From the first call with `samples` on, only what these calls say counts as samples, so for `tokens`. To be called
-    once for each batch, between its fetch and its backward. With gradients off, in an evaluation, it counts nothing.
+    From the first call with `samples` on, only these calls count samples; the same holds for `tokens`. Call it once for
+    each batch, between its fetch and its backward. With gradients off, in an evaluation, it counts nothing.
     """
     from rankscope.agent import launch  # noqa: PLC0415
 
@@ -65,9 +66,9 @@ def batch(*, samples: int | None = None, tokens: int | None = None) -> None:
 
 
 def throughput(last_steps: int | None = None) -> "Throughput | None":
-    """How fast this rank has trained, over all its steps but the first `warmup_steps`, or over so many last ones.
+    """Return the throughput of this rank over its steps after the first `warmup_steps`, or over its `last_steps`.
 
-    None before there is such a step, and when this process is not measured. To be called by the training thread.
+    None before there is such a step, and when this process is not measured. Call it on the training thread.
     """
     from rankscope.agent import launch  # noqa: PLC0415
 
@@ -75,7 +76,7 @@ def throughput(last_steps: int | None = None) -> "Throughput | None":
 
 
 def stop() -> None:
-    """Deliver what is left and stop measuring."""
+    """Deliver the remaining reports and stop measuring."""
     from rankscope.agent import launch  # noqa: PLC0415
 
     if launch.session is not None:
@@ -83,10 +84,10 @@ def stop() -> None:
 
 
 class phase:  # noqa: N801 - a context manager used like a keyword, as contextlib.suppress is
-    """`with phase("checkpoint"):` charges the time inside to that phase of the current step.
+    """Context manager that charges the time inside to a phase of the current step: `with phase("checkpoint"):`.
 
-    The names of `rankscope.measure.records.PHASES` add to the phase found by itself; any other name makes a phase of
-    its own, at most `phases_max` of them per process.
+    The names of `rankscope.measure.records.PHASES` add to the detected phase; any other name makes a phase of its own,
+    at most `phases_max` of them per process.
     """
 
     def __init__(self, name: str) -> None:
@@ -111,9 +112,9 @@ class phase:  # noqa: N801 - a context manager used like a keyword, as contextli
 
 
 class evaluation:  # noqa: N801 - as phase
-    """`with evaluation():` keeps the time inside out of the steps: nothing in it is a batch, a backward or a step.
+    """Context manager that keeps the time inside out of the steps: nothing in it is a batch, a backward or a step.
 
-    Where it begins amid a step, after a batch was fetched for it, it is the phase `evaluation` of that step instead.
+    If it begins within a step, after a batch was fetched for it, it is the phase `evaluation` of that step instead.
     """
 
     def __enter__(self) -> "evaluation":  # noqa: PYI034 - as phase

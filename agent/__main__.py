@@ -1,8 +1,8 @@
-"""`torchrun ... -m rankscope.agent train.py ARGS`: see launch.py."""
+"""Entry point of `torchrun ... -m rankscope.agent train.py ARGS`: see launch.py."""
 
 import sys
 
-# The working directory, which `python -m` searches before everything else: nothing in it is ours to import.
+# `python -m` searches the working directory first; the agent must not import anything from it.
 IS_SAFE = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
 DIRECTORY = None if IS_SAFE else sys.path.pop(0)
 

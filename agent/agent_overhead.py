@@ -1,9 +1,9 @@
-"""What the agent itself costs, by part, and what follows from it: the governor is asked, windows and samplers obey.
+"""Measures the CPU time of the agent by part, and applies the governor's decision to windows, samplers and reports.
 
-All times are CPU times of threads of ours or of the training thread while it ran our code, added up as if they all
-delayed training: an upper bound, since the agent thread mostly finds a core of its own. ZeroMQ's own thread, which
-writes to the socket, is not in it, nor is what operators take longer while a full window records them, about 1 us each.
-The processes that reduce full windows run beside training with less weight: what they took is told, and not governed.
+The times are those of agent threads, and of the training thread while it ran agent code, added up as if all of them
+delayed training: an upper bound, since the agent thread mostly has a free core. Not included are ZeroMQ's I/O thread
+and the slowdown of operators that a full window records, about 1 us each. The processes that analyze full windows run
+at low priority: their CPU time is reported but not governed.
 """
 
 import time
@@ -29,20 +29,20 @@ from rankscope.measure.records import AgentCost
 WINDOW_CHILDREN = "window_children"
 DEVICE_TIMES = "device_times"
 SAMPLERS = {GPU_SAMPLES: "gpu", HOST_SAMPLES: "host"}
-"""The governor's parts, and the loop's names of them."""
+"""The names of samplers in the sample loop, by the governor's parts."""
 
 
 class TimeSpent(Protocol):
-    """A part that knows what it has cost the training thread."""
+    """A part that measures its CPU time on the training thread."""
 
     @property
     def spent_ns(self) -> int:
-        """So far, in all."""
+        """CPU time so far."""
         ...
 
 
-class Beside(Protocol):
-    """What spends time in processes beside the training process."""
+class ChildProcesses(Protocol):
+    """A part that uses CPU time in child processes."""
 
     @property
     def child_cpu_ns(self) -> int:
@@ -51,14 +51,14 @@ class Beside(Protocol):
 
 
 class WindowsCost(Protocol):
-    """What beginning and ending windows has cost the training thread so far."""
+    """The CPU time of beginning and ending windows on the training thread so far."""
 
     full_spent_ns: int
     light_spent_ns: int
 
 
 class AgentOverhead:
-    """Driven by the agent thread, whose time it counts."""
+    """The overhead of one process. Used on the agent thread, whose CPU time it counts."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class AgentOverhead:
         hooks: TimeSpent,
         windows: WindowsCost | None,
         timers: TimeSpent | None,
-        children: Beside,
+        children: ChildProcesses,
         started_ns: int,
     ) -> None:
         self._governor = Governor(overhead_ratio_max, DROP_ORDER if windows is not None else DROP_ORDER_WITHOUT_WINDOWS)
@@ -82,19 +82,19 @@ class AgentOverhead:
         self._started_ns = started_ns
         self._reduced_ns = {True: 0, False: 0}
         self.reports_less_often = False
-        """Whether reports are to come less often."""
+        """Whether reports are to be sent less often."""
 
     def overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:
-        """What of the cost was spent in this process, over the time since the start."""
+        """Return the share of the time since the start that was spent in this process."""
         own_ns = sum(spent_ns for part, spent_ns in cost.part_ns.items() if part != WINDOW_CHILDREN)
         return own_ns / max(1, now_ns - self._started_ns)
 
     def note_reduction(self, cost_ns: int, *, full: bool) -> None:
-        """A window was reduced on the agent thread."""
+        """Add the CPU time of analyzing a window on the agent thread."""
         self._reduced_ns[full] += cost_ns
 
     def govern(self, now_ns: int) -> AgentCost:
-        """Decide what runs from now on, and tell what was spent. To be called on the agent thread."""
+        """Decide which parts run from now on, and return what was spent. Call it on the agent thread."""
         spent_ns = self._spent_ns()
         allowance = self._governor.decide(spent_ns, now_ns - self._started_ns)
         self._plan.allow(allowance)

@@ -1,6 +1,6 @@
-"""The agent thread: every interval it gathers what the probes and samplers have, makes a report of it and sends it.
+"""Runs the agent thread, which builds a report from hooks and samplers every interval and sends it.
 
-While no collector has been found reports are made all the same and wait in the resend buffer, which is bounded.
+Until a collector is found, reports wait in the bounded resend buffer.
 """
 
 import os
@@ -58,21 +58,20 @@ PART = "agent_thread"
 GROUPS = "groups"
 SPILL = "spill"
 DEMANDS = "collector_demands"
-"""Under this the losses count what a collector has asked for too often, and was not given."""
+"""Name in the losses of requests that the collector made too often and that were ignored."""
 STEP_TIMES_KEPT = 64
 STEPS_MIN = 4
 IDLE_WAIT_S = 0.5
 RARE_REPORTS_TIMES = 4
 RARE_REPORTS_S_MAX = 4.0
-"""How far apart reports are that are to cost less. No further: a rank counts as silent after 15 s by default, and its
-sidecar takes the interpreter for held after 10 s without a beat, which comes with each report."""
+"""Longest interval of rarer reports. Each report writes a heartbeat: after 10 s without one the sidecar considers the
+rank frozen, and after 15 s the collector considers it silent by default."""
 COUNTS_MAX = 8
-"""How often the agent's records are counted anew because one was just on its way from one place to the next: a few
-bytecodes of the training thread, during which it may be put aside once."""
+"""Attempts at a consistent count of step records, which fails while the training thread moves one between places."""
 
 
 class Probes(NamedTuple):
-    """What the training thread hands over."""
+    """The sources of measurements that the training thread fills."""
 
     steps: Ring[Steps]
     raw_windows: Ring[RawWindow]
@@ -84,12 +83,12 @@ class Probes(NamedTuple):
     captures: GraphCaptures
     device_timers: DeviceTimers | None = None
     read_steps_made: Callable[[], int] = lambda: 0
-    """How many records the training thread has made: each goes into `device_timers` or `steps` at once."""
+    """Returns the number of records that the training thread has made; each goes to `device_timers` or `steps`."""
     clocked_steps: CpuTimeSampling = CpuTimeSampling()
 
 
 class AgentThread:
-    """Owns the agent thread. `connect` and `stop` may be called from other threads."""
+    """The agent thread. `connect` and `stop` may be called from other threads."""
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class AgentThread:
             guard,
             clock,
             find_groups=lambda: self._groups,
-            read_moments=self._read_moments,
+            count_events=self._count_events,
             captures=probes.captures,
         )
         self._heap_relief = MallocTrim(find_malloc_trim())
@@ -152,13 +151,12 @@ class AgentThread:
         self._open_due_ns = 0
         self._stopping = threading.Event()
         self._end = ScriptEnd("finished")
-        self._refusal_said = self._spill_said = False
+        self._refusal_logged = self._spill_logged = False
         self._notices: CollectorNotices | None = None
         self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
 
     def _begin_reduction(self) -> "WindowReduction":
-        # Imported by the agent thread when there is a window: what reads traces takes 20 to 40 ms and some MiB, which
-        # at the start would be training's, and where there are no windows is for nothing.
+        # Imported with the first window, on the agent thread: it takes 20 to 40 ms and some MiB.
         from rankscope.agent.profiler.reduction_process import ReductionProcesses  # noqa: PLC0415
         from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
 
@@ -167,18 +165,18 @@ class AgentThread:
 
     @property
     def child_cpu_ns(self) -> int:
-        """The CPU time of the processes that break windows down. For the agent thread."""
+        """CPU time of the processes that analyze windows. For the agent thread."""
         return 0 if self._reduction is None else self._reduction.child_cpu_ns
 
     def find_resident_bytes(self) -> int | None:
-        """What is resident of this process now, None where that is hidden. For the training thread."""
+        """Return the resident memory of this process, None if it cannot be read. For the training thread."""
         return self._host.find_resident_bytes()
 
     def _make_devices(self) -> "NvmlSampler | AmdSampler":
         device = self._probes.device
         if not is_built_for_amd():
             return NvmlSampler(self._clock, device.uuid)
-        from rankscope.agent.sample.amd import AmdSampler  # noqa: PLC0415 - few need it, and each start would pay it
+        from rankscope.agent.sample.amd import AmdSampler  # noqa: PLC0415 - only for AMD GPUs, to keep the start short
 
         return AmdSampler(self._clock, device.seen)
 
@@ -193,7 +191,7 @@ class AgentThread:
         cuda = find_cuda()
         if cuda is not None:
             samplers["torch_memory"] = TorchMemorySampler(self._clock, self._probes.device.seen, cuda).sample
-        # That a sampler is slow is the machine's business and no news for the person who trains.
+        # A slow sampler is no news for the user: not logged.
         return SampleLoop(
             samplers,
             self._clock,
@@ -203,13 +201,13 @@ class AgentThread:
         )
 
     def start(self) -> None:
-        """Begin to report."""
+        """Start reporting."""
         self._gc_meter.install()
         self._watchdog.start()
         self._thread.start()
 
     def connect(self, address: CollectorAddress, *, is_configured: bool = False) -> None:
-        """The collector has been found. Of one that stands, and was not started for this run, rank 0 tells."""
+        """Connect to the collector. If it is a configured one, rank 0 logs whether it is reached."""
         if is_configured and self._identity.rank == 0:
             self._notices = CollectorNotices(self._identity.run, address.endpoint, self._clock.monotonic_ns())
         chance = random.Random(self._identity.boot_id)  # noqa: S311 - as above
@@ -220,7 +218,7 @@ class AgentThread:
         self._watchdog.set_collector(address)
 
     def stop(self, end: ScriptEnd) -> None:
-        """Send what is left and a goodbye, wait at most `drain_s` for the acknowledgement."""
+        """Send the last report and a goodbye; wait at most `drain_s` for the acknowledgement."""
         self._gc_meter.remove()
         self._end = end
         self._stopping.set()
@@ -234,15 +232,15 @@ class AgentThread:
         while not self._stopping.is_set() and not self._guard.is_off(PART):
             try:
                 self._open_when_found()
-                self._sender.exchange(self._find_next_turn_ns(next_report_ns))
+                self._sender.exchange(self._find_wake_ns(next_report_ns))
                 if self._clock.monotonic_ns() >= next_report_ns:
                     interval_ns = self._find_interval_ns()
                     next_report_ns += interval_ns * (1 + (self._clock.monotonic_ns() - next_report_ns) // interval_ns)
                     self._report()
-                self._say_refusal()
-                self._say_whether_reached()
-                self._look_at_spill()
-            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+                self._log_refusal()
+                self._log_connection()
+                self._check_spill()
+            except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
                 self._note(error)
                 self._stopping.wait(IDLE_WAIT_S)
         if not self._stopping.is_set():
@@ -256,7 +254,7 @@ class AgentThread:
             self._push(self._builder.build_goodbye(self._end), step_count=0)
             self._open_when_found(at_once=True)
             is_acknowledged = self._sender.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
-            self._say_how_it_ended()
+            self._log_delivery()
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
         finally:
@@ -268,14 +266,14 @@ class AgentThread:
             self._host.close()
 
     def _report_last(self) -> None:
-        """Make the last report; one that fails costs no goodbye."""
+        """Build the last report; the goodbye is sent even if this fails."""
         try:
             self._report(last=True)
         except Exception as error:  # noqa: BLE001
             self._note(error)
 
     def _note(self, error: Exception) -> None:
-        """Count an error, and number the next message as if the one that it has cost had never been begun."""
+        """Count an error, and reuse the sequence number of the message that it prevented."""
         self._guard.record(PART, error)
         self._builder.set_last_sequence(self._buffer.last_sequence)
 
@@ -290,21 +288,21 @@ class AgentThread:
             interval_s = max(interval_s, min(RARE_REPORTS_TIMES * interval_s, RARE_REPORTS_S_MAX))
         return s_to_ns(interval_s)
 
-    def _find_next_turn_ns(self, next_report_ns: int) -> int:
+    def _find_wake_ns(self, next_report_ns: int) -> int:
         return next_report_ns if self._address is None else min(next_report_ns, self._open_due_ns)
 
-    def _say_refusal(self) -> None:
+    def _log_refusal(self) -> None:
         refusal = self._sender.refused
-        if refusal is not None and not self._refusal_said:
-            self._refusal_said = True
+        if refusal is not None and not self._refusal_logged:
+            self._refusal_logged = True
             who = f"rank {self._identity.rank} ({refusal.reason})"
-            text = f"the collector refuses {who}: {refusal.detail} Training goes on without it."
+            text = f"the collector refuses {who}: {refusal.detail} Training continues without it."
             log_once_per_node(text, os.environ, topic=f"refused: {refusal.reason}")
 
-    def _say_whether_reached(self) -> None:
+    def _log_connection(self) -> None:
         if self._notices is None:
             return
-        text = self._notices.look(
+        text = self._notices.update(
             self._clock.monotonic_ns(),
             is_connected=self._sender.connected,
             is_refused=self._sender.refused is not None,
@@ -313,11 +311,11 @@ class AgentThread:
         if text is not None:
             log_line(text)
 
-    def _say_how_it_ended(self) -> None:
-        """Of a collector that has not been heard of by now, too."""
-        self._say_refusal()
+    def _log_delivery(self) -> None:
+        """Log how many reports were delivered, also to a collector that was never reached."""
+        self._log_refusal()
         if self._notices is not None:
-            self._notices.look(
+            self._notices.update(
                 self._clock.monotonic_ns(),
                 is_connected=self._delivery.ever_welcomed,
                 is_refused=False,
@@ -325,20 +323,20 @@ class AgentThread:
             )
             unacknowledged = len(self._buffer) + self._buffer.reports_dropped
             spill_dir = "" if self._spill is None or self._spill.failures else self._config.spill_dir
-            log_line(self._notices.sum_up(Delivered(self._buffer.last_sequence, unacknowledged, spill_dir)))
+            log_line(self._notices.summarize(Delivered(self._buffer.last_sequence, unacknowledged, spill_dir)))
 
-    def _look_at_spill(self) -> None:
-        """Once: that it fails, to the person who trains; where it is, to who delivers what it may leave behind."""
+    def _check_spill(self) -> None:
+        """Log the first failure of the spill; pass its folder to the sidecar, which delivers orphaned reports."""
         if self._spill is None:
             return
-        if self._spill.failures and not self._spill_said:
-            self._spill_said = True
+        if self._spill.failures and not self._spill_logged:
+            self._spill_logged = True
             log_line(f"reports cannot be written to spill_dir ({self._spill.problem}); they are kept in memory only")
         if self._spill.folder:
             self._watchdog.set_spill_folder(self._spill.folder)
 
     def _introduce(self, first_sequence: int) -> Hello:
-        # Perhaps to a collector that has just been started, which has not seen the report with the process groups.
+        # A collector that has just been started lacks the report with the process groups.
         self._groups_wanted = True
         return self._make_hello(first_sequence)
 
@@ -347,7 +345,7 @@ class AgentThread:
     def _report(self, *, last: bool = False) -> None:
         now_ns = self._clock.monotonic_ns()
         if last:
-            self._samples.run_all(now_ns)  # a short job has its samples too, and a long one how it ended
+            self._samples.run_all(now_ns)  # so that short runs have samples, and long ones the final state
         elif self._samples.due(now_ns):
             self._samples.run(now_ns)
         self._probes.hooks.buffer.flush_deferred()
@@ -360,7 +358,7 @@ class AgentThread:
         steps = list(LazyRecords(self._probes.steps.drain()))
         cost = self._cost.govern(now_ns)
         self._learn(steps)
-        look = self._watchdog.look(now_ns, steps)
+        observed = self._watchdog.observe(now_ns, steps)
         if self._probes.progress.times_collectives:
             wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
             windows += self._collect(lambda: self._timed.take(steps, wall_minus_host_ns))
@@ -374,13 +372,13 @@ class AgentThread:
             devices=self._samples.latest.get("gpu") or (),
             allocator=self._samples.latest.get("torch_memory"),
             groups=groups,
-            # After all that may fail: the last report has no next one to tell its errors.
+            # Last, so that the final report includes its own errors.
             losses=self._losses(reported=self._builder.totals.steps + len(steps)),
             overhead_ratio=self._cost.overhead_ratio(cost, now_ns),
             cost=cost,
-            progress=look.progress,
-            stalled_since_host_ns=look.stalled_since_host_ns,
-            stall=look.stall,
+            progress=observed.progress,
+            stalled_since_host_ns=observed.stalled_since_host_ns,
+            stall=observed.stall,
         )
         if self._groups_wanted:
             self._builder.resend_groups()
@@ -391,11 +389,11 @@ class AgentThread:
         if not self._guard.is_off(GROUPS):
             try:
                 self._groups = self._probes.progress.find_groups()
-            except Exception as error:  # noqa: BLE001 - what torch keeps private must not cost the steps
+            except Exception as error:  # noqa: BLE001 - a change in torch's internals must not lose steps
                 self._guard.record(GROUPS, error)
         return self._groups
 
-    def _read_moments(self) -> int | None:
+    def _count_events(self) -> int | None:
         return None if self._guard.is_off(STEP_HOOKS) else self._probes.hooks.event_count
 
     def _push(self, message: Message, *, step_count: int) -> None:
@@ -406,7 +404,7 @@ class AgentThread:
             return []
         resident_bytes, full = raw_windows[-1].resident_before_bytes, raw_windows[-1].full
         reduced = []
-        while raw_windows:  # each is let go of, with all that Kineto keeps for it
+        while raw_windows:  # each is released with its Kineto data before the next
             reduced.append(self._reduce(raw_windows.pop(0)))
         begin_ns = time.thread_time_ns()
         self._heap_relief.after_window(resident_bytes)
@@ -415,13 +413,13 @@ class AgentThread:
 
     def _reduce(self, window: RawWindow) -> ReducedWindow:
         if self._reduction is None:
-            self._reduction = self._begin_reduction()  # not in the time of the first window
+            self._reduction = self._begin_reduction()  # imports are not charged to the first window
         reduction = self._reduction
         begin_ns = time.thread_time_ns()
         too_large_before = reduction.windows_too_large
         try:
             return reduction.reduce(window)
-        except Exception as error:  # noqa: BLE001 - what cannot be read of a window must not cost the steps
+        except Exception as error:  # noqa: BLE001 - an unreadable window must not lose steps
             self._guard.record(WINDOWS, error)
             return EMPTY_WINDOW
         finally:
@@ -445,7 +443,7 @@ class AgentThread:
             self._probes.plan.learn_light(cost_ns, len(window.steps), light_events_a_step)
 
     def _learn(self, steps: list[StepRecord]) -> None:
-        """The step time of the last steps, those of the warm-up left out, sets how far apart windows are."""
+        """Update the typical step time, without warm-up steps, from which window intervals follow."""
         warm = [record.duration_ns for record in steps if record.step >= self._config.warmup_steps]
         self._step_times_ns = (self._step_times_ns + warm)[-STEP_TIMES_KEPT:]
         if len(self._step_times_ns) >= STEPS_MIN:
@@ -456,7 +454,7 @@ class AgentThread:
                 self._probes.device_timers.plan.learn_step(step_ns)
 
     def _count_steps(self, reported: int) -> tuple[int, int, int]:
-        """Records made, overwritten and buffered, as of one moment: together with those reported they add up."""
+        """Return consistent counts of records made, overwritten and buffered: made = reported + the other two."""
         probes, timers = self._probes, self._probes.device_timers
         made = overwritten = buffered = 0
         for _ in range(COUNTS_MAX):
@@ -464,7 +462,7 @@ class AgentThread:
             buffered = len(probes.steps) + (timers.records_waiting if timers is not None else 0)
             if made == reported + overwritten + buffered:
                 break
-            time.sleep(0)  # the training thread goes on first
+            time.sleep(0)  # let the training thread run first
         return made, overwritten, buffered
 
     def _losses(self, reported: int) -> Losses:
@@ -490,5 +488,5 @@ class AgentThread:
 
 
 def _median_ns(times_ns: list[int]) -> int:
-    """The lower median. statistics has one too, with 20 ms of imports in the training thread."""
+    """Return the lower median, without the import of `statistics`, which takes 20 ms."""
     return sorted(times_ns)[(len(times_ns) - 1) // 2]

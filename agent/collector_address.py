@@ -1,4 +1,4 @@
-"""Where a rank's collector is, and with which keys it is spoken to."""
+"""The address of a rank's collector, and the keys of the connection to it."""
 
 from collections.abc import Mapping
 
@@ -11,37 +11,38 @@ from rankscope.measure.shards import choose_collector, parse_collectors
 
 
 class CollectorAddress(msgspec.Struct, frozen=True):
-    """`endpoint` is tcp://HOST:PORT; without `keys` the wire is not encrypted."""
+    """A collector. `endpoint` is tcp://HOST:PORT; without `keys` the connection is not encrypted."""
 
     endpoint: str
     keys: ClientKeys | None = None
 
     def to_text(self) -> str:
-        """As the rendezvous carries it, with the secret key: who reads the job's store can take part in the job too."""
+        """Return it as JSON for the rendezvous store, secret key included: its readers can join the training anyway."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_text(cls, text: str) -> "CollectorAddress":
-        """The other way. Raises ValueError for any other text."""
+        """Parse the result of `to_text`. Raise ValueError for any other text."""
         try:
             address = msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError as error:  # a ValueError itself since msgspec 0.21
             raise ValueError(str(error)) from error
         keys = address.keys
         if keys is not None and not all(map(is_key, (keys.collector, keys.own.public, keys.own.secret))):
-            raise ValueError("what stands in place of a key is none")
+            raise ValueError("it contains a malformed key")
         return address
 
 
 def read_address(config: AgentConfig, run: str) -> CollectorAddress | None:
-    """The collector that the settings name, of several the one that the run belongs to; None: rank 0 starts one. Raises
-    SettingError for keys that cannot be used, or one without the other.
+    """Return the configured collector, of several the one that `run` hashes to; None: rank 0 starts one.
+
+    Raise SettingError for unusable keys, and for one key file without the other.
     """
     if bool(config.key_file) != bool(config.collector_key_file):
         given, lacking = ("key_file", "collector_key_file") if config.key_file else ("collector_key_file", "key_file")
         raise SettingError(
-            f"{given} is {getattr(config, given)!r} ({config.source(given)}) and {lacking} is empty: the encrypted "
-            "wire needs both. `rankscope keys` makes them where the collector is set up."
+            f"{given} is {getattr(config, given)!r} ({config.source(given)}) and {lacking} is empty: an encrypted "
+            "connection needs both. `rankscope keys` makes them where the collector is set up."
         )
     endpoints = parse_collectors(config.collector)
     if not endpoints:
@@ -54,7 +55,7 @@ def read_address(config: AgentConfig, run: str) -> CollectorAddress | None:
 
 
 def check_launch_config(environment: Mapping[str, str], given: Mapping[str, str]) -> LaunchConfig:
-    """Return the settings as `read_launch_config` does, with the keys that they name looked at. Never raises."""
+    """Return the settings as `read_launch_config` does, with their key files checked. Never raise."""
     found = read_launch_config(environment, given)
     if not found.is_usable or not found.config.enabled:
         return found

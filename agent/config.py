@@ -21,8 +21,8 @@ _DAY_S = 86_400
 _MIB = 1024 * 1024
 
 NEEDED: Final = frozenset({"enabled", "collector", "key_file", "collector_key_file"})
-"""They say whether anything is to be measured and who may hear of it. A mistake in one of them is not mended with a
-default: the process is not measured."""
+"""Settings that decide whether to measure and where reports go. With a mistake in one of them the process is not
+measured, since a default could report to the wrong place."""
 
 
 def _find_collector_problem(text: str) -> str | None:
@@ -37,9 +37,9 @@ def _find_folder_problem(folder: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentConfig(Settings):
-    """Everything that can be set for the agent of one rank. `_s` are seconds, `_bytes` bytes, `_ratio` shares of 1."""
+    """Settings of the agent of one rank. `_s` are seconds, `_bytes` bytes, `_ratio` shares of 1."""
 
-    TITLE: ClassVar[str] = "rankscope agent: the part that rides inside each training process."
+    TITLE: ClassVar[str] = "rankscope agent: the part that runs inside each training process."
     PREFIX: ClassVar[str] = "RANKSCOPE_"
     FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_CONFIG"
     FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = (
@@ -54,44 +54,42 @@ class AgentConfig(Settings):
         "RANKSCOPE_URL",
     )
 
-    enabled: bool = setting(True, Setting("Whether the process is measured at all."))
+    enabled: bool = setting(True, Setting("Measure this process."))
     strict: bool = setting(
         False,
         Setting(
-            "Whether a mistake in these settings, or keys that cannot be used, ends the process with exit status 2. "
+            "End the process with exit status 2 when these settings contain a mistake or the keys cannot be used. "
             "Otherwise the mistake is reported once on each node and training continues."
         ),
     )
     collector: str = setting(
         "",
         Setting(
-            "Address of the collector, tcp://HOST:PORT, or of this node's relay, which may be ipc:///PATH too. Several "
-            "with commas between them: the name of the run chooses, and everybody must have the same ones. Empty: rank "
-            "0 starts a collector of its own for this run.",
+            "Address of the collector, tcp://HOST:PORT, or of this node's relay, which may also be ipc:///PATH. With "
+            "several addresses, separated by commas, the name of the run selects one, so the list must be the same on "
+            "all ranks. Empty: rank 0 starts a collector for this run.",
             find_problem=_find_collector_problem,
         ),
     )
     key_file: str = setting(
         "",
-        Setting(
-            "File with this agent's pair of keys (`rankscope keys`), for a collector that lets in nobody without keys."
-        ),
+        Setting("File with the key pair of this agent (made by `rankscope keys`), for a collector that requires keys."),
     )
     collector_key_file: str = setting(
-        "", Setting("File with the public key of that collector. A collector that does not have it is told nothing.")
+        "", Setting("File with the public key of that collector. Nothing is sent to a collector with another key.")
     )
     run: str = setting(
         "",
         Setting(
-            "Name of the run, the label `run` of its metrics. Empty: TORCHELASTIC_RUN_ID, else a name made of the "
-            "host and the process.",
+            "Name of the run, which is the label `run` of its metrics. Empty: TORCHELASTIC_RUN_ID, else a name made of "
+            "the host and MASTER_PORT or the process id.",
             length_max=128,
         ),
     )
     node: str = setting(
         "",
         Setting(
-            "Name of the machine in metrics and verdicts. Empty: its host name, which in a container is often the "
+            "Name of the machine in metrics and findings. Empty: its host name, which in a container is often the "
             "container's.",
             length_max=128,
         ),
@@ -99,7 +97,7 @@ class AgentConfig(Settings):
     report_interval_s: float = setting(
         1.0,
         Setting(
-            "Time between two reports of a rank. A report is the heartbeat too.",
+            "Time between two reports of a rank. A report also serves as heartbeat.",
             unit="seconds",
             smallest=0.1,
             largest=60,
@@ -110,8 +108,8 @@ class AgentConfig(Settings):
     resend_bytes_max: int = setting(
         16 * _MIB,
         Setting(
-            "Most bytes of reports kept until the collector acknowledges them. Beyond, the oldest are dropped and "
-            "counted.",
+            "Largest total size of reports kept in memory until the collector acknowledges them. Above it, the oldest "
+            "are dropped and counted.",
             unit="bytes",
             smallest=_MIB // 16,
             largest=1024 * _MIB,
@@ -120,7 +118,8 @@ class AgentConfig(Settings):
     resend_reports_max: int = setting(
         4096,
         Setting(
-            "Most reports kept until the collector acknowledges them. Beyond, the oldest are dropped and counted.",
+            "Largest number of reports kept in memory until the collector acknowledges them. Above it, the oldest are "
+            "dropped and counted.",
             unit="reports",
             smallest=16,
             largest=1_000_000,
@@ -129,16 +128,16 @@ class AgentConfig(Settings):
     spill_dir: str = setting(
         "",
         Setting(
-            "Folder on a local disk to which every report is written as well until the collector acknowledges it. What "
-            "a killed rank leaves there is delivered by the sidecar of its node, then or with the next start of the "
-            "run; what nobody has asked for within a day is removed. Empty: reports are kept in memory only.",
+            "Folder on a local disk where every report is also kept until the collector acknowledges it. The sidecar "
+            "of the node delivers the reports of a killed rank from there, at once or at the next start of the run; "
+            "undelivered reports are removed after a day. Empty: reports are kept in memory only.",
             find_problem=_find_folder_problem,
         ),
     )
     spill_bytes_max: int = setting(
         64 * _MIB,
         Setting(
-            "Most bytes of reports that a rank keeps in spill_dir. Beyond, the oldest are dropped and counted.",
+            "Largest total size of the reports of one rank in spill_dir. Above it, the oldest are dropped and counted.",
             unit="bytes",
             smallest=_MIB,
             largest=16 * 1024 * _MIB,
@@ -147,7 +146,7 @@ class AgentConfig(Settings):
     ring_steps_max: int = setting(
         8192,
         Setting(
-            "Most steps kept between two reports. Beyond, the oldest are overwritten and counted.",
+            "Largest number of steps kept between two reports. Above it, the oldest are overwritten and counted.",
             unit="steps",
             smallest=16,
             largest=1_000_000,
@@ -156,21 +155,21 @@ class AgentConfig(Settings):
     drain_s: float = setting(
         3.0,
         Setting(
-            "How long the end of the process may wait for the collector to acknowledge the last reports.",
+            "Longest time that the process waits at its end for the collector to acknowledge the last reports.",
             unit="seconds",
             smallest=0,
             largest=60,
-            above="Beyond that a launcher would take the waiting process for a hanging one.",
+            above="Above that a launcher would consider the waiting process hung.",
         ),
     )
     collective_windows: bool = setting(
         True,
-        Setting("Whether short windows of the profiler measure each collective operation."),
+        Setting("Measure each collective operation in short profiler windows (light windows)."),
     )
     collective_window_s: float = setting(
         2.0,
         Setting(
-            "About how long a collective window lasts. One that sees much in each step lasts fewer steps.",
+            "Approximate length of a collective window. With many collectives in a step it lasts fewer steps.",
             unit="seconds",
             smallest=0.1,
             largest=600,
@@ -178,11 +177,11 @@ class AgentConfig(Settings):
     )
     full_windows: bool = setting(
         True,
-        Setting("Whether now and then a window of the profiler measures compute, overlap and idle time."),
+        Setting("Measure compute, overlap and idle time in occasional full profiler windows."),
     )
     full_window_steps: int = setting(
         2,
-        Setting("How many steps a full window spans.", unit="steps", smallest=1, largest=16),
+        Setting("Length of a full window.", unit="steps", smallest=1, largest=16),
     )
     full_window_interval_s: float = setting(
         20.0,
@@ -191,7 +190,7 @@ class AgentConfig(Settings):
     warmup_steps: int = setting(
         4,
         Setting(
-            "Steps before the first window: the first ones compile, allocate and tune.",
+            "Steps before the first window: the first steps compile, allocate and tune.",
             unit="steps",
             smallest=1,
             largest=10_000,
@@ -200,8 +199,8 @@ class AgentConfig(Settings):
     window_events_max: int = setting(
         200_000,
         Setting(
-            "Most profiler events that a window is reduced from. A window with more is skipped and counted, and the "
-            "next one is shorter.",
+            "Largest number of profiler events of a window that is analyzed. A window with more is skipped and "
+            "counted, and the next one is shorter.",
             unit="events",
             smallest=1000,
             largest=10_000_000,
@@ -210,8 +209,8 @@ class AgentConfig(Settings):
     overhead_ratio_max: float = setting(
         0.005,
         Setting(
-            "Largest share of the training time that the agent may cost. Above it windows come less often, then parts "
-            "are dropped, in the order of docs/cost.md.",
+            "Largest share of the training time that the agent may cost. Above it windows run less often, then parts "
+            "of the agent are switched off, in the order given in docs/cost.md.",
             unit="ratio",
             smallest=0.0001,
             largest=1.0,
@@ -223,33 +222,33 @@ class AgentConfig(Settings):
     )
     device_times: bool = setting(
         True,
-        Setting("Whether the phases of some steps are timed on the GPU as well, where torch is built for one."),
+        Setting("Time the phases of some steps on the GPU as well, if torch is built for one."),
     )
-    gpu: bool = setting(True, Setting("Whether the GPU is sampled, through NVML or amdsmi, where there is one."))
+    gpu: bool = setting(True, Setting("Sample the GPU through NVML or amdsmi, if there is one."))
     embedded_metrics_port: int = setting(
         0,
         Setting(
-            "Port of the metrics of a collector that rank 0 has started; 0 stands for any free one, and a free one is "
-            "used where the port cannot be had.",
+            "Port of /metrics of a collector started by rank 0. 0 selects any free port; a free port is also used when "
+            "the given one is not available.",
             smallest=0,
             largest=65_535,
         ),
     )
     embedded_summary: bool = setting(
         True,
-        Setting("Whether a collector that rank 0 has started prints its verdict in one line at the end."),
+        Setting("Print a summary of the run in one line at its end, if rank 0 has started the collector."),
     )
     throughput_summary: bool = setting(
         False,
         Setting(
-            "Whether rank 0 prints at its end how fast it trained: steps, samples and tokens per second, and what "
-            "waiting for data took. The collector's last words have it in one line in any case.",
+            "Print the throughput of rank 0 at its end: steps, samples and tokens per second, and the share of time "
+            "spent waiting for data. The summary of the collector contains it in any case.",
         ),
     )
     stall_s: float = setting(
         30.0,
         Setting(
-            "A rank is stalled when nothing has happened for so long that the hooks see, and for ten median steps.",
+            "A rank counts as stalled after this time without any hook event, and at least ten median steps.",
             unit="seconds",
             smallest=0.5,
             largest=_DAY_S,
@@ -257,21 +256,19 @@ class AgentConfig(Settings):
     )
     sidecar: bool = setting(
         True,
-        Setting(
-            "Whether a small process on each node tells how ranks end, and what a rank is in that can no longer speak."
-        ),
+        Setting("Start one sidecar process per node that reports how ranks exit and where a frozen rank is blocked."),
     )
     crash_stacks: bool = setting(
         True,
         Setting(
-            "Whether a fatal signal (SIGSEGV, SIGABRT) leaves the Python stacks for the sidecar. A script that has "
-            "enabled faulthandler itself keeps its own."
+            "On a fatal signal (SIGSEGV, SIGABRT) write the Python stacks for the sidecar. If the script has enabled "
+            "faulthandler itself, its settings are kept."
         ),
     )
     error_budget: int = setting(
         20,
         Setting(
-            "Exceptions after which a part of the agent is switched off.",
+            "Number of exceptions after which a part of the agent is switched off.",
             unit="exceptions",
             smallest=1,
             largest=1_000_000,
@@ -280,19 +277,19 @@ class AgentConfig(Settings):
     phases_max: int = setting(
         16,
         Setting(
-            "Most phases of the user's own. Time inside further ones is charged to the phase `other`.",
+            "Largest number of user-defined phases. Time inside further ones is charged to the phase `other`.",
             unit="phases",
             smallest=0,
             largest=46,
-            above="Beyond that the phases would not fit into the 64 columns of a report's table.",
+            above="Above that the phases would not fit into the 64 columns of a report's table.",
         ),
     )
 
 
 def read_config(environment: Mapping[str, str], overrides: Mapping[str, Value] | None = None) -> AgentConfig:
-    """The agent's configuration from the file that RANKSCOPE_CONFIG names, the environment and the caller's overrides.
+    """Read the agent's settings from the file named by RANKSCOPE_CONFIG, the environment and the caller's overrides.
 
-    Raises SettingError when the file cannot be read, a value cannot be used or a name is no setting.
+    Raise SettingError when the file cannot be read, a value cannot be used or a name is no setting.
     """
     file_name = environment.get(AgentConfig.FILE_VARIABLE, "")
     return read(
@@ -305,8 +302,9 @@ def read_config(environment: Mapping[str, str], overrides: Mapping[str, Value] |
 
 
 class LaunchConfig(NamedTuple):
-    """What a training process begins with. Unless `is_usable` it is not measured. `notes` say every mistake and what
-    was made of it, `mistakes` are the same without the latter.
+    """The settings of a training process, which is not measured unless `is_usable`.
+
+    `mistakes` describe what is wrong; `notes` add what was done about each.
     """
 
     config: AgentConfig
@@ -316,8 +314,9 @@ class LaunchConfig(NamedTuple):
 
 
 def read_launch_config(environment: Mapping[str, str], given: Mapping[str, str]) -> LaunchConfig:
-    """Return what can be used of the settings, and what cannot; never raises. `given` is what the launch line gave on
-    top of the environment; `config` in there names the file.
+    """Read the settings with their mistakes; never raise.
+
+    `given` are the options of the launch line, which override the environment; `config` among them names the file.
     """
     overrides = dict(given)
     file_name = overrides.pop("config", environment.get(AgentConfig.FILE_VARIABLE, ""))
@@ -339,8 +338,8 @@ def read_launch_config(environment: Mapping[str, str], given: Mapping[str, str])
 
 
 def describe_not_started(problem: str) -> str:
-    """What is said of a mistake for which the process is not measured."""
-    return f"not started: {problem} Training goes on without it."
+    """Return the message for a mistake because of which the process is not measured."""
+    return f"not started: {problem} Training continues without it."
 
 
 def _is_grave(mistake: Mistake) -> bool:

@@ -1,7 +1,6 @@
-"""A rank that no launcher has told its number: torch.multiprocessing.spawn, srun, mpirun, Ray, notebooks.
+"""Starts the agent once init_process_group sets the rank: torch.multiprocessing.spawn, srun, mpirun, Ray, notebooks.
 
-Its script says it, when it calls init_process_group. So that call is watched for, and what the process then is, is
-described with the variables that torchrun would have set.
+The call is patched; after it, the rank is described by the variables that torchrun would have set.
 """
 
 import functools
@@ -19,7 +18,7 @@ INIT: Final = "init_process_group"
 
 
 class _Launcher(NamedTuple):
-    """How a launcher of processes, not of ranks, names what torchrun calls by its own names."""
+    """The variables of a process launcher that correspond to torchrun's."""
 
     rank: str
     world_size: str
@@ -34,28 +33,29 @@ LAUNCHERS: Final = (
     ),
     _Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
 )
-"""Source: srun(1) and the manuals of Open MPI and of MPICH's Hydra, which Intel MPI has too."""
+"""Source: srun(1) and the manuals of Open MPI and of MPICH's Hydra, which Intel MPI uses too."""
 
-_AS_MANY_ON_EACH: Final = re.compile(r"(\d+)(?:\(x\d+\))?")
-"""Slurm has 8(x4) for eight on each of four machines, and 8(x2),4 where they are not as many on each."""
+_EQUAL_PER_NODE: Final = re.compile(r"(\d+)(?:\(x\d+\))?")
+"""Slurm writes 8(x4) for eight on each of four nodes, and 8(x2),4 if the nodes differ."""
 
 
 def has_peer_processes(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher has started this process with others, of which it is not said that they train together."""
+    """Return whether a launcher started this process together with others, which may or may not train together."""
     return any(
         launcher.rank in environment and environment.get(launcher.world_size, "1") != "1" for launcher in LAUNCHERS
     )
 
 
 def watch_for_group(on_group: Callable[[dict[str, str]], object]) -> None:
-    """Have `on_group` called with the variables of `describe_group`, right after this process has joined its first
-    process group. Nothing that goes wrong there reaches the script.
+    """Call `on_group` with the result of `describe_group` once this process has joined its first process group.
+
+    No error of that call reaches the script.
     """
     import torch.distributed as dist  # noqa: PLC0415 - the user's torch
 
     if not dist.is_available():
         return
-    # Modules of torch's own have it by its name, which a script may come through: init_device_mesh does.
+    # Some modules of torch have imported it by name (init_device_mesh).
     original = dist.init_process_group
     owners = [
         module
@@ -63,38 +63,38 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object]) -> None:
         if name.startswith("torch.distributed") and vars(module).get(INIT) is original
     ]
 
-    def tell() -> None:
+    def notify() -> None:
         try:
             for patch in patches:
                 patch.revert()
             on_group(describe_group(os.environ))
         except Exception as error:  # noqa: BLE001
-            log_line(f"not started ({explain('start', error)}); training goes on without it")
+            log_line(f"not started ({explain('start', error)}); training continues without it")
 
-    patches = [Patch(owner, INIT, functools.partial(_tell_after, tell)) for owner in owners]
+    patches = [Patch(owner, INIT, functools.partial(_notify_after, notify)) for owner in owners]
     for patch in patches:
         patch.apply()
 
 
-def _tell_after(tell: Callable[[], None], original: Callable[..., Any]) -> Callable[..., Any]:
+def _notify_after(notify: Callable[[], None], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def init_process_group(*arguments: Any, **named: Any) -> Any:
         result = original(*arguments, **named)
-        tell()
+        notify()
         return result
 
     return init_process_group
 
 
 def is_in_group() -> bool:
-    """Whether this process has called init_process_group. Without torch it has not."""
+    """Return whether this process has called init_process_group; False without torch."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and bool(dist.is_initialized())
 
 
 def describe_group(environment: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun would have told this member of the default group: the group's own word for rank and number of
-    ranks, its store for the rendezvous, and for the place on the machine what is known.
+    """Return torchrun's variables for this member of the default group: rank, world size, store and, if known, the
+    local rank.
     """
     import torch.distributed as dist  # noqa: PLC0415 - the user's torch
 
@@ -109,13 +109,13 @@ def describe_group(environment: Mapping[str, str]) -> dict[str, str]:
 def describe_launch(
     *, rank: int, world_size: int, local_rank: int | None = None, local_world_size: int | None = None
 ) -> dict[str, str]:
-    """The variables of torchrun, from one who has started the processes itself. What is None is not known."""
+    """Return torchrun's variables from known numbers; None means unknown."""
     numbers = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": local_world_size}
     return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
 def _find_store() -> tuple[str, str]:
-    """Where the group's members have met; nothing for a store that has no address, as a file."""
+    """Return host and port of the group's store; empty for a store without address, such as a file."""
     from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415 - the user's torch
 
     store = _get_default_store()
@@ -125,18 +125,20 @@ def _find_store() -> tuple[str, str]:
 
 
 def _find_place_on_machine(environment: Mapping[str, str], rank: int, world_size: int, master: str) -> dict[str, str]:
-    """LOCAL_RANK, and LOCAL_WORLD_SIZE where it is known."""
+    """Return LOCAL_RANK, and LOCAL_WORLD_SIZE if known."""
     if "LOCAL_RANK" in environment:
         return {}
     for launcher in LAUNCHERS:
         numbers = environment.get(launcher.rank), environment.get(launcher.world_size)
-        if numbers == (str(rank), str(world_size)) and launcher.local_rank in environment:  # else it started other ones
+        if (
+            numbers == (str(rank), str(world_size)) and launcher.local_rank in environment
+        ):  # else it started other processes
             found = {"LOCAL_RANK": environment[launcher.local_rank]}
-            local_size = _AS_MANY_ON_EACH.fullmatch(environment.get(launcher.local_world_size, ""))
+            local_size = _EQUAL_PER_NODE.fullmatch(environment.get(launcher.local_world_size, ""))
             return {**found, "LOCAL_WORLD_SIZE": local_size[1]} if local_size else found
     if is_this_machine(master):
         return describe_launch(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
     import torch  # noqa: PLC0415 - the user's torch
 
     devices = torch.cuda.device_count()
-    return {"LOCAL_RANK": str(rank % devices)} if devices else {}  # a rank for each GPU, as everybody numbers them
+    return {"LOCAL_RANK": str(rank % devices)} if devices else {}  # one rank per GPU, numbered node by node

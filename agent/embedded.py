@@ -1,8 +1,7 @@
-"""With no collector configured, rank 0 starts one beside itself and tells the others where it is.
+"""Starts a collector on rank 0 if none is configured, and passes its address to the other ranks.
 
-The others learn the address from the store at MASTER_ADDR:MASTER_PORT that the job has anyway, so that any free port
-will do and two jobs on one machine do not meet. All of it runs on a thread of its own and gives up silently: without a
-collector training goes on as if the agent were not there.
+The ranks exchange the address through the training's own store at MASTER_ADDR:MASTER_PORT, so that any free port works
+and two runs on one machine do not mix. Everything runs on a separate thread; without a collector training continues.
 """
 
 import contextlib
@@ -25,13 +24,13 @@ from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
 
 START_S_MAX = 30.0
-"""How long a collector may take to start. On two busy cores it took 1 to 3 s."""
+"""Longest time for a collector to start; 1 to 3 s are usual."""
 STORE_TIMEOUT_S = 20.0
-LOOK_AGAIN_S = 0.2
+POLL_S = 0.2
 
 
 class EmbeddedCollector:
-    """A collector that is a child of this process and ends with it."""
+    """A collector in a child process, which ends with this process."""
 
     def __init__(
         self, child: "subprocess.Popen[str]", address: CollectorAddress, metrics_url: str, port_wanted: int = 0
@@ -39,14 +38,14 @@ class EmbeddedCollector:
         self._child = child
         self._port_wanted = port_wanted
         self.address = address
-        """Where this machine reaches it; other machines with another host and the same port and keys."""
+        """Its address on this machine; other machines use another host with the same port and keys."""
         self.metrics_url = metrics_url
 
     @classmethod
     def start(cls, *, one_machine: bool, metrics_port: int, summary: bool) -> "EmbeddedCollector":
-        """Start it and wait until it listens. Raises UnavailableError with what it said instead.
+        """Start it and wait until it listens. Raise UnavailableError with its output otherwise.
 
-        Where other machines have to reach it, it makes keys for this job and says them on its stdout, a pipe to here.
+        If other machines have to reach it, it makes keys for this run and writes them to its stdout, a pipe.
         """
         host = "127.0.0.1" if one_machine else "0.0.0.0"  # noqa: S104 - the other machines' ranks must reach it
         command = build_child_command(
@@ -59,8 +58,9 @@ class EmbeddedCollector:
             command.append("--no-summary")
         if not one_machine:
             command.append("--fresh-keys")
-        # A session of its own: Ctrl-C in the terminal is for the ranks, whose last reports it still takes in.
-        child = subprocess.Popen(  # noqa: S603 - our own program
+        # In a new session, so that Ctrl-C in the terminal ends the ranks but not the collector, which still receives
+        # their last reports.
+        child = subprocess.Popen(  # noqa: S603 - the agent's own program
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -79,12 +79,12 @@ class EmbeddedCollector:
             raise UnavailableError(f"the embedded collector did not start ({error})") from error
 
     def describe_port_change(self) -> str:
-        """Return what to add to the address when the metrics are not at the port that was wanted; else empty."""
+        """Return a remark for the user if the metrics are not at the configured port, else an empty text."""
         has_moved = self._port_wanted and f":{self._port_wanted}/" not in self.metrics_url
         return f" (a free port: {self._port_wanted} could not be used)" if has_moved else ""
 
     def wait(self, seconds: float) -> None:
-        """Let it end by itself, which it does once every rank has said goodbye; after that time, end it."""
+        """Wait until it ends, which it does after the goodbye of every rank; terminate it after `seconds`."""
         for number, patience_s in ((None, seconds), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
             if number is not None:
                 self._child.send_signal(number)
@@ -99,12 +99,12 @@ def _read_line(stream: IO[str] | None, seconds: float) -> str:
     with stream:
         line = stream.readline()
     if not line:
-        raise OSError("it ended without saying where it listens")
+        raise OSError("it ended before it printed its address")
     return line
 
 
 class Rendezvous:
-    """The job's own key-value store, used once to pass the collector's address and keys from rank 0 to the others."""
+    """The training's key-value store, which passes the collector's address and keys from rank 0 to the others."""
 
     def __init__(
         self, identity: RankIdentity, environment: Mapping[str, str], stopping: threading.Event, gate: TorchCallGate
@@ -118,41 +118,42 @@ class Rendezvous:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the launcher told where the job's store is."""
+        """Whether the address of the store is known."""
         return bool(self._address) and self._port.isdecimal()
 
     @property
     def master_address(self) -> str:
-        """The machine of rank 0."""
+        """Host of rank 0."""
         return self._address
 
     def publish(self, address: CollectorAddress) -> None:
-        """Say where the collector is."""
+        """Write the collector's address to the store."""
         store = self._connect()
         if store is not None:
             with self._gate:
                 store.set(self._key, address.to_text())
 
     def find(self) -> CollectorAddress | None:
-        """Where rank 0's collector is; None when the process ends before rank 0 has said. Raises ValueError for an
-        answer that is none.
+        """Wait for the address of rank 0's collector; return None if the process ends before.
+
+        Raise ValueError if the stored text is no address.
         """
         store = self._connect()
         while store is not None and not self._stopping.is_set():
             with self._gate:
-                said = store.get(self._key) if store.check([self._key]) else None
-            if said is not None:
-                return CollectorAddress.from_text(said.decode())
-            self._stopping.wait(LOOK_AGAIN_S)
+                text = store.get(self._key) if store.check([self._key]) else None
+            if text is not None:
+                return CollectorAddress.from_text(text.decode())
+            self._stopping.wait(POLL_S)
         return None
 
     def _connect(self) -> Any:
-        """A client of the store, once there is one: torchrun's is there from the start, else the script makes it."""
+        """Return a client of the store once it exists: torchrun creates it at the start, otherwise the script does."""
         import torch.distributed as dist  # noqa: PLC0415 - the user's torch
         from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
 
         while not self._launcher_has_store and not dist.is_initialized():
-            if self._stopping.wait(LOOK_AGAIN_S):
+            if self._stopping.wait(POLL_S):
                 return None
         with self._gate:
             return TCPStore(

@@ -1,7 +1,7 @@
-"""The boundary between our mistakes and somebody's training: errors are counted, said, and switch their part off.
+"""Keeps errors of the agent away from training: counts them, logs them, and switches off a part that fails repeatedly.
 
-What is said of an error names the file and the line. With RANKSCOPE_DEBUG=1 its traceback goes to stderr as well, once
-for each part and type of error.
+The log line of an error has its file and line. With RANKSCOPE_DEBUG=1 the traceback goes to stderr as well, once for
+each part and type of error.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Final, TextIO
 
 DEBUG_VARIABLE: Final = "RANKSCOPE_DEBUG"
 TRACEBACKS_MAX: Final = 64
-"""Tracebacks that one process prints at most."""
+"""Largest number of tracebacks that one process prints."""
 
 _PACKAGES: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OUR_FOLDERS: Final = tuple(os.path.join(_PACKAGES, name, "") for name in ("agent", "measure", "uplink"))
@@ -20,10 +20,10 @@ _printed: set[tuple[str, str]] = set()
 
 
 class Guard:
-    """Counts the exceptions of each part of the agent, and switches a part off that has used up its budget.
+    """Counter of exceptions per part of the agent, which switches a part off after `error_budget` of them.
 
-    A hook asks `is_off(part)`, runs, and hands an exception to `record(part, error)`; it never lets one through.
-    `on_off` is told the part, on the thread that made the error, and must not raise.
+    A hook checks `is_off(part)`, runs, and passes an exception to `record(part, error)`; it never raises.
+    `on_off` is called with the part, on the thread of the error, and must not raise.
     """
 
     def __init__(self, error_budget: int, on_off: Callable[[str], None] | None = None) -> None:
@@ -34,19 +34,19 @@ class Guard:
 
     @property
     def errors(self) -> dict[str, int]:
-        """How many errors each part has made."""
+        """Number of errors by part."""
         return dict(self._errors)
 
     def is_off(self, part: str) -> bool:
-        """Whether the part has been switched off."""
+        """Return whether the part has been switched off."""
         return part in self._off
 
     def record(self, part: str, error: BaseException) -> None:
-        """Count an error of a part. The first is said on stderr, and the one that uses up the budget."""
+        """Count an error of a part. Log the first, and the one that uses up the budget."""
         count = self._errors.get(part, 0) + 1
         self._errors[part] = count
         if count == 1:
-            log_line(f"{part} failed ({explain(part, error)}); training is not affected, this is counted")
+            log_line(f"{part} failed ({explain(part, error)}); training is not affected, the error is counted")
         else:
             print_traceback(part, error)
         if count >= self._error_budget and part not in self._off:
@@ -57,22 +57,19 @@ class Guard:
 
 
 def describe(error: BaseException) -> str:
-    """The error's type and text, the type alone when the text cannot be made. Never raises.
+    """Return the error's type and text, or the type alone when the text cannot be made. Never raise.
 
     >>> describe(ValueError("no such rank"))
     'ValueError: no such rank'
     """
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - __str__ is anybody's code
+    except Exception:  # noqa: BLE001 - __str__ may be foreign code
         return type(error).__name__
 
 
 def explain(part: str, error: BaseException) -> str:
-    """Return what happened in a part of the agent, and where; with RANKSCOPE_DEBUG=1 print the traceback.
-
-    Never raise.
-    """
+    """Return an error of a part with its place; with RANKSCOPE_DEBUG=1 print the traceback. Never raise."""
     print_traceback(part, error)
     place = find_place(error)
     return f"{describe(error)}, at {place}" if place else describe(error)
@@ -90,7 +87,7 @@ def find_place(error: BaseException) -> str:
 
 
 def find_last_error(text: str) -> str:
-    r"""Return the error that the last traceback in the text of a child process ends with, and where it was raised.
+    r"""Return the error of the last traceback in the output of a child process, and where it was raised.
 
     >>> find_last_error('Traceback:\n  File "/a.py", line 3, in f\n    g()\n  File "/b.py", line 7, in g\nOSError: no')
     'OSError: no, at /b.py:7'
@@ -108,29 +105,28 @@ def find_last_error(text: str) -> str:
 
 
 def is_debugging() -> bool:
-    """Whether tracebacks are wanted."""
+    """Return whether RANKSCOPE_DEBUG asks for tracebacks."""
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
 
 def print_traceback(part: str, error: BaseException) -> None:
-    """Print the error's traceback on stderr where that is wanted, once for each part and type. Never raise."""
+    """Print the error's traceback on stderr if debugging, once for each part and type. Never raise."""
     key = part, type(error).__name__
     if not is_debugging() or key in _printed or len(_printed) >= TRACEBACKS_MAX:
         return
     _printed.add(key)
-    with contextlib.suppress(Exception):  # its text is made by anybody's code
-        import traceback  # noqa: PLC0415 - few need it
+    with contextlib.suppress(Exception):  # __str__ may be foreign code
+        import traceback  # noqa: PLC0415 - seldom needed
 
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         log_line(f"traceback of {part} ({DEBUG_VARIABLE} is set):\n{lines.rstrip()}")
 
 
 def log_line(text: str, stream: TextIO | None = None) -> None:
-    """Write a line on stderr for the person who runs the job. Never raises: the stream may be closed, the disk full, or
-    sys.stderr an object of the script's own.
+    """Write a line for the user on stderr, or on `stream`. Never raise: the stream may be closed or the disk full.
 
-    The interpreter's own stderr is written past its buffer. What a full disk refuses would stay in there, the flush at
-    the end of the process would fail, and Python would end a training that went well with status 120.
+    The interpreter's stderr is written unbuffered: text that a full disk refuses would stay in the buffer, and Python
+    would exit with status 120 because the final flush fails.
     """
     stream = stream or sys.stderr
     line = f"rankscope: {text}\n"

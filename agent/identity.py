@@ -1,4 +1,4 @@
-"""Who this process is, read from what the launcher put into the environment."""
+"""Reads the identity of this rank process from the launcher's environment variables."""
 
 import os
 import socket
@@ -9,12 +9,11 @@ from rankscope.measure.machine import read_machine_id
 
 
 def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> RankIdentity:
-    """The identity of this life of this process. A process that no launcher started is rank 0 of 1.
+    """Return the identity of this rank process; without a launcher it is rank 0 of 1.
 
-    `run` is the configured name; empty means the launcher's (TORCHELASTIC_RUN_ID), and where that is the launcher's
-    own default `none`, one made from the machine and the port where the ranks meet, so that two jobs are told apart:
-    also those on two machines whose ranks meet at localhost each.
-    `node` is the configured name of the machine; empty means its host name.
+    `run` is the configured name; empty means the launcher's (TORCHELASTIC_RUN_ID). If that is unset or torchrun's
+    default `none`, the name is made from MASTER_ADDR (from `node` where that is localhost) and MASTER_PORT, so that
+    concurrent runs differ. `node` is the configured name of the machine; empty means its host name.
     """
     node = node or socket.gethostname()
     return RankIdentity(
@@ -31,15 +30,13 @@ def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> R
 
 
 def drop_rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a child of ours that is no rank: it must neither find the launcher's variables nor start an
-    agent.
-    """
+    """Return the environment for a helper process: without the launcher's variables, and such that no agent starts."""
     left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD")
     return {name: value for name, value in environment.items() if name not in left_out}
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether only processes of this machine can meet at that address."""
+    """Return whether `host` is a loopback address."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 

@@ -1,8 +1,8 @@
-"""What the agent imports inside somebody's training process: never a module of theirs in place of Python's own.
+"""Imports standard modules for the agent even where the training script has modules of the same name.
 
-A script's folder, and PYTHONPATH, are searched before the standard library, and a job may have a `calendar.py` or a
-`secrets.py` there. Were it imported in place of Python's, the agent would fail. And were Python's left behind in
-`sys.modules`, the script's own `import secrets` would get that one, and training would fail.
+A script's folder and PYTHONPATH are searched before the standard library, and may contain a `secrets.py`. If the agent
+imported that one, the agent would fail. If Python's stayed in `sys.modules`, the script's `import secrets` would get
+it, and training would fail.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def standard_library_first() -> Iterator[None]:
-    """Search the standard library before the job's folders, and forget afterwards what those have under the same name.
+    """Search the standard library before the script's folders, and afterwards forget modules that those shadow.
 
-    Folders are only added, and taken away again one by one: another thread may import something, or change the path.
+    Folders are inserted into `sys.path` and removed one by one, since another thread may change the path meanwhile.
     """
     folders = _find_standard_folders()
     before = set(sys.modules)
@@ -25,16 +25,17 @@ def standard_library_first() -> Iterator[None]:
         yield
     finally:
         for folder in folders:
-            with contextlib.suppress(ValueError):  # somebody has made the path anew meanwhile
+            with contextlib.suppress(ValueError):  # the script has replaced the path meanwhile
                 sys.path.remove(folder)
         forget_shadowed(before)
 
 
 def forget_shadowed(before: set[str]) -> None:
-    """Drop from `sys.modules` what has been imported since of the standard library, and would have come from one of the
-    job's folders had the script imported it. Whoever holds such a module keeps it.
+    """Drop from `sys.modules` the standard modules imported since `before` that a module of the script shadows.
+
+    Existing references to them stay valid.
     """
-    with contextlib.suppress(Exception):  # an importer of somebody's own may fail in any way
+    with contextlib.suppress(Exception):  # a custom importer may fail in any way
         _forget_shadowed(before)
 
 
@@ -55,7 +56,7 @@ def _find_standard_folders() -> list[str]:
 
 
 def _find_folders_ahead() -> list[str]:
-    """The folders that are searched before the standard library."""
+    """Return the folders that are searched before the standard library."""
     standard = _find_standard_folders()
     return sys.path[: sys.path.index(standard[0])] if standard else []
 

@@ -1,7 +1,7 @@
-"""What the agent would find in this interpreter: `python -m rankscope.agent.inspection` prints it as JSON.
+"""Prints as JSON what the agent would find in this interpreter: `python -m rankscope.agent.inspection`.
 
-`rankscope doctor` runs this in a process of its own, since a driver or a library that hangs or crashes here must not
-take the doctor along, and since torch has to be that of the training. Nothing is measured and nobody is connected to.
+`rankscope doctor` runs this in a separate process with the training's Python, so that a driver or library that hangs or
+crashes does not affect the doctor. Nothing is measured, and no connection is made.
 """
 
 import os
@@ -21,7 +21,7 @@ from rankscope.measure.inspection import GpuFound, Inspection, TorchFound
 
 
 def inspect() -> Inspection:
-    """Look at everything once."""
+    """Inspect settings, torch and NVML once."""
     config, problem = AgentConfig(), ""
     try:
         config = read_config(os.environ)
@@ -48,7 +48,7 @@ def inspect() -> Inspection:
 
 def _inspect_torch() -> TorchFound:
     try:
-        import torch  # noqa: PLC0415 - that it may fail is what is asked
+        import torch  # noqa: PLC0415 - a failure is a result here
         from torch import distributed  # noqa: PLC0415
     except Exception as error:  # noqa: BLE001 - a broken installation can raise anything
         return TorchFound(problem=describe(error))
@@ -67,7 +67,7 @@ def _inspect_torch() -> TorchFound:
 
 
 def _find_windows_problem(torch: Any) -> str:
-    from rankscope.agent.profiler.torch_profiler import TorchProfiler  # noqa: PLC0415 - it asks torch, as in training
+    from rankscope.agent.profiler.torch_profiler import TorchProfiler  # noqa: PLC0415 - imports torch, as in training
 
     if not torch.profiler.kineto_available():
         return "this torch was built without Kineto"
@@ -84,7 +84,7 @@ def _uuid_of(properties: Any) -> str:
 
 
 def _inspect_nvml(found: TorchFound) -> tuple[str, tuple[GpuFound, ...]]:
-    """As the agent's own sampler sees it: what it cannot read here, it cannot read in training either."""
+    """Return why NVML cannot be used, and the GPUs as the agent's sampler reads them."""
     from rankscope.agent.sample.nvml import NvmlSampler  # noqa: PLC0415 - after torch, as in training
 
     gpus = []
@@ -94,7 +94,7 @@ def _inspect_nvml(found: TorchFound) -> tuple[str, tuple[GpuFound, ...]]:
             sampler.sample()
             if sampler.unavailable is not None:
                 return sampler.unavailable, ()
-            # The second sample has what is known as a difference only.
+            # The second sample has the values that are differences.
             gpus += [GpuFound(uuid=one.uuid, model=one.model, absent=one.absent) for one in sampler.sample()]
         finally:
             sampler.close()

@@ -1,10 +1,9 @@
-"""How the agent gets into a training process: `-m rankscope.agent SCRIPT`, or `RANKSCOPE=1` and torch's own autoload.
+"""Starts the agent in a training process: `-m rankscope.agent SCRIPT`, or `RANKSCOPE=1` and torch's autoload.
 
-In both ways the session starts at the end of the script's `import torch`, never before: a script that sets the
-environment first (devices, threads) finds it obeyed, by torch and by numpy, which reads it when it is imported: hence
-the imports inside functions. Where the environment says no RANK by then, it starts when init_process_group says it. And
-where rankscope is installed torch imports this file, whether the agent is asked for or not. The script runs in this
-very process as `__main__`.
+Either way the session starts at the end of the script's `import torch`, so that environment variables set by the script
+before (devices, threads) take effect; hence the imports inside functions. If RANK is not set by then, it starts when
+init_process_group returns. torch imports this file wherever rankscope is installed, even if the agent is not wanted.
+The script runs in this process as `__main__`.
 """
 
 import contextlib
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
 USAGE = """usage: torchrun [...] -m rankscope.agent [--config FILE] [--collector tcp://HOST:PORT] [--run NAME]
                                            [--strict] SCRIPT.py | -m MODULE  [arguments of the script]
 
-Measures each rank of a torch.distributed job while it trains. Everything after the script belongs to the script.
-Without --collector (or RANKSCOPE_COLLECTOR) rank 0 starts a collector beside itself and says where its /metrics are.
+Measures each rank of a torch.distributed training. Everything after the script belongs to the script.
+Without --collector (or RANKSCOPE_COLLECTOR) rank 0 starts a collector and prints the URL of its /metrics.
 A mistake in the settings or keys is reported once on each node and training continues. With --strict such a mistake
 ends the process with exit status 2."""
 
 OPTIONS = ("--config", "--collector", "--run")
-"""Each takes a value."""
+"""Options with a value."""
 
 PID_VARIABLE = "RANKSCOPE_PID"
-"""Set to the process that is measured, so that its children (data loader workers, tools) are not."""
+"""Process id of the measured process, so that its children (data loader workers, tools) are not measured."""
 
 AUTOLOAD_SINCE = (2, 5)
 """The first torch that calls entry points at the end of its import."""
@@ -45,14 +44,14 @@ AUTOLOAD_SINCE = (2, 5)
 session: "Session | None" = None
 _requested = False
 _given: dict[str, str] = {}
-_settled: "LaunchConfig | None" = None
-_other_ranks_said: set[tuple[str | None, ...]] = set()
+_launch_config: "LaunchConfig | None" = None
+_mismatches_logged: set[tuple[str | None, ...]] = set()
 
 
 def main(directory: str | None) -> None:
-    """`python -m rankscope.agent`: run the script with the agent in it, and end as the script ends.
+    """Run the script of `python -m rankscope.agent` with the agent in it, and exit as the script does.
 
-    `directory` is the working directory as `python -m` has searched it first; None where it was told not to.
+    `directory` is the first entry of `sys.path` under `python -m`: the working directory; None in safe-path mode.
     """
     before = set(sys.modules)
     from rankscope.agent.import_path import forget_shadowed, standard_library_first  # noqa: PLC0415
@@ -60,7 +59,7 @@ def main(directory: str | None) -> None:
     script, is_module, arguments = _parse(sys.argv[1:])
     with standard_library_first():
         _begin()
-    if directory is not None:  # as Python searches for its script or module
+    if directory is not None:  # the first folder of `sys.path` for a script or module
         sys.path.insert(0, directory if is_module else os.path.dirname(os.path.realpath(script)))
     forget_shadowed(before)
     sys.argv = [script, *arguments]
@@ -76,56 +75,56 @@ def main(directory: str | None) -> None:
             session.note_exit(error.code)
         raise
     except BaseException as error:
-        # sys.excepthook would come too, unless the script has put its own in its place.
+        # The script may have replaced sys.excepthook.
         if session is not None:
             session.note_error(error)
         raise
 
 
 def _begin() -> None:
-    """Start now, or see to it that `import torch` does. Nothing that fails here costs the script its run."""
+    """Start now, or leave it to the autoload of `import torch`. Never raise."""
     global _requested  # noqa: PLW0603 - one process has one launch
     try:
-        if not _settle(os.environ).is_usable:
+        if not _read_settings(os.environ).is_usable:
             return
         _requested = True
-        if not _autoload_will_come():
+        if not _is_autoloaded():
             start()
     except Exception as error:  # noqa: BLE001
-        log_line(f"not started ({explain('start', error)}); training goes on without it")
+        log_line(f"not started ({explain('start', error)}); training continues without it")
 
 
-def _settle(environment: Mapping[str, str]) -> "LaunchConfig":
-    """Read the settings, once, and say what is wrong with them. With `strict` that ends the process."""
-    global _settled  # noqa: PLW0603
-    if _settled is None:
+def _read_settings(environment: Mapping[str, str]) -> "LaunchConfig":
+    """Read the settings once and log their mistakes. With `strict` a mistake ends the process."""
+    global _launch_config  # noqa: PLW0603
+    if _launch_config is None:
         from rankscope.agent.collector_address import check_launch_config  # noqa: PLC0415
         from rankscope.agent.once_per_node import log_once_per_node  # noqa: PLC0415
 
-        _settled = check_launch_config(os.environ, _given)
-        is_strict = _settled.config.strict
-        for text in _settled.mistakes if is_strict else _settled.notes:
+        _launch_config = check_launch_config(os.environ, _given)
+        is_strict = _launch_config.config.strict
+        for text in _launch_config.mistakes if is_strict else _launch_config.notes:
             log_once_per_node(text, environment)
-        if is_strict and _settled.mistakes:
+        if is_strict and _launch_config.mistakes:
             raise SystemExit(2)
-    return _settled
+    return _launch_config
 
 
 def autoload() -> None:
-    """Called by torch at the end of `import torch`. An exception from here would make that import fail: none leaves."""
+    """Start the agent if it is wanted; torch calls this at the end of `import torch`. Never raise."""
     try:
         if _requested:
             start()
         elif os.environ.get("RANKSCOPE", "") not in ("", "0"):
             start(alone=False)
     except Exception as error:  # noqa: BLE001
-        log_line(f"not started ({explain('start', error)}); training goes on without it")
+        log_line(f"not started ({explain('start', error)}); training continues without it")
 
 
 def start(*, alone: bool = True) -> bool:
-    """Start the session of this process, now or when it is known which rank it is. Whether it runs already.
+    """Start the session of this process, now or once its rank is known. Return whether it is running.
 
-    Nobody needs to have said a rank for a process that trains by itself: it is one of one, unless `alone` is False.
+    A process without a rank is measured as rank 0 of 1 unless `alone` is False.
     """
     if session is not None or "RANK" in os.environ or _belongs_to_parent():
         return start_session()
@@ -150,10 +149,10 @@ def _belongs_to_parent() -> bool:
 
 
 def start_session(launcher: Mapping[str, str] | None = None) -> bool:
-    """Start the session of this process unless it runs already or belongs to a parent process; never raises.
+    """Start the session unless it is running or this is a child of a measured process. Never raise.
 
-    `launcher` has variables of torchrun, for a rank that another launcher may have started, even as a child of the
-    first rank, and goes before what the environment says.
+    `launcher` has torchrun's variables for a rank started by another launcher, possibly as a child of the first rank;
+    it overrides the environment.
     """
     global session  # noqa: PLW0603
     if session is not None:
@@ -169,27 +168,25 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
     os.environ[PID_VARIABLE] = str(os.getpid())
     try:
         with standard_library_first(), _without_collections():
-            settled = _settle(environment)
-            if not settled.is_usable:
+            launch_config = _read_settings(environment)
+            if not launch_config.is_usable:
                 return False
             from rankscope.agent.session import Session  # noqa: PLC0415
             from rankscope.agent.shutdown.spawn_exit import stop_with_process  # noqa: PLC0415
 
-        session = Session.start(settled.config, environment)
+        session = Session.start(launch_config.config, environment)
         if session is not None:
             stop_with_process(session)
     except RankscopeError as error:
-        log_once_per_node(f"not started: {error} Training goes on without it.", environment)
-    except Exception as error:  # noqa: BLE001 - our bug must not become the user's
-        log_once_per_node(f"not started ({explain('start', error)}); training goes on without it", environment)
+        log_once_per_node(f"not started: {error} Training continues without it.", environment)
+    except Exception as error:  # noqa: BLE001 - an error of the agent must not affect training
+        log_once_per_node(f"not started ({explain('start', error)}); training continues without it", environment)
     return session is not None and session.is_running
 
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Leaves the garbage alone. With torch imported there are so many objects that a full collection takes 0.1 s, and
-    what our imports make would set one off: twice what they take themselves.
-    """
+    """Disable the garbage collector. The imports would trigger a full collection, which takes 0.1 s under torch."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -200,18 +197,19 @@ def _without_collections() -> Iterator[None]:
 
 
 def _compare(identity: "RankIdentity", launcher: Mapping[str, str]) -> None:
-    """Say so when the agent was started for another job than the framework has made of it since."""
+    """Log a warning if the process group has another rank or size than the session was started with."""
     here, there = (str(identity.rank), str(identity.world_size)), (launcher.get("RANK"), launcher.get("WORLD_SIZE"))
-    if here != there and there not in _other_ranks_said:
-        _other_ranks_said.add(there)  # the group and a framework's callback may both tell
+    if here != there and there not in _mismatches_logged:
+        _mismatches_logged.add(there)  # the group and a framework's callback may both call this
         log_line(
-            f"this process is measured as rank {here[0]} of {here[1]}, but it is rank {there[0]} of {there[1]}, as it "
-            "says only now. Leave -m rankscope.agent out of the launch line and set RANKSCOPE=1: then it is waited for."
+            f"this process is measured as rank {here[0]} of {here[1]}, but its process group made it rank {there[0]} "
+            f"of {there[1]} after the agent had started. Leave -m rankscope.agent out of the launch line and set "
+            "RANKSCOPE=1: then the agent starts once the rank is known."
         )
 
 
 def _parse(arguments: Sequence[str]) -> tuple[str, bool, list[str]]:
-    """The script or module, which of the two it is, and its own arguments. Our options come before it."""
+    """Return the script or module, whether it is a module, and its arguments. Options of the agent come before it."""
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
@@ -247,24 +245,22 @@ def _describe_wrong_option(name: str) -> str:
     return f"{name} is not an option of rankscope.agent. {meant}Options of the script belong after the script."
 
 
-def _autoload_will_come() -> bool:
-    """Whether `import torch` will call us by itself; the user may have switched that off."""
+def _is_autoloaded() -> bool:
+    """Return whether `import torch` will call `autoload`, which the user may have switched off."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0" or _read_torch_release() < AUTOLOAD_SINCE:
         return False
-    # 0.1 s that only a launch of ours has to pay, and torch then has not; all the entry points would take 15 ms more.
+    # The import takes 0.1 s, which torch then saves. Reading all entry points would take 15 ms more.
     from importlib.metadata import PackageNotFoundError, distribution, entry_points  # noqa: PLC0415
 
     try:
         entries = list(distribution("rankscope").entry_points)
-    except PackageNotFoundError:  # packed under a name of somebody's own
+    except PackageNotFoundError:  # packaged under another name
         entries = list(entry_points(group="torch.backends"))
     return any(entry.name == "rankscope" and entry.group == "torch.backends" for entry in entries)
 
 
 def _read_torch_release() -> tuple[int, ...]:
-    """The major and minor number of the torch that the script will import, without importing it. One that does not say
-    so is taken for one of today.
-    """
+    """Return major and minor number of the torch to be imported, without importing it; AUTOLOAD_SINCE if unreadable."""
     with contextlib.suppress(OSError, AttributeError, TypeError, ValueError):
         found = importlib.machinery.PathFinder.find_spec("torch")
         with open(os.path.join(os.path.dirname(found.origin), "version.py"), encoding="utf-8") as file:  # type: ignore[union-attr, arg-type]
@@ -274,8 +270,9 @@ def _read_torch_release() -> tuple[int, ...]:
 
 
 def _run_script(path: str) -> None:
-    """Run a file as `__main__`, as `python FILE` does: in a module that stays until the process ends, so that pickles,
-    threads and exit handlers of the script find what they were made from.
+    """Run a file as `__main__`, as `python FILE` does.
+
+    The module stays in `sys.modules`, so that pickles, threads and exit handlers of the script keep working.
     """
     absolute = os.path.join(os.getcwd(), path.removeprefix("./"))
     try:

@@ -1,4 +1,4 @@
-"""A file for what a child process reads or writes, which no folder has: nothing is left of it, however both end."""
+"""Opens anonymous files for the input or output of child processes, which vanish with the last process using them."""
 
 import contextlib
 import os
@@ -7,10 +7,10 @@ from typing import IO
 
 
 def open_nameless(name: str) -> IO[bytes]:
-    """Return an empty file to read and write, in memory where that can be had, else in TMPDIR. Raise OSError.
+    """Return an empty file to read and write, in memory if possible, else in TMPDIR. Raise OSError.
 
-    `os.memfd_create` is absent from a Python that was built for an old glibc, as those of conda and uv have been, and
-    some sandboxes refuse it. `name` is only shown in /proc.
+    `os.memfd_create` is missing in Pythons built for an old glibc (conda, uv), and some sandboxes refuse it. `name` is
+    only shown in /proc.
     """
     with contextlib.suppress(AttributeError, OSError):
         return open(os.memfd_create(name), "w+b")

@@ -1,8 +1,7 @@
-"""Folders of this user alone, in places that all users of a machine share: /dev/shm, /tmp, a spill_dir.
+"""Folders private to this user in places shared by all users of a machine: /dev/shm, /tmp, a spill_dir.
 
-Another user may have put something of their own where this user's folder should be. Then the next name of a fixed
-sequence is used, so that all processes of this user on the machine still find the same folder. The modes are given
-explicitly: the umask of the job can only take bits away from them.
+If another user occupies the name of this user's folder, the next name of a fixed sequence is used, so that all
+processes of this user on the machine find the same folder. Modes are given explicitly: the umask can only reduce them.
 """
 
 import contextlib
@@ -16,14 +15,14 @@ PRIVATE_FOLDER: Final = 0o700
 PRIVATE_FILE: Final = 0o600
 
 NAMES_MAX: Final = 16
-"""Names that are tried in one place. One is enough where nobody is in the way."""
+"""Names tried in one place."""
 
 
 def choose_private(place: str) -> str:
-    """Return the path of this user's folder in `place`, which may not be there yet. Raise OSError.
+    """Return the path of this user's folder in `place`, which may not exist yet. Raise OSError.
 
-    It is the first of the names that nobody else has taken; the first of all when all are taken, so that
-    `make_private` says what is wrong with it.
+    It is the first name that no other user occupies; the very first if all are occupied, so that `make_private`
+    reports what is wrong with it.
     """
     first = os.path.join(place, f"rankscope-{os.getuid()}")
     names = [first, *(f"{first}.{number}" for number in range(2, NAMES_MAX + 1))]
@@ -31,23 +30,23 @@ def choose_private(place: str) -> str:
 
 
 def make_private(path: str, cure: str) -> None:
-    """Make the folder where it is missing. Raise OSError, and UnavailableError when it is not this user's alone.
+    """Make the folder if it is missing. Raise OSError, and UnavailableError when it is not private to this user.
 
-    `cure` ends the sentence that says what to do: "Remove it, or ...".
+    `cure` completes the advice in the error: "Remove it, or ...".
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, PRIVATE_FOLDER)
-    os.lstat(path)  # raises FileNotFoundError when somebody has removed it at this very moment
+    os.lstat(path)  # raises FileNotFoundError when another process has just removed it
     stranger = _find_stranger(path)
     if stranger is not None:
         raise UnavailableError(
-            f"{path} is not a directory of this user alone ({stat.filemode(stranger.st_mode)}, owner "
+            f"{path} is not a private directory of this user ({stat.filemode(stranger.st_mode)}, owner "
             f"{stranger.st_uid}). Remove it, or {cure}."
         )
 
 
 def make_parents(path: str) -> None:
-    """Make the folder and those above it that are missing, each for this user alone. Raise OSError."""
+    """Make the folder and its missing parents, each private to this user. Raise OSError."""
     if not os.path.isdir(path):
         parent = os.path.dirname(os.path.abspath(path))
         if parent != path:
@@ -57,7 +56,7 @@ def make_parents(path: str) -> None:
 
 
 def _find_stranger(path: str) -> os.stat_result | None:
-    """Return what is there unless it is a folder of this user alone; None when nothing is there. Follow no link."""
+    """Return the status of what occupies the path, links not followed; None for nothing or a private folder."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:

@@ -1,13 +1,12 @@
-"""ASSEMBLY: builds and joins the parts of one rank, and takes them apart again.
+"""ASSEMBLY: builds and connects the parts of the agent in one rank, and stops them.
 
     training thread: TorchHooks -> StepTimer -> DeviceTimers (where there is a GPU) -> ring of StepRecords;
                      at boundaries WindowScheduler -> ring of RawWindows
     agent thread:    rings + samplers -> ReportBuilder -> ResendBuffer -> Sender, once every report_interval_s
     connect thread:  finds or starts the collector, then ends
 
-Nothing here raises into the script or waits for the network. At the end of the process the exit waits at most
-`drain_s` for acknowledgements. Where none was ever reached it does not wait, but for a first connection that was begun
-less than a second ago.
+Nothing here raises into the script or waits for the network. The exit of the process waits at most `drain_s` for
+acknowledgements; if no collector was ever reached it waits only for a connection begun less than a second ago.
 """
 
 import atexit
@@ -61,14 +60,14 @@ if TYPE_CHECKING:
 
 DEVICE = "device"
 DEVICE_TIMES_SHARE = 0.2
-"""Of what the windows may cost, that much may the device times cost besides: 0.1 % of the training by default."""
+"""Budget of device times as a share of `overhead_ratio_max`, in addition to it: 0.1 % of training by default."""
 BATCH_SIZES = "batch_sizes"
 RAW_WINDOWS_MAX = 4
-"""Windows waiting for the agent thread. A window of 50 steps holds up to about 1 MB until it has been read."""
+"""Largest number of windows waiting for the agent thread; one of 50 steps holds up to about 1 MB."""
 
 
 class Session:
-    """The agent in one process, from start to stop. Made by `Session.start`."""
+    """The agent in one process, from start to stop. Create it with `Session.start`."""
 
     def __init__(self, config: AgentConfig, environment: Mapping[str, str]) -> None:
         self._config = config
@@ -157,7 +156,7 @@ class Session:
 
     @classmethod
     def start(cls, config: AgentConfig, environment: Mapping[str, str]) -> "Session | None":
-        """Begin to measure this process; None when it is configured not to. Raises what keeps it from working."""
+        """Start to measure this process; return None when it is disabled. Raise if a part cannot be started."""
         if not config.enabled:
             return None
         session = cls(config, environment)
@@ -167,24 +166,24 @@ class Session:
     # -- the user's calls ---------------------------------------------------------------------------------------------
 
     def end_step(self, samples: int | None, tokens: int | None) -> None:
-        """`rankscope.agent.step()`."""
+        """Implement `rankscope.agent.step()`."""
         self._call(self._timer.end_step, self._to_size(samples, tokens))
 
     def set_batch_size(self, samples: int | None, tokens: int | None) -> None:
-        """`rankscope.agent.batch()`. In an evaluation, where gradients are off, it says nothing about a step."""
+        """Implement `rankscope.agent.batch()`. Ignored in an evaluation, and while gradients are off."""
         if self._hooks.gradients_are_on() and not self._evaluations:
             self._call(self._timer.set_batch_size, self._to_size(samples, tokens))
 
     def begin_evaluation(self) -> None:
-        """`with rankscope.agent.evaluation():` begins. One inside another changes nothing."""
+        """Begin `with rankscope.agent.evaluation():`. A nested one changes nothing."""
         self._evaluations += 1
         if self._evaluations == 1 and self.is_running:
             self._call(self._timer.evaluation_begin)
             self._hooks.pause()
 
     def end_evaluation(self) -> None:
-        """`with rankscope.agent.evaluation():` ends."""
-        if not self._evaluations:  # it began before the agent did
+        """End `with rankscope.agent.evaluation():`."""
+        if not self._evaluations:  # it began before the agent was started
             return
         self._evaluations -= 1
         if not self._evaluations and self.is_running:
@@ -192,51 +191,51 @@ class Session:
             self._call(self._timer.evaluation_end)
 
     def use_explicit_steps(self) -> None:
-        """A framework's callback will say where steps end, until `resume_auto_steps`."""
+        """End steps only at `end_step`, as a framework's callback calls it, until `resume_auto_steps`."""
         self._call(self._timer.begin_explicit_steps)
 
     def resume_auto_steps(self) -> None:
-        """The framework has ended: steps are found again."""
+        """Detect steps again, after the framework's training has ended."""
         self._call(self._timer.end_explicit_steps)
 
     def find_throughput(self, last_steps: int | None) -> Throughput | None:
-        """`rankscope.agent.throughput()`."""
+        """Implement `rankscope.agent.throughput()`."""
         try:
             self._hooks.catch_up()
             return self._throughput.find(last_steps)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+        except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
             self._guard.record("user_calls", error)
             return None
 
     def begin_phase(self, name: str) -> None:
-        """`with rankscope.agent.phase(name):` begins."""
+        """Begin `with rankscope.agent.phase(name):`."""
         self._call(self._timer.phase_begin, name)
 
     def end_phase(self) -> None:
-        """`with rankscope.agent.phase(name):` ends."""
+        """End `with rankscope.agent.phase(name):`."""
         self._call(self._timer.phase_end)
 
     def _to_size(self, samples: object, tokens: object) -> BatchSize:
         try:
             return to_size(samples, tokens)
-        except Exception as error:  # noqa: BLE001 - what the user hands over may fail in any way
+        except Exception as error:  # noqa: BLE001 - objects of the user may fail in any way
             self._guard.record(BATCH_SIZES, error)
             return UNKNOWN
 
     def note_exit(self, code: object) -> None:
-        """The script ended by SystemExit; None and 0 mean success, text means 1, as for the interpreter."""
+        """Record that the script ended by SystemExit; None and 0 mean success, text means 1, as for the interpreter."""
         status = code if isinstance(code, int) else int(code is not None)
         self._end = ScriptEnd("failed" if status else "finished", "SystemExit" if status else "", status)
 
     def note_error(self, error: BaseException) -> None:
-        """The script ended by an exception that nobody caught."""
+        """Record that the script ended by an uncaught exception."""
         if os.getpid() == self._pid:
             interrupted = isinstance(error, KeyboardInterrupt)
             reason = "interrupted" if interrupted else "failed"
             self._end = ScriptEnd(reason, describe(error)[:512], 1, find_raised_line(error))
 
     def stop(self, reason: str | None = None) -> None:
-        """Deliver what is left and end. Does nothing in a forked child and the second time."""
+        """Deliver the remaining reports and stop. Do nothing in a forked child and the second time."""
         if not self.is_running or os.getpid() != self._pid:
             return
         self.is_running = False
@@ -244,9 +243,9 @@ class Session:
         if sys.excepthook == self._note_exception:
             sys.excepthook = self._previous_excepthook
         self._finish_measuring()
-        self._say_throughput()
+        self._log_throughput()
         self._stopping.set()
-        if self._config.collector:  # where it is, is known; a thread may just not have had its turn
+        if self._config.collector:  # the address is known; the thread may not have run yet
             self._connecting.join(self._config.drain_s)
         self._reporter.stop(self._end if reason is None else ScriptEnd(reason))
         self._gate.shut(self._config.drain_s)
@@ -282,11 +281,11 @@ class Session:
         try:
             self._hooks.catch_up()
             self._timer.finish()
-        except Exception as error:  # noqa: BLE001 - the process is ending; what is left is still delivered
+        except Exception as error:  # noqa: BLE001 - the process is ending; the rest is still delivered
             self._guard.record("stop", error)
         self._end_measurements()
 
-    def _say_throughput(self) -> None:
+    def _log_throughput(self) -> None:
         if not self._config.throughput_summary or self.identity.rank != 0:
             return
         try:
@@ -297,7 +296,7 @@ class Session:
             self._guard.record("stop", error)
 
     def _on_fork(self) -> None:
-        """Threads and sockets did not come along into the child: it is not measured."""
+        """Stop measuring in a forked child, which has neither the threads nor the sockets."""
         self.is_running = False
         with contextlib.suppress(Exception):
             self._hooks.buffer.reset_lock()
@@ -311,17 +310,17 @@ class Session:
 
     def _connect(self) -> None:
         try:
-            standing = read_address(self._config, self.identity.run)
-            address = standing or self._find_embedded()
+            configured = read_address(self._config, self.identity.run)
+            address = configured or self._find_embedded()
             if address is not None:
-                self._reporter.connect(address, is_configured=standing is not None)
+                self._reporter.connect(address, is_configured=configured is not None)
         except RankscopeError as error:
-            log_line(f"{error}; training goes on without it")
+            log_line(f"{error}; training continues without it")
         except Exception as error:  # noqa: BLE001
             self._guard.record("connect", error)
 
     def _find_embedded(self) -> CollectorAddress | None:
-        # Only where no collector is configured, and on this thread: not a part of the start.
+        # Imported only if no collector is configured, and on this thread, to keep the start short.
         from rankscope.agent.embedded import EmbeddedCollector, Rendezvous  # noqa: PLC0415
 
         rendezvous = Rendezvous(self.identity, self._environment, self._stopping, self._gate)
@@ -346,7 +345,7 @@ class Session:
     # -- what the training thread calls -------------------------------------------------------------------------------
 
     def _make_device_timers(self) -> DeviceTimers | None:
-        """None costs nothing: torch is built without a GPU, or the device is not to be timed."""
+        """Return None without any cost if torch has no GPU or device times are switched off."""
         cuda = find_cuda() if self._config.device_times else None
         if cuda is None:
             return None
@@ -373,7 +372,7 @@ class Session:
             full=self._config.full_windows,
             is_capturing=self._captures.is_open,
             light_is_useful=lambda: self._progress.communicates_on_host or not profiler.sees_device,
-            find_resident_bytes=lambda: self._reporter.find_resident_bytes(),  # noqa: PLW0108 - it is made later
+            find_resident_bytes=lambda: self._reporter.find_resident_bytes(),  # noqa: PLW0108 - created later
         )
 
     def _on_record(self, record: StepRecord) -> None:
@@ -397,7 +396,7 @@ class Session:
         if not self._guard.is_off(DEVICE):
             try:
                 self._device.observe()
-            except Exception as error:  # noqa: BLE001 - not to know the GPU must not cost the steps
+            except Exception as error:  # noqa: BLE001 - an unknown GPU must not lose steps
                 self._guard.record(DEVICE, error)
 
     def _find_boundary(self, step: int) -> NextBoundary:
@@ -405,7 +404,7 @@ class Session:
         return self._inline_steps.next_boundary(step)
 
     def _read_other_cost_ns(self) -> int:
-        """What windows and device times have cost so far, which they count themselves."""
+        """Return the CPU time of windows and device times so far, which they measure themselves."""
         windows, timers = self._windows, self._device_timers
         spent_ns = 0 if windows is None else windows.full_spent_ns + windows.light_spent_ns
         return spent_ns if timers is None else spent_ns + timers.spent_ns
@@ -431,7 +430,7 @@ class Session:
         self._end_window()
 
     def _on_part_off(self, part: str) -> None:
-        """Without moments no boundary would ever end what is running, and nothing hand on the records that wait."""
+        """End running measurements: without hook events no boundary would end them or flush waiting records."""
         if part == STEP_HOOKS:
             self._end_measurements()
 
@@ -445,11 +444,11 @@ class Session:
         if self._windows is not None:
             self._windows.on_user_profiler(begins)
 
-    def _call(self, moment: Callable[..., None], *arguments: object) -> None:
+    def _call(self, event: Callable[..., None], *arguments: object) -> None:
         if self._guard.is_off("user_calls") or not self.is_running:
             return
         try:
             with self._hooks.buffer.flushed():
-                moment(self._read_event_ns(), *arguments)
+                event(self._read_event_ns(), *arguments)
         except Exception as error:  # noqa: BLE001
             self._guard.record("user_calls", error)

@@ -1,6 +1,6 @@
-"""Keeps watch over one rank: how far its process groups are, whether it is stalled, and the beacon for its sidecar.
+"""Observes one rank for hangs: progress of its process groups, stalls, and the heartbeat for its sidecar.
 
-The agent thread looks once a report. What fails here is counted and costs nothing else.
+The agent thread runs it once per report. Errors here are counted and affect nothing else.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from rankscope.measure.units import NS_PER_S, s_to_ns
 STALLS = "stall_watch"
 SIDECAR = "sidecar"
 FROZEN_NS_MAX = 10 * NS_PER_S
-"""Below the collector's `rank_silent_s`, so that it hears from the sidecar before it takes the rank for gone."""
+"""Below the collector's `rank_silent_s`, so that the sidecar's notice arrives before the rank counts as silent."""
 PROGRESS_NS = 4 * NS_PER_S
-"""How old the progress of groups may be while training moves: whoever stands still is asked at each look, and to ask
-takes 0.1 ms amid training."""
+"""Interval of reading the progress of groups while training advances (0.1 ms each); without hook events it is read for
+every report."""
 FROZEN_INTERVALS = 5
-"""Reports that may be late before the interpreter counts as held: reading a large window takes seconds."""
+"""Report intervals without heartbeat before the rank counts as frozen: analyzing a large window takes seconds."""
 
 
-class Look(NamedTuple):
-    """What a look gives a report."""
+class Observation(NamedTuple):
+    """The progress and stall of a rank, for one report."""
 
     progress: tuple[GroupStatus, ...] = ()
     stalled_since_host_ns: int | None = None
@@ -43,8 +43,10 @@ class Look(NamedTuple):
 
 
 class Watchdog:
-    """`find_groups` gives the process groups by torch's own name, and is cheap; `read_moments` how many moments the
-    hooks have seen, None when they are switched off: then nobody knows whether anything moves.
+    """The watchdog of one rank.
+
+    `find_groups` returns the process groups by torch's name, cheaply; `count_events` the number of hook events so far,
+    None when the hooks are switched off: then stalls cannot be detected.
     """
 
     def __init__(
@@ -55,21 +57,21 @@ class Watchdog:
         clock: Clock,
         *,
         find_groups: Callable[[], Mapping[str, GroupInfo]],
-        read_moments: Callable[[], int | None],
+        count_events: Callable[[], int | None],
         captures: GraphCaptures,
         recorder: FlightRecorder | None = None,
     ) -> None:
         self._guard = guard
         self._clock = clock
         self._find_groups = find_groups
-        self._read_moments = read_moments
+        self._count_events = count_events
         self._recorder = recorder or FlightRecorder(find_groups, captures)
         self._stalls = StallWatch(s_to_ns(config.stall_s), self._recorder, read_wall_ns=clock.wall_ns)
-        self._moments: int | None = None
+        self._events: int | None = None
         self._progress: tuple[GroupStatus, ...] = ()
         self._progress_due_ns = 0
-        self._groups_told: Mapping[str, GroupInfo] | None = None
-        self._has_stopped_beating = False
+        self._groups_written: Mapping[str, GroupInfo] | None = None
+        self._is_heartbeat_stopped = False
         self._link: SidecarLink | None = None
         if config.sidecar:
             frozen_ns = max(
@@ -78,59 +80,62 @@ class Watchdog:
             self._link = SidecarLink(identity, os.environ, frozen_after_ns=frozen_ns, crash_stacks=config.crash_stacks)
 
     def start(self) -> None:
-        """Begin. The sidecar is started beside training."""
+        """Start the sidecar, on a thread of its own."""
         if self._link is not None:
             threading.Thread(target=self._open_link, name="rankscope-sidecar", daemon=True).start()
 
     def set_collector(self, address: CollectorAddress) -> None:
-        """The collector has been found."""
+        """Pass the collector's address to the sidecar."""
         if self._link is not None:
             with self._contained(SIDECAR):
-                self._link.tell(endpoint=address.endpoint, keys=address.keys)
+                self._link.update(endpoint=address.endpoint, keys=address.keys)
 
     def set_spill_folder(self, folder: str) -> None:
-        """The reports are on the disk as well, in that folder. To say so again costs next to nothing."""
+        """Pass the folder of spilled reports to the sidecar; cheap if it has not changed."""
         if self._link is not None:
             with self._contained(SIDECAR):
-                self._link.tell(spill_folder=folder)
+                self._link.update(spill_folder=folder)
 
-    def look(self, now_ns: int, steps: Sequence[StepRecord]) -> Look:
-        """What there is to report, and a heartbeat. `steps` are those that have ended since the last look."""
-        found = Look()
+    def observe(self, now_ns: int, steps: Sequence[StepRecord]) -> Observation:
+        """Return progress and stalls for a report, and write a heartbeat. `steps` have ended since the last call."""
+        found = Observation()
         if not self._guard.is_off(STALLS):
             with self._contained(STALLS):
-                found = self._look_for_stalls(now_ns, steps)
+                found = self._observe_progress(now_ns, steps)
         if self._link is not None and not self._guard.is_off(SIDECAR):
             with self._contained(SIDECAR):
-                self._beat(self._link, now_ns)
-        elif self._link is not None and not self._has_stopped_beating:
-            self._has_stopped_beating = True
-            with self._contained(SIDECAR):  # else the sidecar would take the rank for frozen
+                self._write_heartbeat(self._link, now_ns)
+        elif self._link is not None and not self._is_heartbeat_stopped:
+            self._is_heartbeat_stopped = True
+            with self._contained(SIDECAR):  # else the sidecar would consider the rank frozen
                 self._link.stop_heartbeat()
         return found
 
     def stop(self, exit_code: int | None, *, is_acknowledged: bool) -> None:
-        """The agent ends; `is_acknowledged`: the collector has acknowledged the goodbye with this exit code."""
+        """Record the end of the agent for the sidecar.
+
+        `is_acknowledged`: the collector has acknowledged the goodbye with this exit code.
+        """
         if self._link is not None:
             with self._contained(SIDECAR):
-                self._link.say_goodbye(exit_code, is_acknowledged=is_acknowledged)
+                self._link.end(exit_code, is_acknowledged=is_acknowledged)
 
-    def _look_for_stalls(self, now_ns: int, steps: Sequence[StepRecord]) -> Look:
-        moments = self._read_moments()
-        stall = None if moments is None else self._stalls.look(now_ns, moments, steps)
-        if moments == self._moments or now_ns >= self._progress_due_ns:
+    def _observe_progress(self, now_ns: int, steps: Sequence[StepRecord]) -> Observation:
+        events = self._count_events()
+        stall = None if events is None else self._stalls.observe(now_ns, events, steps)
+        if events == self._events or now_ns >= self._progress_due_ns:
             self._progress, self._progress_due_ns = self._recorder.read_progress(), now_ns + PROGRESS_NS
-        self._moments = moments
-        return Look(self._progress, self._stalls.stalled_since_host_ns, stall)
+        self._events = events
+        return Observation(self._progress, self._stalls.stalled_since_host_ns, stall)
 
-    def _beat(self, link: SidecarLink, now_ns: int) -> None:
+    def _write_heartbeat(self, link: SidecarLink, now_ns: int) -> None:
         groups = self._find_groups()
-        if groups != self._groups_told:  # fast where they are the same objects, as from one second to the next
-            link.tell(group_labels={name: group.label for name, group in groups.items()})
-            self._groups_told = groups
+        if groups != self._groups_written:  # fast for identical objects, the usual case
+            link.update(group_labels={name: group.label for name, group in groups.items()})
+            self._groups_written = groups
         stall = self._stalls.last
         deadline_ns = None if stall is None else find_deadline(stall.pending, stall.taken_host_ns)
-        link.beat(Heartbeat(now_ns, self._stalls.last_step, self._stalls.stalled_since_host_ns, deadline_ns))
+        link.write_heartbeat(Heartbeat(now_ns, self._stalls.last_step, self._stalls.stalled_since_host_ns, deadline_ns))
 
     def _open_link(self) -> None:
         if self._link is not None:
@@ -141,5 +146,5 @@ class Watchdog:
     def _contained(self, part: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
+        except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
             self._guard.record(part, error)

@@ -1,9 +1,8 @@
-"""What torch's flight recorder says, as the JSON it dumps. Pure: the agent reads it in the process, the sidecar from
-outside through torch's worker server.
+"""Parses JSON dumps of torch's flight recorder. Pure: the agent reads them in the process, the sidecar from outside.
 
-`pg_status` has the last collective of each group by the group's number; `entries` (absent when there are none) every
-collective still in the recorder's ring. With gloo an entry's state stays "scheduled", and `retired` tells that it has
-completed; `last_started_collective` is always -1 there.
+`pg_status` has the last collective of each group by the group's number; `entries` (absent if there are none) every
+collective still in the recorder's ring. With gloo the state of an entry stays "scheduled", `retired` marks completion,
+and `last_started_collective` is always -1.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,19 +15,19 @@ from rankscope.measure.units import NS_PER_MS
 PENDING_MAX: Final = 64
 GROUPS_MAX: Final = 128
 SIZES_MAX: Final = 8
-"""Shapes kept of one collective: a coalesced one may have hundreds of inputs."""
+"""Largest number of shapes kept of one collective: a coalesced one may have hundreds of inputs."""
 TEXT_LENGTH_MAX: Final = 160
 
 
 class Pending(NamedTuple):
-    """The oldest pending collectives, oldest first; `left_out` were more than there may be."""
+    """The oldest pending collectives, oldest first; `left_out` is the number of those above PENDING_MAX."""
 
     collectives: tuple[PendingCollective, ...]
     left_out: int
 
 
 def find_names(dumps: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """torch's own name of each process group by its number, as far as the entries tell."""
+    """Return torch's name of each process group by its number, as far as the entries contain it."""
     return {
         int(entry["pg_id"]): str(entry["process_group"][0])
         for dump in dumps
@@ -38,8 +37,9 @@ def find_names(dumps: Iterable[Mapping[str, Any]]) -> dict[int, str]:
 
 
 def to_statuses(dumps: Iterable[Mapping[str, Any]], labels: Mapping[int, str]) -> tuple[GroupStatus, ...]:
-    """How far each group is; a group whose label is not known is called by its number. Of a group that is in two dumps
-    the one that is further counts.
+    """Return the progress of each group, named by its number if the label is unknown.
+
+    If a group is in two dumps the more advanced status counts.
     """
     furthest: dict[int, GroupStatus] = {}
     for dump in dumps:
@@ -58,7 +58,7 @@ def to_statuses(dumps: Iterable[Mapping[str, Any]], labels: Mapping[int, str]) -
 
 
 def find_pending(dumps: Iterable[Mapping[str, Any]], labels: Mapping[int, str], now_wall_ns: int) -> Pending:
-    """The collectives that were enqueued and have not completed."""
+    """Return the collectives that were enqueued and have not completed."""
     found: dict[tuple[int, int, int], PendingCollective] = {}
     for dump in dumps:
         for entry in dump.get("entries", ()):

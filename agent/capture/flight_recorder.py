@@ -1,8 +1,8 @@
-"""Reads torch's flight recorder in this process: how far each process group is, and what is pending.
+"""Reads torch's flight recorder in this process: the progress of each process group, and pending collectives.
 
-The status alone costs 4 us and touches no device. A full dump costs 15 to 30 us an entry with the GIL held (2,000
-entries by default), and that of NCCL queries CUDA events, which must not happen while a CUDA graph is being captured.
-So it is made at most once a stall, and a few times in a life to learn the groups' names.
+The status alone costs 4 us and touches no device. A full dump costs 15 to 30 us per entry with the GIL held (2,000
+entries by default), and with NCCL it queries CUDA events, which is not allowed while a CUDA graph is being captured.
+So full dumps are made only once per stall, and a few times per process to learn the names of groups.
 """
 
 import functools
@@ -18,17 +18,17 @@ from rankscope.measure.stalls import GroupStatus
 
 NCCL_DUMP: Final = "_dump_nccl_trace_json"
 DUMPS: Final = ("_dump_fr_trace_json", NCCL_DUMP)
-"""The recorder of all backends that run on the host; that of NCCL, which older releases keep apart."""
+"""The recorder of backends on the host, and that of NCCL, which is separate in older releases."""
 NAME_DUMPS_MAX: Final = 8
-"""Full dumps made to learn names. Groups are made at the beginning, when the recorder is nearly empty."""
+"""Largest number of full dumps to learn names. Groups are made at the start, when the recorder is nearly empty."""
 
 Dump = Callable[..., Any]
 
 
 class FlightRecorder:
-    """Status and pending collectives, under the labels that all ranks give a group.
+    """The flight recorder of this process, with groups under the labels that all ranks share.
 
-    `find_groups` gives the process groups by torch's own name; `dumps` are torch's functions, by name.
+    `find_groups` returns the process groups by torch's name; `dumps` are torch's functions, by name.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class FlightRecorder:
 
     @property
     def is_available(self) -> bool:
-        """Whether this torch has a flight recorder that can be read."""
+        """Whether this torch has a readable flight recorder."""
         return bool(self._dumps)
 
     def read_progress(self) -> tuple[GroupStatus, ...]:
-        """How far each group is. Empty before any collective."""
+        """Return the progress of each group; empty before the first collective."""
         dumps = [msgspec.json.decode(dump(includeCollectives=False)) for dump in self._dumps.values()]
         numbers = {int(number) for dump in dumps for number in dump.get("pg_status", {})}
         return to_statuses(dumps, self._find_labels(numbers)) if numbers else ()
 
     def read_pending(self, now_wall_ns: int, absent: dict[str, str]) -> Pending:
-        """What is pending; what could not be read is said in `absent`."""
+        """Return the pending collectives; add the reason to `absent` if they cannot be read."""
         if not self._dumps:
             absent["pending"] = "this torch has no flight recorder that can be read"
         dumps = self._read_all(absent)

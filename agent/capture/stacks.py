@@ -1,8 +1,8 @@
-"""The Python stacks of all threads, taken by another thread while these run or hang, and what they say is being done.
+"""Captures the Python stacks of all threads from another thread, and classifies the activity of the main one.
 
-Walking the frames of a hung training takes some 10 us a thread, the GIL held; the threads go on undisturbed. Our own
-are left out, and so are our frames in the others: hooks around torch's functions. Threads without Python frames
-(gloo's, NCCL's) are not seen here: the sidecar sees them.
+It takes about 10 us per thread with the GIL held; the threads continue undisturbed. Agent threads are omitted, and so
+are agent frames (hooks) in other threads. Threads without Python frames (gloo, NCCL) are not included; the sidecar
+reads those.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from rankscope.measure.stalls import StackFrame, ThreadStack, describe_frame, fi
 from rankscope.measure.text import to_unicode
 
 FRAMES_MAX: Final = 48
-"""Frames kept of a thread, the innermost ones. A training step through Lightning is 40 deep."""
+"""Largest number of frames kept of a thread, the innermost ones. A step in Lightning is 40 deep."""
 THREADS_MAX: Final = 24
 TEXT_LENGTH_MAX: Final = 160
 OUR_THREADS: Final = "rankscope-"
@@ -39,7 +39,7 @@ _SIGNS: Final = (
     ("torch/cuda/streams.py", "synchronize"),
     ("importlib._bootstrap", "import"),
 )
-"""Part of a frame's file, and what a thread does that is in there."""
+"""Part of a frame's file name, and the activity of a thread in it."""
 _FUNCTION_SIGNS: Final = {
     ("torch/autograd/graph.py", "_engine_run_backward"): "backward",
     ("torch/autograd/__init__.py", "backward"): "backward",
@@ -48,7 +48,7 @@ _FUNCTION_SIGNS: Final = {
 
 
 class Stacks(NamedTuple):
-    """All threads, the main one first, and what the main one does. `left_out` threads were more than there may be."""
+    """The threads, the main one first, and its activity. `left_out` is the number of threads above THREADS_MAX."""
 
     threads: tuple[ThreadStack, ...]
     left_out: int
@@ -56,7 +56,7 @@ class Stacks(NamedTuple):
 
 
 def capture_stacks(read_frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames) -> Stacks:  # noqa: SLF001 - documented, and the only way
-    """The stacks of this moment."""
+    """Capture the present stacks of all threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = read_frames()
@@ -68,7 +68,7 @@ def capture_stacks(read_frames: Callable[[], Mapping[int, FrameType]] = sys._cur
 
 
 def find_activity(frames: Sequence[StackFrame]) -> str:
-    """What a thread with these frames, innermost first, does: the first frame that tells. One of ACTIVITIES.
+    """Return the activity (one of ACTIVITIES) of a thread with these frames, from the innermost frame that has one.
 
     >>> find_activity([StackFrame("mine.py", 3, "collate"), StackFrame("torch/utils/data/dataloader.py", 9, "next")])
     'data'
@@ -81,9 +81,7 @@ def find_activity(frames: Sequence[StackFrame]) -> str:
 
 
 def find_raised_line(error: BaseException) -> str:
-    """The innermost line of the user's own code that the exception went through, `train.py:24 (main)`; empty where it
-    came from none. Call it before the exception is handled: it reads the traceback.
-    """
+    """Return the innermost line of the user's code in the traceback, `train.py:24 (main)`; empty if there is none."""
     line, trace, torch_folder = "", error.__traceback__, find_torch_folder()
     while trace is not None:
         frame = shorten_frame(_to_raised_frame(trace), torch_folder)
@@ -99,8 +97,9 @@ def _to_raised_frame(trace: TracebackType) -> StackFrame:
 
 
 def shorten_frame(frame: StackFrame, torch_folder: str) -> StackFrame:
-    """Return the frame as it is sent. A file in `torch_folder`, unless that is where libraries are installed, is named
-    from `torch/` on: a folder of the user's may be called `torch` too.
+    """Return the frame with a shortened file name for a report.
+
+    A file in `torch_folder`, unless that is where libraries are installed, is named from `torch/` on.
     """
     file = frame.file
     if torch_folder and file.startswith(torch_folder) and not is_library_file(file):
@@ -109,10 +108,10 @@ def shorten_frame(frame: StackFrame, torch_folder: str) -> StackFrame:
 
 
 def find_torch_folder() -> str:
-    """Return the folder of the torch package, a slash behind it; empty where there is none. Import nothing."""
+    """Return the folder of the torch package with a trailing slash; empty if there is none. Import nothing."""
     file = getattr(sys.modules.get("torch"), "__file__", None)
     if file is None:
-        with contextlib.suppress(Exception):  # an importer of somebody's own may fail in any way
+        with contextlib.suppress(Exception):  # a custom importer may fail in any way
             file = getattr(importlib.machinery.PathFinder.find_spec("torch"), "origin", None)
     return f"{os.path.dirname(file)}/" if file else ""
 
@@ -130,7 +129,7 @@ def _find_sign(frame: StackFrame) -> str | None:
 
 
 def _find_distributed(frame: StackFrame) -> str | None:
-    """A call that communicates, not the launcher's or a wrapper's frames around the whole script."""
+    """Return "collective" unless the frame belongs to a launcher or wrapper around the whole script."""
     outside = ("torch/distributed/elastic/", "torch/distributed/run.py", "torch/distributed/launch")
     return None if any(part in frame.file for part in outside) else "collective"
 

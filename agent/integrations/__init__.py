@@ -1,1 +1,1 @@
-"""Callbacks for training frameworks. Each file imports its framework, and none is imported by the agent itself."""
+"""Callbacks for training frameworks. Each file imports its framework; the agent imports none of them."""

@@ -1,4 +1,4 @@
-"""What a framework's callback tells the agent: it knows where its steps, evaluations and checkpoints begin and end."""
+"""Passes steps, evaluations and checkpoints from a framework's callback to the agent."""
 
 from collections.abc import Mapping
 
@@ -9,9 +9,9 @@ CHECKPOINT = "checkpoint"
 
 
 class ExplicitSteps:
-    """The steps of one training, as a framework tells them. Calls may be missing or come twice; none ever raises.
+    """The steps of one training as a framework reports them. Calls may be missing or repeated; none raises.
 
-    While it runs nothing but `end_step` ends a step, so that none is counted twice.
+    During training only `end_step` ends a step, so that none is counted twice.
     """
 
     def __init__(self) -> None:
@@ -20,46 +20,46 @@ class ExplicitSteps:
         self._saving: rankscope.phase | None = None
 
     def start_agent(self, launcher: Mapping[str, str]) -> None:
-        """Start the agent unless it runs. `launcher` has what the environment may lack: RANK, WORLD_SIZE and so on."""
+        """Start the agent unless it runs. `launcher` has variables that the environment may lack, such as RANK."""
         launch.start_session(launcher)
 
     def begin_training(self) -> None:
-        """The first step is about to begin."""
+        """Switch to explicit steps, before the first one."""
         if not self._training and launch.session is not None:
             self._training = True
             launch.session.use_explicit_steps()
 
     def end_step(self) -> None:
-        """An optimizer step and all that belongs to it are over."""
+        """End a step, after its optimizer step."""
         self.end_evaluation()
         self.end_saving()
         if self._training:
             rankscope.step()
 
     def begin_evaluation(self) -> None:
-        """From here on nothing belongs to a step."""
+        """Begin an evaluation: time from here on belongs to no step."""
         if self._evaluation is None:
             self._evaluation = rankscope.evaluation().__enter__()
 
     def end_evaluation(self) -> None:
-        """Training goes on."""
+        """End the evaluation."""
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None:
             evaluation.__exit__(None, None, None)
 
     def begin_saving(self) -> None:
-        """A checkpoint is about to be written; its time is the phase `checkpoint` of the step that follows."""
+        """Begin a checkpoint, whose time is the phase `checkpoint` of the following step."""
         if self._saving is None:
             self._saving = rankscope.phase(CHECKPOINT).__enter__()
 
     def end_saving(self) -> None:
-        """The checkpoint is written."""
+        """End the checkpoint."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.__exit__(None, None, None)
 
     def end_training(self) -> None:
-        """There will be no further step: what was begun for one is dropped."""
+        """End the training; an unfinished step is dropped."""
         self.end_evaluation()
         self.end_saving()
         if self._training and launch.session is not None:

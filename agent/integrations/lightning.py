@@ -1,8 +1,7 @@
-"""PyTorch Lightning: `Trainer(callbacks=[RankscopeCallback()])`.
+"""Callback for PyTorch Lightning: `Trainer(callbacks=[RankscopeCallback()])`.
 
-Works with `lightning` and with `pytorch_lightning`: with the one that is imported already, else with the one that is
-installed. Without the callback steps are found too (docs/loops.md); with it they are Lightning's own, writing a
-checkpoint is a phase, and the agent need not be named on the launch line.
+Works with `lightning` and `pytorch_lightning`, preferring the one already imported. Steps are detected without it too
+(docs/loops.md); with it they are Lightning's own, writing a checkpoint is a phase, and the launch line needs no agent.
 """
 
 import importlib
@@ -31,10 +30,10 @@ def _find_callback_class() -> Any:
 
 
 class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy does not look into lightning
-    """Starts the agent in each process of `fit`, and tells it Lightning's steps, validations and checkpoints.
+    """Starts the agent in each process of `fit`, and reports Lightning's steps, validations and checkpoints.
 
-    A step ends where `trainer.global_step` has grown at the end of a batch. With one optimizer that is one for one;
-    several optimizers, which Lightning counts each, make one step together.
+    A step ends when `trainer.global_step` has increased at the end of a batch. With several optimizers, which Lightning
+    counts separately, a batch is still one step.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
         self._watches_saving = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
-        """Lightning has started this process of `stage`."""
+        """Start the agent in a process of `fit`."""
         if stage == "fit":
             local_world_size = trainer.world_size // max(1, trainer.num_nodes)
             self._steps.start_agent(
@@ -57,31 +56,31 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
             )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """The first batch is about to be fetched."""
+        """Begin the training, before the first batch is fetched."""
         self._global_step = trainer.global_step
         self._watch_saving(trainer)
         self._steps.begin_training()
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """A batch is done with; with gradient accumulation most end no step."""
+        """End the step if this batch completed one; with gradient accumulation most do not."""
         if trainer.global_step != self._global_step:
             self._global_step = trainer.global_step
             self._steps.end_step()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """A validation begins, or the sanity check before training."""
+        """Begin a validation, or the sanity check before training."""
         self._steps.begin_evaluation()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """The validation is over. Lightning saves what it monitors after this."""
+        """End the validation. Lightning saves monitored checkpoints after this."""
         self._steps.end_evaluation()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Training is over."""
+        """End the training."""
         self._end(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        """Training has failed or was interrupted."""
+        """End a training that failed or was interrupted."""
         self._end(trainer)
 
     def _end(self, trainer: Any) -> None:
@@ -91,8 +90,8 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
             self._watches_saving = False
 
     def _watch_saving(self, trainer: Any) -> None:
-        """No hook tells when a checkpoint has been written, so this trainer's own `save_checkpoint` does."""
-        if "save_checkpoint" in vars(trainer):  # somebody else's: it stays
+        """Wrap `save_checkpoint` of this trainer, since no hook reports when a checkpoint has been written."""
+        if "save_checkpoint" in vars(trainer):  # already replaced by other code: keep it
             return
         save, steps = trainer.save_checkpoint, self._steps
 

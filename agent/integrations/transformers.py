@@ -1,8 +1,7 @@
-"""Transformers: `Trainer(..., callbacks=[RankscopeCallback()])`, also for the trainers built on it (TRL, PEFT).
+"""Callback for Transformers: `Trainer(..., callbacks=[RankscopeCallback()])`, also for trainers built on it (TRL).
 
-Without the callback steps are found too (docs/loops.md); with it they are the Trainer's own, evaluations are told from
-training whatever they do with gradients, writing a checkpoint is a phase, and the agent need not be named on the launch
-line.
+Steps are detected without it too (docs/loops.md); with it they are the Trainer's own, evaluations are recognized even
+if they compute gradients, writing a checkpoint is a phase, and the launch line needs no agent.
 """
 
 from typing import Any
@@ -22,17 +21,17 @@ __all__ = ["RankscopeCallback"]
 
 
 class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not look into transformers
-    """Starts the agent where `train` begins, and tells it the Trainer's steps, evaluations and checkpoints.
+    """Starts the agent when `train` begins, and reports the Trainer's steps, evaluations and checkpoints.
 
-    The Trainer announces neither an evaluation nor a checkpoint, but it decides on both at the end of a step or an
-    epoch, evaluates first, and tells when each is over.
+    The Trainer has no event before an evaluation or a checkpoint. It decides on both at the end of a step or epoch,
+    evaluates first, and has an event after each.
     """
 
     def __init__(self) -> None:
         self._steps = ExplicitSteps()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its signature
-        """`train` is about to fetch the first batch, or to evaluate before it."""
+        """Start the agent and begin the training, before the first batch or an evaluation at the start."""
         self._steps.start_agent(
             describe_launch(rank=args.process_index, local_rank=args.local_process_index, world_size=args.world_size)
         )
@@ -41,33 +40,33 @@ class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not
             self._steps.begin_evaluation()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """`state.global_step` has grown by one."""
+        """End a step: `state.global_step` has increased by one."""
         self._steps.end_step()
-        self._begin_what_comes(control)
+        self._begin_next(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """The epoch's batches are used up."""
-        self._begin_what_comes(control)
+        """Begin an evaluation or a checkpoint at the end of an epoch."""
+        self._begin_next(control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """An evaluation is running, perhaps one that another callback has asked for after this one."""
+        """Begin an evaluation that was not begun yet, for example one requested by a later callback."""
         self._steps.begin_evaluation()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """The evaluation is over."""
+        """End the evaluation."""
         self._steps.end_evaluation()
         if control.should_save:
             self._steps.begin_saving()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """The checkpoint is written."""
+        """End the checkpoint."""
         self._steps.end_saving()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Training is over."""
+        """End the training."""
         self._steps.end_training()
 
-    def _begin_what_comes(self, control: Any) -> None:
+    def _begin_next(self, control: Any) -> None:
         if control.should_evaluate:
             self._steps.begin_evaluation()
         elif control.should_save:

@@ -1,4 +1,4 @@
-"""From the records of an interval to one Report. Pure: no clock, no thread, no socket."""
+"""Builds a Report from the records of an interval. Pure: no clock, no thread, no socket."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -30,7 +30,7 @@ DETAIL_LENGTH_MAX: Final = 1024
 
 
 class ScriptEnd(NamedTuple):
-    """How the training script ended. `line` is the place of the script where an exception came from, if one did."""
+    """The end of the training script. `line` is the line of the script that raised the exception, if any."""
 
     reason: str
     detail: str = ""
@@ -39,7 +39,7 @@ class ScriptEnd(NamedTuple):
 
 
 class Interval(msgspec.Struct, kw_only=True):
-    """What one rank measured since the last report."""
+    """The measurements of one rank since the last report."""
 
     steps: Sequence[StepRecord] = ()
     collectives: Sequence[CollectiveRecord] = ()
@@ -58,13 +58,15 @@ class Interval(msgspec.Struct, kw_only=True):
 
 
 REPORTERS_MAX: Final = 8
-"""Ranks of a group that tell who is in it. Would each, a run of 16,384 ranks began with 800 MB about one group; would
-one, nobody told when its first report is lost."""
+"""Ranks that report the members of a group. If all did, a run of 16,384 ranks would begin with 800 MB for one group; if
+one did, a single lost report would leave the group unknown."""
 
 
 class ReportBuilder:
-    """Numbers the reports of one life of a rank from 1 and keeps its totals. Of a group with more than REPORTERS_MAX
-    members only some tell, spread over it; without `rank` it is told of each.
+    """The builder of one rank process's reports, which numbers them from 1 and keeps totals.
+
+    A group with more than REPORTERS_MAX members is reported by that many of them, evenly spread; without `rank` every
+    group is reported.
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -73,42 +75,44 @@ class ReportBuilder:
         self._totals = Totals()
         self._groups_seen: tuple[GroupInfo, ...] = ()
         self._groups: tuple[GroupInfo, ...] = ()
-        self._groups_are_told = False
+        self._are_groups_reported = False
         self._last_step = -1
         self._covered_later: tuple[tuple[int, int], ...] = ()
 
     @property
     def totals(self) -> Totals:
-        """Everything counted so far."""
+        """Totals so far."""
         return self._totals
 
     def set_last_sequence(self, sequence: int) -> None:
-        """Number the next message after this one: a report that could not be made or sent must leave no gap, behind
-        which nothing would be taken any more.
+        """Number the next message after this one. A report that could not be built or sent must leave no gap, since the
+        collector admits nothing after a gap.
         """
         self._sequence = sequence
 
     def resend_groups(self) -> None:
-        """Have the process groups in the next report, whether they have changed or not."""
-        self._groups_are_told = False
+        """Include the process groups in the next report, whether they have changed or not."""
+        self._are_groups_reported = False
 
     def build(self, interval: Interval, now_host_ns: int) -> Report:
-        """The next report. The process groups are in it only when they have changed, a range of covered steps when the
-        records of them have been reported: one may still wait for its device times when its collectives are there.
+        """Build the next report.
+
+        It contains the process groups only if they have changed. A range of covered steps is delayed until the records
+        of its steps are reported, which may still wait for device times.
         """
         self._totals = _add_breakdowns(_add_steps(self._totals, interval.steps), interval.breakdowns)
         return Report(
-            sequence=self._take_sequence(),
+            sequence=self._next_sequence(),
             host_ns=now_host_ns,
             steps=steps_to_table(interval.steps),
             collectives=collectives_to_table(interval.collectives) if interval.collectives else Collectives(),
-            covered_steps=self._take_covered(interval),
+            covered_steps=self._pop_covered(interval),
             breakdowns=tuple(interval.breakdowns),
             host=interval.host,
             devices=interval.devices,
             totals=self._totals,
             losses=interval.losses,
-            groups=self._take_groups(tuple(interval.groups.values())),
+            groups=self._select_groups(tuple(interval.groups.values())),
             overhead_ratio=interval.overhead_ratio,
             cost=interval.cost,
             allocator=interval.allocator,
@@ -118,40 +122,40 @@ class ReportBuilder:
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:
-        """The last numbered message."""
+        """Build the last numbered message."""
         return Goodbye(
-            sequence=self._take_sequence(),
+            sequence=self._next_sequence(),
             reason=end.reason,
             detail=to_unicode(end.detail[:DETAIL_LENGTH_MAX]),
             exit_code=end.exit_code,
             line=to_unicode(end.line[:NAME_LENGTH_MAX]),
         )
 
-    def _take_groups(self, groups: tuple[GroupInfo, ...]) -> tuple[GroupInfo, ...] | None:
-        """Those to be told of now; None: all is said."""
-        if groups != self._groups_seen:  # fast where they are the same objects, as from one second to the next
-            told = tuple(sorted(filter(self._tells_of, groups), key=lambda group: group.label))
-            self._groups_are_told &= told == self._groups
-            self._groups_seen, self._groups = groups, told
-        if self._groups_are_told:
+    def _select_groups(self, groups: tuple[GroupInfo, ...]) -> tuple[GroupInfo, ...] | None:
+        """Return the groups for this report; None if they are reported already."""
+        if groups != self._groups_seen:  # fast for identical objects, the usual case
+            selected = tuple(sorted(filter(self._is_reported_here, groups), key=lambda group: group.label))
+            self._are_groups_reported &= selected == self._groups
+            self._groups_seen, self._groups = groups, selected
+        if self._are_groups_reported:
             return None
-        self._groups_are_told = True
+        self._are_groups_reported = True
         return self._groups
 
-    def _tells_of(self, group: GroupInfo) -> bool:
+    def _is_reported_here(self, group: GroupInfo) -> bool:
         if self._rank is None or len(group.ranks) <= REPORTERS_MAX:
             return True
         members = sorted(group.ranks)
         return self._rank in {members[place * len(members) // REPORTERS_MAX] for place in range(REPORTERS_MAX)}
 
-    def _take_covered(self, interval: Interval) -> tuple[tuple[int, int], ...]:
-        # No more ranges are put off than records may wait.
+    def _pop_covered(self, interval: Interval) -> tuple[tuple[int, int], ...]:
+        # Bounded by the number of records that may wait.
         self._last_step = max([self._last_step, *(record.step for record in interval.steps)])
         covered = (*self._covered_later, *interval.covered_steps)
         self._covered_later = tuple(steps for steps in covered if steps[1] > self._last_step)
         return tuple(steps for steps in covered if steps[1] <= self._last_step)
 
-    def _take_sequence(self) -> int:
+    def _next_sequence(self) -> int:
         self._sequence += 1
         return self._sequence
 

@@ -1,6 +1,6 @@
-"""What rank 0 tells the person who trains of a collector that stands: at the start, when it is away, and at the end.
+"""Words rank 0's log lines about a configured collector: when it is reached, when it is unreachable, and at the end.
 
-Pure: it is given what is known, and gives the line to say.
+Pure: returns the lines instead of logging them.
 """
 
 import shlex
@@ -10,16 +10,15 @@ from rankscope.measure.text import to_line
 from rankscope.measure.units import NS_PER_S, ns_to_s
 
 AWAY_NS: Final = 60 * NS_PER_S
-"""A collector that is restarted is back in a few seconds, and one rank of thousands connects within some ten."""
+"""Time without connection before the first log line: a restarted collector is back in seconds, and a rank of a run of
+thousands connects within about ten."""
 LOOPBACK: Final = ("://127.", "://localhost:", "://[::1]:")
-ABSENCES_SAID_MAX: Final = 5
-"""Of a network that fails every hour for weeks, the log does not need every time."""
+ABSENCES_LOGGED_MAX: Final = 5
+"""Largest number of lines about an unreachable collector per process."""
 
 
 class Delivered(NamedTuple):
-    """How many reports there were, and how many of them nobody has acknowledged; `spill_dir` has those, as far as it
-    has room.
-    """
+    """The number of reports made, and of those not acknowledged, which `spill_dir` keeps as far as it has room."""
 
     reports: int
     unacknowledged: int
@@ -27,35 +26,35 @@ class Delivered(NamedTuple):
 
 
 class CollectorNotices:
-    """The lines about one collector, `endpoint`, for one run."""
+    """The log lines about the collector at `endpoint` for one run."""
 
     def __init__(self, run: str, endpoint: str, now_ns: int) -> None:
         self._run = run
         self._endpoint = endpoint
         self._away_since_ns: int | None = now_ns
         self._was_reached = False
-        self._absences_said = 0
-        self._absence_is_said = False
+        self._absences_logged = 0
+        self._is_absence_logged = False
         self._page = ""
 
-    def look(self, now_ns: int, *, is_connected: bool, is_refused: bool, metrics_url: str | None) -> str | None:
-        """Return the line that is due now. Why this rank is refused is said elsewhere."""
+    def update(self, now_ns: int, *, is_connected: bool, is_refused: bool, metrics_url: str | None) -> str | None:
+        """Return the line that is due now, if any. Refusals are logged elsewhere."""
         if is_connected:
             return self._note_reached(now_ns, metrics_url or "")
         if self._away_since_ns is None:
             self._away_since_ns = now_ns
-        is_due = now_ns - self._away_since_ns >= AWAY_NS and not self._absence_is_said
-        if not is_due or is_refused or self._absences_said >= ABSENCES_SAID_MAX:
+        is_due = now_ns - self._away_since_ns >= AWAY_NS and not self._is_absence_logged
+        if not is_due or is_refused or self._absences_logged >= ABSENCES_LOGGED_MAX:
             return None
-        self._absence_is_said = True
-        self._absences_said += 1
+        self._is_absence_logged = True
+        self._absences_logged += 1
         return (
             f"run {self._run!r}: the collector {self._endpoint} has not been reached for {ns_to_s(AWAY_NS):.0f} s. "
             "Training continues, the newest reports are kept, and the connection is retried. Check the address "
             "(RANKSCOPE_COLLECTOR), that `rankscope serve` runs there, and that no firewall is in the way."
         )
 
-    def sum_up(self, delivered: Delivered) -> str:
+    def summarize(self, delivered: Delivered) -> str:
         """Return the line for the end."""
         if not self._was_reached:
             return (
@@ -75,16 +74,18 @@ class CollectorNotices:
 
     def _note_reached(self, now_ns: int, metrics_url: str) -> str | None:
         away_ns = now_ns - (now_ns if self._away_since_ns is None else self._away_since_ns)
-        was_reached, absence_is_said = self._was_reached, self._absence_is_said
-        self._was_reached, self._absence_is_said = True, False
+        was_reached, is_absence_logged = self._was_reached, self._is_absence_logged
+        self._was_reached, self._is_absence_logged = True, False
         self._away_since_ns, self._page = None, metrics_url.removesuffix("/metrics")
         after = f"after {ns_to_s(away_ns):.0f} s"
         if not was_reached:
-            late = f", reached {after}" if absence_is_said else ""
+            late = f", reached {after}" if is_absence_logged else ""
             page = f"; its page is {self._page}{self._describe_place()}" if self._page else ""
             return f"run {self._run!r} reports to {self._endpoint}{late}{page}"
         return (
-            f"run {self._run!r}: the collector {self._endpoint} was reached again {after}" if absence_is_said else None
+            f"run {self._run!r}: the collector {self._endpoint} was reached again {after}"
+            if is_absence_logged
+            else None
         )
 
     def _describe_place(self) -> str:

@@ -1,8 +1,12 @@
-"""What lives that have ended have left on the disk.
+"""Reads and delivers orphaned reports: those that an ended rank process has left on the disk.
 
-claim_orphan(folder, boot_id) -> OrphanedReports      its reports, its files locked; None while it lives or another has
-them deliver (orphaned_reports.py)                  Hello, reports, acknowledgements, as from the life
-OrphanedReports.remove()                           then the files go
+    claim_orphan(folder, boot_id)   locks and reads its files; None while the process runs or another one holds them
+    deliver(orphan, ...)            sends Hello and reports in its name, under its sequence numbers
+    OrphanedReports.remove()        removes its files
+
+The collector admits each report once, since its Welcome has the last admitted number (delivery.py). Reports that the
+disk has lost divide the rest into parts. Each part begins with a Hello whose `first_sequence` makes the collector count
+the missing ones as lost instead of waiting for them.
 """
 
 import contextlib
@@ -27,15 +31,18 @@ from rankscope.uplink.delivery import Delivery, DeliveryState
 from rankscope.uplink.resend_buffer import HeldFrame, ResendBuffer
 
 BYTES_READ_MAX: Final = 256 * 1024 * 1024
-"""Of one life at most so much is read, the newest files first: it is delivered from memory."""
+"""Largest amount read of one rank process, the newest files first, since it is delivered from memory."""
+POLL_NS: Final = 200 * NS_PER_MS
+"""Interval at which a delivery checks whether to stop."""
+SEQUENCE_MAX: Final = 2**63 - 1
 
 
 class OrphanRefusedError(RankscopeError):
-    """The collector does not take what a life has left, for good: to ask it again would change nothing."""
+    """Raised when the collector refuses orphaned reports for good."""
 
 
 class Address(NamedTuple):
-    """Where a collector is, and the keys that the agent speaks with to it; None: none."""
+    """A collector's endpoint and the keys of the connection to it, None without encryption."""
 
     endpoint: str
     keys: ClientKeys | None = None
@@ -43,8 +50,10 @@ class Address(NamedTuple):
 
 @dataclass
 class OrphanedReports:
-    """One life that has ended. `held` are its reports that nobody is known to have, in order; never empty. Numbers are
-    missing among them where the disk has lost some.
+    """The reports of one ended rank process.
+
+    `held` are those not known to be acknowledged, in order and never empty. Numbers are missing where the disk has lost
+    reports.
     """
 
     folder: str
@@ -53,31 +62,32 @@ class OrphanedReports:
     lock: int
 
     @property
-    def runs(self) -> list[list[HeldFrame]]:
-        """The reports, in parts without a missing number."""
-        runs: list[list[HeldFrame]] = []
+    def parts(self) -> list[list[HeldFrame]]:
+        """The reports in parts of consecutive sequence numbers."""
+        parts: list[list[HeldFrame]] = []
         for held in self.held:
-            if not runs or runs[-1][-1].sequence + 1 != held.sequence:
-                runs.append([])
-            runs[-1].append(held)
-        return runs
+            if not parts or parts[-1][-1].sequence + 1 != held.sequence:
+                parts.append([])
+            parts[-1].append(held)
+        return parts
 
     def remove(self) -> None:
-        """Remove its files: they were delivered."""
+        """Remove the files, after delivery."""
         remove_spill(self.folder, self.hello.identity.boot_id)
         self.close()
 
     def close(self) -> None:
-        """Let go of its files, for somebody else or a later time."""
+        """Release the lock of the files."""
         lock, self.lock = self.lock, -1
         if lock >= 0:
             os.close(lock)
 
 
 def claim_orphan(folder: str, boot_id: str) -> OrphanedReports | None:
-    """Lock and read what a life has left; None when it lives, another process has it or nothing is left to deliver.
+    """Lock and read the reports of an ended rank process.
 
-    Files that hold nothing to deliver are removed. Raises OSError.
+    Return None while it runs or another process holds its files, and if there is nothing to deliver; then the files are
+    removed. Raise OSError.
     """
     if not find_files(folder, boot_id):
         return None
@@ -85,7 +95,7 @@ def claim_orphan(folder: str, boot_id: str) -> OrphanedReports | None:
     if lock is None:
         return None
     try:
-        found = _read_life(folder, boot_id, lock)
+        found = _read_reports(folder, boot_id, lock)
         if found is None:
             remove_spill(folder, boot_id)
     except BaseException:
@@ -97,32 +107,32 @@ def claim_orphan(folder: str, boot_id: str) -> OrphanedReports | None:
 
 
 def describe_damage(folder: str, boot_id: str) -> str:
-    """Return what is wrong with the last file of a life, which is the one it wrote to when it ended; empty: nothing."""
+    """Describe damage to the last file of a rank process, the one it was writing to when it ended; empty if none."""
     files = find_files(folder, boot_id)
     if not files:
         return ""
     try:
         records, length = _read_file(files[-1])
     except OSError as error:
-        return f"what it left on the disk cannot be read: {error}"
+        return f"its reports on the disk cannot be read: {error}"
     ends = [0, *(record.end for record in records)]
     lost_bytes = sum(record.offset - end for end, record in zip(ends, records, strict=False))
     problems = []
     if lost_bytes:
         problems.append(f"{lost_bytes} bytes between records on the disk are damaged; the reports in them are lost")
     if ends[-1] < length:
-        problems.append("the last record on the disk is not whole: it is cut")
+        problems.append("the last record on the disk is truncated")
     return "; ".join(problems)
 
 
 def _read_file(file: SpillFile) -> tuple[list[Record], int]:
-    """The whole records of a file, and its length."""
+    """Return the intact records of a file, and its length."""
     with open(file.path, "rb") as opened:
         block = opened.read(BYTES_READ_MAX + 1)
     return list(decode_records(block)), len(block)
 
 
-def _read_life(folder: str, boot_id: str, lock: int) -> OrphanedReports | None:
+def _read_reports(folder: str, boot_id: str, lock: int) -> OrphanedReports | None:
     hello: Hello | None = None
     reports: dict[int, HeldFrame] = {}
     released_through = bytes_read = 0
@@ -150,33 +160,21 @@ def _decode_hello(record: Record, boot_id: str) -> Hello | None:
     return None
 
 
-# The way of a life's left reports to the collector: in its name, under its numbers, by the rules of a life.
-#
-# The collector takes each report once, whatever it had before: its Welcome says where it stands (delivery.py). Reports
-# that the disk has lost divide the others into parts. Each part begins with a Hello of its own, whose `first_sequence`
-# tells the collector not to wait for what lies before it, and so to count that as lost.
-
-TURN_NS: Final = 200 * NS_PER_MS
-"""How often a delivery looks whether it is to stop."""
-
-SEQUENCE_MAX: Final = 2**63 - 1
-
-
 def deliver(
-    life: OrphanedReports, address: Address, clock: Clock, *, deadline_ns: int, is_stopping: Callable[[], bool]
+    orphan: OrphanedReports, address: Address, clock: Clock, *, deadline_ns: int, is_stopping: Callable[[], bool]
 ) -> bool:
-    """Deliver the reports of a life to a collector; whether all were acknowledged by the deadline.
+    """Deliver the reports to a collector; return whether all were acknowledged by the deadline.
 
-    Raises SettingError for an endpoint that cannot be read, OrphanRefusedError when the collector will never take them.
+    Raise SettingError for an unreadable endpoint, OrphanRefusedError if the collector refuses them for good.
     """
     return all(
-        _deliver_run(run, life.hello, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)
-        for run in life.runs
+        _deliver_part(part, orphan.hello, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)
+        for part in orphan.parts
     )
 
 
-def _deliver_run(
-    run: Sequence[HeldFrame],
+def _deliver_part(
+    part: Sequence[HeldFrame],
     hello: Hello,
     address: Address,
     clock: Clock,
@@ -185,10 +183,10 @@ def _deliver_run(
     is_stopping: Callable[[], bool],
 ) -> bool:
     boot_id = hello.identity.boot_id
-    buffer = ResendBuffer(len(run), BYTES_READ_MAX, after=run[0].sequence - 1)
-    for held in run:
+    buffer = ResendBuffer(len(part), BYTES_READ_MAX, after=part[0].sequence - 1)
+    for held in part:
         buffer.push(held.sequence, held.frame, held.step_count)
-    # The life may have sent any of them before it ended, and later ones that the disk has lost since.
+    # The process may have sent any of them, and later ones that the disk has lost since.
     delivery = Delivery(buffer, random.Random(boot_id), sent_through=SEQUENCE_MAX)  # noqa: S311 - spreads connects, no secret
 
     def introduce(first_sequence: int) -> Hello:
@@ -201,11 +199,11 @@ def _deliver_run(
             now_ns = clock.monotonic_ns()
             if delivery.state is DeliveryState.REFUSED:
                 raise OrphanRefusedError(
-                    f"the collector at {address.endpoint} refuses the reports left on the disk: {delivery.refusal}"
+                    f"the collector at {address.endpoint} refuses the orphaned reports: {delivery.refusal}"
                 )
             if now_ns >= deadline_ns or is_stopping():
                 return False
-            sender.exchange(min(deadline_ns, now_ns + TURN_NS))
+            sender.exchange(min(deadline_ns, now_ns + POLL_NS))
         return True
     finally:
         sender.close()

@@ -1,8 +1,8 @@
-"""The agent's end of the wire: a ZeroMQ DEALER that does what `delivery.py` says, and answers the collector's pings.
+"""Sends reports to the collector over a ZeroMQ DEALER by the rules of `delivery.py`, and answers clock pings.
 
-It has no thread of its own; the agent thread drives it, and only `wake` may be called from another one. What the
-socket does not take (rankscope.uplink.connection) stays in the resend buffer, which is bounded and counts. While no
-collector is there, ZeroMQ tries to connect every few seconds on its own thread, and `exchange` sleeps.
+It runs on the agent thread; only `wake` may be called from another one. Frames that the socket does not accept
+(rankscope.uplink.connection) stay in the bounded resend buffer. Without a collector ZeroMQ retries the connection every
+few seconds on its own thread, and `exchange` sleeps.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 import zmq
 
-from rankscope.agent.report.rate_limit import RateLimit
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError
@@ -25,32 +24,61 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.connection import REDIAL_NS, SILENCE_NS, Connection
 from rankscope.uplink.delivery import Delivery, DeliveryState, Refusal, Send, SendFrame, SendHello
 
-RECEIVES_PER_ROUND_MAX: Final = 256
-"""Messages taken in before what is due is sent again."""
+RECEIVES_PER_EXCHANGE_MAX: Final = 256
+"""Messages received before due messages are sent again."""
 
 FRAMES_A_SECOND_MAX: Final = 2_000
-"""Frames taken in from a collector. An honest one sends a few; to take in so many costs about 2 % of a core, which is
-the training's. What is more waits, with the collector."""
+"""Frames read per second from a collector, which normally sends a few: the limit costs about 2 % of a core. Further
+frames wait in the connection."""
 PINGS_A_SECOND_MAX: Final = 20
-"""Clock pings answered. An honest collector sends 10 at the most (clock_ping_s)."""
+"""Clock pings answered per second. The collector sends at most 10 (clock_ping_s)."""
 REFUSALS_A_SECOND_MAX: Final = 5
-"""Refusals that are followed. Requests for a Hello need no such bound: a collector that has just been started sends one
-for each frame that it gets, and `Delivery` answers with a Hello each 200 ms at the most."""
+"""Refusals processed per second. Requests for a Hello need no limit: a restarted collector sends one for each frame it
+receives, and `Delivery` answers with one Hello per 200 ms at most."""
 DETAIL_LENGTH_MAX: Final = 512
 REASON_LENGTH_MAX: Final = 64
 URL_LENGTH_MAX: Final = 256
 
 FIRST_CONNECT_NS: Final = NS_PER_S
-"""So long after `open` an end still waits for the first connection. One that is there takes milliseconds."""
+"""Longest time after `open` that `drain` waits for the first connection, which usually takes milliseconds."""
 
 WAIT_MS_MAX: Final = 60_000
-"""Longest single wait: ZeroMQ takes a 32-bit number of milliseconds, and a caller may say "until woken"."""
+"""Longest single wait: ZeroMQ accepts a 32-bit number of milliseconds."""
+
+
+class RateLimit:
+    """Allows `count_max` events per second of the caller's monotonic clock, and counts the others in `ignored`.
+
+    >>> limit = RateLimit(2)
+    >>> [limit.allows(ns) for ns in (0, 1, 2, 10**9)], limit.ignored
+    ([True, True, False, True], 1)
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._count = 0
+        self._second_began_ns = 0
+        self.ignored = 0
+
+    def allows(self, now_ns: int) -> bool:
+        """Return whether one more event is allowed now, and count it."""
+        if self.find_next_ns(now_ns) is not None:
+            self.ignored += 1
+            return False
+        self._count += 1
+        return True
+
+    def find_next_ns(self, now_ns: int) -> int | None:
+        """Return the time of the next allowed event; None: now."""
+        if now_ns - self._second_began_ns >= NS_PER_S:
+            self._second_began_ns, self._count = now_ns, 0
+        return None if self._count < self._count_max else self._second_began_ns + NS_PER_S
 
 
 class Sender:
-    """Carries the frames of `delivery` to the collector, and the collector's answers back.
+    """The sender of the frames of `delivery`, and receiver of the collector's answers.
 
-    Frames can be pushed, and `exchange` waited in, before `open`. After `close` only `wake` and `close` may be called.
+    `push` and `exchange` may be called before `open`. After `close` only `wake` and `close` may be called.
     """
 
     def __init__(
@@ -79,32 +107,32 @@ class Sender:
         self._poller = zmq.Poller()
         self._poller.register(self._wake_out, zmq.POLLIN)
         self.metrics_url: str | None = None
-        """Where the collector publishes, as its Welcome said."""
+        """URL of the collector's /metrics, from its Welcome."""
         self.frames_ignored = 0
-        """Messages from the collector that are not a frame, or not one that a collector sends."""
+        """Number of invalid or unexpected messages from the collector."""
         self._reading = RateLimit(FRAMES_A_SECOND_MAX)
         self._pings = RateLimit(PINGS_A_SECOND_MAX)
         self._refusals = RateLimit(REFUSALS_A_SECOND_MAX)
 
     @property
     def connected(self) -> bool:
-        """Whether the collector has taken this rank in."""
+        """Whether the collector has admitted this rank."""
         return self._delivery.state is DeliveryState.WELCOMED
 
     @property
     def demands_ignored(self) -> int:
-        """Messages of a collector that asks for too much in a second: they were not followed."""
+        """Number of messages from the collector above the rate limits, which were ignored."""
         return self._pings.ignored + self._refusals.ignored
 
     @property
     def refused(self) -> Refusal | None:
-        """The collector's reason for not taking this rank, or why there is no connection, until a Welcome."""
+        """Reason why the collector refuses this rank or there is no connection; None after a Welcome."""
         return self._delivery.refusal or (None if self._connection is None else self._connection.refusal)
 
     def open(self, endpoint: str, keys: ClientKeys | None = None) -> None:
-        """Begin to connect to `endpoint`, `tcp://HOST:PORT`, encrypted when there are keys, and return at once.
+        """Begin to connect to `endpoint`, `tcp://HOST:PORT`, encrypted if there are keys, and return at once.
 
-        Raises SettingError for an endpoint that ZeroMQ cannot read; a host that is not there is tried for ever.
+        An unreachable host is retried indefinitely. Raise SettingError for an endpoint that ZeroMQ cannot parse.
         """
         if self._context is not None:
             text = f"the sender is open already; it cannot be opened again for {endpoint!r}"
@@ -123,39 +151,38 @@ class Sender:
         self._first_connect_by_ns = self._clock.monotonic_ns() + FIRST_CONNECT_NS
 
     def push(self, sequence: int, frame: bytes, step_count: int) -> None:
-        """Take a numbered message; it goes out in the next `exchange`. Raises ValueError unless numbers follow."""
+        """Queue a numbered message for the next `exchange`. Raise ValueError if a number is missing before it."""
         self._delivery.buffer.push(sequence, frame, step_count)
 
     def exchange(self, until_host_ns: int) -> None:
-        """Send, receive and answer until that time, or until `wake` is called. A call for the past does it once."""
-        while not self._take_turn(until_host_ns):
+        """Send, receive and answer until that time or until `wake` is called, at least once."""
+        while not self._exchange_once(until_host_ns):
             if self._clock.monotonic_ns() >= until_host_ns:
                 return
 
     def drain(self, deadline_host_ns: int) -> bool:
-        """Exchange until every frame is acknowledged; whether that was reached in time.
+        """Exchange until every frame is acknowledged; return whether that was reached in time.
 
-        False at once where it cannot be: this rank was refused, or there never was a connection, though time for one.
+        Return False at once if the rank was refused, or if no connection came about within FIRST_CONNECT_NS.
         """
         self._delivery.hurry()
         while not self._delivery.everything_acknowledged:
-            until_ns = min(deadline_host_ns, self._find_hope_ns(deadline_host_ns))
+            until_ns = min(deadline_host_ns, self._find_give_up_ns(deadline_host_ns))
             if self._clock.monotonic_ns() >= until_ns:
                 return False
-            self._take_turn(until_ns)
+            self._exchange_once(until_ns)
         return True
 
     def wake(self) -> None:
-        """Make the present `exchange`, or else the next one, return. From any thread, at any time."""
+        """Make the present or next `exchange` return. Callable from any thread at any time."""
         if os.getpid() == self._pid:
-            with contextlib.suppress(OSError):  # full: a wake-up is waiting already; or closed
+            with contextlib.suppress(OSError):  # full: a wake-up is pending; or closed
                 self._wake_in.send(b"\0")
 
     def close(self) -> None:
-        """Drop the connection and whatever was not acknowledged.
+        """Close the connection; unacknowledged frames are lost.
 
-        It does nothing the second time, nor in a forked child, which has the parent's sockets without the thread
-        behind them.
+        Do nothing the second time, and in a forked child, which has the parent's sockets without their thread.
         """
         if os.getpid() != self._pid:
             return
@@ -166,8 +193,8 @@ class Sender:
         self._wake_in.close()
         self._wake_out.close()
 
-    def _find_hope_ns(self, deadline_ns: int) -> int:
-        """Until when a collector may still be heard of, as far as is known now."""
+    def _find_give_up_ns(self, deadline_ns: int) -> int:
+        """Return until when an acknowledgement can still be expected, as far as is known now."""
         delivery = self._delivery
         if delivery.state in {DeliveryState.REFUSED, DeliveryState.CLOSED}:
             return 0
@@ -177,8 +204,8 @@ class Sender:
             return 0
         return deadline_ns if delivery.has_sent_hello else self._first_connect_by_ns
 
-    def _take_turn(self, until_ns: int) -> bool:
-        """Send what is due, wait for what comes next, take it in. Returns whether `wake` was called."""
+    def _exchange_once(self, until_ns: int) -> bool:
+        """Send what is due, wait for the next event and process it. Return whether `wake` was called."""
         connection = self._connection
         if connection is not None:
             connection.redial_when_due()
@@ -192,7 +219,7 @@ class Sender:
                 self._receive(connection)
             if events & zmq.POLLOUT:
                 self._carry_out(self._delivery.on_writable(self._clock.monotonic_ns()))
-        return self._take_wake_ups(ready)
+        return self._clear_wake_ups(ready)
 
     def _wait(self, until_ns: int) -> dict[object, int]:
         if self._connection is not None:
@@ -201,32 +228,32 @@ class Sender:
             due_ns = (until_ns, self._delivery.next_wake_ns, self._connection.redial_due_ns, reads_again_ns)
             until_ns = min(at_ns for at_ns in due_ns if at_ns is not None)
         remaining_ns = max(0, until_ns - self._clock.monotonic_ns())
-        # Upwards: rounded down, the last millisecond would be spent in a busy loop.
+        # Rounded up: rounded down, the last millisecond would be a busy loop.
         return dict(self._poller.poll(min(-(-remaining_ns // NS_PER_MS), WAIT_MS_MAX)))
 
-    def _take_wake_ups(self, ready: dict[object, int]) -> bool:
+    def _clear_wake_ups(self, ready: dict[object, int]) -> bool:
         if self._wake_out.fileno() not in ready:
             return False
         with contextlib.suppress(BlockingIOError):
-            while self._wake_out.recv(4096):  # many wake-ups are one
+            while self._wake_out.recv(4096):  # several wake-ups count as one
                 pass
         return True
 
     def _carry_out(self, sends: Sequence[Send]) -> None:
         for index, send in enumerate(sends):
-            frame = send.frame if isinstance(send, SendFrame) else self._say_hello(send)
+            frame = send.frame if isinstance(send, SendFrame) else self._encode_hello(send)
             if not self._try_send(frame):
                 self._delivery.on_blocked(sends[index:])
                 return
 
-    def _say_hello(self, send: SendHello) -> bytes:
+    def _encode_hello(self, send: SendHello) -> bytes:
         return encode(msgspec.structs.replace(self._make_hello(send.first_sequence), hello_number=send.number))
 
     def _try_send(self, frame: bytes) -> bool:
         return self._connection is not None and self._connection.try_send(frame)
 
     def _receive(self, connection: Connection) -> None:
-        for _ in range(RECEIVES_PER_ROUND_MAX):
+        for _ in range(RECEIVES_PER_EXCHANGE_MAX):
             now_ns = self._clock.monotonic_ns()
             if self._reading.find_next_ns(now_ns) is not None:
                 return
@@ -244,7 +271,7 @@ class Sender:
     def _handle(self, message: Message, now_ns: int) -> None:
         match message:
             case ClockPing(collector_ns=collector_ns):
-                if self._pings.allows(now_ns):  # when the socket does not take it, the collector asks again
+                if self._pings.allows(now_ns):  # if the socket does not accept it, the collector pings again
                     self._try_send(encode(ClockPong(collector_ns=collector_ns, host_ns=self._clock.monotonic_ns())))
             case Ack(through=through):
                 self._carry_out(self._delivery.on_ack(through, now_ns))
@@ -256,8 +283,8 @@ class Sender:
             case HelloWanted():
                 self._carry_out(self._delivery.on_hello_wanted(now_ns))
             case Refused(reason=reason, detail=detail):
-                if self._refusals.allows(now_ns):  # what a stranger says ends up on the training's stderr
-                    said = to_line(reason, REASON_LENGTH_MAX), to_line(detail, DETAIL_LENGTH_MAX)
-                    self._carry_out(self._delivery.on_refused(*said))
+                if self._refusals.allows(now_ns):  # the texts are foreign and get logged on stderr
+                    texts = to_line(reason, REASON_LENGTH_MAX), to_line(detail, DETAIL_LENGTH_MAX)
+                    self._carry_out(self._delivery.on_refused(*texts))
             case _:
                 self.frames_ignored += 1

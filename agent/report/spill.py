@@ -1,12 +1,11 @@
-"""Reports on the disk: a bounded log of what the collector has not acknowledged, which outlives the process.
+"""Keeps unacknowledged reports on the disk, in a bounded log that outlives the process.
 
-Every report is appended to it when it is made, so it survives the SIGKILL of the rank (not the loss of the machine's
-power: nothing waits for the disk). The log is a few files. A full one is closed and the next one begun; one whose
-reports are all acknowledged is removed, and the oldest one when all together would exceed the bound. What a report took
-place in memory, a full ResendBuffer may let go of: it is read back from here.
+Every report is appended when it is made, so it survives a SIGKILL of the rank (but not a power failure, since nothing
+is synced). The log consists of a few files. A file whose reports are all acknowledged is removed, and the oldest one if
+all together would exceed the bound. A full ResendBuffer drops reports from memory and reads them back from here.
 
-A disk that is full, gone or read-only costs the spill only: the append says no, which is counted, and after a pause of
-a few reports it is tried again.
+If the disk is full, gone or read-only, only the spill is affected: the failed append is counted, and retried after a
+few reports.
 """
 
 import contextlib
@@ -35,15 +34,14 @@ from rankscope.measure.errors import UnavailableError
 from rankscope.uplink.resend_buffer import HeldFrame
 
 FILES: Final = 8
-"""Files that a full spill consists of: so much of it, an eighth, goes at once when the oldest reports must."""
+"""Number of files of a full spill: an eighth of it is dropped at once to make room."""
 
 PAUSE_MAX: Final = 64
-"""Reports after which a disk that failed is tried again, at the latest; first after one, then twice as many each
-time. At a report a second that is a minute: soon enough to be back, seldom enough to cost nothing."""
+"""Largest number of reports between retries of a failed disk, about a minute; the pause starts at one and doubles."""
 
 
 class _File:
-    """One file of the log and where each report in it begins. `end` is its length without what failed to be written."""
+    """One file of the log, with the offset of each report. `end` is its length without failed writes."""
 
     def __init__(self, path: str, first_sequence: int, header: bytes) -> None:
         self.path = path
@@ -62,7 +60,7 @@ class _File:
         return self.first_sequence + len(self.offsets) - 1
 
     def append(self, record: bytes) -> None:
-        """Write a record behind the others. Raises OSError, and leaves the file as it was."""
+        """Append a record. Raise OSError, and leave the file as it was."""
         try:
             _write_whole(self.fd, record, self.end)
         except OSError:
@@ -72,7 +70,7 @@ class _File:
         self.end += len(record)
 
     def read(self, sequence: int) -> HeldFrame | None:
-        """A report of this file; None when it cannot be read, or is not what was written."""
+        """Return a report of this file; None if it is unreadable or damaged."""
         index = sequence - self.first_sequence
         at = self.offsets[index]
         until = self.offsets[index + 1] if index + 1 < len(self.offsets) else self.end
@@ -85,7 +83,7 @@ class _File:
         return HeldFrame(sequence, record.body, record.step_count)
 
     def find_readable(self, sequence: int) -> int | None:
-        """Number of the first report from that one on that can be read; None when none can."""
+        """Return the number of the first readable report from that one on; None if there is none."""
         numbers = range(max(sequence, self.first_sequence), self.last_sequence + 1)
         return next((number for number in numbers if self.read(number) is not None), None)
 
@@ -100,9 +98,9 @@ class _File:
 
 
 class Spill:
-    """The log of one life. `make_hello_frame` gives the frame of its Hello; `spill_dir` is made when it is missing.
+    """The log of one rank process. `make_hello_frame` makes the frame of its Hello; `spill_dir` is created if missing.
 
-    Nothing touches the disk before the first append. Nothing here raises OSError.
+    The disk is not used before the first append. No method raises OSError.
     """
 
     def __init__(self, spill_dir: str, boot_id: str, make_hello_frame: Callable[[], bytes], bytes_max: int) -> None:
@@ -119,20 +117,18 @@ class Spill:
         self._pause = 0
         self._appends_skipped = 0
         self.failures = 0
-        """How often the disk did not take something."""
+        """Number of failed writes."""
         self.problem = ""
-        """What it said the last time."""
+        """The last error."""
 
     @property
     def folder(self) -> str:
-        """Where the files are; empty before the first append has succeeded."""
+        """Folder of the files; empty before the first append has succeeded."""
         return self._folder
 
     @property
     def first_sequence(self) -> int:
-        """Number of the oldest report on the disk that is not released and can be read; one above the last when there
-        is none.
-        """
+        """Number of the oldest readable, unreleased report on the disk; one above the last if there is none."""
         oldest = self._files[0].first_sequence if self._files else self._last_sequence + 1
         return min(max(oldest, self._released_through + 1, self._unreadable_through + 1), self._last_sequence + 1)
 
@@ -142,9 +138,9 @@ class Spill:
         return self._last_sequence
 
     def append(self, held: HeldFrame) -> bool:
-        """Write a report; the oldest file makes room. Whether the disk took it.
+        """Write a report, removing the oldest file if room is needed; return whether it was written.
 
-        Raises ValueError unless the number follows the last one, or nothing unreleased is on the disk.
+        Raise ValueError unless the number follows the last one, or nothing unreleased is on the disk.
         """
         is_empty = self.first_sequence > self._last_sequence
         if not is_empty and held.sequence != self._last_sequence + 1:
@@ -167,7 +163,7 @@ class Spill:
         return True
 
     def read(self, sequence: int, count_max: int) -> tuple[HeldFrame, ...]:
-        """At most `count_max` reports in order from that number on; fewer where one cannot be read."""
+        """Return at most `count_max` reports in order from that number on; stop at an unreadable one."""
         found: list[HeldFrame] = []
         for file in self._files:
             while len(found) < count_max and file.first_sequence <= sequence <= file.last_sequence:
@@ -179,26 +175,24 @@ class Spill:
         return tuple(found)
 
     def release(self, through: int) -> None:
-        """Reports up to that number are acknowledged: remove the files that hold no other."""
+        """Remove the files whose reports are all acknowledged, that is, up to number `through`."""
         if through <= self._released_through:
             return
         self._released_through = through
         while len(self._files) > 1 and self._files[0].last_sequence <= through:
             self._remove_files(1)
         if self._files and self._files[-1].end < self._bytes_max // FILES:
-            # A life that is delivered after its end begins behind this. Not to know costs duplicates, nothing else.
+            # A later delivery of orphaned reports starts after this number. Without the record it sends duplicates.
             with contextlib.suppress(OSError):
                 self._files[-1].append(encode_record(RELEASED, through))
 
     def drop_oldest(self) -> None:
-        """Remove the oldest file with all its reports. That makes room: the next append is tried at once."""
+        """Remove the oldest file with all its reports, and try the next append at once."""
         self._remove_files(min(1, len(self._files)))
         self._pause = 0
 
     def drop_unreadable(self, sequence: int) -> None:
-        """Let go of that report, which cannot be read, of all before it, and of what follows in its file and cannot be
-        read either; of the whole file where nothing can.
-        """
+        """Drop that unreadable report, all before it, and unreadable ones after it in its file."""
         while self._files and self._files[0].last_sequence < sequence:
             self._remove_files(1)
         readable = self._files[0].find_readable(sequence + 1) if self._files else None
@@ -208,7 +202,7 @@ class Spill:
             self._unreadable_through = readable - 1
 
     def close(self) -> None:
-        """Let go of the files: removed when every report was released, else left for who delivers them."""
+        """Close the files. Remove them if every report was released, else keep them for a later delivery."""
         is_empty = self.first_sequence > self._last_sequence
         for file in self._files:
             file.close()
@@ -231,7 +225,7 @@ class Spill:
         file.append(record)
         file.offsets.append(at)
         if len(file.offsets) == 1:
-            # Nobody can speak for a life whose Hello is lost: the one at the head of the file is not the only one.
+            # A second copy of the Hello, without which the reports cannot be delivered.
             with contextlib.suppress(OSError):
                 file.append(encode_record(HELLO, 0, self._make_hello_frame()))
 
@@ -260,7 +254,7 @@ class Spill:
 
 
 def _write_whole(fd: int, block: bytes, at: int) -> None:
-    """Write all of it. A disk that fills up takes a part, and says why with the next call."""
+    """Write the whole block. A full disk writes a part, then fails the next call."""
     written = 0
     while written < len(block):
         written += os.pwrite(fd, block[written:], at + written)

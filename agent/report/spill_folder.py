@@ -1,11 +1,11 @@
-"""The folder that the spill files of one user's ranks on a machine share, and who may touch which.
+"""Manages the folder with the spill files of one user's ranks on a machine, and their locks.
 
     SPILL_DIR/rankscope-UID/   BOOT.lock   BOOT.00000000000000000001.spill   BOOT.00000000000000004711.spill ...
 
-BOOT is the boot id of a life, the number that of the first report in the file. Whoever holds the lock of a life may use
-its files: the life itself as long as it lives, then one who delivers what it has left. It is a lock of the process
-(lockf) and not of the open file (flock): forked data loader workers, which may live a moment longer than the rank, do
-not hold it on, and the kernel lets it go however the process ends.
+BOOT is the boot id of a rank process, the number is that of the first report in the file. The holder of a process's
+lock may use its files: first the process itself, later the one that delivers its orphaned reports. The lock belongs to
+the process (lockf) and not to the open file (flock), so that forked data loader workers, which may outlive the rank,
+do not keep it, and the kernel releases it however the process ends.
 """
 
 import contextlib
@@ -20,21 +20,20 @@ SUFFIX: Final = ".spill"
 LOCK_SUFFIX: Final = ".lock"
 
 KEPT_S: Final = 86_400.0
-"""Files that nobody has written to for so long are removed, if nobody holds their lock: the run they belong to has not
-come back within a day, and a machine must not fill up with what nobody asks for."""
+"""Age from which unlocked files are removed, so that orphaned reports of abandoned runs do not fill the disk."""
 
 
 class SpillFile(NamedTuple):
-    """One file of a life, which begins with report `first_sequence`."""
+    """One file of a rank process, which begins with report `first_sequence`."""
 
     path: str
     first_sequence: int
 
 
 def open_folder(spill_dir: str) -> str:
-    """This user's folder in there, made where it is missing. Raises OSError, and UnavailableError if others get in.
+    """Return this user's folder in `spill_dir`, creating both as private folders if missing.
 
-    A `spill_dir` that is missing is made for this user alone too, whatever the umask is.
+    Raise OSError, and UnavailableError if the folder is not private.
     """
     make_parents(spill_dir)
     folder = choose_private(spill_dir)
@@ -43,19 +42,19 @@ def open_folder(spill_dir: str) -> str:
 
 
 def file_path(folder: str, boot_id: str, first_sequence: int) -> str:
-    """Where a file of that life is that begins with that report. The digits make names sort by number."""
+    """Return the path of a file that begins with that report. Zero-padding makes names sort by number."""
     return os.path.join(folder, f"{boot_id}.{first_sequence:020}{SUFFIX}")
 
 
 def find_boot_ids(folder: str) -> list[str]:
-    """The boot ids that have files in the folder."""
+    """Return the boot ids that have files in the folder."""
     with contextlib.suppress(OSError):
         return sorted({name.rsplit(".", 2)[0] for name in os.listdir(folder) if name.endswith(SUFFIX)})
     return []
 
 
 def find_files(folder: str, boot_id: str) -> list[SpillFile]:
-    """The files of a life, in the order of their reports."""
+    """Return the files of a rank process, in the order of their reports."""
     found = []
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(folder)):
@@ -66,15 +65,15 @@ def find_files(folder: str, boot_id: str) -> list[SpillFile]:
 
 
 def take_lock(folder: str, boot_id: str) -> int | None:
-    """An open file that holds the lock of a life; None when another process holds it. Raises OSError.
+    """Return an open file that holds the lock of a rank process; None if another process holds it. Raise OSError.
 
-    It is held until the process ends or closes any open file of that path: nobody else in a process may open it.
+    The lock is held until this process ends or closes any open file of that path, so no other code may open it.
     """
     path = os.path.join(folder, boot_id + LOCK_SUFFIX)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file).st_ino == os.stat(path).st_ino:  # else it was removed by one who held it
+        if os.fstat(file).st_ino == os.stat(path).st_ino:  # else the previous holder has removed it
             return file
     except (BlockingIOError, PermissionError, FileNotFoundError):
         pass
@@ -86,14 +85,14 @@ def take_lock(folder: str, boot_id: str) -> int | None:
 
 
 def remove_spill(folder: str, boot_id: str) -> None:
-    """Remove all files of a life whose lock the caller holds, the lock last."""
+    """Remove all files of a rank process whose lock the caller holds, the lock last."""
     for path in (*(file.path for file in find_files(folder, boot_id)), os.path.join(folder, boot_id + LOCK_SUFFIX)):
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def remove_old(folder: str, keep: str, now_wall_s: float | None = None) -> int:
-    """Remove lives that have lain there for KEPT_S and that nobody holds, but for `keep`; returns how many."""
+    """Remove unlocked files older than KEPT_S, except those of `keep`; return the number of rank processes removed."""
     limit_s = (time.time() if now_wall_s is None else now_wall_s) - KEPT_S
     removed = 0
     for boot_id, written_s in _find_last_writes(folder).items():
@@ -109,14 +108,15 @@ def remove_old(folder: str, keep: str, now_wall_s: float | None = None) -> int:
 
 
 def _find_last_writes(folder: str) -> dict[str, float]:
-    """When each life has last written, in seconds since 1970, from one look at the folder: after many restarts
-    without a collector there are thousands of lives in it, and every new one looks.
+    """Return the time of the last write by boot id, in seconds since 1970.
+
+    It reads the folder only once: after many restarts without a collector it holds files of thousands of processes.
     """
     found: dict[str, float] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(SUFFIX):
                 boot_id = entry.name.rsplit(".", 2)[0]
-                with contextlib.suppress(OSError):  # its life removes it at this moment
+                with contextlib.suppress(OSError):  # its process has just removed it
                     found[boot_id] = max(found.get(boot_id, 0.0), entry.stat(follow_symlinks=False).st_mtime)
     return found

@@ -1,14 +1,13 @@
-"""The bytes of a spill file: records one behind the other, each with a checksum, so that a torn one is seen. Pure.
+"""Encodes and decodes spill files: a sequence of records with checksums, which reveal torn ones. Pure.
 
     kind: u8 | sequence: u64 | step_count: u32 | length: u32 | crc32: u32 | body: `length` bytes        all big-endian
 
-    HELLO      first in every file; the body is the frame of the life's Hello, by which others can speak for it
-    REPORT     a numbered message as it goes over the wire
+    HELLO      first in every file; the body is the Hello frame of the rank process, with which others deliver for it
+    REPORT     a numbered message as it is sent
     RELEASED   everything up to `sequence` was acknowledged; no body
 
-The checksum is over everything before it and the body. Behind a record that is not whole, because a disk has lost or
-changed some of it, reading goes on with the next one that is: bytes that look like the head of a record and have the
-right checksum. What a process was writing when it was killed has no such record behind it.
+The checksum is over everything before it and the body. After a damaged record reading continues at the next bytes that
+look like the head of a record and have the right checksum. A record torn by the end of its process is the last one.
 """
 
 import re
@@ -25,14 +24,14 @@ _KINDS: Final = frozenset({HELLO, REPORT, RELEASED})
 _FIELDS: Final = struct.Struct(">BQII")
 _CHECKSUM: Final = struct.Struct(">I")
 _SEEMS_TO_BEGIN: Final = re.compile(rb"[\x01-\x03]\x00\x00\x00")
-"""A kind, and the first bytes of a number below 2**40, which no life gets to."""
+"""A kind and the first bytes of a number below 2**40, which no rank process reaches."""
 
 HEAD_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 """Bytes of a record without its body."""
 
 
 class Record(NamedTuple):
-    """One record. `offset` is where it begins in its file."""
+    """One record. `offset` is its position in the file."""
 
     kind: int
     sequence: int
@@ -42,18 +41,18 @@ class Record(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next record begins."""
+        """Position of the next record."""
         return self.offset + HEAD_BYTES + len(self.body)
 
 
 def encode_record(kind: int, sequence: int, body: bytes = b"", step_count: int = 0) -> bytes:
-    """One record as bytes."""
+    """Return a record as bytes."""
     fields = _FIELDS.pack(kind, sequence, step_count, len(body))
     return fields + _CHECKSUM.pack(_checksum(fields, body)) + body
 
 
 def decode_record(block: bytes, offset: int) -> Record | None:
-    """The record that begins there; None when there is no whole one.
+    """Return the record that begins at `offset`; None if there is no intact one.
 
     >>> block = encode_record(REPORT, 7, b"frame", step_count=3)
     >>> decode_record(block, 0)
@@ -76,7 +75,7 @@ def decode_record(block: bytes, offset: int) -> Record | None:
 
 
 def decode_records(block: bytes) -> Iterator[Record]:
-    """Return the whole records in order. Damage lies between two of them where one ends before the next begins.
+    """Yield the intact records in order. A gap between two of them is damaged.
 
     >>> first, second, third = (encode_record(REPORT, sequence, b"frame") for sequence in (7, 8, 9))
     >>> [record.sequence for record in decode_records(first + second[1:] + third)]
@@ -89,7 +88,7 @@ def decode_records(block: bytes) -> Iterator[Record]:
 
 
 def _find_record(block: bytes, offset: int) -> Record | None:
-    """Return the first whole record that begins there or later; None when there is none."""
+    """Return the first intact record at or after `offset`; None if there is none."""
     starts = _SEEMS_TO_BEGIN.finditer(block, offset)
     return next((record for start in starts if (record := decode_record(block, start.start())) is not None), None)
 

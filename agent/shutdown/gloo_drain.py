@@ -1,10 +1,8 @@
-"""Gives torch's gloo threads time to let go of their last work before the interpreter ends.
+"""Waits for torch's gloo threads to finish their last work before the interpreter exits.
 
-A thread of ProcessGroupGloo says that a collective is over, and then destroys its record, for which it takes the
-interpreter's lock (GIL). Where the machine is so busy that the interpreter has begun to end in between, CPython ends
-the thread amid C++: "terminate called without an active exception", SIGABRT, and a training that had succeeded counts
-as failed (torch 2.13 without anything of ours: 2 of 19 short jobs on two cores with ten processes; pytorch issue
-190489). So at the end, while the interpreter is whole, whoever is about to do so is let through.
+A thread of ProcessGroupGloo signals the end of a collective and then destroys its record, for which it takes the GIL.
+If the interpreter exits in between, CPython ends the thread inside C++: "terminate called without an active exception",
+SIGABRT, and a successful training counts as failed (pytorch issue 190489; also without the agent).
 """
 
 import contextlib
@@ -19,17 +17,18 @@ THREAD_NAME: Final = "pt_gloo_runloop"
 TASKS: Final = "/proc/self/task"
 RUNNABLE: Final = "R"
 SECONDS_MAX: Final = 0.2
-LOOK_S: Final = 0.001
-"""After each look the lock is free for so long, for who waits for it."""
+POLL_S: Final = 0.001
+"""Pause between checks, during which the GIL is free for the gloo threads."""
 
 
 def drain_gloo_threads(seconds_max: float = SECONDS_MAX, tasks: str = TASKS) -> bool:
-    """Wait until no thread of gloo has anything to do, but no longer than that; whether it came to that. Where there is
-    no /proc it waits for nobody.
+    """Wait until no gloo thread is runnable, at most `seconds_max`; return whether that was reached.
+
+    Without /proc it does not wait.
     """
     end_s = time.monotonic() + seconds_max
     while states := list(_read_states(tasks)):
-        time.sleep(LOOK_S)  # one that waits for the lock already does not look as if it had anything to do
+        time.sleep(POLL_S)  # a thread that waits for the GIL is not shown as runnable
         if RUNNABLE not in states:
             break
         if time.monotonic() >= end_s:
@@ -38,7 +37,7 @@ def drain_gloo_threads(seconds_max: float = SECONDS_MAX, tasks: str = TASKS) -> 
 
 
 def _read_states(tasks: str) -> Iterator[str]:
-    """What each thread of gloo does, as proc(5) calls it."""
+    """Return the state of each gloo thread, as in proc(5)."""
     threads: list[str] = []
     with contextlib.suppress(OSError):
         threads = os.listdir(tasks)

@@ -1,7 +1,7 @@
-"""The end of a rank that multiprocessing has started, as torch.multiprocessing.spawn does.
+"""Stops the session at the end of a rank started by multiprocessing, as with torch.multiprocessing.spawn.
 
-Such a process calls no sys.excepthook, and a forked one no atexit; both run multiprocessing's finalizers, while the
-exception that ends them is being raised.
+Such a process calls no sys.excepthook, and a forked one no atexit; both run multiprocessing's finalizers while the
+final exception is being raised.
 """
 
 import multiprocessing
@@ -10,20 +10,20 @@ import sys
 from typing import Protocol
 
 BEFORE_CHILDREN = 100
-"""The priority of a finalizer that runs before those without one, and before the children are waited for."""
+"""Priority of a finalizer that runs before those without priority, and before child processes are joined."""
 
 
 class EndingSession(Protocol):
-    """What is called of a session when its process ends."""
+    """The methods of a session that run when its process ends."""
 
     def note_error(self, error: BaseException) -> None:
-        """The exception that ends the process."""
+        """Record the exception that ends the process."""
 
     def note_exit(self, code: object) -> None:
-        """The code that it exits with."""
+        """Record the exit code."""
 
     def stop(self) -> None:
-        """Report the end, and stop."""
+        """Report the end and stop."""
 
 
 def stop_with_process(session: EndingSession) -> None:
@@ -35,7 +35,7 @@ def stop_with_process(session: EndingSession) -> None:
 def _stop(session: EndingSession) -> None:
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):
-        # torch's spawn hands what was raised to the parent, and ends with 1 instead.
+        # torch's spawn passes the exception to the parent and exits with 1.
         if error.code and error.__context__ is not None:
             session.note_error(error.__context__)
         else:

@@ -1,9 +1,9 @@
-"""Keeps a thread of ours out of torch's C++ while the interpreter ends.
+"""Keeps agent threads out of torch's C++ while the interpreter exits.
 
-CPython 3.11 ends a thread that wants the interpreter's lock (GIL) back by then with `pthread_exit`. Within a call of
-torch that lets go of the lock that unwinds through C++, which does not allow it: "terminate called without an active
-exception", SIGABRT, and a training that had succeeded counts as failed (seen with each method of TCPStore). So such
-calls of a daemon thread go through a gate, which is shut before the interpreter ends.
+CPython 3.11 ends a thread that tries to take the GIL during the exit with `pthread_exit`. In a call of torch that has
+released the GIL (any method of TCPStore) this unwinds through C++: "terminate called without an active exception",
+SIGABRT, and a successful training counts as failed. So daemon threads make such calls through a gate, which is shut
+before the interpreter exits.
 """
 
 import threading
@@ -11,21 +11,19 @@ from types import TracebackType
 
 
 class TorchCallGate:
-    """`with gate:` around each such call; `shut` waits for the present one, and lets nobody in after it: who comes then
-    waits until the process is gone.
-    """
+    """Context manager around calls into torch; after `shut` a caller blocks until the process is gone."""
 
     def __init__(self) -> None:
-        self._passing = threading.Lock()
+        self._in_call = threading.Lock()
 
     def __enter__(self) -> None:
-        self._passing.acquire()
+        self._in_call.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._passing.release()
+        self._in_call.release()
 
     def shut(self, seconds_max: float) -> bool:
-        """For good. Whether nobody is within; a call that takes longer than that is left to itself."""
-        return self._passing.acquire(timeout=seconds_max)
+        """Shut the gate for good, after waiting for the present call; return False if that takes longer."""
+        return self._in_call.acquire(timeout=seconds_max)

@@ -1,7 +1,6 @@
-"""`python -m rankscope.agent.sidecar FOLDER LOCK`: the sidecar, see watch.py. Started by a rank, see link.py.
+"""Runs the sidecar: `python -m rankscope.agent.sidecar FOLDER LOCK`. Started by a rank, see link.py.
 
-It leaves its starter at once (a second fork), so that the rank has no child that it would have to wait for, and nobody
-finds it among the rank's children.
+It forks at once and the parent exits, so that the rank has no child process to wait for.
 """
 
 import contextlib
@@ -17,18 +16,18 @@ from rankscope.measure.clock import SystemClock
 
 
 def main(arguments: list[str]) -> None:
-    """Watch the ranks in the folder until the last one has ended. LOCK, an open file, is held all the while."""
+    """Watch the ranks in the folder until the last one has ended. LOCK is the descriptor of the locked file."""
     folder = arguments[0]
     if os.fork():
         os._exit(0)
     if not is_debugging():
-        _let_go_of_stderr()
+        _redirect_stderr()
     faults = SidecarFaults(folder)
     try:
         sweep(os.path.dirname(folder), keep=os.path.basename(folder))
         with contextlib.closing(Watch(folder, SystemClock(), faults=faults)) as watch:
             watch.run()
-            # A rank may have come while this one was about to leave; it relies on whoever holds the lock.
+            # A rank may have appeared meanwhile; it relies on the sidecar that holds the lock.
             while not remove_folder(folder) and find_names(folder) and holds_lock(int(arguments[1]), folder):
                 watch.run()
     except Exception as error:
@@ -36,8 +35,8 @@ def main(arguments: list[str]) -> None:
         raise
 
 
-def _let_go_of_stderr() -> None:
-    """Where the start was to say what kept it from succeeding."""
+def _redirect_stderr() -> None:
+    """Point stderr, which served to report a failed start, to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)

@@ -1,11 +1,10 @@
-"""What a rank leaves in the sidecar's directory: who it is, and a heartbeat.
+"""Writes and reads the beacon of a rank: its description and heartbeat, as files in the sidecar's directory.
 
-`NAME.json` is written anew when something in it changes, under another name first, so that a reader never sees half of
-one. `NAME.beat` is a row of 64-bit numbers, written over in place: 2 us, once a report, on the agent thread. It is not
-mapped: where the file system is full, or somebody has cut the file, a store into a mapping ends the process (SIGBUS),
-while a write only fails.
-`NAME.crash` is empty until Python's faulthandler writes the stacks into it that a fatal signal has struck. All lie in
-memory (/dev/shm), so that no disk can keep the writer waiting. NAME is the rank's boot id.
+`NAME.json` is replaced atomically when something in it changes. `NAME.beat` is a row of 64-bit numbers overwritten in
+place, once per report on the agent thread (2 us). It is not memory-mapped: with a full file system or a truncated file,
+a store into a mapping ends the process (SIGBUS), while a write only fails. `NAME.crash` is empty until Python's
+faulthandler writes the stacks of a fatal signal into it. All files are in memory (/dev/shm), so that no disk delays the
+writer. NAME is the rank's boot id.
 """
 
 import contextlib
@@ -26,17 +25,18 @@ CRASH_SUFFIX: Final = ".crash"
 CRASH_BYTES_MAX: Final = 256 * 1024
 DESCRIPTOR_BYTES_MAX: Final = 1024 * 1024
 
-_BEAT: Final = struct.Struct("=6q")
+_HEARTBEAT: Final = struct.Struct("=6q")
 _NONE: Final = -(2**63)
 
-ALIVE, GOODBYE_ACKNOWLEDGED, LEFT = 0, 1, 2
+ALIVE, GOODBYE_ACKNOWLEDGED, AGENT_ENDED = 0, 1, 2
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """Who writes the beacon. `start_ticks` is the process's start as /proc/PID/stat has it, which tells it from a later
-    process with the same id; `group_labels` are by torch's own name; an empty `endpoint`, `socket_path` or
-    `spill_folder`: none (yet). `keys` are those of the rank, which the sidecar speaks with too: the file and its folder
-    are this user's alone.
+    """The description of a rank process.
+
+    `start_ticks` is the start time in /proc/PID/stat, which distinguishes it from a later process with the same id;
+    `group_labels` are by torch's name of a group; `endpoint`, `socket_path` and `spill_folder` are empty while unknown.
+    `keys` are those of the rank, which the sidecar also uses: file and folder are private to this user.
     """
 
     identity: RankIdentity
@@ -45,15 +45,17 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     keys: ClientKeys | None = None
     socket_path: str = ""
-    why_no_socket: str = "it is not up yet"
+    why_no_socket: str = "it has not been started yet"
     group_labels: dict[str, str] = {}
     spill_folder: str = ""
 
 
 class Heartbeat(NamedTuple):
-    """The heartbeat. `state` is ALIVE; GOODBYE_ACKNOWLEDGED when the collector has acknowledged the goodbye, which had
-    this `exit_code`; LEFT when the agent has ended and nobody has heard it: from either on no beat is due. At
-    `deadline_host_ns` the first of the collectives that were pending when last looked at passes its timeout.
+    """The heartbeat of a rank.
+
+    `state` is ALIVE; GOODBYE_ACKNOWLEDGED after the collector has acknowledged the goodbye with this `exit_code`; or
+    AGENT_ENDED when the agent has ended without that. No heartbeat follows the last two. `deadline_host_ns` is the
+    earliest timeout of the collectives that were pending at the last observation.
     """
 
     written_host_ns: int
@@ -65,26 +67,28 @@ class Heartbeat(NamedTuple):
 
 
 class Beacon:
-    """The writing side. Raises OSError where the files cannot be made or written; then it leaves none behind."""
+    """The writer of a beacon. Raise OSError, and leave no files, if they cannot be made or written."""
 
-    def __init__(self, folder: str, descriptor: Descriptor, beat: Heartbeat) -> None:
+    def __init__(self, folder: str, descriptor: Descriptor, heartbeat: Heartbeat) -> None:
         name = descriptor.identity.boot_id
         self._path = os.path.join(folder, name)
-        self._beat_file = os.open(self._path + HEARTBEAT_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._heartbeat_file = os.open(self._path + HEARTBEAT_SUFFIX, flags, PRIVATE_FILE)
         try:
-            self.beat(beat)
-            self.describe(descriptor)
+            self.write_heartbeat(heartbeat)
+            self.write_descriptor(descriptor)
         except OSError:
             self.close()
             remove_files(folder, name)
             raise
 
-    def beat(self, beat: Heartbeat) -> None:
-        """Write a heartbeat. Raise OSError."""
-        _write_whole(self._beat_file, _BEAT.pack(*(_NONE if value is None else value for value in beat)))
+    def write_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Overwrite the heartbeat. Raise OSError."""
+        numbers = (_NONE if value is None else value for value in heartbeat)
+        _write_whole(self._heartbeat_file, _HEARTBEAT.pack(*numbers))
 
-    def describe(self, descriptor: Descriptor) -> None:
-        """Write the descriptor anew. Raise OSError, and leave the one before as it is."""
+    def write_descriptor(self, descriptor: Descriptor) -> None:
+        """Replace the descriptor. Raise OSError, and keep the previous one."""
         path = self._path + DESCRIPTOR_SUFFIX
         file = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
         try:
@@ -98,19 +102,19 @@ class Beacon:
             os.close(file)
 
     def close(self) -> None:
-        """Let go of the files; they stay for the sidecar, which removes them once the process has ended."""
-        os.close(self._beat_file)
+        """Close the files; the sidecar removes them once the process has ended."""
+        os.close(self._heartbeat_file)
 
 
 def _write_whole(file: int, block: bytes) -> None:
-    """Write all of it from the file's start. A file system that fills up writes a part, and fails the next call."""
+    """Write the block at the start of the file. A full file system writes a part, then fails the next call."""
     written = 0
     while written < len(block):
         written += os.pwrite(file, block[written:], written)
 
 
 def find_names(folder: str) -> list[str]:
-    """The boot ids that have a descriptor in the folder."""
+    """Return the boot ids that have a descriptor in the folder."""
     with contextlib.suppress(OSError):
         return sorted(
             entry.removesuffix(DESCRIPTOR_SUFFIX) for entry in os.listdir(folder) if entry.endswith(DESCRIPTOR_SUFFIX)
@@ -119,7 +123,7 @@ def find_names(folder: str) -> list[str]:
 
 
 def read_descriptor(folder: str, name: str) -> Descriptor | None:
-    """A rank's descriptor; None when there is none that can be read."""
+    """Return a rank's descriptor; None if it cannot be read."""
     try:
         with open(os.path.join(folder, name + DESCRIPTOR_SUFFIX), "rb") as file:
             return msgspec.json.decode(file.read(DESCRIPTOR_BYTES_MAX), type=Descriptor)
@@ -128,27 +132,28 @@ def read_descriptor(folder: str, name: str) -> Descriptor | None:
 
 
 def read_heartbeat(folder: str, name: str) -> Heartbeat | None:
-    """A rank's last heartbeat; None when there is none that can be read."""
+    """Return a rank's last heartbeat; None if it cannot be read."""
     try:
         with open(os.path.join(folder, name + HEARTBEAT_SUFFIX), "rb") as file:
-            block = file.read(_BEAT.size)
+            block = file.read(_HEARTBEAT.size)
     except OSError:
         return None
-    if len(block) < _BEAT.size:
+    if len(block) < _HEARTBEAT.size:
         return None
-    at, step, stalled, deadline, state, code = (None if value == _NONE else value for value in _BEAT.unpack(block))
+    numbers = _HEARTBEAT.unpack(block)
+    at, step, stalled, deadline, state, code = (None if value == _NONE else value for value in numbers)
     return Heartbeat(at or 0, step, stalled, deadline, state or ALIVE, code)
 
 
 def read_crash(folder: str, name: str) -> str:
-    """What the rank's faulthandler wrote when it crashed; empty when there is nothing."""
+    """Return the faulthandler output of a crashed rank; empty if there is none."""
     with contextlib.suppress(OSError), open(os.path.join(folder, name + CRASH_SUFFIX), "rb") as file:
         return file.read(CRASH_BYTES_MAX).decode(errors="replace")
     return ""
 
 
 def remove_files(folder: str, name: str) -> None:
-    """Remove what a rank has left."""
+    """Remove the files of a rank."""
     for suffix in (DESCRIPTOR_SUFFIX, DESCRIPTOR_SUFFIX + ".new", HEARTBEAT_SUFFIX, SOCKET_SUFFIX, CRASH_SUFFIX):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name + suffix))

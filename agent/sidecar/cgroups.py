@@ -1,7 +1,7 @@
-"""Where the files of a process's cgroups are: one folder for each of its places in the hierarchies.
+"""Finds the folders of a process's cgroups.
 
-In a container the path may be the host's while only the container's own part is mounted: then the mount itself is the
-cgroup. So each place may be one of two folders, and whoever asks takes what is there.
+In a container the path may be the host's while only the container's part is mounted: then the mount itself is the
+cgroup. So each cgroup has two candidate folders, of which callers use the one that exists.
 """
 
 import contextlib
@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 
 class CgroupFolders(NamedTuple):
-    """Folders that may be there, the likeliest first: of the hierarchy of that controller (cgroup v1), and of the one
-    that all controllers share (v2), which is mounted below v1's where there are both.
+    """Candidate folders, the likeliest first: `own` of the controller's hierarchy (cgroup v1), `shared` of all (v2).
+
+    With both versions mounted, v2 is below v1.
     """
 
     own: list[str]
@@ -19,7 +20,7 @@ class CgroupFolders(NamedTuple):
 
 
 def find_cgroup_folders(membership: str, controller: str, mounts: str) -> CgroupFolders:
-    """Those that a file like /proc/PID/cgroup names; none where it cannot be read. `mounts`: as /sys/fs/cgroup."""
+    """Return the folders named by a file like /proc/PID/cgroup; none if unreadable. `mounts` is like /sys/fs/cgroup."""
     own: list[str] = []
     shared: list[str] = []
     with contextlib.suppress(OSError), open(membership, encoding="utf-8", errors="replace") as file:

@@ -1,12 +1,12 @@
-"""What Python's faulthandler writes when a signal ends the process, as stacks. Pure.
+"""Parses the stacks that Python's faulthandler writes when a signal ends the process. Pure.
 
     Fatal Python error: Segmentation fault
 
     Current thread 0x00007f8f4c5b7740 (most recent call first):
       File "/home/me/train.py", line 24 in main
 
-The thread that the signal struck comes first. Frames of ours are left out. The thread of NCCL's watchdog has no Python
-frames; the others' stand below it.
+The thread that received the signal comes first. Frames of the agent are omitted. A thread without Python frames, such
+as NCCL's watchdog, is not listed by itself; the other threads are.
 """
 
 import re
@@ -17,14 +17,14 @@ from rankscope.agent.capture.stacks import FRAMES_MAX, OUR_FILES, THREADS_MAX, s
 from rankscope.measure.stalls import StackFrame, ThreadStack
 
 CAUGHT: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
-"""The signals that faulthandler catches. It writes and lets the signal take its course."""
-# Since Python 3.13 a thread's name may stand between its number and the parenthesis.
+"""Signals that faulthandler catches. It writes the stacks and passes the signal on."""
+# Since Python 3.13 a thread's name may be between its number and the parenthesis.
 _THREAD: Final = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+).*\(most recent call first\):$")
 _FRAME: Final = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 
 def parse_crash(text: str, torch_folder: str = "") -> tuple[ThreadStack, ...]:
-    r"""The stacks in the text, empty when there are none. `torch_folder` is where the torch of the process is.
+    r"""Return the stacks in the text, empty if there are none. `torch_folder` is that of the process's torch.
 
     >>> parse_crash('Current thread 0x0a (most recent call first):\n  File "train.py", line 24 in main\n')[0].frames
     (StackFrame(file='train.py', line=24, function='main'),)
@@ -43,5 +43,5 @@ def parse_crash(text: str, torch_folder: str = "") -> tuple[ThreadStack, ...]:
         ThreadStack(name=name, frames=tuple(found[:FRAMES_MAX]), frames_left_out=max(0, len(found) - FRAMES_MAX))
         for name, found in zip(names, frames, strict=True)
     ]
-    # faulthandler writes the current thread last or first, by its version.
+    # faulthandler writes the current thread first or last, depending on its version.
     return tuple(sorted(stacks, key=lambda stack: stack.name != "current thread")[:THREADS_MAX])

@@ -1,10 +1,10 @@
-"""The place where the ranks of one run on one node and their sidecar meet: a private directory and a lock in it.
+"""Manages the private directory, with a lock, that the ranks of one run on a node share with their sidecar.
 
     /dev/shm/rankscope-UID/RUN-RESTART/   lock   BOOT.json   BOOT.beat   BOOT.sock
 
-It is in TMPDIR where /dev/shm is not there or full. Nobody has to be told where it is, and it does not matter which
-rank comes first: whoever gets the lock starts the sidecar and hands it the lock, which it holds as long as it lives. A
-lock (flock) belongs to the open file, goes along into the new process, and is let go by the kernel however that ends.
+It is in TMPDIR if /dev/shm is missing or full. The rank that gets the lock starts the sidecar and passes it the lock,
+which the sidecar holds until it ends. The lock (flock) belongs to the open file, so the new process inherits it, and
+the kernel releases it however that process ends.
 """
 
 import contextlib
@@ -23,39 +23,39 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.machine import read_machine_id
 
 LOCK: Final = "lock"
-MEMORY: Final = "/dev/shm"  # noqa: S108 - what is made in it is checked to be ours, and private
+MEMORY: Final = "/dev/shm"  # noqa: S108 - folders in it are checked to be private to this user
 SWEPT_MAX: Final = 64
 STRAY_S_MIN: Final = 60.0
-"""A younger file without an owner may be one of a rank that is about to write its descriptor."""
+"""Age from which a file without a descriptor counts as orphaned: a rank may be about to write its descriptor."""
 ATTEMPTS: Final = 8
-"""A directory may be removed by a sidecar that ends at this very moment; then it is made again."""
+"""Attempts to make a directory that a sidecar removes at the same time."""
 
 
 def find_places(environment_folder: str = "") -> list[str]:
-    """Return where directories may be made, the best first: in memory, then in TMPDIR.
+    """Return the parent folders for directories in order of preference: in memory, then in TMPDIR.
 
-    The second serves where the first is full. Ranks that came while there was room have a sidecar of their own then.
+    The second is used if the first is full; ranks that got a place in the first then have a separate sidecar.
     """
     places = [MEMORY] if os.access(MEMORY, os.W_OK | os.X_OK) else []
     return [*places, environment_folder or "/tmp"]  # noqa: S108
 
 
 def find_root(environment_folder: str = "") -> str:
-    """Return where the directories of this user's runs are, unless that is full. Raise OSError."""
+    """Return the preferred folder for the directories of this user's runs. Raise OSError."""
     return choose_private(find_places(environment_folder)[0])
 
 
 def folder_name(identity: RankIdentity) -> str:
-    """The directory of a run, short enough for a socket's path: a user may name the run at any length.
+    """Return the name of a run's directory, a digest short enough for the path of a socket.
 
-    Containers may share /dev/shm and not see each other's processes: each has a directory of its own.
+    It includes the machine id: containers may share /dev/shm without seeing each other's processes.
     """
     digest = hashlib.sha256(f"{identity.run}\n{identity.machine_id}".encode()).hexdigest()[:16]
     return f"{digest}-{identity.restart_count}"
 
 
 def open_folder(root: str, name: str) -> str:
-    """Make the directory, where it is not there yet. Raises UnavailableError when it would not be private."""
+    """Make the directory if it is missing. Raise UnavailableError if it would not be private."""
     folder = os.path.join(root, name)
     problem: OSError | None = None
     for _ in range(ATTEMPTS):
@@ -63,7 +63,7 @@ def open_folder(root: str, name: str) -> str:
             for path in (root, folder):
                 make_private(path, cure="switch the sidecar off (sidecar = false)")
         except FileNotFoundError as error:
-            problem = error  # the last sidecar of another run has just removed the root
+            problem = error  # the sidecar of another run has just removed the root
         except OSError as error:
             raise UnavailableError(f"the sidecar's directory {folder} cannot be made: {error}") from error
         else:
@@ -72,7 +72,7 @@ def open_folder(root: str, name: str) -> str:
 
 
 def take_lock(folder: str) -> int | None:
-    """An open file that holds the directory's lock; None when a sidecar holds it. Raises OSError."""
+    """Return an open file that holds the directory's lock; None when a sidecar holds it. Raise OSError."""
     path = os.path.join(folder, LOCK)
     for _ in range(ATTEMPTS):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
@@ -88,12 +88,12 @@ def take_lock(folder: str) -> int | None:
 
 
 def holds_lock(file: int, folder: str) -> bool:
-    """Whether this open file is the directory's lock, and not that of one that was removed and made again."""
+    """Return whether this open file is the lock of the directory as it exists now, which may have been made again."""
     return _is_still(file, os.path.join(folder, LOCK))
 
 
 def remove_folder(folder: str) -> bool:
-    """Remove the directory when nobody has left anything in it but the lock. Whether it is gone."""
+    """Remove the directory if it contains only the lock; return whether it is gone."""
     with contextlib.suppress(OSError):
         _remove_strays(folder)
         left = os.listdir(folder)
@@ -107,9 +107,9 @@ def remove_folder(folder: str) -> bool:
 
 
 def sweep(root: str, keep: str) -> None:
-    """Remove what was left by runs whose sidecar was killed: directories that nobody holds and whose ranks are gone.
+    """Remove directories of runs whose sidecar was killed: those not locked, whose ranks have ended.
 
-    Not young ones, in which a rank may be about to leave its beacon, and not those of ranks that cannot be seen here.
+    Young directories stay, since a rank may be about to write its beacon, and so do those of ranks in other containers.
     """
     names: list[str] = []
     with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ def _sweep_one(folder: str) -> None:
 
 
 def _remove_strays(folder: str) -> None:
-    """What a rank has left that was killed before its descriptor was written."""
+    """Remove files of ranks that were killed before they wrote their descriptor."""
     owners = find_names(folder)
     for name in os.listdir(folder):
         path = os.path.join(folder, name)

@@ -1,4 +1,4 @@
-"""How a rank ended, from what the kernel and its beacon say. Pure.
+"""Classifies how a rank ended from its exit status and beacon. Pure.
 
 exit code 0                                        finished
 another exit code                                  failed
@@ -6,9 +6,9 @@ SIGINT                                             interrupted
 SIGTERM, SIGHUP                                    terminated: launchers send these to the other ranks of a failed one
 SIGKILL, and its cgroup has a new OOM victim       out_of_memory
 SIGKILL otherwise                                  killed
-SIGABRT, and a collective was past its timeout     collective_timeout (NCCL's watchdog ends the process so)
+SIGABRT, and a collective was past its timeout     collective_timeout (as NCCL's watchdog ends the process)
 any other signal                                   crashed
-nobody can say                                     killed, the detail says what is not known
+exit status not known                              killed, with the reason in the detail
 """
 
 import signal
@@ -20,8 +20,10 @@ TERMINATED: Final = frozenset({signal.SIGTERM, signal.SIGHUP})
 
 
 class Evidence(NamedTuple):
-    """What else is known of a rank that has ended. `oom_kills` as OomKills.take says; `overdue`: a collective that was
-    pending when last looked at is past its timeout by now; `frozen`: its agent had not moved for long.
+    """The evidence about a rank that has ended, besides its exit status.
+
+    `oom_kills` is the result of `OomKills.claim`; `overdue`: a collective pending at the last observation is past its
+    timeout; `frozen`: the agent had written no heartbeat for long.
     """
 
     oom_kills: int | None = None
@@ -32,14 +34,14 @@ class Evidence(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """One of END_REASONS, and a sentence for people."""
+    """One of END_REASONS, and a sentence for the user."""
 
     reason: str
     detail: str
 
 
 def classify_ending(status: ExitStatus | None, evidence: Evidence) -> Ending:
-    """How the rank ended.
+    """Return how the rank ended.
 
     >>> classify_ending(ExitStatus(None, 9, False), Evidence(oom_kills=1, oom_place="cgroup /job"))
     Ending(reason='out_of_memory', detail='SIGKILL while the OOM killer counted 1 victim in cgroup /job')
@@ -50,24 +52,24 @@ def classify_ending(status: ExitStatus | None, evidence: Evidence) -> Ending:
     if status.signal is None:
         code = status.exit_code
         return Ending("failed" if code else "finished", f"exit code {code}{before}" if code else "")
-    return _tell_signal(status.signal, status, evidence, before)
+    return _classify_signal(status.signal, status, evidence, before)
 
 
-def _tell_signal(number: int, status: ExitStatus, evidence: Evidence, before: str) -> Ending:
+def _classify_signal(number: int, status: ExitStatus, evidence: Evidence, before: str) -> Ending:
     name = _name(number)
     if number == signal.SIGINT:
         return Ending("interrupted", name)
     if number in TERMINATED:
         return Ending("terminated", f"{name}, as launchers send it to the other ranks when one has failed{before}")
     if number == signal.SIGKILL:
-        return _tell_kill(name, evidence, before)
+        return _classify_kill(name, evidence, before)
     if number == signal.SIGABRT and evidence.overdue:
         return Ending("collective_timeout", f"{name} once a pending collective had passed its timeout")
     core = ", core dumped" if status.core_dumped else ""
     return Ending("crashed", f"{name}{core}{before}")
 
 
-def _tell_kill(name: str, evidence: Evidence, before: str) -> Ending:
+def _classify_kill(name: str, evidence: Evidence, before: str) -> Ending:
     if evidence.oom_kills:
         victims = "1 victim" if evidence.oom_kills == 1 else f"{evidence.oom_kills} victims"
         text = f"{name} while the OOM killer counted {victims} in {evidence.oom_place}"

@@ -1,9 +1,9 @@
-"""How a process ended that is not our child, from the kernel.
+"""Reads the exit status of a process that is not a child, from the kernel.
 
-    while it is a zombie        the last field of /proc/PID/stat, until its parent has taken it (torchrun: within 0.1 s)
-    after that, Linux >= 6.15   ioctl PIDFD_GET_INFO on a pidfd that was opened while it lived
+    while it is a zombie        the last field of /proc/PID/stat, until its parent reaps it (torchrun: within 0.1 s)
+    after that, Linux >= 6.15   ioctl PIDFD_GET_INFO on a pidfd that was opened while it was running
 
-Both give the status as waitpid does. Tried on Linux 6.18: `tests/unit/agent/sidecar/test_exit_status.py`.
+Both give the status in the format of waitpid.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _PIDFD_INFO_EXIT: Final = 1 << 3
 
 
 class ExitStatus(NamedTuple):
-    """How a process ended: its exit code, or else the signal that ended it."""
+    """The exit code of a process, or the signal that ended it."""
 
     exit_code: int | None
     signal: int | None
@@ -30,7 +30,7 @@ class ExitStatus(NamedTuple):
 
 
 def parse_status(status: int) -> ExitStatus:
-    """The status of waitpid.
+    """Parse a status in the format of waitpid.
 
     >>> parse_status(3 << 8), parse_status(11 | 0x80)[1:]
     (ExitStatus(exit_code=3, signal=None, core_dumped=False), (11, True))
@@ -42,26 +42,26 @@ def parse_status(status: int) -> ExitStatus:
 
 
 def open_process(pid: int) -> int | None:
-    """A pidfd, readable once the process has ended; None where the kernel or a filter does not allow it."""
+    """Open a pidfd, which is readable once the process has ended; None if the kernel or a filter denies it."""
     with contextlib.suppress(OSError, AttributeError):
         return os.pidfd_open(pid)
     return None
 
 
 def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
-    """When the process started, in the kernel's ticks: with the id it names one process for good."""
+    """Return the start time of a process in clock ticks, which together with its id identifies it."""
     stat = read_stat(f"{proc}/{pid}")
     return None if stat is None else stat.start_ticks
 
 
 def has_ended(pid: int, start_ticks: int | None, proc: str = "/proc") -> bool:
-    """Whether that process does not run any more: gone, a zombie, or its id is another one's by now."""
+    """Return whether the process has ended: it is gone, a zombie, or its id belongs to another process."""
     stat = read_stat(f"{proc}/{pid}")
     return stat is None or stat.has_ended or start_ticks not in {None, stat.start_ticks}
 
 
 def read_exit_status(pid: int, start_ticks: int | None, pidfd: int | None, proc: str = "/proc") -> ExitStatus | None:
-    """How the process ended; None where nobody can say any more. Works once its parent has not, or has, taken it."""
+    """Return how the process ended, before or after its parent has reaped it; None if that is not known any more."""
     stat = read_stat(f"{proc}/{pid}")
     if stat is None or not stat.has_ended or stat.exit_status is None or start_ticks not in {None, stat.start_ticks}:
         return None if pidfd is None else _ask_kernel(pidfd)

@@ -1,7 +1,7 @@
-"""What goes wrong in the sidecar itself: it has no output of its own, so a rank of its node says it.
+"""Passes errors of the sidecar, which has no output, to a rank of its node for logging.
 
-The sidecar appends a line to a file in its directory, once for each part and type of error. A rank looks now and then,
-removes the file and says what stood in it. With RANKSCOPE_DEBUG=1 the tracebacks go to the ranks' stderr at once.
+The sidecar appends a line to a file in its directory, once for each part and type of error. A rank checks the file
+regularly, removes it and logs its lines. With RANKSCOPE_DEBUG=1 tracebacks go to the ranks' stderr directly.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ LINE_LENGTH_MAX: Final = 500
 
 
 class SidecarFaults:
-    """The writing side, in the sidecar."""
+    """The writer of errors, in the sidecar."""
 
     def __init__(self, folder: str) -> None:
         self._path = os.path.join(folder, FAULTS)
         self._noted: set[tuple[str, str]] = set()
 
     def note(self, part: str, error: BaseException) -> None:
-        """Leave a line about the error for the ranks. Never raise."""
+        """Write a line about the error for the ranks. Never raise."""
         text = explain(f"the sidecar's {part}", error)
         key = part, type(error).__name__
         if key in self._noted or len(self._noted) >= FAULTS_MAX:
@@ -40,14 +40,14 @@ class SidecarFaults:
 
 
 def read_faults(folder: str) -> str:
-    """Return what the sidecar has noted since the last time, and remove it; empty where there is nothing."""
+    """Return and remove the errors that the sidecar has written since the last call; empty if there are none."""
     path = os.path.join(folder, FAULTS)
-    taken = f"{path}.{os.getpid()}"
+    claimed = f"{path}.{os.getpid()}"
     try:
-        os.rename(path, taken)  # one rank of the node gets it
-        with open(taken, encoding="utf-8", errors="replace") as file:
+        os.rename(path, claimed)  # so that only one rank of the node reads it
+        with open(claimed, encoding="utf-8", errors="replace") as file:
             lines = file.read(FAULTS_MAX * LINE_LENGTH_MAX).splitlines()
-        os.unlink(taken)
+        os.unlink(claimed)
     except OSError:
         return ""
     return "; ".join(lines)

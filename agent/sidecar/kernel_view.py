@@ -1,8 +1,8 @@
-"""A process that does not answer, as the kernel sees it: what each of its threads waits in. Reads /proc only.
+"""Reads from /proc where each thread of a frozen process is blocked.
 
-The name of the kernel function (wchan) and the number of the system call may be hidden from this user: then they are
-None, and the state's letter and the CPU time remain. A process of a rank has hundreds of threads that sleep; the main
-one comes first, then those that run or wait for a device, and what is too much is counted.
+The kernel function (wchan) and the system call number may be hidden from this user: then they are None, and the state
+and CPU time remain. A rank process has hundreds of sleeping threads; the main thread comes first, then those that run
+or wait for a device, and those above THREADS_MAX are only counted.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from rankscope.measure.units import NS_PER_S
 
 THREADS_MAX: Final = 32
 LISTED_MAX: Final = 2048
-"""Threads looked at: a process with more is listed in part."""
+"""Largest number of threads read of one process."""
 _NOTHING: Final = frozenset({"", "0"})
 
 
@@ -28,7 +28,7 @@ class KernelView(NamedTuple):
 
 
 def read_threads(pid: int, proc: str = "/proc") -> KernelView:
-    """What the kernel says of this moment."""
+    """Return the present state of the threads of a process."""
     folder = f"{proc}/{pid}/task"
     numbers: list[int] = []
     with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def _read_thread(folder: str, number: int) -> KernelThread | None:
 
 
 def _parse_system_call(text: str | None) -> int | None:
-    """`running`, or the call's number and its arguments; -1 when blocked outside a system call."""
+    """Parse /proc/PID/task/TID/syscall: `running`, or call number and arguments; -1: blocked outside a system call."""
     with contextlib.suppress(ValueError, IndexError):
         number = int((text or "").split()[0])
         return number if number >= 0 else None

@@ -1,8 +1,7 @@
-"""Carries the sidecar's notices to the collectors: each until it is acknowledged, at most ATTEMPTS times.
+"""Sends the sidecar's notices to a collector: each until it is acknowledged, at most ATTEMPTS times.
 
-Runs in the sidecar's one thread and never waits. There is nothing to be kept in order, and a collector takes a notice
-that comes twice for one: so a notice is simply sent again after a while. Most sidecars never have one, so ZeroMQ is
-loaded with the first.
+Runs on the sidecar's only thread and never waits. Notices have no order, and the collector ignores duplicates, so an
+unacknowledged notice is sent again after a pause. ZeroMQ is imported with the first notice; most sidecars have none.
 """
 
 import os
@@ -24,8 +23,8 @@ Notice = RankEnded | RankUnresponsive
 ATTEMPTS: Final = 6
 RESEND_NS: Final = 700 * NS_PER_MS
 NOTICES_MAX: Final = 256
-"""Notices kept for one collector; the oldest makes room, and is counted."""
-RECEIVES_PER_TURN_MAX: Final = 64
+"""Largest number of notices kept for one collector. Above it the oldest is dropped and counted."""
+RECEIVES_MAX: Final = 64
 
 
 class _PendingNotice:
@@ -36,67 +35,67 @@ class _PendingNotice:
 
 
 class NoticeSender:
-    """One for each collector. `dropped` counts notices that no collector acknowledged."""
+    """The sender of notices to one collector. `dropped` counts notices that were never acknowledged."""
 
     def __init__(self, endpoint: str, open_socket: Callable[[str], Any] | None = None) -> None:
         self._endpoint = endpoint
         self.keys: ClientKeys | None = None
-        """With which the collector is spoken to; to be set before the first notice is posted."""
+        """Keys of the connection, to be set before the first notice."""
         self._open_socket = open_socket or (lambda endpoint: _open_dealer(endpoint, self.keys))
         self._socket: Any = None
-        self._letters: deque[_PendingNotice] = deque()
+        self._pending: deque[_PendingNotice] = deque()
         self._sequence = 0
         self.dropped = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to deliver."""
-        return not self._letters
+        """Whether all notices were delivered or dropped."""
+        return not self._pending
 
-    def post(self, notice: Notice) -> None:
-        """Take a notice; it goes out with the next turn, under a number of its own."""
+    def enqueue(self, notice: Notice) -> None:
+        """Number a notice and send it with the next `run_once`."""
         self._sequence += 1
-        if len(self._letters) >= NOTICES_MAX:
-            self._letters.popleft()
+        if len(self._pending) >= NOTICES_MAX:
+            self._pending.popleft()
             self.dropped += 1
-        self._letters.append(_PendingNotice(msgspec.structs.replace(notice, sequence=self._sequence)))
+        self._pending.append(_PendingNotice(msgspec.structs.replace(notice, sequence=self._sequence)))
 
-    def take_turn(self, now_ns: int) -> None:
-        """Send what is due, take in what was acknowledged."""
-        if self._letters and self._socket is None:
+    def run_once(self, now_ns: int) -> None:
+        """Receive acknowledgements and send the notices that are due."""
+        if self._pending and self._socket is None:
             self._socket = self._open_socket(self._endpoint)
         if self._socket is None:
             return
         self._receive()
-        for letter in list(self._letters):
-            if now_ns < letter.due_ns:
+        for pending in list(self._pending):
+            if now_ns < pending.due_ns:
                 continue
-            if letter.attempts >= ATTEMPTS:
-                self._letters.remove(letter)
+            if pending.attempts >= ATTEMPTS:
+                self._pending.remove(pending)
                 self.dropped += 1
                 continue
-            self._send(letter, now_ns)
+            self._send(pending, now_ns)
 
     def close(self) -> None:
-        """Drop what is left."""
+        """Close the socket; pending notices are lost."""
         if self._socket is not None:
             self._socket.close(0)
             self._socket = None
 
-    def _send(self, letter: _PendingNotice, now_ns: int) -> None:
-        import zmq  # noqa: PLC0415 - see the head of the file
+    def _send(self, pending: _PendingNotice, now_ns: int) -> None:
+        import zmq  # noqa: PLC0415 - see the module docstring
 
-        letter.attempts += 1
-        letter.due_ns = now_ns + RESEND_NS
+        pending.attempts += 1
+        pending.due_ns = now_ns + RESEND_NS
         try:
-            self._socket.send(encode(letter.notice), zmq.NOBLOCK)
+            self._socket.send(encode(pending.notice), zmq.NOBLOCK)
         except zmq.ZMQError:
-            return  # no connection yet: that was an attempt too, or a dead collector would be tried for ever
+            return  # no connection yet; it counts as an attempt, to give up on a collector that is gone
 
     def _receive(self) -> None:
         import zmq  # noqa: PLC0415
 
-        for _ in range(RECEIVES_PER_TURN_MAX):
+        for _ in range(RECEIVES_MAX):
             try:
                 message = decode(self._socket.recv(zmq.NOBLOCK))
             except DecodeError:
@@ -104,7 +103,7 @@ class NoticeSender:
             except zmq.ZMQError:
                 return
             if isinstance(message, Ack):
-                self._letters = deque(one for one in self._letters if one.notice.sequence != message.through)
+                self._pending = deque(one for one in self._pending if one.notice.sequence != message.through)
 
 
 def _open_dealer(endpoint: str, keys: ClientKeys | None) -> Any:
@@ -123,7 +122,7 @@ def _open_dealer(endpoint: str, keys: ClientKeys | None) -> Any:
     return dealer
 
 
-TURN_NS: Final = 50 * NS_PER_MS
-"""How often turns are taken while something is to be delivered."""
+RUN_NS: Final = 50 * NS_PER_MS
+"""Interval of `run_once` while notices are pending."""
 GIVE_UP_NS: Final = ATTEMPTS * RESEND_NS + NS_PER_S
-"""After this time nothing that was posted before is left."""
+"""Time after which every notice is delivered or dropped."""

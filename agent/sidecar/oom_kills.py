@@ -1,12 +1,12 @@
-"""Whether the OOM killer has struck: the kernel counts its victims, by cgroup and over the whole machine.
+"""Attributes SIGKILL deaths to the OOM killer, whose victims the kernel counts by cgroup and for the whole machine.
 
     cgroup v2   memory.events, `oom_kill`: victims in this cgroup and below, whichever limit killed them
     cgroup v1   memory.oom_control, `oom_kill` (Linux >= 4.13)
-    neither     /proc/vmstat, `oom_kill`: the whole machine, other people's processes too
+    neither     /proc/vmstat, `oom_kill`: the whole machine, including processes of other users
 
-A process that died of SIGKILL while the count of its cgroup rose was killed by the OOM killer, as far as anybody can
-tell. A rise counts for one death only: two ranks in one cgroup of which one was killed by hand are told apart, though
-not which is which when both die within RISE_NS_MAX.
+A process that died of SIGKILL while the count of its cgroup rose counts as killed by the OOM killer. Each rise accounts
+for one death only. If two ranks of one cgroup die within RISE_NS_MAX and one was killed otherwise, which one is not
+known.
 """
 
 import contextlib
@@ -17,19 +17,19 @@ from rankscope.agent.sidecar.cgroups import find_cgroup_folders
 from rankscope.measure.units import NS_PER_S
 
 RISE_NS_MAX: Final = 5 * NS_PER_S
-"""How long after a rise of the count a death may still be due to it: a big process takes seconds to die."""
+"""Longest time from a rise of the count to the death it explains: a large process takes seconds to end."""
 COUNT_FIELD: Final = "oom_kill"
 
 
 class Counter(NamedTuple):
-    """A file that has a line `oom_kill N`. `place` names it for people."""
+    """A file with a line `oom_kill N`. `place` describes it for the user."""
 
     path: str
     place: str
 
 
 class OomKills:
-    """The count that concerns one process. Found while it lives, since later its cgroup is not known."""
+    """The OOM victims of a cgroup. Create it while a process is running, since later its cgroup is not known."""
 
     def __init__(self, counter: Counter | None) -> None:
         self._counter = counter
@@ -39,25 +39,25 @@ class OomKills:
 
     @property
     def place(self) -> str:
-        """Where it is counted, for people; empty where it is not."""
+        """Description of what is counted, for the user; empty if nothing is."""
         return self._counter.place if self._counter is not None and self._count is not None else ""
 
-    def look(self, now_ns: int) -> None:
-        """Take in what has been counted since."""
+    def update(self, now_ns: int) -> None:
+        """Read the counter."""
         count = None if self._counter is None else read_count(self._counter.path)
         if count is not None and self._count is not None and count > self._count:
             self._rise += count - self._count
             self._risen_ns = now_ns
         self._count = self._count if count is None else count
 
-    def take(self, now_ns: int) -> int | None:
-        """The victims counted lately that no death has been put down to yet; one of them is, if there is any.
+    def claim(self, now_ns: int) -> int | None:
+        """Return the number of recent victims not attributed to a death yet, and attribute one of them.
 
-        None where nothing is counted.
+        None if nothing is counted.
         """
         if self._count is None:
             return None
-        self.look(now_ns)
+        self.update(now_ns)
         if now_ns - self._risen_ns > RISE_NS_MAX:
             self._rise = 0
         found, self._rise = self._rise, max(0, self._rise - 1)
@@ -65,8 +65,8 @@ class OomKills:
 
 
 def find_counter(pid: int, proc: str = "/proc", mounts: str = "/sys/fs/cgroup") -> Counter | None:
-    """The narrowest count that concerns the process; None when the kernel has none."""
-    # Where both versions are mounted, the controller of memory is v1's.
+    """Return the narrowest counter that includes the process; None if the kernel has none."""
+    # With both versions mounted, the memory controller belongs to v1.
     folders = find_cgroup_folders(f"{proc}/{pid}/cgroup", "memory", mounts)
     places = [(folder, "memory.oom_control") for folder in folders.own]
     places += [(folder, "memory.events") for folder in folders.shared]
@@ -79,10 +79,7 @@ def find_counter(pid: int, proc: str = "/proc", mounts: str = "/sys/fs/cgroup") 
 
 
 def read_count(path: str) -> int | None:
-    """The number after `oom_kill` in such a file; None when it has none.
-
-    `oom_kill_disable 0` of cgroup v1 is another line.
-    """
+    """Return the number after `oom_kill` in the file (not `oom_kill_disable`); None if there is none."""
     with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
         for line in file:
             words = line.split()

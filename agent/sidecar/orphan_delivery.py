@@ -1,9 +1,8 @@
-"""The sidecar's errand for ranks that cannot deliver any more: it brings the collector what they have left on the disk.
+"""Delivers orphaned reports: those that ended rank processes have left on the disk.
 
-It runs on a thread of its own, one life after the other, and only once there is something to bring: most sidecars never
-load ZeroMQ. Looked for are lives of the run whose ranks the sidecar watches: when it meets the first of them (what an
-earlier start of the run has left on this machine), and whenever one of them has ended. What no collector has taken
-when the sidecar leaves stays on the disk for the next one.
+Runs on a separate thread, one rank process after the other, started with the first delivery: most sidecars never import
+ZeroMQ. It delivers reports of the run that the sidecar watches: those of earlier starts when it sees the first rank,
+and those of each rank that ends. Reports that are not delivered when the sidecar exits stay for the next one.
 """
 
 import threading
@@ -27,20 +26,21 @@ from rankscope.measure.errors import RankscopeError
 from rankscope.measure.units import NS_PER_S
 
 ORPHANS_NS_MAX: Final = 120 * NS_PER_S
-"""How long a sidecar outlives its last rank for this: a collector that is restarted elsewhere is back in that time."""
+"""Longest time that the sidecar stays after its last rank, enough for a collector to be restarted elsewhere."""
 
 ATTEMPT_NS: Final = 30 * NS_PER_S
-"""After so long with one life the next one has its turn: one collector may be gone for good, another be there."""
+"""Longest attempt with one rank process before the next: collectors may differ, and one may be gone."""
 
+PART: Final = "orphaned reports"
 PAUSE_S: Final = 1.0
-"""After an attempt that failed at once."""
+"""Pause after a failed attempt."""
 
-ERRANDS_MAX: Final = 1024
-"""Lives that wait; further ones are left to the next sidecar."""
+DELIVERIES_MAX: Final = 1024
+"""Largest number of pending deliveries; further ones are left to the next sidecar."""
 
 
 class _PendingDelivery(NamedTuple):
-    """Bring what a life of `run` has left in `folder` to the collector at `address`."""
+    """The delivery of a rank process's reports in `folder`, if they belong to `run`, to the collector at `address`."""
 
     folder: str
     boot_id: str
@@ -52,49 +52,49 @@ Deliver = Callable[[OrphanedReports, Address, Clock, int, Callable[[], bool]], b
 
 
 class OrphanDelivery:
-    """Finds and delivers what was left. `deliver` stands for `left_delivery.deliver`. Nothing here raises or waits."""
+    """Finds and delivers orphaned reports. `deliver` replaces `orphaned_reports.deliver`. No method raises or waits."""
 
     def __init__(self, clock: Clock, deliver: Deliver | None = None, *, faults: SidecarFaults | None = None) -> None:
         self._clock = clock
         self._faults = faults
         self._deliver = deliver or _deliver
-        self._looked_for: set[tuple[str, str, str]] = set()
-        self._errands: deque[_PendingDelivery] = deque()
+        self._searched: set[tuple[str, str, str]] = set()
+        self._pending: deque[_PendingDelivery] = deque()
         self._changed = threading.Condition()
         self._is_busy = False
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.delivered = 0
-        """Lives of which everything was acknowledged."""
+        """Number of rank processes whose orphaned reports were all acknowledged."""
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is to be delivered."""
         with self._changed:
-            return not self._errands and not self._is_busy
+            return not self._pending and not self._is_busy
 
     def queue_earlier(self, descriptor: Descriptor) -> None:
-        """A rank is there: look, once for each folder, run and collector, for what earlier lives of its run left."""
+        """Queue reports of earlier processes of the rank's run, once for each folder, run and collector."""
         folder = descriptor.spill_folder
         key = (folder, descriptor.identity.run, descriptor.endpoint)
-        if not folder or not descriptor.endpoint or key in self._looked_for:
+        if not folder or not descriptor.endpoint or key in self._searched:
             return
-        self._looked_for.add(key)
+        self._searched.add(key)
         remove_old(folder, keep=descriptor.identity.boot_id)
         for boot_id in find_boot_ids(folder):
             self._add(descriptor, boot_id)
 
-    def take(self, descriptor: Descriptor) -> str:
-        """A rank has ended: deliver what it left. Return what is damaged of that, empty for nothing."""
+    def queue_ended(self, descriptor: Descriptor) -> str:
+        """Queue the reports of a rank that has ended; return a description of damage to them, if any."""
         folder, boot_id = descriptor.spill_folder, descriptor.identity.boot_id
         if not folder or not descriptor.endpoint or not find_files(folder, boot_id):
             return ""
-        damage = describe_damage(folder, boot_id)  # before it is brought away
+        damage = describe_damage(folder, boot_id)  # before the delivery removes the files
         self._add(descriptor, boot_id)
         return damage
 
     def close(self) -> None:
-        """Stop; what is not delivered stays where it is."""
+        """Stop; undelivered reports stay on the disk."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
@@ -103,67 +103,67 @@ class OrphanDelivery:
 
     def _add(self, descriptor: Descriptor, boot_id: str) -> None:
         address = Address(descriptor.endpoint, descriptor.keys)
-        errand = _PendingDelivery(descriptor.spill_folder, boot_id, descriptor.identity.run, address)
+        delivery = _PendingDelivery(descriptor.spill_folder, boot_id, descriptor.identity.run, address)
         with self._changed:
-            if len(self._errands) < ERRANDS_MAX and errand not in self._errands:
-                self._errands.append(errand)
+            if len(self._pending) < DELIVERIES_MAX and delivery not in self._pending:
+                self._pending.append(delivery)
                 self._changed.notify_all()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rankscope-left-reports", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="rankscope-orphans", daemon=True)
             self._thread.start()
 
-    # -- the errand thread --------------------------------------------------------------------------------------------
+    # -- the delivery thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (errand := self._wait_for_errand()) is not None:
-            if not self._try(errand):
+        while (delivery := self._wait_for_delivery()) is not None:
+            if not self._attempt(delivery):
                 with self._changed:
-                    self._errands.append(errand)
+                    self._pending.append(delivery)
                 self._stopping.wait(PAUSE_S)
 
-    def _wait_for_errand(self) -> _PendingDelivery | None:
+    def _wait_for_delivery(self) -> _PendingDelivery | None:
         with self._changed:
             self._is_busy = False
-            while not self._errands and not self._stopping.is_set():
+            while not self._pending and not self._stopping.is_set():
                 self._changed.wait()
             if self._stopping.is_set():
                 return None
             self._is_busy = True
-            return self._errands.popleft()
+            return self._pending.popleft()
 
-    def _try(self, errand: _PendingDelivery) -> bool:
-        """Whether nothing is left to be done: it was delivered, is somebody else's, or stays since it is refused."""
+    def _attempt(self, delivery: _PendingDelivery) -> bool:
+        """Return whether nothing remains to be done: delivered, of another run or process, or refused for good."""
         try:
-            life = claim_orphan(errand.folder, errand.boot_id)
-            if life is None:
+            orphan = claim_orphan(delivery.folder, delivery.boot_id)
+            if orphan is None:
                 return True
             try:
-                return life.hello.identity.run != errand.run or self._bring(life, errand.address)
+                return orphan.hello.identity.run != delivery.run or self._deliver_all(orphan, delivery.address)
             finally:
-                life.close()
+                orphan.close()
         except OrphanRefusedError:
             return True
         except (OSError, RankscopeError) as error:
-            print_traceback("left reports", error)  # no fault of ours: the collector may just be away
+            print_traceback(PART, error)  # not an error of the sidecar: the collector may be away
             return False
-        except Exception as error:  # noqa: BLE001 - our bug with one life must not keep the others from delivery
+        except Exception as error:  # noqa: BLE001 - an error with one rank process must not prevent other deliveries
             if self._faults is not None:
-                self._faults.note("left reports", error)
+                self._faults.note(PART, error)
             return True
 
-    def _bring(self, life: OrphanedReports, address: Address) -> bool:
-        """Whether the collector has taken all of it."""
+    def _deliver_all(self, orphan: OrphanedReports, address: Address) -> bool:
+        """Return whether the collector has acknowledged all reports."""
         deadline_ns = self._clock.monotonic_ns() + ATTEMPT_NS
-        if not self._deliver(life, address, self._clock, deadline_ns, self._stopping.is_set):
+        if not self._deliver(orphan, address, self._clock, deadline_ns, self._stopping.is_set):
             return False
-        life.remove()
+        orphan.remove()
         self.delivered += 1
         return True
 
 
 def _deliver(
-    life: OrphanedReports, address: Address, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]
+    orphan: OrphanedReports, address: Address, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]
 ) -> bool:
-    from rankscope.agent.report.orphaned_reports import deliver  # noqa: PLC0415 - loads ZeroMQ
+    from rankscope.agent.report.orphaned_reports import deliver  # noqa: PLC0415 - imports ZeroMQ
 
-    return deliver(life, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)
+    return deliver(orphan, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)

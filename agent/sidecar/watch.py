@@ -1,14 +1,13 @@
-"""The sidecar: one small process a node that watches the ranks of one run and speaks for those that cannot.
+"""Watches the ranks of one run on a node from the sidecar process, and reports those that end or freeze.
 
     every TICK_NS, or at once when a process ends:
-      find beacons -> a watched process each -> ended?  -> how (exit status, OOM count, beacon)  -> RankEnded
-                                             -> frozen? -> what can be read from outside         -> RankUnresponsive
-    it ends with the last rank, after a few seconds for the last notices, and removes what the ranks have left
+      find beacons -> one watched process each -> ended?  -> exit status, OOM count, beacon  -> RankEnded
+                                               -> frozen? -> what is readable from outside   -> RankUnresponsive
+    it exits after the last rank, when notices and orphaned reports are delivered, and removes the ranks' files
 
-A rank that said goodbye and ended as it said needs no notice. One a node and not one a rank: 20 MB instead of 160 on a
-node of eight GPUs, and it sees all of them die, so that the OOM killer's victims are told from the launcher's.
-
-What the ranks have left on the disk (`spill_dir`) is delivered beside all that, see orphan_delivery.py.
+A rank whose goodbye was acknowledged and whose exit code matches it needs no notice. One sidecar per node instead of
+one per rank saves memory (20 MB each), and sees all ranks end, so that victims of the OOM killer can be distinguished
+from ranks killed by the launcher.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ from rankscope.agent.sidecar.endings import Evidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus, has_ended, open_process, read_exit_status
 from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.agent.sidecar.kernel_view import read_threads
-from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, TURN_NS, Notice, NoticeSender
+from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, RUN_NS, Notice, NoticeSender
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
 from rankscope.agent.sidecar.orphan_delivery import ORPHANS_NS_MAX, OrphanDelivery
 from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
@@ -41,26 +40,27 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 TICK_NS: Final = 500 * NS_PER_MS
 RANKS_MAX: Final = 256
-"""Ranks watched on one node; further ones go unwatched."""
+"""Largest number of ranks watched on one node."""
 REPEAT_NS: Final = 10 * NS_PER_S
-"""A rank that stays frozen is looked at again so often: below the collector's `rank_silent_s`."""
+"""Interval of inspecting a rank that stays frozen: below the collector's `rank_silent_s`."""
 ASK_S: Final = 1.0
-"""Patience with a worker server: a full recorder takes 0.2 s."""
+"""Timeout of a worker server; dumping a full flight recorder takes 0.2 s."""
 PAUSE_NS_MIN: Final = 5 * NS_PER_S
-"""A sidecar that has not looked for so long was stopped itself, perhaps with the ranks: they get time to beat."""
+"""Gap between passes from which the sidecar itself counts as suspended, perhaps with the ranks, which then get time for
+a heartbeat."""
 EARLY_NS_MAX: Final = NS_PER_S
-"""The age of a collective is its recorder's, the patience its watchdog's: they may begin a moment apart."""
+"""Tolerance of timeouts: the recorder's age of a collective and the watchdog's timeout start slightly apart."""
 FIRST_BEACON_NS: Final = 60 * NS_PER_S
 
 
 @dataclass
 class _Watched:
-    """One rank that lives. `looked_ns`: when it was last looked at from outside in the freeze that goes on."""
+    """A running rank. `inspected_ns` is the time of the last inspection in the present freeze."""
 
     descriptor: Descriptor
     pidfd: int | None
     ooms: OomKills
-    looked_ns: int | None = None
+    inspected_ns: int | None = None
     pending: tuple[PendingCollective, ...] = ()
     deadline_ns: int | None = None
 
@@ -70,32 +70,32 @@ class _Watched:
 
 
 @dataclass
-class _Post:
-    """The senders, by the collector they go to."""
+class _NoticeSenders:
+    """The senders of notices, by collector."""
 
     make: Callable[[str], NoticeSender]
     senders: dict[str, NoticeSender] = field(default_factory=dict)
 
-    def post(self, descriptor: Descriptor, notice: Notice) -> None:
+    def enqueue(self, descriptor: Descriptor, notice: Notice) -> None:
         endpoint = descriptor.endpoint
         if not endpoint:
             return
         if endpoint not in self.senders:
             self.senders[endpoint] = self.make(endpoint)
             self.senders[endpoint].keys = descriptor.keys
-        self.senders[endpoint].post(notice)
+        self.senders[endpoint].enqueue(notice)
 
-    def take_turns(self, now_ns: int) -> None:
-        for courier in self.senders.values():
-            courier.take_turn(now_ns)
+    def run_once(self, now_ns: int) -> None:
+        for sender in self.senders.values():
+            sender.run_once(now_ns)
 
     @property
     def is_idle(self) -> bool:
-        return all(courier.is_idle for courier in self.senders.values())
+        return all(sender.is_idle for sender in self.senders.values())
 
 
 class Watch:
-    """Watches the beacons in `folder`. `proc` and `mounts` stand for /proc and /sys/fs/cgroup."""
+    """The watch over the beacons in `folder`. `proc` and `mounts` replace /proc and /sys/fs/cgroup."""
 
     def __init__(
         self,
@@ -112,51 +112,51 @@ class Watch:
         self._clock = clock
         self._proc = proc
         self._mounts = mounts
-        self._post = _Post(make_sender)
-        self._left_reports = orphans or OrphanDelivery(clock, faults=faults or SidecarFaults(folder))
+        self._notices = _NoticeSenders(make_sender)
+        self._orphans = orphans or OrphanDelivery(clock, faults=faults or SidecarFaults(folder))
         self._watched: dict[str, _Watched] = {}
         self._ooms: dict[str, OomKills] = {}
         self._poll = select.poll()
         self._has_seen_any = False
-        self._awake_since_ns = self._looked_ns = clock.monotonic_ns()
+        self._awake_since_ns = self._last_pass_ns = clock.monotonic_ns()
 
     def run(self) -> None:
         """Watch until the last rank has ended."""
         empty_since_ns: int = self._clock.monotonic_ns()
         while True:
-            self.look()
+            self.run_pass()
             now_ns = self._clock.monotonic_ns()
             if self._watched:
                 empty_since_ns = now_ns
-            patience_ns = 0 if self._post.is_idle else GIVE_UP_NS
-            if not self._left_reports.is_idle:
+            patience_ns = 0 if self._notices.is_idle else GIVE_UP_NS
+            if not self._orphans.is_idle:
                 patience_ns = ORPHANS_NS_MAX
             if not self._has_seen_any:
                 patience_ns = FIRST_BEACON_NS
             if not self._watched and now_ns - empty_since_ns >= patience_ns:
                 return
-            self._poll.poll((TICK_NS if self._post.is_idle else TURN_NS) // NS_PER_MS)
+            self._poll.poll((TICK_NS if self._notices.is_idle else RUN_NS) // NS_PER_MS)
 
-    def look(self) -> None:
-        """One round over all ranks. At most one that is frozen is looked at from outside: that may take seconds."""
+    def run_pass(self) -> None:
+        """Check all ranks once. Inspect at most one frozen rank, since that may take seconds."""
         self._find_new()
         now_ns = self._clock.monotonic_ns()
-        if now_ns - self._looked_ns > PAUSE_NS_MIN:
+        if now_ns - self._last_pass_ns > PAUSE_NS_MIN:
             self._awake_since_ns = now_ns
         frozen: list[str] = []
         for ooms in self._ooms.values():
-            ooms.look(now_ns)
+            ooms.update(now_ns)
         for name, rank in list(self._watched.items()):
             rank.descriptor = beacon.read_descriptor(self._folder, name) or rank.descriptor
-            self._left_reports.queue_earlier(rank.descriptor)
+            self._orphans.queue_earlier(rank.descriptor)
             if self._has_ended(rank):
-                self._take_end(name, rank)
+                self._report_end(name, rank)
             elif self._is_frozen(name, rank):
                 frozen.append(name)
         for name in frozen[:1]:
-            self._look_from_outside(name, self._watched[name])
-        self._looked_ns = self._clock.monotonic_ns()
-        self._post.take_turns(self._looked_ns)
+            self._inspect_frozen(name, self._watched[name])
+        self._last_pass_ns = self._clock.monotonic_ns()
+        self._notices.run_once(self._last_pass_ns)
 
     def _find_new(self) -> None:
         for name in beacon.find_names(self._folder):
@@ -168,7 +168,7 @@ class Watch:
             pid = descriptor.identity.pid
             pidfd = open_process(pid)
             if has_ended(pid, descriptor.start_ticks, self._proc) and pidfd is not None:
-                os.close(pidfd)  # perhaps another process's by now
+                os.close(pidfd)  # the id may belong to another process by now
                 pidfd = None
             if pidfd is not None:
                 self._poll.register(pidfd, select.POLLIN)
@@ -176,7 +176,7 @@ class Watch:
             self._watched[name] = _Watched(descriptor, pidfd, self._find_ooms(pid))
 
     def _find_ooms(self, pid: int) -> OomKills:
-        """Ranks in one cgroup share its count: a victim is put down to one of them."""
+        """Return the OOM counter of a process, which the ranks of one cgroup share."""
         counter = find_counter(pid, self._proc, self._mounts)
         path = "" if counter is None else counter.path
         return self._ooms.setdefault(path, OomKills(counter))
@@ -188,33 +188,34 @@ class Watch:
 
     # -- ended --------------------------------------------------------------------------------------------------------
 
-    def _take_end(self, name: str, rank: _Watched) -> None:
+    def _report_end(self, name: str, rank: _Watched) -> None:
         status = read_exit_status(rank.pid, rank.descriptor.start_ticks, rank.pidfd, self._proc)
         if rank.pidfd is not None:
             self._poll.unregister(rank.pidfd)
             os.close(rank.pidfd)
-        beat = beacon.read_heartbeat(self._folder, name) or Heartbeat(0)
+        heartbeat = beacon.read_heartbeat(self._folder, name) or Heartbeat(0)
         crash = beacon.read_crash(self._folder, name)
         beacon.remove_files(self._folder, name)
         del self._watched[name]
-        damage = self._left_reports.take(rank.descriptor)
-        if beat.state != beacon.GOODBYE_ACKNOWLEDGED or status is None or not _is_as_said(status, beat):
-            absent = {} if status is not None else {"exit_code": "its parent took it before it could be read"}
+        damage = self._orphans.queue_ended(rank.descriptor)
+        is_goodbye_known = heartbeat.state == beacon.GOODBYE_ACKNOWLEDGED
+        if not is_goodbye_known or status is None or not _matches_goodbye(status, heartbeat):
+            absent = {} if status is not None else {"exit_code": "its parent reaped it before it could be read"}
             if damage:
                 absent["spill"] = damage[:200]
-            end = self._describe_end(rank, beat, status, crash)
-            self._post.post(rank.descriptor, msgspec.structs.replace(end, absent=absent))
+            end = self._describe_end(rank, heartbeat, status, crash)
+            self._notices.enqueue(rank.descriptor, msgspec.structs.replace(end, absent=absent))
 
-    def _describe_end(self, rank: _Watched, beat: Heartbeat, status: ExitStatus | None, crash: str) -> RankEnded:
+    def _describe_end(self, rank: _Watched, heartbeat: Heartbeat, status: ExitStatus | None, crash: str) -> RankEnded:
         now_ns = self._clock.monotonic_ns()
         number = None if status is None else status.signal
-        deadlines_ns = (beat.deadline_host_ns, rank.deadline_ns)
+        deadlines_ns = (heartbeat.deadline_host_ns, rank.deadline_ns)
         evidence = Evidence(
-            oom_kills=rank.ooms.take(now_ns) if number == signal.SIGKILL else None,
+            oom_kills=rank.ooms.claim(now_ns) if number == signal.SIGKILL else None,
             oom_place=rank.ooms.place,
             overdue=any(at is not None and now_ns >= at - EARLY_NS_MAX for at in deadlines_ns),
-            stalled=beat.stalled_since_host_ns is not None,
-            frozen=rank.looked_ns is not None,
+            stalled=heartbeat.stalled_since_host_ns is not None,
+            frozen=rank.inspected_ns is not None,
         )
         ending = classify_ending(status, evidence)
         return RankEnded(
@@ -228,7 +229,7 @@ class Watch:
             signal=number,
             core_dumped=None if status is None else status.core_dumped,
             oom_kills=evidence.oom_kills,
-            last_step=beat.last_step,
+            last_step=heartbeat.last_step,
             pending=rank.pending,
             stacks=parse_crash(crash, find_torch_folder()) if status is None or number in CAUGHT else (),
         )
@@ -236,18 +237,18 @@ class Watch:
     # -- frozen -------------------------------------------------------------------------------------------------------
 
     def _is_frozen(self, name: str, rank: _Watched) -> bool:
-        beat = beacon.read_heartbeat(self._folder, name)
+        heartbeat = beacon.read_heartbeat(self._folder, name)
         now_ns = self._clock.monotonic_ns()
-        if beat is None or beat.state != beacon.ALIVE:
+        if heartbeat is None or heartbeat.state != beacon.ALIVE:
             return False
-        if now_ns - max(beat.written_host_ns, self._awake_since_ns) <= rank.descriptor.frozen_after_ns:
-            rank.looked_ns = None
+        if now_ns - max(heartbeat.written_host_ns, self._awake_since_ns) <= rank.descriptor.frozen_after_ns:
+            rank.inspected_ns = None
             return False
-        return rank.looked_ns is None or now_ns - rank.looked_ns >= REPEAT_NS
+        return rank.inspected_ns is None or now_ns - rank.inspected_ns >= REPEAT_NS
 
-    def _look_from_outside(self, name: str, rank: _Watched) -> None:
+    def _inspect_frozen(self, name: str, rank: _Watched) -> None:
         descriptor = rank.descriptor
-        beat = beacon.read_heartbeat(self._folder, name) or Heartbeat(0)
+        heartbeat = beacon.read_heartbeat(self._folder, name) or Heartbeat(0)
         view = read_threads(rank.pid, self._proc)
         absent: dict[str, str] = {}
         dumps = []
@@ -260,14 +261,14 @@ class Watch:
         labels = self._find_labels(descriptor, find_names(dumps))
         if dumps:
             rank.pending = find_pending(dumps, labels, self._clock.wall_ns()).collectives
-        rank.looked_ns = self._clock.monotonic_ns()
-        rank.deadline_ns = find_deadline(rank.pending, rank.looked_ns) if dumps else rank.deadline_ns
+        rank.inspected_ns = self._clock.monotonic_ns()
+        rank.deadline_ns = find_deadline(rank.pending, rank.inspected_ns) if dumps else rank.deadline_ns
         notice = RankUnresponsive(
             sequence=1,
             identity=descriptor.identity,
-            host_ns=rank.looked_ns,
-            since_host_ns=beat.written_host_ns,
-            last_step=beat.last_step,
+            host_ns=rank.inspected_ns,
+            since_host_ns=heartbeat.written_host_ns,
+            last_step=heartbeat.last_step,
             state=view.state,
             threads=view.threads,
             threads_left_out=view.left_out,
@@ -276,7 +277,7 @@ class Watch:
             waits=waits,
             absent=absent,
         )
-        self._post.post(descriptor, notice)
+        self._notices.enqueue(descriptor, notice)
 
     @staticmethod
     def _find_labels(descriptor: Descriptor, names: dict[int, str]) -> dict[int, str]:
@@ -284,16 +285,16 @@ class Watch:
         return {number: known[name] for number, name in names.items() if name in known}
 
     def close(self) -> None:
-        """Let go of everything."""
-        self._left_reports.close()
-        for courier in self._post.senders.values():
-            courier.close()
+        """Close all senders and process handles."""
+        self._orphans.close()
+        for sender in self._notices.senders.values():
+            sender.close()
         for rank in self._watched.values():
             if rank.pidfd is not None:
                 with contextlib.suppress(OSError):
                     os.close(rank.pidfd)
 
 
-def _is_as_said(status: ExitStatus, beat: Heartbeat) -> bool:
-    """Whether the process ended with the exit code that its goodbye had; a script that runs to its end says none."""
-    return status.signal is None and status.exit_code == (beat.exit_code or 0)
+def _matches_goodbye(status: ExitStatus, heartbeat: Heartbeat) -> bool:
+    """Return whether the process ended with the exit code of its goodbye, which is absent for a completed script."""
+    return status.signal is None and status.exit_code == (heartbeat.exit_code or 0)

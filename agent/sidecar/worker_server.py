@@ -1,8 +1,8 @@
-"""torch's own worker server: a thread in C++ that answers while Python cannot, on a socket in the sidecar's directory.
+"""Opens torch's worker server in a rank, and queries it from the sidecar while Python in the rank is blocked.
 
-It answers questions about the flight recorder and about waits without the interpreter's lock (GIL). Opening it takes
-0.2 ms and 0.6 MB. It keeps max(8, cores - 1) idle threads, 9 kB each, so it is opened only where the limits of
-processes leave plenty of room: a thread that cannot be made there would end the training.
+The server is C++: it answers requests about the flight recorder and waits without the GIL, on a socket in the sidecar's
+directory. Opening it takes 0.2 ms and 0.6 MB. It keeps max(8, cores - 1) idle threads, so it is opened only if process
+limits leave plenty of room: a thread that cannot be created there would end the training.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from rankscope.measure.units import NS_PER_MS
 SOCKET_PATH_BYTES_MAX: Final = 107
 """The kernel's limit for the address of a unix socket."""
 ROOM_FACTOR: Final = 8
-"""The threads that may be made must be so many times those needed: other ranks of the node need theirs too."""
+"""Required ratio of available to needed threads: other ranks of the node need theirs too."""
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The recorder's 2,000 entries are under 1 MB; its size is the user's to set."""
+"""Largest response; the recorder's default of 2,000 entries is under 1 MB."""
 _ERROR_LEVEL: Final = 2
 
 STATUS_QUESTIONS: Final = ("fr_trace_json", "dump_nccl_trace_json?includecollectives=true&onlyactive=true")
@@ -33,16 +33,16 @@ WAITS_QUESTION: Final = "wait_counter_values"
 
 
 def open_server(path: str) -> Any:
-    """Make this process answer at `path`. Raises UnavailableError where it cannot, or should not.
+    """Open the server at the socket `path`. Raise UnavailableError if that is not possible or not safe.
 
-    The server lives as long as the process: ending it would wait for its threads, and say so on stderr.
+    It runs until the process ends: closing it would wait for its threads and write to stderr.
     """
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise UnavailableError(f"{path} is longer than the address of a socket may be")
     needed = max(8, (os.cpu_count() or 1) - 1) + 1
     room = find_thread_room()
     if room is not None and room < needed * ROOM_FACTOR:
-        raise UnavailableError(f"it needs {needed} threads, and only {room} more processes and threads may be made")
+        raise UnavailableError(f"it needs {needed} threads, and only {room} more processes and threads are allowed")
     try:
         from torch._C._distributed_c10d import _WorkerServer  # noqa: PLC0415 - the user's torch
     except ImportError as error:
@@ -54,7 +54,7 @@ def open_server(path: str) -> Any:
 
 
 def find_thread_room(cgroup: str = "/proc/self/cgroup", mounts: str = "/sys/fs/cgroup") -> int | None:
-    """How many processes and threads may still be made, by the limits that are known; None when there is none."""
+    """Return how many more processes and threads are allowed by the known limits; None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     rooms = [] if limit == resource.RLIM_INFINITY or os.getuid() == 0 else [limit]
     folders = find_cgroup_folders(cgroup, "pids", mounts)
@@ -66,7 +66,7 @@ def find_thread_room(cgroup: str = "/proc/self/cgroup", mounts: str = "/sys/fs/c
 
 
 def ask(path: str, question: str, seconds: float) -> Any:
-    """The answer to a question, as JSON. Raises OSError, or ValueError when it is none; takes at most `seconds`."""
+    """Return the server's JSON response within `seconds`. Raise OSError, or ValueError if it is invalid."""
     deadline_s = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(seconds)
@@ -90,19 +90,19 @@ def ask(path: str, question: str, seconds: float) -> Any:
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:
-        raise ValueError(f"{question} was answered with {head[:60]!r}")
+        raise ValueError(f"the response to {question} was {head[:60]!r}")
     return json.loads(body)
 
 
 def ask_dumps(path: str, seconds: float, absent: dict[str, str]) -> list[dict[str, Any]]:
-    """What the flight recorders say; what does not answer is said in `absent`."""
+    """Return the dumps of the flight recorders; add the reason to `absent` if there is none."""
     dumps, refusals = [], []
     deadline_ns = time.monotonic_ns() + round(seconds * 1000) * NS_PER_MS
     for question in STATUS_QUESTIONS:
         left_ns = deadline_ns - time.monotonic_ns()
         try:
             answer = ask(path, question, max(0.05, left_ns / (1000 * NS_PER_MS)))
-        except ValueError as error:  # builds without NCCL do not know one of them, torch 2.8 the other
+        except ValueError as error:  # builds without NCCL lack one of the handlers, torch 2.8 the other
             refusals.append(error)
         except OSError as error:
             absent["pending"] = describe(error)[:200]
@@ -114,7 +114,7 @@ def ask_dumps(path: str, seconds: float, absent: dict[str, str]) -> list[dict[st
 
 
 def ask_waits(path: str, seconds: float) -> dict[str, int]:
-    """How many waits of each kind are going on (for example `TCPStore__wait`), by torch's own counters."""
+    """Return the number of active waits by kind (for example `TCPStore__wait`), from torch's wait counters."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         counters = ask(path, WAITS_QUESTION, seconds)
         active = {name.rpartition(".")[2][:128]: int(found.get("active_count", 0)) for name, found in counters.items()}
@@ -124,10 +124,7 @@ def ask_waits(path: str, seconds: float) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _quiet_torch() -> Iterator[None]:
-    """Without the warnings that the server greets with: the level of torch's C++ log, for as long as the opening takes.
-
-    Where the variable is not found the lines appear.
-    """
+    """Raise the level of torch's C++ log during the opening of the server, to suppress its warnings, if possible."""
     try:
         import torch  # noqa: PLC0415
 

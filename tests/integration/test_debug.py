@@ -28,5 +28,5 @@ def test_a_start_that_fails_says_where(tmp_path: Path, debug: str) -> None:
     assert "losses" in ended.stdout
     (said,) = [line for line in ended.stderr.splitlines() if "not started" in line]
     assert said.startswith(f"rankscope: not started (KeyError: 'broken', at {SOURCE}/")
-    assert said.endswith("); training goes on without it")
+    assert said.endswith("); training continues without it")
     assert ended.stderr.count("rankscope: traceback of start (RANKSCOPE_DEBUG is set):") == int(debug)

@@ -216,4 +216,4 @@ def test_a_collector_that_cannot_start_does_not_disturb_training(tmp_path: Path)
     assert sorted(ended.stdout.split("\n")) == ["", *(f"rank {rank} has trained 10 steps" for rank in (0, 1))]
     assert "rankscope: the embedded collector did not start" in stderr
     assert "RANKSCOPE_SERVE_TICK_S" in stderr
-    assert "training goes on without it" in stderr
+    assert "training continues without it" in stderr

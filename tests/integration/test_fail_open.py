@@ -104,7 +104,7 @@ MISTAKES = {
             "collector is 'head:18490' (from RANKSCOPE_COLLECTOR); it must be tcp://HOST:PORT, for example "
             "tcp://10.0.0.1:18490."
         ),
-        " Training goes on without it.",
+        " Training continues without it.",
     ),
     "file": (
         {"RANKSCOPE_CONFIG": "no-such.toml"},
@@ -112,7 +112,7 @@ MISTAKES = {
             "RANKSCOPE_CONFIG is 'no-such.toml', which cannot be read: [Errno 2] No such file or directory: "
             "'no-such.toml'. Name a readable file or unset RANKSCOPE_CONFIG."
         ),
-        " Training goes on without it.",
+        " Training continues without it.",
     ),
     "keys": (
         {"RANKSCOPE_KEY_FILE": "no-such.key", "RANKSCOPE_COLLECTOR_KEY_FILE": "no-such.pub"},
@@ -120,7 +120,7 @@ MISTAKES = {
             "collector_key_file is 'no-such.pub', which cannot be read: [Errno 2] No such file or directory: "
             "'no-such.pub'. Name a readable file."
         ),
-        " Training goes on without it.",
+        " Training continues without it.",
     ),
 }
 """The variables, what is wrong with them, and what is made of it."""
@@ -160,7 +160,7 @@ def test_key_that_others_may_read_costs_the_monitor_only(tmp_path: Path) -> None
     keys = {"RANKSCOPE_KEY_FILE": str(key), "RANKSCOPE_COLLECTOR_KEY_FILE": str(public)}
     ended = run(python(*AGENT, "ends.py", "return"), {**ALONE, **NOBODY, **keys})
     assert (ended.exit_code, ended.stdout.partition(" ")[0]) == (0, "torch")
-    assert f"has the mode 0644: others could read it. chmod 600 {key} Training goes on without it." in ended.stderr
+    assert f"has the mode 0644: others could read it. chmod 600 {key} Training continues without it." in ended.stderr
 
 
 def test_ranks_of_a_node_say_the_same_mistake_once() -> None:

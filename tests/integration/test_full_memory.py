@@ -49,7 +49,7 @@ def test_where_there_is_no_room_at_all_training_goes_on_and_it_is_said_once(tmp_
     assert ended.exit_code == 0, ended.stderr
     assert counted.endswith(" 1.0")
     (said,) = [line for line in ended.heard_of_agent if "sidecar" in line]
-    assert "there is no place for the sidecar's files (/dev/shm: [Errno 28] No space left on device; " in said
+    assert "the sidecar's files cannot be written (/dev/shm: [Errno 28] No space left on device; " in said
     assert "or set sidecar = false" in said
 
 

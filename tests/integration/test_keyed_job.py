@@ -63,7 +63,7 @@ def test_a_job_without_keys_trains_and_says_once_on_a_node_what_it_lacks(served:
         assert job.wait().exit_code == 0
     (said,) = REFUSAL.findall(stderr.read_text())
     assert re.match(r"rankscope: the collector refuses rank [01] \(keys_wanted\): tcp://127\.0\.0\.1:", said)
-    assert said.endswith("Training goes on without it.")
+    assert said.endswith("Training continues without it.")
     assert "keyless" not in served.read_run_names()
 
 

@@ -141,7 +141,7 @@ def test_the_first_of_them_starts_a_collector_where_there_is_none(seen: Seen) ->
 def test_a_process_that_was_taken_for_a_job_of_its_own_says_so(seen: Seen) -> None:
     assert seen.ended.exit_code == 0
     for rank in (0, 1):
-        said = f"measured as rank 0 of 1, but it is rank {rank} of 2, as it says only now."
+        said = f"measured as rank 0 of 1, but its process group made it rank {rank} of 2 after"
         assert seen.ended.stderr.count(said) == 1
     assert "set RANKSCOPE=1" in seen.ended.stderr
     assert [life.hello.identity.world_size for life in seen.lives] == [1, 1]

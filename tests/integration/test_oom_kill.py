@@ -53,7 +53,7 @@ def test_a_rank_that_eats_all_memory_is_told_apart_from_one_that_is_killed(node:
     found = []
     for process in (eater, killed):
         process.end()
-        found += [notice for notice in node.look() if isinstance(notice, RankEnded)]
+        found += [notice for notice in node.run_pass() if isinstance(notice, RankEnded)]
         process.reap()
     assert [(notice.identity.rank, notice.reason, notice.oom_kills) for notice in found] == [
         (0, "out_of_memory", 1),

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from rankscope.agent.governor import (
     AGENT_THREAD,
-    BACK_PAUSE_NS,
     DROP_ORDER,
     DROP_PAUSE_NS,
     FULL_WINDOWS,
     HEAD_START_NS,
     LIGHT_WINDOWS,
+    RESTORE_PAUSE_NS,
     STEP_HOOKS,
     Governor,
 )
@@ -232,7 +232,7 @@ def test_parts_do_not_flap_whatever_the_rest_costs(stretches: list[tuple[float, 
                 "each part that changes is counted"
             )
             changed_at_ns += [elapsed_ns] * (governor.dropped != before[1])
-    returns_max = elapsed_ns // BACK_PAUSE_NS
+    returns_max = elapsed_ns // RESTORE_PAUSE_NS
     assert governor.changes <= 2 * returns_max + len(DROP_ORDER)
     assert all(b - a >= DROP_PAUSE_NS for a, b in itertools.pairwise(changed_at_ns))
 

@@ -1,4 +1,4 @@
-"""A rank without torch and without training: it leaves its beacon and then does what each line of its input says.
+"""Act as a rank without torch: write its beacon, then follow the commands on stdin.
 
 beat NS          a heartbeat at that time        goodbye CODE     the agent ends; then the process waits for its end
 """
@@ -12,7 +12,7 @@ from rankscope.measure.identity import BootId, RankIdentity, RunId
 
 
 def main() -> None:
-    """Be a rank of run argv[1], number argv[2]."""
+    """Act as rank argv[2] of run argv[1]."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # importing it takes seconds and is not what is shown here
     rank = int(sys.argv[2])
     identity = RankIdentity(
@@ -26,9 +26,9 @@ def main() -> None:
     for line in sys.stdin:
         word, number = line.split()
         if word == "beat":
-            link.beat(Heartbeat(int(number)))
+            link.write_heartbeat(Heartbeat(int(number)))
         else:
-            link.say_goodbye(int(number), is_acknowledged=True)
+            link.end(int(number), is_acknowledged=True)
         sys.stdout.write("done\n")
         sys.stdout.flush()
 

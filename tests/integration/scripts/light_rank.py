@@ -19,26 +19,26 @@ def main(run: str, rank: int, world_size: int, endpoint: str, spill_dir: str = "
     identity = light_identity(run, rank, world_size)
     link = SidecarLink(identity, os.environ, frozen_after_ns=10**18)
     if spill_dir:
-        link.tell(endpoint=endpoint)
+        link.update(endpoint=endpoint)
         link.open(0)
 
-    def tell(sequence: int) -> None:
+    def report(sequence: int) -> None:
         if spill_dir:
-            link.tell(spill_folder=light.spill.folder)
-            link.beat(Heartbeat(0))
+            link.update(spill_folder=light.spill.folder)
+            link.write_heartbeat(Heartbeat(0))
         sys.stdout.write(f"{sequence} {light.made}\n")
         sys.stdout.flush()
 
-    light = LightRank(identity, endpoint, spill_dir=spill_dir, on_report=tell)
+    light = LightRank(identity, endpoint, spill_dir=spill_dir, on_report=report)
     sys.stdout.write(f"{identity.boot_id}\n")
     sys.stdout.flush()
     threading.Thread(target=stop_at_end_of_input, args=(light,), daemon=True).start()
-    heard = light.run()
-    link.say_goodbye(0, is_acknowledged=heard)
+    is_acknowledged = light.run()
+    link.end(0, is_acknowledged=is_acknowledged)
 
 
 def stop_at_end_of_input(light: LightRank) -> None:
-    """Wait until nobody has anything more to say."""
+    """Wait for the end of stdin."""
     sys.stdin.read()
     light.stop()
 

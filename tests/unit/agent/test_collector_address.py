@@ -40,7 +40,7 @@ def test_what_is_no_address_is_a_value_error(text: str) -> None:
 
 def test_keys_that_are_none_are_a_value_error() -> None:
     broken = CollectorAddress(ENDPOINT, ClientKeys("short", KEYS.own)).to_text()
-    with pytest.raises(ValueError, match="what stands in place of a key is none"):
+    with pytest.raises(ValueError, match="it contains a malformed key"):
         CollectorAddress.from_text(broken)
 
 
@@ -63,7 +63,9 @@ def test_without_a_collector_rank_0_starts_one_whatever_the_keys(tmp_path: Path)
 
 @pytest.mark.parametrize(("given", "lacking"), [("key_file", "collector_key_file"), ("collector_key_file", "key_file")])
 def test_half_of_the_keys_is_told(given: str, lacking: str) -> None:
-    with pytest.raises(SettingError, match=f"{given} is 'x' .* and {lacking} is empty: the encrypted wire needs both"):
+    with pytest.raises(
+        SettingError, match=f"{given} is 'x' .* and {lacking} is empty: an encrypted connection needs both"
+    ):
         read_address(AgentConfig(collector=ENDPOINT, **{given: "x"}), "bert")  # type: ignore[arg-type]
 
 

@@ -105,7 +105,7 @@ def test_mistake_in_how_to_measure_leaves_the_process_measured(variable: str) ->
 def test_mistake_in_who_may_hear_of_it_leaves_the_process_alone(variable: str) -> None:
     found = read_launch_config({variable: "maybe"}, {})
     assert not found.is_usable
-    assert found.notes == (f"not started: {found.mistakes[0]} Training goes on without it.",)
+    assert found.notes == (f"not started: {found.mistakes[0]} Training continues without it.",)
 
 
 def test_settings_that_are_needed_are_settings() -> None:

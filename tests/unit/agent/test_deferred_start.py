@@ -107,4 +107,4 @@ def test_what_goes_wrong_is_said_and_training_goes_on(capsys: pytest.CaptureFixt
         assert is_in_group()
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("rankscope: not started (ZeroDivisionError: integer division or modulo by zero, at ")
-    assert said.endswith("); training goes on without it")
+    assert said.endswith("); training continues without it")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from rankscope.agent.governor import (
     AGENT_THREAD,
-    BACK_PAUSE_NS,
     DROP_ORDER,
     DROP_ORDER_WITHOUT_WINDOWS,
     DROP_PAUSE_NS,
@@ -17,6 +16,7 @@ from rankscope.agent.governor import (
     GPU_SAMPLES,
     HOST_SAMPLES,
     LIGHT_WINDOWS,
+    RESTORE_PAUSE_NS,
     STEP_HOOKS,
     Allowance,
     DropRule,
@@ -130,7 +130,7 @@ def test_parts_come_back_in_reverse_when_the_cost_has_fallen() -> None:
     job.run(60 * MINUTE_S, step_hooks=1.0)
     assert [len(dropped) for _, dropped in job.dropped_at] == [4, 3, 2, 1, 0]
     seconds = [second for second, _ in job.dropped_at]
-    assert min(b - a for a, b in itertools.pairwise(seconds)) >= ns_to_s(BACK_PAUSE_NS)
+    assert min(b - a for a, b in itertools.pairwise(seconds)) >= ns_to_s(RESTORE_PAUSE_NS)
 
 
 def test_a_cost_that_comes_and_goes_with_the_part_makes_each_return_twice_as_late() -> None:

@@ -51,7 +51,7 @@ def test_only_the_first_error_and_the_end_of_a_part_are_said(capsys: pytest.Capt
     for number in range(1, 6):
         guard.record("hooks", ValueError(f"number {number}"))
     assert capsys.readouterr().err.splitlines() == [
-        "rankscope: hooks failed (ValueError: number 1); training is not affected, this is counted",
+        "rankscope: hooks failed (ValueError: number 1); training is not affected, the error is counted",
         "rankscope: hooks is switched off after 3 errors",
     ]
 

@@ -33,7 +33,7 @@ def test_a_torch_that_does_not_say_which_it_is_counts_as_one_of_today(
         (tmp_path / "torch" / "version.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     assert launch._read_torch_release() == release
-    assert launch._autoload_will_come() is (release >= launch.AUTOLOAD_SINCE)
+    assert launch._is_autoloaded() is (release >= launch.AUTOLOAD_SINCE)
 
 
 def test_without_torch_there_is_nothing_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

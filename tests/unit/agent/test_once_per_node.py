@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rankscope.agent.once_per_node import JOB, log_once_per_node
+from rankscope.agent.once_per_node import RUN_VARIABLES, log_once_per_node
 
 
 def launch() -> dict[str, str]:
@@ -19,7 +19,9 @@ def launch() -> dict[str, str]:
 def say_in_another_rank(text: str, environment: Mapping[str, str]) -> str:
     script = "import os, sys; from rankscope.agent.once_per_node import *; log_once_per_node(sys.argv[1], os.environ)"
     command = [sys.executable, "-c", script, text]
-    outside = {name: value for name, value in os.environ.items() if name not in JOB}  # the tests may be a job's
+    outside = {
+        name: value for name, value in os.environ.items() if name not in RUN_VARIABLES
+    }  # the tests may run under a launcher
     done = subprocess.run(
         command, env={**outside, **environment}, capture_output=True, text=True, check=True, timeout=60
     )

@@ -84,7 +84,7 @@ def test_a_link_of_our_own_is_not_followed_either(shared: Path, tmp_path: Path) 
     (shared / ME).symlink_to(tmp_path / "elsewhere")
     assert choose_private(str(shared)) == str(shared / f"{ME}.2")
     with pytest.raises(
-        UnavailableError, match=r"rankscope-\d+ is not a directory of this user alone \(lrwxrwxrwx, owner"
+        UnavailableError, match=r"rankscope-\d+ is not a private directory of this user \(lrwxrwxrwx, owner"
     ):
         make_private(str(shared / ME), CURE)
 

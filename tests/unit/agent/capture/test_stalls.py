@@ -24,7 +24,7 @@ class Rank:
         self.dump = Recorder(dump_of(entry_of(0, 7), g0=status_of(7)))
         recorder = FlightRecorder(dict, GraphCaptures(), {"_dump_fr_trace_json": self.dump})
         self.watch = StallWatch(
-            STALL_NS, recorder, take=lambda: STACKS, read_wall_ns=lambda: CREATED_WALL_NS + self.s * S
+            STALL_NS, recorder, capture=lambda: STACKS, read_wall_ns=lambda: CREATED_WALL_NS + self.s * S
         )
         self.s = 0
         self.moments = 0
@@ -33,7 +33,7 @@ class Rank:
         for step in range(steps):
             self.s += 1
             self.moments += 8
-            assert self.watch.look(self.s * S, self.moments, [step_of(step, step_ns)]) is None
+            assert self.watch.observe(self.s * S, self.moments, [step_of(step, step_ns)]) is None
         return self
 
     def wait(self, seconds: int) -> list[Stall]:
@@ -41,7 +41,7 @@ class Rank:
         found = []
         for _ in range(seconds):
             self.s += 1
-            stall = self.watch.look(self.s * S, self.moments, ())
+            stall = self.watch.observe(self.s * S, self.moments, ())
             found += [] if stall is None else [stall]
         return found
 
@@ -65,7 +65,7 @@ def test_a_job_of_slow_steps_has_a_longer_limit() -> None:
 
 def test_before_the_first_step_ten_times_as_long_is_allowed() -> None:
     rank = Rank()
-    rank.watch.look(0, 1, ())
+    rank.watch.observe(0, 1, ())
     rank.moments = 1
     assert rank.wait(300) == []
     (stall,) = rank.wait(1)
@@ -78,7 +78,7 @@ def test_moments_without_steps_are_no_stall() -> None:
     for _ in range(100):
         rank.s += 1
         rank.moments += 2
-        assert rank.watch.look(rank.s * S, rank.moments, ()) is None
+        assert rank.watch.observe(rank.s * S, rank.moments, ()) is None
 
 
 def test_steps_without_moments_are_no_stall() -> None:
@@ -86,7 +86,7 @@ def test_steps_without_moments_are_no_stall() -> None:
     rank = Rank().train(10)
     for step in range(100):
         rank.s += 1
-        assert rank.watch.look(rank.s * S, rank.moments, [step_of(step, S)]) is None
+        assert rank.watch.observe(rank.s * S, rank.moments, [step_of(step, S)]) is None
 
 
 def test_a_stall_is_over_with_the_next_moment_and_the_next_one_has_the_next_number() -> None:

@@ -1,6 +1,6 @@
 """What the person who trains is told of a collector that stands: a line at the start, one when it is away, the end."""
 
-from rankscope.agent.report.collector_notices import ABSENCES_SAID_MAX, CollectorNotices, Delivered
+from rankscope.agent.report.collector_notices import ABSENCES_LOGGED_MAX, CollectorNotices, Delivered
 from rankscope.measure.units import NS_PER_S
 
 ENDPOINT = "tcp://head:18490"
@@ -19,7 +19,7 @@ def begin() -> CollectorNotices:
 def look(
     notices: CollectorNotices, s: float, *, connected: bool = False, refused: bool = False, url: str = METRICS
 ) -> str | None:
-    return notices.look(round(s * NS_PER_S), is_connected=connected, is_refused=refused, metrics_url=url)
+    return notices.update(round(s * NS_PER_S), is_connected=connected, is_refused=refused, metrics_url=url)
 
 
 def test_run_that_is_taken_in_is_said_once_with_its_collector_and_page() -> None:
@@ -64,11 +64,11 @@ def test_short_absence_is_no_news() -> None:
 
 def test_absences_are_said_so_many_times_only() -> None:
     notices, said = begin(), 0
-    for hour in range(ABSENCES_SAID_MAX + 3):
+    for hour in range(ABSENCES_LOGGED_MAX + 3):
         look(notices, 3600 * hour, connected=True)
         look(notices, 3600 * hour + 1)
         said += look(notices, 3600 * hour + 90) is not None
-    assert said == ABSENCES_SAID_MAX
+    assert said == ABSENCES_LOGGED_MAX
 
 
 def test_rank_that_is_refused_is_not_said_to_be_without_a_collector() -> None:
@@ -78,7 +78,7 @@ def test_rank_that_is_refused_is_not_said_to_be_without_a_collector() -> None:
 def test_end_says_that_all_was_delivered_and_where_the_verdict_is() -> None:
     notices = begin()
     look(notices, 1, connected=True)
-    assert notices.sum_up(Delivered(40, 0)) == (
+    assert notices.summarize(Delivered(40, 0)) == (
         "run 'bert': all 40 reports of rank 0 were delivered; `rankscope status --run bert --url http://head:18491` "
         "shows how the run went"
     )
@@ -87,13 +87,13 @@ def test_end_says_that_all_was_delivered_and_where_the_verdict_is() -> None:
 def test_end_says_what_was_not_acknowledged() -> None:
     notices = begin()
     look(notices, 1, connected=True, url="")
-    assert notices.sum_up(Delivered(40, 3, "/scratch")) == (
+    assert notices.summarize(Delivered(40, 3, "/scratch")) == (
         f"run 'bert': 3 of the 40 reports of rank 0 were not acknowledged by {ENDPOINT} (/scratch keeps as many as it "
         "has room for); `rankscope status --run bert` shows how the run went"
     )
 
 
 def test_end_without_a_collector_says_that_nothing_was_delivered() -> None:
-    assert begin().sum_up(Delivered(40, 40)) == (
+    assert begin().summarize(Delivered(40, 40)) == (
         f"run 'bert': the collector {ENDPOINT} never accepted rank 0; none of its 40 reports was delivered"
     )

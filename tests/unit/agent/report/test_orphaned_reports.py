@@ -54,7 +54,7 @@ def test_a_torn_last_record_is_cut_and_told(tmp_path: Path) -> None:
     assert describe_damage(folder, BOOT_ID) == ""
     (file,) = find_files(folder, BOOT_ID)
     os.truncate(file.path, Path(file.path).stat().st_size - 1)
-    assert describe_damage(folder, BOOT_ID) == "the last record on the disk is not whole: it is cut"
+    assert describe_damage(folder, BOOT_ID) == "the last record on the disk is truncated"
     assert left_numbers(folder) == [1, 2]
 
 
@@ -79,7 +79,7 @@ def test_reports_around_lost_ones_are_delivered_in_parts(tmp_path: Path) -> None
     life = claim_orphan(folder, BOOT_ID)
     assert life is not None
     life.close()
-    numbers = [[held.sequence for held in run] for run in life.runs]
+    numbers = [[held.sequence for held in part] for part in life.parts]
     assert numbers == [list(range(1, second.first_sequence - 1)), list(range(second.first_sequence, 21))]
 
 

@@ -1,10 +1,10 @@
-"""So many in a second, and no more."""
+"""Tests of the limit on events per second."""
 
-from rankscope.agent.report.rate_limit import RateLimit
+from rankscope.agent.report.sender import RateLimit
 from rankscope.measure.units import NS_PER_S
 
 
-def test_more_than_so_many_in_a_second_are_ignored_and_counted() -> None:
+def test_events_above_the_limit_are_ignored_and_counted() -> None:
     limit = RateLimit(2)
     assert [limit.allows(10 * NS_PER_S + offset_ns) for offset_ns in range(4)] == [True, True, False, False]
     assert limit.ignored == 2

@@ -178,7 +178,7 @@ def test_where_no_folder_of_ours_can_be_made_it_is_said(tmp_path: Path) -> None:
     spill = spill_in(tmp_path)
     assert not spill.append(frame_of(1))
     assert spill.problem == (
-        f"{tmp_path}/{name} is not a directory of this user alone (-rw-r--r--, owner {os.getuid()}). "
+        f"{tmp_path}/{name} is not a private directory of this user (-rw-r--r--, owner {os.getuid()}). "
         "Remove it, or set spill_dir to another place."
     )
 

@@ -57,7 +57,7 @@ def test_a_process_that_ends_amid_the_search_for_the_collector_ends_well() -> No
         from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
         from rankscope.agent.identity import read_identity
 
-        embedded.LOOK_AGAIN_S = 0.0
+        embedded.POLL_S = 0.0
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         environment = {
             "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),

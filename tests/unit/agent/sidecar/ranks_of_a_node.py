@@ -67,12 +67,12 @@ def identity_of(rank: int, pid: int) -> RankIdentity:
     )  # fmt: skip
 
 
-def light_beacon(folder: Path, rank: int, process: Process, beat: Heartbeat, **changed: object) -> Beacon:
-    """What a rank leaves in the folder; it counts as frozen when it has not moved for 10 s."""
+def light_beacon(folder: Path, rank: int, process: Process, heartbeat: Heartbeat, **changed: object) -> Beacon:
+    """Write the beacon of a rank, which counts as frozen after 10 s without a heartbeat."""
     fields: dict[str, object] = {
         "identity": identity_of(rank, process.pid),
         "start_ticks": process.start_ticks,
         "frozen_after_ns": 10 * S,
         "endpoint": "tcp://collector:1",
     }
-    return Beacon(str(folder), Descriptor(**(fields | changed)), beat)  # type: ignore[arg-type]
+    return Beacon(str(folder), Descriptor(**(fields | changed)), heartbeat)  # type: ignore[arg-type]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.beacon import (
+    AGENT_ENDED,
     DESCRIPTOR_SUFFIX,
     HEARTBEAT_SUFFIX,
-    LEFT,
     Heartbeat,
     find_names,
     read_descriptor,
@@ -34,14 +34,14 @@ def test_what_is_written_is_read(tmp_path: Path, process: Process) -> None:
     assert descriptor is not None
     assert (descriptor.identity.pid, descriptor.start_ticks) == (process.pid, process.start_ticks)
     assert descriptor.group_labels == {"0": "default_pg"}
-    for beat in (
+    for heartbeat in (
         Heartbeat(7),
-        Heartbeat(8, 0, 5, 2, LEFT, 0),
+        Heartbeat(8, 0, 5, 2, AGENT_ENDED, 0),
         Heartbeat(8, 0, 5, 0),
-        Heartbeat(9, 41, None, 0, LEFT, 3),
+        Heartbeat(9, 41, None, 0, AGENT_ENDED, 3),
     ):
-        beacon.beat(beat)
-        assert read_heartbeat(str(tmp_path), NAME) == beat
+        beacon.write_heartbeat(heartbeat)
+        assert read_heartbeat(str(tmp_path), NAME) == heartbeat
     beacon.close()
 
 
@@ -50,7 +50,7 @@ def test_a_heartbeat_is_written_into_a_file_that_somebody_has_cut(tmp_path: Path
     beacon = light_beacon(tmp_path, 0, process, Heartbeat(7))
     os.truncate(tmp_path / (NAME + HEARTBEAT_SUFFIX), 0)
     assert read_heartbeat(str(tmp_path), NAME) is None
-    beacon.beat(Heartbeat(8))
+    beacon.write_heartbeat(Heartbeat(8))
     assert read_heartbeat(str(tmp_path), NAME) == Heartbeat(8)
     beacon.close()
 

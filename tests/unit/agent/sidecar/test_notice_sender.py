@@ -43,7 +43,7 @@ def dealer() -> Dealer:
 
 
 @pytest.fixture
-def courier(dealer: Dealer) -> NoticeSender:
+def sender(dealer: Dealer) -> NoticeSender:
     return NoticeSender("tcp://collector:1", lambda _endpoint: dealer)
 
 
@@ -55,63 +55,61 @@ def numbers(dealer: Dealer) -> list[int]:
     return [message.sequence for message in dealer.sent if isinstance(message, RankEnded)]
 
 
-def test_each_notice_has_its_own_number_and_is_sent_at_once(courier: NoticeSender, dealer: Dealer) -> None:
-    courier.post(notice(0))
-    courier.post(notice(1))
-    courier.take_turn(0)
+def test_each_notice_has_its_own_number_and_is_sent_at_once(sender: NoticeSender, dealer: Dealer) -> None:
+    sender.enqueue(notice(0))
+    sender.enqueue(notice(1))
+    sender.run_once(0)
     assert numbers(dealer) == [1, 2]
 
 
-def test_what_is_acknowledged_is_done_and_the_rest_is_sent_again_after_a_while(
-    courier: NoticeSender, dealer: Dealer
-) -> None:
-    courier.post(notice(0))
-    courier.post(notice(1))
-    courier.take_turn(0)
+def test_unacknowledged_notice_is_sent_again_after_a_pause(sender: NoticeSender, dealer: Dealer) -> None:
+    sender.enqueue(notice(0))
+    sender.enqueue(notice(1))
+    sender.run_once(0)
     dealer.inbox.append(encode(Ack(through=2)))
-    courier.take_turn(RESEND_NS - 1)
-    assert (numbers(dealer), courier.is_idle) == ([1, 2], False)
-    courier.take_turn(RESEND_NS)
+    sender.run_once(RESEND_NS - 1)
+    assert (numbers(dealer), sender.is_idle) == ([1, 2], False)
+    sender.run_once(RESEND_NS)
     assert numbers(dealer) == [1, 2, 1]
     dealer.inbox.append(encode(Ack(through=1)))
-    courier.take_turn(RESEND_NS + 1)
-    assert (courier.is_idle, courier.dropped) == (True, 0)
+    sender.run_once(RESEND_NS + 1)
+    assert (sender.is_idle, sender.dropped) == (True, 0)
 
 
-def test_a_notice_that_nobody_acknowledges_is_given_up_and_counted(courier: NoticeSender, dealer: Dealer) -> None:
-    courier.post(notice())
-    for turn in range(ATTEMPTS + 1):
-        courier.take_turn(turn * RESEND_NS)
-    assert (len(dealer.sent), courier.is_idle, courier.dropped) == (ATTEMPTS, True, 1)
+def test_notice_without_acknowledgement_is_dropped_and_counted(sender: NoticeSender, dealer: Dealer) -> None:
+    sender.enqueue(notice())
+    for attempt in range(ATTEMPTS + 1):
+        sender.run_once(attempt * RESEND_NS)
+    assert (len(dealer.sent), sender.is_idle, sender.dropped) == (ATTEMPTS, True, 1)
 
 
-def test_a_collector_that_is_not_there_is_not_tried_for_ever(courier: NoticeSender, dealer: Dealer) -> None:
+def test_unreachable_collector_is_given_up(sender: NoticeSender, dealer: Dealer) -> None:
     dealer.connected = False
-    courier.post(notice())
-    for turn in range(ATTEMPTS + 1):
-        courier.take_turn(turn * RESEND_NS)
-    assert (dealer.sent, courier.is_idle, courier.dropped) == ([], True, 1)
+    sender.enqueue(notice())
+    for attempt in range(ATTEMPTS + 1):
+        sender.run_once(attempt * RESEND_NS)
+    assert (dealer.sent, sender.is_idle, sender.dropped) == ([], True, 1)
 
 
-def test_garbage_and_other_messages_do_no_harm(courier: NoticeSender, dealer: Dealer) -> None:
-    courier.post(notice())
+def test_garbage_and_other_messages_are_ignored(sender: NoticeSender, dealer: Dealer) -> None:
+    sender.enqueue(notice())
     dealer.inbox.extend([b"", b"RSCP garbage", encode(notice()), encode(Ack(through=99))])
-    courier.take_turn(0)
-    assert (numbers(dealer), courier.is_idle) == ([1], False)
+    sender.run_once(0)
+    assert (numbers(dealer), sender.is_idle) == ([1], False)
 
 
-def test_the_oldest_makes_room_and_is_counted(courier: NoticeSender, dealer: Dealer) -> None:
+def test_oldest_notice_is_dropped_and_counted_when_full(sender: NoticeSender, dealer: Dealer) -> None:
     for _ in range(NOTICES_MAX + 2):
-        courier.post(notice())
-    courier.take_turn(0)
-    assert (len(dealer.sent), numbers(dealer)[0], courier.dropped) == (NOTICES_MAX, 3, 2)
+        sender.enqueue(notice())
+    sender.run_once(0)
+    assert (len(dealer.sent), numbers(dealer)[0], sender.dropped) == (NOTICES_MAX, 3, 2)
 
 
 def test_without_a_notice_no_socket_is_opened() -> None:
     def open_socket(_endpoint: str) -> Dealer:
-        raise AssertionError("nothing is to be sent")
+        raise AssertionError("there is no notice to send")
 
-    courier = NoticeSender("tcp://collector:1", open_socket)
-    courier.take_turn(0)
-    courier.close()
-    assert courier.is_idle
+    sender = NoticeSender("tcp://collector:1", open_socket)
+    sender.run_once(0)
+    sender.close()
+    assert sender.is_idle

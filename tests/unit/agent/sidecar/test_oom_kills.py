@@ -59,7 +59,7 @@ def test_where_nothing_counts_it_is_not_known(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "0::/\n")
     (machine.proc / "vmstat").write_text("pgfault 9\n")
     kills = OomKills(find_counter(PID, str(machine.proc), str(machine.mounts)))
-    assert (kills.take(0), kills.place) == (None, "")
+    assert (kills.claim(0), kills.place) == (None, "")
 
 
 @pytest.fixture
@@ -74,38 +74,38 @@ def strike(machine: Machine, count: int) -> None:
 
 
 def test_victims_from_before_do_not_count(machine: Machine) -> None:
-    assert machine.count().take(0) == 0
+    assert machine.count().claim(0) == 0
 
 
 def test_a_death_right_after_a_rise_is_put_down_to_it(machine: Machine) -> None:
     kills = machine.count()
     strike(machine, 5)
-    assert kills.take(0) == 1
+    assert kills.claim(0) == 1
 
 
 def test_one_victim_explains_one_death(machine: Machine) -> None:
     kills = machine.count()
     strike(machine, 5)
-    assert [kills.take(0), kills.take(0)] == [1, 0]
+    assert [kills.claim(0), kills.claim(0)] == [1, 0]
 
 
 def test_two_victims_explain_two_deaths(machine: Machine) -> None:
     kills = machine.count()
     strike(machine, 6)
-    assert [kills.take(0), kills.take(0), kills.take(0)] == [2, 1, 0]
+    assert [kills.claim(0), kills.claim(0), kills.claim(0)] == [2, 1, 0]
 
 
 def test_a_victim_of_long_ago_explains_nothing(machine: Machine) -> None:
     # A worker of a data loader was the victim; the rank itself is killed later, by the launcher.
     kills = machine.count()
     strike(machine, 5)
-    kills.look(0)
-    assert kills.take(RISE_NS_MAX + 1) == 0
+    kills.update(0)
+    assert kills.claim(RISE_NS_MAX + 1) == 0
 
 
 def test_a_cgroup_that_is_removed_with_its_last_process_keeps_what_it_had_counted(machine: Machine) -> None:
     kills = machine.count()
     strike(machine, 5)
-    kills.look(0)
+    kills.update(0)
     (machine.mounts / "jobs/bert/memory.events").unlink()
-    assert kills.take(1) == 1
+    assert kills.claim(1) == 1

@@ -1,4 +1,4 @@
-"""The sidecar's errand: what is looked for, tried again and left."""
+"""The sidecar's delivery: what is looked for, tried again and left."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ ENDPOINT = "tcp://collector:1"
 
 
 class Collector:
-    """Takes what is brought to it; refuses the first `refusals` times, by `error` where there is one."""
+    """A collector that accepts orphaned reports after `refusals` attempts, which fail with `error` if given."""
 
     def __init__(self, refusals: int = 0, error: Exception | None = None) -> None:
         self.refusals = refusals
@@ -30,7 +30,7 @@ class Collector:
 
     def deliver(
         self,
-        life: OrphanedReports,
+        orphan: OrphanedReports,
         address: Address,
         _clock: Clock,
         _deadline_ns: int,
@@ -41,13 +41,13 @@ class Collector:
             if self.error is not None:
                 raise self.error
             return False
-        self.taken.append((address.endpoint, life.hello.identity.boot_id, [held.sequence for held in life.held]))
+        self.taken.append((address.endpoint, orphan.hello.identity.boot_id, [held.sequence for held in orphan.held]))
         return True
 
 
 @pytest.fixture
 def brought(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Collector], OrphanDelivery]]:
-    """An errand to that collector, which tries again at once."""
+    """Deliveries to a given collector, retried at once."""
     monkeypatch.setattr(orphan_delivery, "PAUSE_S", 0.001)
     made: list[OrphanDelivery] = []
 
@@ -74,10 +74,10 @@ def descriptor_of(folder: str, boot_id: str = BOOT_ID, endpoint: str = ENDPOINT)
     )
 
 
-def wait_until_idle(errand: OrphanDelivery) -> None:
+def wait_until_idle(delivery: OrphanDelivery) -> None:
     ended = threading.Event()
     for _ in range(int(DEADLINE_S / 0.005)):
-        if errand.is_idle:
+        if delivery.is_idle:
             return
         ended.wait(0.005)
     pytest.fail("it is not idle")
@@ -87,11 +87,11 @@ def test_what_a_rank_has_left_is_brought_to_its_collector_and_removed(
     tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
 ) -> None:
     folder, collector = leave(tmp_path), Collector()
-    errand = brought(collector)
-    assert errand.take(descriptor_of(folder)) == ""
-    wait_until_idle(errand)
+    delivery = brought(collector)
+    assert delivery.queue_ended(descriptor_of(folder)) == ""
+    wait_until_idle(delivery)
     assert collector.taken == [(ENDPOINT, BOOT_ID, [1, 2])]
-    assert (errand.delivered, find_boot_ids(folder)) == (1, [])
+    assert (delivery.delivered, find_boot_ids(folder)) == (1, [])
 
 
 @pytest.mark.parametrize("error", [None, SettingError("no address"), OSError("gone")])
@@ -99,9 +99,9 @@ def test_a_collector_that_does_not_take_it_is_asked_again(
     tmp_path: Path, brought: Callable[[Collector], OrphanDelivery], error: Exception | None
 ) -> None:
     collector = Collector(refusals=3, error=error)
-    errand = brought(collector)
-    errand.take(descriptor_of(leave(tmp_path)))
-    wait_until_idle(errand)
+    delivery = brought(collector)
+    delivery.queue_ended(descriptor_of(leave(tmp_path)))
+    wait_until_idle(delivery)
     assert len(collector.taken) == 1
 
 
@@ -109,10 +109,10 @@ def test_a_collector_that_refuses_it_for_good_is_not_waited_for(
     tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
 ) -> None:
     collector = Collector(refusals=1, error=OrphanRefusedError("run_taken"))
-    folder, errand = leave(tmp_path), brought(collector)
-    errand.take(descriptor_of(folder))
-    wait_until_idle(errand)
-    assert (collector.taken, errand.delivered) == ([], 0)
+    folder, delivery = leave(tmp_path), brought(collector)
+    delivery.queue_ended(descriptor_of(folder))
+    wait_until_idle(delivery)
+    assert (collector.taken, delivery.delivered) == ([], 0)
     assert find_boot_ids(folder) == [BOOT_ID]
 
 
@@ -121,23 +121,23 @@ def test_the_first_rank_of_a_run_has_its_earlier_lives_delivered_once(
 ) -> None:
     leave(tmp_path, "earlier-1")
     folder, collector = leave(tmp_path, "earlier-2"), Collector()
-    errand = brought(collector)
-    errand.queue_earlier(descriptor_of(folder))
-    wait_until_idle(errand)
+    delivery = brought(collector)
+    delivery.queue_earlier(descriptor_of(folder))
+    wait_until_idle(delivery)
     leave(tmp_path, "since-then")
-    errand.queue_earlier(descriptor_of(folder))
-    wait_until_idle(errand)
+    delivery.queue_earlier(descriptor_of(folder))
+    wait_until_idle(delivery)
     assert sorted(boot_id for _, boot_id, _ in collector.taken) == ["earlier-1", "earlier-2"]
 
 
 def test_what_another_run_has_left_is_left_to_that(
     tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
 ) -> None:
-    folder, collector = leave(tmp_path, "other-life", run="another"), Collector()
-    errand = brought(collector)
-    errand.queue_earlier(descriptor_of(folder))
-    wait_until_idle(errand)
-    assert (collector.taken, find_boot_ids(folder)) == ([], ["other-life"])
+    folder, collector = leave(tmp_path, "other-orphan", run="another"), Collector()
+    delivery = brought(collector)
+    delivery.queue_earlier(descriptor_of(folder))
+    wait_until_idle(delivery)
+    assert (collector.taken, find_boot_ids(folder)) == ([], ["other-orphan"])
 
 
 @pytest.mark.parametrize(("has_folder", "endpoint"), [(False, ENDPOINT), (True, "")])
@@ -145,10 +145,10 @@ def test_without_a_folder_or_a_collector_there_is_nothing_to_be_done(
     tmp_path: Path, brought: Callable[[Collector], OrphanDelivery], has_folder: bool, endpoint: str
 ) -> None:
     descriptor = descriptor_of(leave(tmp_path) if has_folder else "", endpoint=endpoint)
-    errand = brought(Collector())
-    errand.queue_earlier(descriptor)
-    assert errand.take(descriptor) == ""
-    assert errand.is_idle
+    delivery = brought(Collector())
+    delivery.queue_earlier(descriptor)
+    assert delivery.queue_ended(descriptor) == ""
+    assert delivery.is_idle
 
 
 def test_a_torn_end_is_told(tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]) -> None:
@@ -156,9 +156,9 @@ def test_a_torn_end_is_told(tmp_path: Path, brought: Callable[[Collector], Orpha
     (path,) = Path(folder).glob("*.spill")
     path.write_bytes(path.read_bytes()[:-1])
     collector = Collector()
-    errand = brought(collector)
-    assert errand.take(descriptor_of(folder)) == "the last record on the disk is not whole: it is cut"
-    wait_until_idle(errand)
+    delivery = brought(collector)
+    assert delivery.queue_ended(descriptor_of(folder)) == "the last record on the disk is truncated"
+    wait_until_idle(delivery)
     assert collector.taken == [(ENDPOINT, BOOT_ID, [1])]
 
 
@@ -174,10 +174,10 @@ def test_what_nobody_has_taken_when_it_stops_stays_on_the_disk(tmp_path: Path) -
             stopped.wait(0.001)
         return False
 
-    errand = OrphanDelivery(SystemClock(), deliver)
-    errand.take(descriptor_of(folder))
+    delivery = OrphanDelivery(SystemClock(), deliver)
+    delivery.queue_ended(descriptor_of(folder))
     assert is_trying.wait(DEADLINE_S)
-    errand.close()
-    life = claim_orphan(folder, BOOT_ID)
-    assert life is not None
-    life.close()
+    delivery.close()
+    orphan = claim_orphan(folder, BOOT_ID)
+    assert orphan is not None
+    orphan.close()

@@ -45,7 +45,7 @@ def test_the_directory_is_private_and_made_once(root: str, folder: str) -> None:
 
 def test_a_directory_that_others_may_enter_is_not_used(root: str, folder: str) -> None:
     Path(folder).chmod(0o755)
-    with pytest.raises(UnavailableError, match=r"is not a directory of this user alone \(drwxr-xr-x, owner"):
+    with pytest.raises(UnavailableError, match=r"is not a private directory of this user \(drwxr-xr-x, owner"):
         open_folder(root, "run-0")
 
 

@@ -15,10 +15,10 @@ def test_what_the_sidecar_notes_a_rank_takes_once(tmp_path: Path) -> None:
     faults = SidecarFaults(str(tmp_path))
     faults.note("watch", ValueError("no such\nrank"))
     faults.note("watch", ValueError("another one of the same type"))
-    faults.note("left reports", KeyError("x"))
+    faults.note("orphaned reports", KeyError("x"))
     assert (tmp_path / FAULTS).stat().st_mode & 0o777 == 0o600
     assert read_faults(str(tmp_path)) == (
-        "watch failed (ValueError: no such rank); left reports failed (KeyError: 'x')"
+        "watch failed (ValueError: no such rank); orphaned reports failed (KeyError: 'x')"
     )
     assert read_faults(str(tmp_path)) == ""
     assert list(tmp_path.iterdir()) == []

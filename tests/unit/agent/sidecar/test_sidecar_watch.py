@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.sidecar.beacon import GOODBYE_ACKNOWLEDGED, LEFT, Heartbeat
+from rankscope.agent.sidecar.beacon import AGENT_ENDED, GOODBYE_ACKNOWLEDGED, Heartbeat
 from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.agent.sidecar.watch import REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
@@ -19,7 +19,7 @@ from rankscope.measure.stalls import StackFrame
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
 from tests.unit.agent.report.spilled_reports import frame_of, spill_in
 from tests.unit.agent.sidecar.ranks_of_a_node import ENDS, MS, S
-from tests.unit.agent.sidecar.watched_node import Node, Post
+from tests.unit.agent.sidecar.watched_node import Node, RecordingSender
 
 REASONS = {
     "exit 0": "finished", "exit 3": "failed", "os._exit 7": "failed", "SIGSEGV": "crashed", "abort()": "crashed",
@@ -41,37 +41,37 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def test_a_rank_that_ends_without_a_word_is_told_as_it_ended(node: Node, end: str) -> None:
     statement, exit_code, number = ENDS[end]
     process = node.start(statement)
-    assert node.look() == []
+    assert node.run_pass() == []
     process.end()
-    (notice,) = node.look()
+    (notice,) = node.run_pass()
     assert isinstance(notice, RankEnded)
     assert (notice.reason, notice.exit_code, notice.signal) == (REASONS[end], exit_code, number)
     assert (notice.identity.pid, notice.last_step) == (process.pid, 41)
     assert node.posted[0][0] == "tcp://collector:1"
     assert list(node.folder.iterdir()) == []
-    assert node.look() == []
+    assert node.run_pass() == []
 
 
 def test_a_rank_that_ended_as_it_said_needs_no_notice(node: Node) -> None:
     for rank, (statement, code) in enumerate((("pass", None), ("pass", 0), ("raise SystemExit(3)", 3))):
         process = node.start(statement, rank, Heartbeat(node.clock.now_ns, state=GOODBYE_ACKNOWLEDGED, exit_code=code))
         process.end()
-        assert node.look() == []
+        assert node.run_pass() == []
 
 
 @pytest.mark.parametrize(
-    ("beat", "statement", "reason"),
+    ("heartbeat", "statement", "reason"),
     [
         (Heartbeat(0, state=GOODBYE_ACKNOWLEDGED), "ctypes.string_at(0)", "crashed"),
         (Heartbeat(0, state=GOODBYE_ACKNOWLEDGED), "raise SystemExit(3)", "failed"),
-        (Heartbeat(0, state=LEFT), "pass", "finished"),
+        (Heartbeat(0, state=AGENT_ENDED), "pass", "finished"),
     ],
 )
 def test_a_rank_that_ended_otherwise_than_it_said_or_was_not_heard_is_told(
-    node: Node, beat: Heartbeat, statement: str, reason: str
+    node: Node, heartbeat: Heartbeat, statement: str, reason: str
 ) -> None:
-    node.start(statement, beat=beat).end()
-    assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == [reason]
+    node.start(statement, heartbeat=heartbeat).end()
+    assert [notice.reason for notice in node.run_pass() if isinstance(notice, RankEnded)] == [reason]
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
@@ -84,22 +84,22 @@ def test_the_end_of_a_rank_tells_that_what_it_left_on_the_disk_is_torn(
     if is_torn:
         (file,) = Path(spill.folder).glob("*.spill")
         file.write_bytes(file.read_bytes() + b"half of a rec")
-    node.watch._left_reports = OrphanDelivery(node.clock, lambda *_: True)
+    node.watch._orphans = OrphanDelivery(node.clock, lambda *_: True)
     node.start("ctypes.string_at(0)", spill_folder=spill.folder).end()
-    (notice,) = node.look()
+    (notice,) = node.run_pass()
     assert isinstance(notice, RankEnded)
-    assert notice.absent.get("spill") == ("the last record on the disk is not whole: it is cut" if is_torn else None)
+    assert notice.absent.get("spill") == ("the last record on the disk is truncated" if is_torn else None)
 
 
 @pytest.mark.parametrize(("after_s", "reason"), [(8, "crashed"), (10, "collective_timeout")])
 def test_an_abort_once_a_collective_is_past_its_timeout_is_the_collective_s(
     node: Node, after_s: int, reason: str
 ) -> None:
-    beat = Heartbeat(node.clock.now_ns, 41, 7, deadline_host_ns=node.clock.now_ns + 10 * S)
-    process = node.start("os.abort()", beat=beat)
+    heartbeat = Heartbeat(node.clock.now_ns, 41, 7, deadline_host_ns=node.clock.now_ns + 10 * S)
+    process = node.start("os.abort()", heartbeat=heartbeat)
     assert node.pass_time(after_s) == []
     process.end()
-    assert [notice.reason for notice in node.look() if isinstance(notice, RankEnded)] == [reason]
+    assert [notice.reason for notice in node.run_pass() if isinstance(notice, RankEnded)] == [reason]
 
 
 def test_the_stacks_that_a_crash_has_left_go_along(node: Node) -> None:
@@ -107,7 +107,7 @@ def test_the_stacks_that_a_crash_has_left_go_along(node: Node) -> None:
     text = 'Current thread 0x0a (most recent call first):\n  File "train.py", line 24 in main\n'
     (node.folder / "boot-of-0.crash").write_text(text)
     process.end()
-    (notice,) = node.look()
+    (notice,) = node.run_pass()
     assert isinstance(notice, RankEnded)
     assert [stack.frames for stack in notice.stacks] == [(StackFrame("train.py", 24, "main"),)]
     assert list(node.folder.iterdir()) == []
@@ -122,13 +122,13 @@ def test_of_two_ranks_in_one_cgroup_one_oom_kill_takes_one(tmp_path: Path) -> No
     events.write_text("oom_kill 0\n")
     node = Node(tmp_path / "ranks")
     node.watch = Watch(
-        str(node.folder), node.clock, mounts=str(events.parent), make_sender=lambda to: Post(to, node.posted)
+        str(node.folder), node.clock, mounts=str(events.parent), make_sender=lambda to: RecordingSender(to, node.posted)
     )
     ranks = [node.start(ENDS["SIGKILL"][0], rank) for rank in (0, 1)]
     events.write_text("oom_kill 1\n")
     for process in ranks:
         process.end()
-    found = [(notice.reason, notice.oom_kills) for notice in node.look() if isinstance(notice, RankEnded)]
+    found = [(notice.reason, notice.oom_kills) for notice in node.run_pass() if isinstance(notice, RankEnded)]
     node.close()
     assert found == [("out_of_memory", 1), ("killed", 0)]
 
@@ -138,7 +138,7 @@ def test_a_descriptor_under_another_name_or_of_nobody_is_ignored(node: Node) -> 
     process = node.start("pass")
     (node.folder / "boot-of-0.json").rename(node.folder / "boot-of-8.json")
     process.end()
-    (notice,) = node.look()
+    (notice,) = node.run_pass()
     assert isinstance(notice, RankEnded)
     assert notice.identity.boot_id == BootId("boot-of-0")
 
@@ -151,11 +151,11 @@ def test_a_rank_whose_heart_stops_is_told_with_what_the_kernel_sees(node: Node) 
     process.stop()
     begin_ns = node.clock.now_ns
     assert node.pass_time(10) == []
-    (notice,) = node.look(500 * MS)
+    (notice,) = node.run_pass(500 * MS)
     assert isinstance(notice, RankUnresponsive)
     assert (notice.since_host_ns, notice.last_step, notice.state) == (begin_ns, 41, "T")
     assert notice.threads[0].thread == process.pid
-    assert notice.absent == {"pending": "torch's worker server does not run in the rank: it is not up yet"}
+    assert notice.absent == {"pending": "torch's worker server does not run in the rank: it has not been started yet"}
 
 
 def test_while_it_lasts_it_is_told_again_and_no_more_than_that(node: Node) -> None:
@@ -167,16 +167,16 @@ def test_while_it_lasts_it_is_told_again_and_no_more_than_that(node: Node) -> No
 
 
 def test_a_rank_that_has_said_goodbye_owes_no_heartbeat(node: Node) -> None:
-    node.start("pass", beat=Heartbeat(node.clock.now_ns, state=GOODBYE_ACKNOWLEDGED))
-    node.start("pass", rank=1, beat=Heartbeat(node.clock.now_ns, state=LEFT))
+    node.start("pass", heartbeat=Heartbeat(node.clock.now_ns, state=GOODBYE_ACKNOWLEDGED))
+    node.start("pass", rank=1, heartbeat=Heartbeat(node.clock.now_ns, state=AGENT_ENDED))
     assert node.pass_time(60) == []
 
 
 def test_a_sidecar_that_was_stopped_itself_gives_the_ranks_time_to_beat(node: Node) -> None:
     node.start("pass")
-    assert node.look(3_600 * S) == []
+    assert node.run_pass(3_600 * S) == []
     assert node.pass_time(10) == []
-    assert len(node.look(500 * MS)) == 1
+    assert len(node.run_pass(500 * MS)) == 1
 
 
 @pytest.mark.parametrize("question", ["fr_trace_json", "dump_nccl_trace_json"])  # an older torch knows only the latter

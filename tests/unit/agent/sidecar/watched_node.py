@@ -22,14 +22,14 @@ class Clock:
         return WallNs(self.now_ns + 1_795_000_000 * S)
 
 
-class Post(NoticeSender):
-    """Keeps what is posted; every notice is acknowledged at once."""
+class RecordingSender(NoticeSender):
+    """Records the notices; acknowledges each at once."""
 
     def __init__(self, endpoint: str, kept: list[tuple[str, Notice]]) -> None:
         super().__init__(endpoint, lambda _endpoint: None)
         self._kept, self._to = kept, endpoint
 
-    def post(self, notice: Notice) -> None:
+    def enqueue(self, notice: Notice) -> None:
         self._kept.append((self._to, notice))
 
 
@@ -40,39 +40,39 @@ class Node:
         self.folder = folder
         self.clock = Clock()
         self.posted: list[tuple[str, Notice]] = []
-        self.watch = Watch(str(folder), self.clock, make_sender=lambda endpoint: Post(endpoint, self.posted))
+        self.watch = Watch(str(folder), self.clock, make_sender=lambda endpoint: RecordingSender(endpoint, self.posted))
         self._processes: list[Process] = []
 
-    def start(self, statement: str, rank: int = 0, beat: Heartbeat | None = None, **changed: object) -> Process:
-        """A rank that waits, and then does that; the sidecar knows it."""
+    def start(self, statement: str, rank: int = 0, heartbeat: Heartbeat | None = None, **changed: object) -> Process:
+        """Start a rank that waits and then runs `statement`; the sidecar knows it."""
         process = self.prepare(statement)
-        self.announce(process, rank, beat, **changed)
+        self.announce(process, rank, heartbeat, **changed)
         return process
 
     def prepare(self, statement: str) -> Process:
-        """A rank that nobody knows yet."""
+        """Start a rank without a beacon."""
         self._processes.append(Process(statement))
         return self._processes[-1]
 
-    def announce(self, process: Process, rank: int, beat: Heartbeat | None = None, **changed: object) -> None:
-        """Have it leave its beacon, and the sidecar find it."""
-        self.write_beacon(process, rank, beat, **changed)
-        self.watch.look()
+    def announce(self, process: Process, rank: int, heartbeat: Heartbeat | None = None, **changed: object) -> None:
+        """Write its beacon and let the sidecar find it."""
+        self.write_beacon(process, rank, heartbeat, **changed)
+        self.watch.run_pass()
 
-    def write_beacon(self, process: Process, rank: int, beat: Heartbeat | None = None, **changed: object) -> None:
-        """Have it leave its beacon."""
-        light_beacon(self.folder, rank, process, beat or Heartbeat(self.clock.now_ns, 41), **changed).close()
+    def write_beacon(self, process: Process, rank: int, heartbeat: Heartbeat | None = None, **changed: object) -> None:
+        """Write its beacon."""
+        light_beacon(self.folder, rank, process, heartbeat or Heartbeat(self.clock.now_ns, 41), **changed).close()
 
-    def look(self, after_ns: int = 0) -> list[Notice]:
-        """What a round has to tell, after that time."""
+    def run_pass(self, after_ns: int = 0) -> list[Notice]:
+        """Return the notices of a pass after that time."""
         self.posted.clear()
         self.clock.now_ns += after_ns
-        self.watch.look()
+        self.watch.run_pass()
         return [notice for _, notice in self.posted]
 
     def pass_time(self, seconds: int) -> list[Notice]:
-        """What the rounds of that time have to tell, two a second."""
-        return [notice for _ in range(2 * seconds) for notice in self.look(500 * MS)]
+        """Return the notices of the passes in that time, two per second."""
+        return [notice for _ in range(2 * seconds) for notice in self.run_pass(500 * MS)]
 
     def close(self) -> None:
         for process in self._processes:
