@@ -1,4 +1,4 @@
-"""What a measurement is: its record, its unit, its formula, its clock and its bytes on the wire.
+"""Define measurements: their records, units, formulas, clocks and binary format.
 
 Both programs import this package and it imports neither of them. It holds no socket, no thread and no torch, so that
 everything in it can be tested by calling it.

@@ -1,8 +1,8 @@
-"""How long what comes from the wire may be: every text, list and map of a message has a bound here.
+"""Bound everything in a message: every text, list and map of a message has its maximum length here.
 
-A collector decodes what a stranger sends before it knows whether it makes sense. A map of a hundred thousand names in a
-report of a megabyte would become a hundred thousand series of its /metrics. Agents keep well below these bounds; the
-number beside each is the most that one sends.
+A collector decodes messages before it can judge their sender. A map of a hundred thousand names in a report of a
+megabyte would become a hundred thousand series of its /metrics. Agents stay well below these bounds; the number beside
+each is the most that one sends.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ NAMES_MAX: Final = 256
 """Entries of a map by name, and of a list of names: 5 phases and 16 of the user's, some 40 fields of a GPU."""
 
 COLUMN_NAMES_MAX: Final = 1024
-"""Names of columns; a table refuses more than it may have with a reason of its own (COLUMNS_MAX in table.py)."""
+"""Names of columns; a table has a stricter limit of its own, with its own reason (COLUMNS_MAX in table.py)."""
 
 GROUPS_MAX: Final = 4096
 """Process groups in a report; a rank is in some twenty."""
@@ -44,4 +44,4 @@ Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=NAMES_MAX)]
 Shapes = Annotated[tuple[Shape, ...], msgspec.Meta(max_length=NAMES_MAX)]
 
 Some = msgspec.Meta(max_length=ITEMS_MAX)
-"""The bound of a list of ITEMS_MAX things."""
+"""Bound of a list of ITEMS_MAX elements."""

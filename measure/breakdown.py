@@ -18,10 +18,10 @@ def break_down(
     step_count: int,
     operator_count: int | None = None,
 ) -> WindowBreakdown:
-    """How the window [start_ns, end_ns) of one rank was spent.
+    """Return how the window [start_ns, end_ns) of one rank was spent.
 
-    The three are raw intervals, shape (n, 2), in ns on the window's clock; overlaps, disorder and parts outside the
-    window do no harm. The parts sum to the window exactly. A worked example, 100 ns long:
+    The three inputs are raw intervals, shape (n, 2), in ns on the window's clock, in any order; they may overlap and
+    reach outside the window. The parts sum to the window exactly. A worked example, 100 ns long:
 
     >>> import numpy as np
     >>> kernels = np.array([[0, 40], [60, 80]])

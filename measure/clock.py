@@ -7,14 +7,14 @@ from rankscope.measure.units import HostNs, WallNs
 
 
 class Clock(Protocol):
-    """What code that needs the time is given."""
+    """Source of time, passed in so that tests and the simulation can drive it."""
 
     def monotonic_ns(self) -> HostNs:
-        """This machine's monotonic clock, which never goes back."""
+        """Return this machine's monotonic clock, which never goes back."""
         ...
 
     def wall_ns(self) -> WallNs:
-        """This machine's wall clock since 1970, which may jump."""
+        """Return this machine's wall clock since 1970, which may jump."""
         ...
 
 

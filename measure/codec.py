@@ -1,8 +1,8 @@
-"""Messages to bytes and back. A frame is
+"""Encode messages as frames and decode them. A frame is
 
     magic `RSCP` | protocol: u16 | kind: u8 | body: msgpack array of the message's fields
 
-all big-endian. Sizes are checked before anything is decoded, and whatever the bytes are, only DecodeError comes out.
+all big-endian. Sizes are checked before anything is decoded, and any malformed frame raises DecodeError, nothing else.
 """
 
 import struct
@@ -22,17 +22,16 @@ _HEADER = struct.Struct(">4sHB")
 _ENCODER = msgspec.msgpack.Encoder()
 _TYPES = {message.KIND: message for message in MESSAGE_TYPES}
 _decoders: dict[bytes, msgspec.msgpack.Decoder[Message]] = {}
-"""By the header of their frames, those that have been needed. To make one takes up to 1 ms: an agent, which reads no
-reports, starts without it."""
+"""Decoders by frame header, built on first use: building one takes up to 1 ms, and agents decode no reports."""
 
 
 def encode(message: Message) -> bytes:
-    """One message as one frame."""
+    """Return one message as one frame."""
     return _HEADER.pack(MAGIC, PROTOCOL, message.KIND) + _ENCODER.encode(message)
 
 
 def decode(frame: bytes) -> Message:
-    """One frame as its message. Raises DecodeError, and nothing else, for any other bytes."""
+    """Return one frame as its message. Raises DecodeError, and nothing else, for any other bytes."""
     if len(frame) > FRAME_BYTES_MAX:
         raise DecodeError(DecodeReason.TOO_LARGE, f"{len(frame)} bytes, the limit is {FRAME_BYTES_MAX}")
     header = frame[: _HEADER.size]
@@ -47,7 +46,7 @@ def decode(frame: bytes) -> Message:
 
 
 def find_body(frame: bytes) -> memoryview:
-    """What comes after the header of a frame that has been decoded before: the msgpack array of the fields."""
+    """Return the body of a frame that has been decoded before: the msgpack array of its fields."""
     return memoryview(frame)[_HEADER.size :]
 
 
@@ -78,7 +77,7 @@ def _check_report(report: Report) -> None:
     report.steps.check()
     collectives = report.collectives
     collectives.table.check()
-    if not collectives.table.row_count:  # as in most reports: what numpy does with no rows takes longer than decoding
+    if not collectives.table.row_count:  # numpy on zero rows costs more than the decoding, and most reports have none
         return
     for name, labels in (("group", collectives.groups), ("op", collectives.ops)):
         index = collectives.table.column(name)

@@ -1,8 +1,8 @@
-"""Which work is communication, which operation it is, and how many bytes it moves.
+"""Recognise communication by its names: which operation it is, and how many bytes it moves.
 
-A kernel is communication when its backend says so (the `Collective name` argument, a `nccl:` range open where it was
-launched), else by its name. The name often does not tell the operation: kernels named SendRecv come from an all-to-all,
-an all-gather or a reduce-scatter too, and RCCL has one kernel for everything.
+A kernel is communication if its backend marks it (a `Collective name` argument, or an open `nccl:` range at its
+launch), otherwise by its name. Kernel names are often ambiguous: kernels named SendRecv also serve all-to-all,
+all-gather and reduce-scatter, and RCCL has one kernel for everything.
 """
 
 import re
@@ -15,7 +15,7 @@ HOST_BACKENDS = ("gloo", "mpi", "ucc")
 HOST_PREFIXES = tuple(f"{backend}:" for backend in HOST_BACKENDS)
 """Ranges of backends that communicate on the CPU: the range is the communication itself."""
 RANGE_PREFIXES = tuple(f"{backend}:" for backend in BACKENDS)
-"""On a device the range only says what was launched inside it."""
+"""On a device the range only marks what was launched inside it."""
 ENQUEUE_PREFIX = "c10d::"
 """Operators that hand work to a backend: neither compute nor communication."""
 POINT_TO_POINT_OPS = frozenset({"send", "recv", "send_recv", "recvAnySource"})
@@ -77,7 +77,7 @@ GEMMS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "ate
 
 
 def is_communication_kernel(name: str) -> bool:
-    """Whether a kernel's name says that it communicates.
+    """Return whether a kernel's name is that of a communication kernel.
 
     >>> is_communication_kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)"), is_communication_kernel("gemm")
     (True, False)
@@ -92,12 +92,12 @@ def _communication_kernels() -> re.Pattern[str]:
 
 
 def is_backend_range(name: str) -> bool:
-    """Whether a range on the host is a backend's own: `nccl:all_reduce`, `gloo:barrier`."""
+    """Return whether a range on the host is a backend's own: `nccl:all_reduce`, `gloo:barrier`."""
     return name.startswith(RANGE_PREFIXES)
 
 
 def find_operation(name: str) -> str:
-    """One spelling for one operation, whoever names it; a stranger keeps its name.
+    """Return the operation of a backend's range in this project's spelling; an unknown one keeps its name.
 
     >>> [find_operation(name) for name in ("nccl:_all_gather_base", "all_to_allv", "nccl:send 0->1")]
     ['all_gather', 'all_to_all', 'send']
@@ -110,7 +110,7 @@ def find_operation(name: str) -> str:
 
 
 def find_operation_of_kernel(name: str) -> str | None:
-    """The operation that a communication kernel's name tells; None when it tells none.
+    """Return the operation in a communication kernel's name; None if the name has none.
 
     >>> find_operation_of_kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"), find_operation_of_kernel("rcclKernel")
     ('reduce_scatter', None)
@@ -120,7 +120,7 @@ def find_operation_of_kernel(name: str) -> str | None:
 
 
 def item_bytes(dtype: str) -> int | None:
-    """The size of one element, in torch's spelling or C++'s; None for a type that is not known.
+    """Return the size of one element, in torch's spelling or C++'s; None for a type that is not known.
 
     >>> item_bytes("BFloat16"), item_bytes("c10::Half"), item_bytes("long int"), item_bytes("GenericList")
     (2, 2, 8, None)
@@ -129,7 +129,8 @@ def item_bytes(dtype: str) -> int | None:
 
 
 def input_bytes(types: Any, dims: Any) -> int | None:
-    """The size of an operator's inputs from Kineto's `Input type` and `Input Dims`; None when they do not tell.
+    """Return the size in bytes of an operator's inputs, from Kineto's `Input type` and `Input Dims`; None if
+    incomplete.
 
     >>> input_bytes(["float"], [[2, 3]]), input_bytes(["float"], [])
     (24, None)
@@ -145,14 +146,14 @@ def input_bytes(types: Any, dims: Any) -> int | None:
         return None
 
 
-def tells_bytes(name: str) -> bool:
-    """Whether the shapes of an operator's inputs are used: for the bytes of a collective and the work of a GEMM."""
+def needs_input_shapes(name: str) -> bool:
+    """Return whether an operator's input shapes are used: for the bytes of a collective or the work of a GEMM."""
     return name in GEMMS or is_backend_range(name)
 
 
 def bus_factor(op: str, ranks: int) -> float | None:
-    """What algorithm bandwidth (bytes over transfer) is multiplied with to get bus bandwidth, as nccl-tests defines it
-    (doc/PERFORMANCE.md of NVIDIA/nccl-tests); None where it has none.
+    """Return the factor from algorithm bandwidth (bytes over transfer time) to bus bandwidth, as nccl-tests defines it
+    (doc/PERFORMANCE.md of NVIDIA/nccl-tests); None for an operation without one.
 
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4), bus_factor("send", 2)
     (1.5, 0.75, 1.0, None)

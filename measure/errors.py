@@ -1,14 +1,14 @@
-"""The errors this project raises on purpose.
+"""Define the errors that this project raises deliberately.
 
     RankscopeError
-    |-- SettingError      a configuration value is unusable; says key, value, limit and where the value came from
+    |-- SettingError      a configuration value is unusable; names key, value, limit and where the value came from
     |-- DecodeError       bytes are not a frame we accept; `reason` is a DecodeReason and becomes a metric label
-    |-- TraceError        a profiler trace cannot be read; says at which byte of the inflated file, when that is known
+    |-- TraceError        a profiler trace cannot be read; names the byte of the inflated file, when that is known
     |   `-- NotATraceError    the file is sound, and something else
-    `-- UnavailableError  something of the outside world is not there (a port, a file, a library); says what to do
+    `-- UnavailableError  something outside the program is missing (a port, a file, a library); names the cure
 
-Inside a training process none of these leaves the agent: `agent/guard.py` counts them, and what is wrong with the
-settings is said at launch. The collector does not start with settings that cannot be used.
+Inside a training process none of these leaves the agent: `agent/guard.py` counts them, and problems with the settings
+are reported at launch. The collector does not start with settings that cannot be used.
 """
 
 from enum import Enum
@@ -35,11 +35,13 @@ class TraceError(RankscopeError):
 
 
 class NotATraceError(TraceError):
-    """Sound JSON, but no Kineto trace of one rank: left out without a word when nobody asked for this very file."""
+    """Sound JSON that is no Kineto trace of one rank. Skipped silently in a folder; an error if the user named this
+    file.
+    """
 
 
 class DecodeReason(Enum):
-    """Why bytes were refused. The value is the label `reason` of `rankscope_frames_refused_total`."""
+    """Reason why bytes were refused. The value is the label `reason` of `rankscope_frames_refused_total`."""
 
     TOO_SHORT = "too_short"
     TOO_LARGE = "too_large"

@@ -1,4 +1,4 @@
-"""Who speaks: a run, a rank of it, and one life of that rank's process."""
+"""Identify the sender of a message: a run, a rank of it, and that rank's process."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from typing import Annotated, NewType
 import msgspec
 
 RunId = NewType("RunId", str)
-"""One training job as its launcher names it (`--rdzv-id`), the same through elastic restarts."""
+"""Name of a training run as its launcher knows it (`--rdzv-id`), the same through elastic restarts."""
 
 BootId = NewType("BootId", str)
-"""One life of one process: a random name made when the agent starts, so that a restarted rank is told apart."""
+"""Random name of one rank process, made when the agent starts, so that a restarted rank is distinguishable."""
 
 LABEL_LENGTH_MAX = 128
-"""Longest name of a run, group or node that is taken over; label values beyond this make Prometheus slow."""
+"""Longest name of a run, group or node that is accepted; longer label values make Prometheus slow."""
 
 
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_LENGTH_MAX)]
@@ -22,11 +22,11 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class RankIdentity(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """One life of one rank of one run.
+    """Identity of one rank process of one run.
 
-    `restart_count` counts the elastic restarts before this life (TORCHELASTIC_RESTART_COUNT); `pid` is the process id
-    in its own namespace; `machine_id` names the booted machine, so that a collector on the same machine can see
-    whether the process still lives.
+    `restart_count` counts the elastic restarts before this process (TORCHELASTIC_RESTART_COUNT); `pid` is the process
+    id in its own namespace; `machine_id` names the booted machine, so that a collector on the same machine can check
+    whether the process still runs.
     """
 
     run: Annotated[str, msgspec.Meta(min_length=1, max_length=LABEL_LENGTH_MAX)]
@@ -41,10 +41,10 @@ class RankIdentity(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
 
 
 def group_label(description: str, ranks: Sequence[int], world_size: int) -> str:
-    """A process group's name that all its members agree on and no other group of the run shares.
+    """Return a name for a process group that all its members agree on and no other group of the run shares.
 
-    torch's own `group_name` is a counter or a hash that differs between sub-groups of one mesh dimension only by
-    chance, so the description is joined with the members.
+    torch's own `group_name` is a counter or a hash, which is not reliably different between sub-groups of one mesh
+    dimension. So the description is joined with the members.
 
     >>> group_label("default_pg", [0, 1, 2, 3], 4)
     'default_pg'

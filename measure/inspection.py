@@ -1,4 +1,4 @@
-"""What the agent finds in an interpreter: `agent/inspection.py` looks and writes it as JSON, the doctor reads it."""
+"""Define what the agent finds in an interpreter: `agent/inspection.py` writes it as JSON, the doctor reads it."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,11 @@ import msgspec
 
 
 class TorchFound(msgspec.Struct, frozen=True, kw_only=True):
-    """`backends` are those of torch.distributed, `gpus` the UUIDs of the devices it sees, empty for those it cannot
-    tell. `has_autoload`: it loads packages of others by itself, as 2.5 and later do. `windows_problem`: why windows of
-    its profiler cannot be used; `problem`: why torch could not be imported.
+    """Torch as found in an interpreter.
+
+    `backends` are those of torch.distributed, `gpus` the UUIDs of the visible devices, empty for those without one.
+    `has_autoload`: torch loads other packages by itself, as 2.5 and later do. `windows_problem`: why profiler windows
+    cannot be used; `problem`: why torch could not be imported.
     """
 
     version: str = ""
@@ -30,8 +32,10 @@ class GpuFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. `settings_problem` is the agent's own word on its settings and keys; `nvml_problem` is why NVML cannot
-    be used at all. `collector` is the endpoint the settings name, empty: rank 0 starts one.
+    """Result of an inspection.
+
+    `settings_problem` is the agent's error about its settings and keys; `nvml_problem` is why NVML cannot be used at
+    all. `collector` is the configured endpoint; empty: rank 0 starts one.
     """
 
     python: str

@@ -1,7 +1,7 @@
-"""Sets of time as arrays of closed-open intervals: int64, shape (n, 2), columns start and end, in ns.
+"""Compute with sets of time as arrays of half-open intervals: int64, shape (n, 2), columns start and end, in ns.
 
-A *set* here is what `union` returns: sorted by start, disjoint, not touching, no empty interval. The other functions
-take sets and return sets. Everything is exact in integers and costs O(n log n).
+A *set* here is a result of `union`: sorted by start, disjoint, not touching, no empty interval. The other functions
+accept and return sets. Everything is exact in integers and costs O(n log n).
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ def from_starts(starts: npt.ArrayLike, durations: npt.ArrayLike) -> Intervals:
 
 
 def union(intervals: Intervals) -> Intervals:
-    """The set covered by any intervals, in any order; those of zero or negative length cover nothing.
+    """Return the set covered by any intervals, in any order; those of zero or negative length cover nothing.
 
     >>> union(np.array([[5, 9], [0, 3], [2, 4], [4, 5], [7, 7]])).tolist()
     [[0, 9]]
@@ -35,7 +35,7 @@ def union(intervals: Intervals) -> Intervals:
 
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
-    """What both sets cover.
+    """Return the intersection of two sets.
 
     >>> intersect(np.array([[0, 10], [20, 30]]), np.array([[5, 25]])).tolist()
     [[5, 10], [20, 25]]
@@ -44,7 +44,7 @@ def intersect(left: Intervals, right: Intervals) -> Intervals:
         return EMPTY
     edges = np.concatenate([left.ravel(), right.ravel()])
     change = np.concatenate([np.tile([1, -1], len(left)), np.tile([1, -1], len(right))])
-    # At one moment ends come before starts, so that touching intervals share nothing.
+    # At equal times ends sort before starts, so that touching intervals share nothing.
     order = np.lexsort((change, edges))
     depth = np.cumsum(change[order])
     opens = np.flatnonzero(depth == 2)  # noqa: PLR2004 - one of each set
@@ -52,7 +52,7 @@ def intersect(left: Intervals, right: Intervals) -> Intervals:
 
 
 def subtract(left: Intervals, right: Intervals) -> Intervals:
-    """What the left set covers and the right one does not.
+    """Return the difference of two sets, left minus right.
 
     >>> subtract(np.array([[0, 10]]), np.array([[2, 3], [8, 20]])).tolist()
     [[0, 2], [3, 8]]
@@ -66,13 +66,13 @@ def subtract(left: Intervals, right: Intervals) -> Intervals:
 
 
 def clip(intervals: Intervals, start_ns: int, end_ns: int) -> Intervals:
-    """The part of the intervals inside [start_ns, end_ns)."""
+    """Return the part of the intervals inside [start_ns, end_ns)."""
     clipped = np.clip(intervals, start_ns, end_ns)
     return clipped[clipped[:, 1] > clipped[:, 0]]
 
 
 def touching(found: Intervals, start_ns: int, end_ns: int) -> Intervals:
-    """The intervals of a set that share time with [start_ns, end_ns), whole; by their order, without looking at all.
+    """Return the intervals of a set that share time with [start_ns, end_ns), unclipped, by binary search.
 
     >>> touching(np.array([[0, 2], [3, 5], [6, 9]]), 4, 6).tolist()
     [[3, 5]]
@@ -83,12 +83,12 @@ def touching(found: Intervals, start_ns: int, end_ns: int) -> Intervals:
 
 
 def total_ns(intervals: Intervals) -> int:
-    """The length of a set."""
+    """Return the length of a set."""
     return int((intervals[:, 1] - intervals[:, 0]).sum())
 
 
 def contains(found: Intervals, moments_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """For each moment whether the set covers it.
+    """Return for each time whether the set covers it.
 
     >>> contains(np.array([[2, 5]]), np.array([1, 2, 5])).tolist()
     [False, True, False]
@@ -101,7 +101,7 @@ def contains(found: Intervals, moments_ns: npt.NDArray[np.int64]) -> npt.NDArray
 
 
 def covered_before(found: Intervals, moments_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How much of a set lies before each moment, in ns.
+    """Return for each time how many ns of the set lie before it.
 
     >>> covered_before(np.array([[2, 5], [7, 8]]), np.array([1, 3, 9])).tolist()
     [0, 1, 4]

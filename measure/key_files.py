@@ -1,13 +1,13 @@
-"""Keys of the encrypted wire (CURVE), and the files they are in. Both programs read them in the same way.
+"""Read and write keys of encrypted connections (CURVE). Both programs read them in the same way.
 
-A file is what ZeroMQ's other tools call a certificate, as text:
+A key file has the format of ZeroMQ's certificates, as text:
 
     curve
         public-key = "40 characters of Z85"
         secret-key = "40 characters of Z85"
 
-One without a secret key may be shown to anybody. One with a secret key is refused when others may read it, as ssh does;
-its group may, because that is how Kubernetes hands a secret to a process that is not root.
+A file without a secret key is public. One with a secret key is refused if others can read it, as ssh does; its group
+may, because Kubernetes hands a secret that way to a process that is not root.
 """
 
 import os
@@ -29,7 +29,7 @@ FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 
 _Z85 = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]"
 _KEY = _Z85 + r"{40}"
-"""As texts: to compile them takes 0.7 ms of each training process's start, and many have no keys."""
+"""Patterns as texts: compiling them takes 0.7 ms of each training process's start, and many runs have no keys."""
 _LINE = r'^\s*(public-key|secret-key)\s*=\s*"(' + _KEY + r')"\s*$'
 
 
@@ -40,19 +40,19 @@ class KeyPair(msgspec.Struct, frozen=True):
     secret: str
 
     def __repr__(self) -> str:
-        """Without the secret: what is shown ends up in logs."""
+        """Return the pair without its secret, which must not appear in logs."""
         return f"KeyPair({self.public!r})"
 
 
 class ClientKeys(msgspec.Struct, frozen=True):
-    """What an agent needs on the encrypted wire: the collector's public key, and a pair of its own."""
+    """Keys of an agent: the collector's public key, and the agent's own pair."""
 
     collector: str
     own: KeyPair
 
 
 def is_key(text: str) -> bool:
-    """Whether the text can be a key.
+    """Return whether the text can be a key.
 
     >>> is_key("too short")
     False
@@ -61,7 +61,7 @@ def is_key(text: str) -> bool:
 
 
 def format_key_file(public: str, secret: str = "") -> str:
-    """The text of a key file.
+    """Return the text of a key file.
 
     >>> print(format_key_file("a" * 40), end="")
     curve
@@ -74,7 +74,9 @@ def format_key_file(public: str, secret: str = "") -> str:
 
 
 def read_public_key(path: str, setting: str) -> str:
-    """The public key in a file. `setting` names the setting that named the file, for the SettingError this raises."""
+    """Return the public key in a file. `setting` names the setting that named the file, for the SettingError this
+    raises.
+    """
     keys = _find_keys(_read(path, setting))
     if "public-key" not in keys:
         raise SettingError(f"{setting} is {path!r}, in which there is no public key. {_CURE}")
@@ -82,7 +84,7 @@ def read_public_key(path: str, setting: str) -> str:
 
 
 def read_key_pair(path: str, setting: str) -> KeyPair:
-    """The pair in a file that nobody else may read. Raises SettingError, as `read_public_key` does."""
+    """Return the pair in a file only its owner and group may read. Raises SettingError, as `read_public_key` does."""
     keys = _find_keys(read_private_text(path, setting))
     if len(keys) < 2:  # noqa: PLR2004 - a public one and a secret one
         raise SettingError(f"{setting} is {path!r}, in which there is no pair of keys. {_CURE}")
@@ -90,7 +92,7 @@ def read_key_pair(path: str, setting: str) -> KeyPair:
 
 
 def read_private_text(path: str, setting: str) -> str:
-    """The text of a file that holds a secret. Raises SettingError when others may read it, or nobody can."""
+    """Return the text of a file that holds a secret. Raises SettingError if others can read it, or nobody can."""
     return _read(path, setting, private=True)
 
 

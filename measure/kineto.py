@@ -1,4 +1,4 @@
-"""A Kineto trace as typed event columns, times in integer ns. `kineto_columns.read_trace` makes one from bytes."""
+"""Hold a Kineto trace as typed event columns, times in integer ns. `kineto_columns.read_trace` builds it from bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ NONE = -1
 
 
 class Category(IntEnum):
-    """What an event is. Kineto's own names changed over the years; see `find_category`."""
+    """Kind of an event. Kineto's own names changed over the years; see `find_category`."""
 
     OTHER = 0
     CPU_OP = 1
@@ -48,7 +48,7 @@ _CATEGORIES = {
 
 
 def find_category(spelling: str) -> Category:
-    """What an event is by the `cat` of its trace, in the spellings of all years and devices.
+    """Return the kind of an event from the `cat` of its trace, in the spellings of all years and devices.
 
     >>> find_category("Operator") is find_category("cpu_op") is Category.CPU_OP
     True
@@ -61,7 +61,7 @@ LAUNCHES = (Category.RUNTIME, Category.DRIVER)
 
 
 class CollectiveArguments(NamedTuple):
-    """What a communication kernel says about its operation."""
+    """Arguments of a communication kernel that describe its operation."""
 
     op: str
     in_elements: int | None
@@ -91,7 +91,7 @@ class Events:
     external_id: Ints
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of events."""
         return len(self.start_ns)
 
     @property
@@ -114,7 +114,7 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvents:
-    """Allocations (bytes > 0) and frees (< 0), by time. The totals are the allocator's after it, NONE when not told."""
+    """Allocations (bytes > 0) and frees (< 0), by time. The totals are the allocator's after it, or NONE."""
 
     time_ns: Ints
     bytes: Ints
@@ -127,7 +127,7 @@ class MemoryEvents:
 
 @dataclass(frozen=True, slots=True)
 class KinetoTrace:
-    """One trace. `head` is everything in the file but its events; `warnings` say what of it could not be used."""
+    """One trace. `head` is everything in the file but its events; `warnings` lists what could not be used."""
 
     head: Mapping[str, Any]
     names: Sequence[str]
@@ -144,11 +144,11 @@ class KinetoTrace:
     warnings: Sequence[str]
 
     def name(self, row: int) -> str:
-        """The name of an event."""
+        """Return the name of an event."""
         return self.names[int(self.events.name[row])]
 
     def rows(self, *categories: Category) -> Ints:
-        """The events of these categories, ascending."""
+        """Return the events of these categories, ascending."""
         wanted = np.zeros(len(Category), dtype=bool)
         wanted[list(categories)] = True
         return np.flatnonzero(wanted[self.events.category])
@@ -158,5 +158,5 @@ class KinetoTrace:
         return np.fromiter(map(matches, self.names), dtype=bool, count=len(self.names))
 
     def rows_named(self, rows: Ints, matches: Callable[[str], object]) -> Ints:
-        """Those of the rows whose name matches."""
+        """Return those of the rows whose name matches."""
         return rows[self.names_like(matches)[self.events.name[rows]]]

@@ -1,8 +1,8 @@
-"""Kineto trace bytes -> typed event columns, times in integer ns (the caller opens and inflates the file).
+"""Decode Kineto trace bytes into typed event columns, times in integer ns (the caller opens and inflates the file).
 
 Times in a trace are decimal microseconds, with a fraction in newer ones, counted from `baseTimeNanoseconds` or, in
 older ones, from 1970. A 64-bit float holds them to the ns below 2^43 us (101 days); a time beyond that which is no
-whole number of microseconds is read again from its text.
+whole number of microseconds is parsed again from its text.
 
 >>> trace = read_trace([b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1.5, "dur": 2}]}'])
 >>> trace.events.start_ns.tolist(), trace.events.duration_ns.tolist(), trace.name(0)
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.measure.communication import tells_bytes
+from rankscope.measure.communication import needs_input_shapes
 from rankscope.measure.kineto import (
     DEVICE_WORK,
     NONE,
@@ -48,7 +48,7 @@ WARNING_EXAMPLES = 3
 
 
 def read_trace(chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> KinetoTrace:
-    """The trace in these bytes, which may be cut anywhere. Raises TraceError with the reason and the byte."""
+    """Return the trace in these bytes, which may be cut anywhere. Raises TraceError with the reason and the byte."""
     blocks = TraceBlocks(block_bytes)
     columns = TraceColumns()
     columns.read(blocks, chunks)
@@ -56,20 +56,20 @@ def read_trace(chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> Ki
 
 
 class _Codes(dict[Any, int]):
-    """Numbers things as they are first met."""
+    """Codes of keys, numbered in the order of their first use."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = code = len(self)
         return code
 
     def translate(self, other: "_Codes") -> npt.NDArray[np.int32]:
-        """For each number of the other's the number of the same thing here."""
+        """Return, for each code of the other, the code of the same key here."""
         return np.array([self[key] for key in other], dtype=np.int32)
 
     def of(self, things: list[Any]) -> list[int]:
         try:
             return list(map(self.__getitem__, things))
-        except TypeError:  # a list where a number or a name should stand
+        except TypeError:  # a list in place of a number or a name
             return [self[_hashable(thing)] for thing in things]
 
 
@@ -79,7 +79,7 @@ class TraceColumns:
     def __init__(self) -> None:
         self._names = _Codes()
         self._threads = _Codes()
-        self._tells_bytes = np.empty(0, dtype=bool)
+        self._needs_shapes = np.empty(0, dtype=bool)
         self._pids = _Codes()
         self._tids = _Codes()
         self._categories = _Codes()
@@ -95,7 +95,7 @@ class TraceColumns:
         self._event_count = 0
 
     def read(self, blocks: TraceBlocks, chunks: Iterable[bytes]) -> None:
-        """Take over everything in these chunks, the last of the trace."""
+        """Read all remaining chunks of the trace."""
         for chunk in chunks:
             for block in blocks.feed(chunk):
                 self.add(block)
@@ -105,7 +105,7 @@ class TraceColumns:
     # -- a block ------------------------------------------------------------------------------------------------------
 
     def add(self, block: Block) -> None:
-        """Take over what is used of a block's events."""
+        """Append the used events of a block."""
         self._event_count += len(block.events) + len(block.rejected)
         self._phases.update({_phase(kind): count for kind, count in Counter(map(type, block.events)).items()})
         self._reject(block.rejected)
@@ -156,10 +156,12 @@ class TraceColumns:
         kinds = np.array([find_category(name) for name in self._categories], dtype=np.int8)
         if complete:
             self._add_device_work(first, np.flatnonzero(_DEVICE_MASK[kinds[category]]), complete, arguments)
-        if len(self._names) > len(self._tells_bytes):
-            new = map(str, islice(self._names, len(self._tells_bytes), None))
-            self._tells_bytes = np.concatenate([self._tells_bytes, np.array([tells_bytes(name) for name in new])])
-        for index in np.flatnonzero(self._tells_bytes[names]).tolist():
+        if len(self._names) > len(self._needs_shapes):
+            new = map(str, islice(self._names, len(self._needs_shapes), None))
+            self._needs_shapes = np.concatenate(
+                [self._needs_shapes, np.array([needs_input_shapes(name) for name in new])]
+            )
+        for index in np.flatnonzero(self._needs_shapes[names]).tolist():
             dims, types = arguments[index].input_dims, arguments[index].input_type
             if len(dims) and len(types):
                 self._shapes[first + index] = (bytes(types), bytes(dims))
@@ -168,7 +170,7 @@ class TraceColumns:
                 self._stacks[first + index] = read_text(stack)
 
     def _thread_codes(self, complete: list[Any]) -> npt.NDArray[np.int32]:
-        """The number of each event's (pid, tid). A tuple is made only for each pair of a block, not for each event."""
+        """Return the code of each event's (pid, tid). A tuple is made once per distinct pair, not per event."""
         pids = np.array(self._pids.of([event.pid for event in complete]), dtype=np.int64)
         tids = np.array(self._tids.of([event.tid for event in complete]), dtype=np.int64)
         pairs, place = np.unique(pids * len(self._tids) + tids, return_inverse=True)
@@ -178,20 +180,20 @@ class TraceColumns:
 
     def _add_device_work(self, first: int, rows: Ints, complete: list[Any], arguments: list[Arguments]) -> None:
         places = rows.tolist()
-        mine = [arguments[row] for row in places]
-        streams = [complete[row].tid if a.stream is None else a.stream for row, a in zip(places, mine, strict=True)]
-        devices = [complete[row].pid if a.device is None else a.device for row, a in zip(places, mine, strict=True)]
+        of_rows = [arguments[row] for row in places]
+        streams = [complete[row].tid if a.stream is None else a.stream for row, a in zip(places, of_rows, strict=True)]
+        devices = [complete[row].pid if a.device is None else a.device for row, a in zip(places, of_rows, strict=True)]
         self._device_parts.append(
             (
                 rows + first,
                 to_numbers(devices),
                 to_numbers(streams),
-                to_ints([a.bytes for a in mine]),
-                to_floats([a.blocks_per_sm for a in mine]),
-                to_floats([a.occupancy for a in mine]),
+                to_ints([a.bytes for a in of_rows]),
+                to_floats([a.blocks_per_sm for a in of_rows]),
+                to_floats([a.occupancy for a in of_rows]),
             )
         )
-        for row in [row for row, a in zip(places, mine, strict=True) if a.collective is not None]:
+        for row in [row for row, a in zip(places, of_rows, strict=True) if a.collective is not None]:
             self._collectives[first + row] = read_collective(arguments[row])
 
     def _add_memory(self, found: list[Any]) -> None:
@@ -209,7 +211,7 @@ class TraceColumns:
             self._memory_rows.append((time_ns, a.bytes, *numbers, thread))
 
     def absorb(self, later: "TraceColumns") -> None:
-        """Take over what another has collected of the events that follow."""
+        """Append what another instance has collected of the events that follow."""
         names = self._names.translate(later._names)
         threads = self._threads.translate(later._threads)
         categories = self._categories.translate(later._categories)
@@ -228,7 +230,7 @@ class TraceColumns:
     # -- the whole ----------------------------------------------------------------------------------------------------
 
     def build(self, head: Mapping[str, Any]) -> KinetoTrace:
-        """The trace, once all blocks are in."""
+        """Return the trace, once all blocks are in."""
         category, name, thread, start_ns, duration_ns, correlation, external_id = (
             _join(self._parts, column, dtype) for column, dtype in enumerate(_COLUMN_TYPES)
         )
@@ -299,12 +301,12 @@ def _phase(kind: type[Any]) -> str:
 
 
 def _hashable(thing: Any) -> Any:
-    """A list or an object, where a number or a name should stand, as its text."""
+    """Return a list or an object, found in place of a number or name, as its text."""
     return thing if thing.__hash__ else str(thing)
 
 
 def read_collective(a: Arguments) -> CollectiveArguments:
-    """What the arguments of a communication kernel, or of the operator that launched it, say."""
+    """Return what the arguments of a communication kernel, or of the operator that launched it, say of it."""
 
     def integer(value: object) -> int | None:
         return value if type(value) is int else None
@@ -333,7 +335,9 @@ def _join(parts: list[tuple[npt.NDArray[Any], ...]], column: int, dtype: Any) ->
 
 
 def _sort_codes(keys: list[Any], codes: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[Any]]:
-    """Sorted keys, each once, and the codes that belong to them: nothing may depend on the order of the file."""
+    """Return the keys sorted, each once, and the codes re-mapped to them, so that nothing depends on the order of the
+    file.
+    """
     distinct = sorted(set(keys))
     rank = {key: code for code, key in enumerate(distinct)}
     table = np.array([rank[key] for key in keys], dtype=np.int32)
@@ -341,7 +345,7 @@ def _sort_codes(keys: list[Any], codes: npt.NDArray[Any]) -> tuple[list[Any], np
 
 
 def _order(start_ns: Ints, duration_ns: Ints, *ties: npt.NDArray[Any]) -> Ints:
-    """By start, at one start the longest first, then by the other columns: the file's order is no matter."""
+    """Return the order by start, then longest first, then by the other columns: independent of the file's order."""
     order = np.argsort(start_ns, kind="stable")
     same = np.zeros(len(order) + 1, dtype=bool)
     same[1:-1] = start_ns[order][1:] == start_ns[order][:-1]
@@ -354,14 +358,16 @@ def _order(start_ns: Ints, duration_ns: Ints, *ties: npt.NDArray[Any]) -> Ints:
 
 
 def _find_repeats(events: Events) -> tuple[npt.NDArray[np.bool_], int]:
-    """Which events to keep. A thread or stream cannot do the same thing twice at once: two events equal in everything,
-    with an identity and some length, are one that was written twice. Those of no length may well be two.
+    """Return a mask of the events to keep, and how many were repeats.
+
+    A thread or stream cannot do the same thing twice at once: two events that are equal in everything, with an identity
+    and some length, are one event written twice. Two events of no length may well be two.
     """
     identified = (events.duration_ns > 0) & ((events.external_id != NONE) | (events.correlation != NONE))
     columns = (events.start_ns, events.duration_ns, events.name, events.thread, events.correlation, events.external_id)
     keep = np.ones(len(events), dtype=bool)
     if len(events) > 1:
-        # In their order equal events are neighbours.
+        # Equal events are neighbours in this order.
         equal = np.ones(len(events) - 1, dtype=bool)
         for column in (*columns, events.category):
             equal &= column[1:] == column[:-1]

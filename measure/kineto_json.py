@@ -1,20 +1,17 @@
-"""The JSON of a Kineto trace, a piece at a time: bytes in any chunks -> blocks of whole decoded events.
+"""Parse the JSON of a Kineto trace in pieces: bytes in any chunks become blocks of whole decoded events.
 
 A trace is one JSON object with a long array `traceEvents`, or only that array. Only the events of about one block are
-objects at a time, so that a trace of any size is read in the same memory.
+objects at a time, so that memory does not depend on the size of the trace.
 
-How a block is cut
-------------------
-A block ends at a comma between two objects. Whether that comma separates two *events* (and not two objects in an
-event's arguments, or two halves of a string) is not guessed: the piece in front of it must decode as an array of its
-own. An unclosed bracket or quote makes the decoder say "truncated", and the comma before is tried. The end of the
-array is found the same way: the decoder says "trailing characters" and where they begin.
+How a block is cut ------------------ A block ends at a comma between two objects. Whether that comma separates two
+*events* (and not two objects in an event's arguments, or two halves of a string) is checked by decoding: the piece in
+front of it must be an array of its own. At an unclosed bracket or quote the decoder reports "truncated", and the comma
+before is tried. The end of the array is found the same way: the decoder reports "trailing characters" and their
+position.
 
-Damage
-------
-Kineto wrote, over the years, names with control characters and broken UTF-8, `nan` and `inf` without quotes, and paths
-with a single backslash. A block that does not decode is mended in place, byte for byte, and decoded event by event;
-what is no event even then is counted, with the first reason. Only broken structure is an error.
+Damage ------ Versions of Kineto wrote names with control characters and broken UTF-8, `nan` and `inf` without quotes,
+and paths with a single backslash. A block that does not decode is mended in place, byte for byte, and decoded event by
+event; what is still no event is counted, with the first reason. Only broken structure is an error.
 """
 
 import re
@@ -26,11 +23,11 @@ import msgspec
 from rankscope.measure.errors import NotATraceError, TraceError
 
 BLOCK_BYTES = 1 << 20
-"""About 3,500 events: bytes and objects stay in the caches. Blocks of 4 MiB and more took a fifth longer."""
+"""About 3,500 events: bytes and objects stay in the caches. Blocks of 4 MiB and more are a fifth slower."""
 CUTS_MAX = 64
 """Commas tried before more bytes are awaited. A comma that separates no events is rare; one suffices mostly."""
 HEAD_BYTES_MAX = 64 << 20
-"""The largest head seen in front of the events is 26 kB."""
+"""Bytes in which the events must begin. Real heads have up to 26 kB."""
 
 _SPACE = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -48,14 +45,14 @@ _ESCAPES = re.compile(rb"\\\\")
 NOTHING = msgspec.Raw()
 """A field that the event does not have."""
 ABSENT = -1
-"""The same, of fields that are numbers: a column of integers is made at once."""
+"""Value of an absent number field, so that a column of integers is made at once."""
 
 
 # -- the events as they stand in the file -----------------------------------------------------------------------------
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """What is used of an event's `args`. Numbers stay untyped: some writers put text where others put a number."""
+    """Used fields of an event's `args`. Numbers stay untyped: some writers put text in their place."""
 
     external_id: Any = msgspec.field(default=ABSENT, name="External id")
     correlation: Any = ABSENT
@@ -92,7 +89,7 @@ class CompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 
 class ExactCompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
-    """The same with the time as it is written: where a 64-bit float cannot hold it."""
+    """CompleteEvent with `ts` as written, for times that a 64-bit float cannot hold."""
 
     cat: str = ""
     name: str = ""
@@ -104,7 +101,7 @@ class ExactCompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 
 class MemoryArguments(msgspec.Struct, gc=False):
-    """What a `[memory]` event says: of one allocation, and of the device's totals after it."""
+    """Fields of a `[memory]` event: one allocation, and the device's totals after it."""
 
     bytes: Any = msgspec.field(default=None, name="Bytes")
     device: Any = msgspec.field(default=None, name="Device Id")
@@ -114,7 +111,7 @@ class MemoryArguments(msgspec.Struct, gc=False):
 
 
 class InstantEvent(msgspec.Struct, gc=False, tag="i", tag_field="ph"):
-    """A moment; those named `[memory]` are used."""
+    """Event without a duration; those named `[memory]` are used."""
 
     name: str = ""
     pid: Any = None
@@ -124,7 +121,7 @@ class InstantEvent(msgspec.Struct, gc=False, tag="i", tag_field="ph"):
 
 
 def _other_events() -> Any:
-    """A type for each other phase of the format, which skips everything in it."""
+    """Return a type for each other phase of the format, which skips everything in it."""
     phases = "BEICbneSTpFstfPNODMVvRca(),"
     types = [
         msgspec.defstruct(f"Phase{ord(phase)}Event", [], tag=phase, tag_field="ph", gc=False, module=__name__)
@@ -146,7 +143,7 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 class _CutInsideError(Exception):
-    """The piece ends inside an event."""
+    """Raised if the piece ends inside an event."""
 
 
 class _ArrayEndedError(Exception):
@@ -158,7 +155,7 @@ class _ArrayEndedError(Exception):
 
 
 class Block:
-    """The decoded events of one `piece` of the file, in its order, and why the others are no events."""
+    """Decoded events of one `piece` of the file, in its order, and why the others are no events."""
 
     def __init__(self, piece: bytes, *, mended: bool = False) -> None:
         self.piece = piece
@@ -167,11 +164,11 @@ class Block:
         self.events: list[Any] = self._decode_each() if mended else _BLOCK.decode(piece)
 
     def mentions(self, text: bytes) -> bool:
-        """Whether this text stands anywhere in the piece: a quick way to see that no event has a field."""
+        """Return whether this text occurs anywhere in the piece: a quick check that no event has a field."""
         return text in self.piece
 
     def read_exactly(self) -> list[Any]:
-        """The same events with `ts` as it is written."""
+        """Return the same events with `ts` as it is written."""
         if not self._mended:
             return _EXACT_BLOCK.decode(self.piece)
         return [_EXACT_EVENT.decode(raw) for raw in _RAW_BLOCK.decode(self.piece) if _is_event(raw)]
@@ -195,9 +192,9 @@ def _is_event(raw: msgspec.Raw) -> bool:
 
 
 class TraceBlocks:
-    """Cuts the bytes of one trace into blocks. `feed` it chunks in order, then `finish`; then `head` is known.
+    """Splitter of one trace into blocks. `feed` it chunks in order, then `finish`; then `head` is known.
 
-    Every error is a TraceError that says at which byte of the (inflated) trace.
+    Every error is a TraceError with the byte of the (inflated) trace.
     """
 
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
@@ -209,16 +206,18 @@ class TraceBlocks:
         self._is_object = True
 
     def feed(self, chunk: bytes) -> Iterator[Block]:
-        """The blocks that are complete with this chunk."""
+        """Yield the blocks that are complete with this chunk."""
         self._buffer += chunk
         if self._part == "head":
             self._find_events()
         if self._part == "events" and len(self._buffer) >= self._block_bytes:
             yield from self._cut()
 
-    def take_piece(self, chunk: bytes) -> bytes | None:
-        """For readers that decode elsewhere: as `feed`, but what is ready comes undecoded, a JSON array of events. Its
-        end is a guess: if it was wrong, who decodes it gets a TraceError, or `finish` raises one.
+    def read_piece(self, chunk: bytes) -> bytes | None:
+        """Return what is ready as an undecoded JSON array of events, for readers that decode elsewhere; None if too
+        little is.
+
+        Its end is a guess: if it is wrong, decoding it raises a TraceError, or `finish` does.
         """
         self._buffer += chunk
         if self._part == "head":
@@ -233,7 +232,7 @@ class TraceBlocks:
         return piece
 
     def finish(self) -> Iterator[Block]:
-        """What is left when the file has ended."""
+        """Yield the remaining blocks when the file has ended."""
         if self._part == "head":
             self._find_events()
         if self._part == "head":
@@ -316,7 +315,7 @@ class TraceBlocks:
         yield block
 
     def _close(self, end: int) -> Block:
-        """The last block, when the array's bracket stands at `end` of the buffer; what follows is the tail."""
+        """Return the last block, if the array's bracket is at `end` of the buffer; what follows is the tail."""
         block = self._decode(b"[" + self._buffer[:end] + b"]")
         self._consume(end + 1)
         self._part = "tail"
@@ -338,7 +337,7 @@ class TraceBlocks:
         except (msgspec.ValidationError, UnicodeDecodeError):
             pass
         except msgspec.DecodeError as error:
-            # Of half a surrogate pair close to the end the decoder says "truncated" too: it is mended first.
+            # For half a surrogate pair close to the end the decoder also reports "truncated": mend it first.
             if b"\\ud" not in piece[-12:].lower():
                 _raise_if_position(error, piece)
         mended = _mend(piece)
@@ -377,7 +376,7 @@ def _decode_whole(text: bytes) -> Any:
 
 
 def _find_cuts(buffer: bytes) -> Iterator[int]:
-    """Where commas between two objects stand, the last first."""
+    """Yield the positions of commas between two objects, the last first."""
     end = len(buffer)
     for _ in range(CUTS_MAX):
         while True:
@@ -392,7 +391,7 @@ def _find_cuts(buffer: bytes) -> Iterator[int]:
 
 
 def _last_of(buffer: bytes, end: int) -> int:
-    """The position of the last byte before `end` that is no space; -1 when there is none."""
+    """Return the position of the last byte before `end` that is no space; -1 when there is none."""
     position = end - 1
     while position >= 0 and buffer[position] in _SPACE:
         position -= 1
@@ -400,7 +399,7 @@ def _last_of(buffer: bytes, end: int) -> int:
 
 
 def _raise_if_position(error: msgspec.DecodeError, piece: bytes) -> None:
-    """Where the error only says that the piece ends too early or too late."""
+    """Raise if the error only means that the piece ends too early or too late."""
     text = str(error)
     if "truncated" in text:
         raise _CutInsideError from None
@@ -417,7 +416,7 @@ def _position(error: msgspec.DecodeError) -> int:
 
 
 def read_text(raw: msgspec.Raw) -> str:
-    """The text in a field that was left as it stands in the file, mended where need be; empty when it is no text."""
+    """Return the text of a field that was left undecoded, mended if needed; empty if it is no text."""
     try:
         return _TEXT.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -429,7 +428,7 @@ def read_text(raw: msgspec.Raw) -> str:
 
 
 def _mend(piece: bytes) -> bytes:
-    """The piece with what JSON forbids replaced by what it allows, byte for byte."""
+    """Return the piece with what JSON forbids replaced by what it allows, byte for byte."""
     try:
         piece.decode()
     except UnicodeDecodeError:

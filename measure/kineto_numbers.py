@@ -16,9 +16,9 @@ EXACT_US_MAX = 1 << 43
 TIME_US_MAX = 1 << 52
 """142 years: nothing later is a time, and a start and a duration together stay within 64 bits of ns."""
 DIGITS_MAX = 18
-"""Of a stream's or device's number in a text; so many always fit 64 bits."""
+"""Digits of a stream's or device's number in a text; this many always fit 64 bits."""
 NO_TIME = np.iinfo(np.int64).min
-"""Where there is no time."""
+"""Value for a missing time."""
 
 
 def to_ns(times_us: Sequence[Any]) -> Ints | None:
@@ -42,7 +42,9 @@ def to_ns(times_us: Sequence[Any]) -> Ints | None:
 
 
 def one_to_ns(time_us: Any, text: str) -> int:
-    """As `to_ns`, of one time, from its text where a float cannot hold it: equal whatever stands beside it."""
+    """Return one time as `to_ns` does, from its text if a float cannot hold it: the result does not depend on its
+    block.
+    """
     if type(time_us) in {int, float} and abs(time_us) < EXACT_US_MAX:
         whole = floor(time_us)
         return int(whole * NS_PER_US + round((time_us - whole) * NS_PER_US))
@@ -50,7 +52,7 @@ def one_to_ns(time_us: Any, text: str) -> int:
 
 
 def parse_us(text: str) -> int:
-    """The ns of decimal microseconds, to the nearest."""
+    """Return the ns of decimal microseconds, to the nearest."""
     try:
         time_us = Decimal(text)
         if abs(time_us) < TIME_US_MAX:
@@ -72,7 +74,7 @@ def to_ints(values: list[Any]) -> Ints:
 
 
 def to_numbers(values: list[Any]) -> Ints:
-    """The number in each: of a stream or a device."""
+    """Return the number in each: of a stream or a device."""
     found: npt.NDArray[Any] = np.array(values) if all(type(value) is int for value in values) else np.empty(0)
     if found.dtype == np.int64:
         return found
@@ -80,7 +82,7 @@ def to_numbers(values: list[Any]) -> Ints:
 
 
 def is_int64(value: object) -> bool:
-    """Whether it is an integer that a column can hold."""
+    """Return whether the value is an integer that fits a column."""
     return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 

@@ -1,4 +1,4 @@
-"""Which machine this is: beside the system clock the one thing of the outside world both programs must agree on."""
+"""Identify this machine. Besides the system clock this is the one outside fact that both programs must agree on."""
 
 import os
 

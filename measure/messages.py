@@ -1,25 +1,25 @@
-"""What agents and collector say to each other.
+"""Define the messages between agents and the collector.
 
     agent                                   collector
       | -- Hello(identity, first_sequence) -->  |   on start, and whenever the collector asks for it
-      | <-------- Welcome(admitted_through) --  |   from here on the agent sends; or Refused(reason, what to do)
+      | <-------- Welcome(admitted_through) --  |   from here on the agent sends; or Refused(reason, cure)
       | -- Report 1, Report 2, Report 3 ----->  |   numbered; a Report every interval is the heartbeat too
       | <----------------- Ack(through=3) ----  |   cumulative, once the reports are in the collector's state
-      | <----------------- HelloWanted() -----  |   a collector that has just been started knows nobody
-      | <------- ClockPing / ClockPong ------>  |   now and then: the offset of the two clocks and its error bound
+      | <----------------- HelloWanted() -----  |   from a collector that does not know this peer, e.g. after a restart
+      | <------- ClockPing / ClockPong ------>  |   periodically: the offset of the two clocks and its error bound
       | -- Goodbye(sequence=4, reason) ------>  |   numbered and acknowledged like a report
 
     sidecar                                 collector
-      | -- RankEnded, RankUnresponsive ------>  |   about a rank that cannot speak for itself: each notice has its own
-      | <----------------- Ack(through=n) ----  |   number and is sent again until it is acknowledged or given up
+      | -- RankEnded, RankUnresponsive ------>  |   about a rank that cannot report any more: each notice has its own
+      | <----------------- Ack(through=n) ----  |   number and is resent until it is acknowledged or given up
 
     relay of a node                         collector
       | -- RelayHello(name) ----------------->  |   on start, and whenever the collector asks for it
       | <---------------- Welcome or Refused -  |
-      | -- Relayed(frames of its ranks) ----->  |   whole frames as the ranks sent them, with who sent each
-      | <-------- Relayed(answers to them) ---  |   whole frames too, with whom each is for
+      | -- Relayed(frames of its ranks) ----->  |   whole frames as the ranks sent them, each with its sender
+      | <-------- Relayed(answers to them) ---  |   whole frames too, each with its receiver
 
-Within a protocol number fields are only added, at the end and with a default. Kinds are never used again.
+Within a protocol number fields are only added, at the end and with a default. Kinds are never reused.
 """
 
 from collections.abc import Mapping
@@ -45,8 +45,8 @@ from rankscope.measure.table import Table
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 COVERED_RANGES_MAX = 4096
-"""Ranges of steps in a report: a window of the profiler gives one. To take one in costs the collector
-20 us, and a frame has room for millions."""
+"""Ranges of steps in a report: each profiler window adds one. Admitting a range costs the collector 20 us, and a frame
+has room for millions."""
 
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -58,12 +58,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
 
 
 class Hello(Message, frozen=True):
-    """A rank introduces itself. `first_sequence` is the oldest report it still holds: everything before it was
-    acknowledged by some collector, or dropped and counted in `Losses`. `hello_number` counts a life's Hellos from 1; 0:
-    not told.
+    """Introduction of a rank. `first_sequence` is the oldest report it still holds: everything before it was
+    acknowledged by some collector, or dropped and counted in `Losses`. `hello_number` counts the Hellos of a rank
+    process from 1; 0: not reported.
 
-    `left_behind`: the life has ended, and somebody else delivers what it has left on the disk; the times are those of
-    when it began. It takes no other life's place.
+    `left_behind`: the rank process has ended, and another process delivers its orphaned reports from the disk; the
+    times are those of its start. It replaces no other process of the rank.
     """
 
     KIND: ClassVar[int] = 1
@@ -80,8 +80,8 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The collector takes the rank in, and has its numbered messages up to `admitted_through`. `hello_number` is that
-    of the Hello that this answers: of what was sent after that one it knows nothing.
+    """Admission of a rank; the collector has its numbered messages up to `admitted_through`. `hello_number` is that of
+    the Hello that this answers: messages sent after that Hello are not considered.
     """
 
     KIND: ClassVar[int] = 2
@@ -91,12 +91,12 @@ class Welcome(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """What one rank measured in one interval, number `sequence` of this life of the rank, counted from 1.
+    """Measurements of one rank in one interval, number `sequence` of this rank process, counted from 1.
 
-    `covered_steps` are ranges (first, last) of steps all of whose collectives are in the reports up to this one: a
-    step outside them was not watched, and having no collective there means nothing.
+    `covered_steps` are ranges (first, last) of steps all of whose collectives are in the reports up to this one: a step
+    outside them was not profiled, so the absence of a collective there means nothing.
 
-    While the rank is stalled every report has `stalled_since_host_ns`, and now and then one the whole `stall`.
+    While the rank is stalled every report has `stalled_since_host_ns`, and some of them the whole `stall`.
     """
 
     KIND: ClassVar[int] = 3
@@ -133,7 +133,7 @@ class HelloWanted(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The collector will not take this peer; `detail` says why and what to do."""
+    """Refusal of a peer; `detail` is the reason and the cure."""
 
     KIND: ClassVar[int] = 6
     reason: Text
@@ -141,7 +141,7 @@ class Refused(Message, frozen=True):
 
 
 class ClockPing(Message, frozen=True):
-    """The collector asks what time it is; `collector_ns` is its own clock when it asked."""
+    """Question of the collector for the rank's clock; `collector_ns` is its own clock when it asked."""
 
     KIND: ClassVar[int] = 7
     collector_ns: int
@@ -156,8 +156,8 @@ class ClockPong(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The last message of a life. `reason` is one of END_REASONS, `detail` for example the exception's type, `line` the
-    place in the script where that was raised, `train.py:24 (main)`; empty where there is none or it is not known.
+    """Last message of a rank process. `reason` is one of END_REASONS, `detail` for example the exception's type, `line`
+    the place in the script where that was raised, `train.py:24 (main)`; empty if there is none or it is not known.
     """
 
     KIND: ClassVar[int] = 9
@@ -169,11 +169,11 @@ class Goodbye(Message, frozen=True):
 
 
 class RankEnded(Message, frozen=True):
-    """The sidecar saw the process of a rank end. `reason` is one of END_REASONS.
+    """Notice of a sidecar that a rank process has ended. `reason` is one of END_REASONS.
 
-    `exit_code` and `signal` are the kernel's, one of them or, where they could not be read, none (`absent` says why).
-    `stacks` are the Python stacks that a fatal signal struck, that thread's first; none where nobody caught it.
-    `oom_kills` is by how much the count of the OOM killer's victims rose, in the place that `detail` names.
+    `exit_code` and `signal` are the kernel's, one of them or, if they could not be read, none (`absent` gives the
+    reason). `stacks` are the Python stacks at a fatal signal, the struck thread's first; empty if no handler wrote
+    them. `oom_kills` is the increase of the OOM killer's count of victims, in the place that `detail` names.
     """
 
     KIND: ClassVar[int] = 10
@@ -194,10 +194,11 @@ class RankEnded(Message, frozen=True):
 
 
 class RankUnresponsive(Message, frozen=True):
-    """The process of a rank lives, but its agent has not moved since `since_host_ns`: its interpreter is held, or it is
-    stopped. What can be read from outside: the kernel's view, and what torch's worker server still answers.
+    """Notice of a sidecar that a rank process runs, but its agent has not moved since `since_host_ns`: its interpreter
+    is blocked, or the process is stopped. It has what can be read from outside: the kernel's view, and what torch's
+    worker server still answers.
 
-    `state` is the letter of the main thread's state; `waits` are torch's counters of waits that are going on.
+    `state` is the letter of the main thread's state; `waits` are torch's counters of waits in progress.
     """
 
     KIND: ClassVar[int] = 11
@@ -223,7 +224,7 @@ PEER_BYTES_MAX = 255
 
 
 class RelayHello(Message, frozen=True):
-    """A relay introduces itself. `name` is for people: its node. `boot_id` is another one in each life of it."""
+    """Introduction of a relay. `name` is for users: its node. `boot_id` is new at each start."""
 
     KIND: ClassVar[int] = 12
     name: Label
@@ -235,7 +236,7 @@ class RelayedFrame(msgspec.Struct, frozen=True, array_like=True):
     """One whole frame on its way through a relay. `peer` is the routing id of the rank that sent it, or that it is for.
 
     `age_ns` is how long the relay has had it, by the relay's clock, when the batch was made. `key` is the client key
-    with which the rank has connected to the relay, empty where that wire has no keys.
+    with which the rank has connected to the relay, empty if that connection is not encrypted.
     """
 
     peer: Annotated[bytes, msgspec.Meta(min_length=1, max_length=PEER_BYTES_MAX)]
@@ -245,8 +246,8 @@ class RelayedFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RelayCounts(msgspec.Struct, frozen=True, array_like=True):
-    """What a relay says of itself, since it has started: frames (and connections) that it refused, and frames that it
-    dropped, by reason. What is dropped is no loss: its rank holds it until the collector has it.
+    """Counts of a relay since its start: frames (and connections) that it refused, and frames that it dropped, by
+    reason. A dropped frame is not lost: its rank holds it until the collector has it.
     """
 
     refused: Annotated[Mapping[Name, Count], msgspec.Meta(max_length=NAMES_MAX)] = {}
@@ -254,8 +255,8 @@ class RelayCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Relayed(Message, frozen=True):
-    """Frames of the ranks of a node, or answers to them, in the order in which they came. `counts` only when they have
-    changed. A frame in here is taken as if it had come alone; none is a Relayed itself.
+    """Frames of the ranks of a node, or answers to them, in the order of their arrival. `counts` only if they have
+    changed. Each frame is handled as if it had come alone; none is a Relayed itself.
     """
 
     KIND: ClassVar[int] = 13
@@ -267,12 +268,12 @@ END_REASONS = (
     "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
     "collective_timeout",
 )  # fmt: skip
-"""How a life ends. The rank itself can say four of them: the script ran to its end; an uncaught exception or a non-zero
-exit; KeyboardInterrupt; `rankscope.agent.stop()`. Its sidecar sees these in the exit code too, and besides: a SIGTERM
-or SIGHUP, such as launchers send to the other ranks when one has failed; a SIGKILL, with or without the OOM killer; a
-signal of the process's own making (SIGSEGV, SIGABRT); an abort while a collective was past its timeout. The collector
-adds `killed` also for a process that is gone without a word where no sidecar says more, `silent` (no report, and nobody
-can see whether the process lives) and `replaced` (an elastic restart took its place)."""
+"""Ways in which a rank process ends. The rank itself reports four of them: the script ran to its end; an uncaught
+exception or a non-zero exit; KeyboardInterrupt; `rankscope.agent.stop()`. Its sidecar sees these in the exit code too,
+and in addition: a SIGTERM or SIGHUP, such as launchers send to the other ranks when one has failed; a SIGKILL, with or
+without the OOM killer; a signal that the process caused itself (SIGSEGV, SIGABRT); an abort while a collective was past
+its timeout. The collector adds `killed` for a process that is gone without a goodbye and without a sidecar's notice,
+`silent` (no report, and no way to see whether the process runs) and `replaced` (an elastic restart took its place)."""
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,

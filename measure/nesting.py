@@ -1,10 +1,10 @@
-"""Who encloses whom among ranges of threads, for millions of ranges at once.
+"""Find which ranges of threads enclose which, for millions of ranges at once.
 
-On one thread ranges nest: the one that encloses a range is the nearest before it (by start, at one start the longest
-first) that ends no earlier. That is the "previous greater element" of the ends, found for all of them together by
-jumping along the pointers found so far: everything between a range and its pointer ends before the range does, so when
-the pointer is too short as well, what lies between the pointer and *its* pointer can be skipped. Siblings halve the way
-in each round, so the rounds are few (about log2 of the longest row of siblings, per level).
+On one thread ranges nest: the parent of a range is the nearest one before it (by start; at equal starts the longest
+first) that ends no earlier. That is the "previous greater element" of the ends, found for all ranges together by
+jumping along the pointers found so far: everything between a range and its pointer ends before the range does, so if
+the pointer ends too early as well, everything between the pointer and *its* pointer can be skipped. Siblings halve the
+distance in each round, so there are few rounds (about log2 of the longest row of siblings, per level).
 """
 
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ class Nesting:
     depth: npt.NDArray[np.int32]
 
     def find_innermost(self, thread: npt.NDArray[np.int32], time_ns: Ints) -> Ints:
-        """For each moment of a thread the index of the innermost range that is open then, else OUTSIDE.
+        """Return for each time on a thread the index of the innermost range that is open then, else OUTSIDE.
 
-        A range is open from its start to before its end.
+        A range is open from its start (included) to its end (excluded).
         """
         if len(self.order) == 0 or len(time_ns) == 0:
             return np.full(len(time_ns), OUTSIDE, dtype=np.int64)
@@ -48,7 +48,7 @@ class Nesting:
             found[ended] = self.parent[found[ended]]
 
     def sum_up(self, values: Ints) -> Ints:
-        """For each range its own value and those of everything inside it."""
+        """Return for each range the sum of its own value and those of all ranges inside it."""
         total = values.astype(np.int64, copy=True)
         for level in range(int(self.depth.max(initial=0)), 0, -1):
             rows = np.flatnonzero(self.depth == level)
@@ -56,7 +56,7 @@ class Nesting:
         return total
 
     def self_ns(self) -> Ints:
-        """The length of each range less that of the ranges directly inside it."""
+        """Return the length of each range less that of the ranges directly inside it."""
         length = self.end_ns - self.start_ns
         inner = np.flatnonzero(self.parent != OUTSIDE)
         own = length.copy()
@@ -64,9 +64,9 @@ class Nesting:
         return own
 
     def _last_started(self, thread: npt.NDArray[np.int32], time_ns: Ints) -> Ints:
-        """The last range of the thread that has started by then."""
+        """Return the last range of the thread that has started by then."""
         count = len(self.order)
-        # Ranges and moments sorted together: ranges first where they start at the very moment.
+        # Sort ranges and times together; at equal times ranges come first.
         threads = np.concatenate([self.thread[self.order], thread])
         times = np.concatenate([self.start_ns[self.order], time_ns])
         is_moment = np.concatenate([np.zeros(count, dtype=np.int8), np.ones(len(time_ns), dtype=np.int8)])
@@ -82,7 +82,7 @@ class Nesting:
 
 
 def nest(thread: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints) -> Nesting:
-    """Find who encloses whom. Columns of equal length, in any order; ends not before starts.
+    """Find the parent and depth of each range. Columns of equal length, in any order; ends not before starts.
 
     >>> found = nest(np.zeros(4, np.int32), np.array([0, 1, 5, 9]), np.array([8, 3, 8, 12]))
     >>> found.parent.tolist(), found.depth.tolist(), found.self_ns().tolist()
@@ -96,7 +96,7 @@ def nest(thread: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints) -> Nesting
 
 
 def _previous_reaching(thread: npt.NDArray[np.int32], end_ns: Ints) -> Ints:
-    """For each position the nearest before it, on the same thread, that ends no earlier."""
+    """Return for each position the nearest one before it, on the same thread, that ends no earlier."""
     pointer = np.arange(-1, len(end_ns) - 1, dtype=np.int64)
     open_rows = np.arange(len(end_ns))
     while len(open_rows):

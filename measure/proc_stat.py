@@ -1,4 +1,4 @@
-"""What Linux says of a process, or of one of its threads, in the file `stat` of /proc: proc(5)."""
+"""Read Linux's `stat` file of a process or a thread: proc(5)."""
 
 import contextlib
 from typing import Final, NamedTuple
@@ -9,8 +9,8 @@ _ENDED: Final = frozenset({"Z", "X"})
 
 
 class ProcessStat(NamedTuple):
-    """A process or thread: its name, the letter of its state, its CPU time and the time of its start in the kernel's
-    ticks, and the status of waitpid, which is 0 as long as it runs. None: the file ends before that.
+    """State of a process or thread: its name, the letter of its state, its CPU time and its start time in kernel ticks,
+    and its waitpid status, which is 0 while it runs. None: the file ends before that field.
     """
 
     name: str
@@ -21,19 +21,19 @@ class ProcessStat(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it only waits for its parent to notice."""
+        """Return whether the process has exited and only waits to be reaped."""
         return self.state in _ENDED
 
 
 def read_stat(folder: str) -> ProcessStat | None:
-    """What stands there of a process, `/proc/PID`, or of a thread, `/proc/PID/task/TID`; None when nothing does."""
+    """Return the state of a process, `/proc/PID`, or of a thread, `/proc/PID/task/TID`; None if there is none."""
     with contextlib.suppress(OSError), open(f"{folder}/stat", encoding="utf-8", errors="replace") as file:
         return parse_stat(file.read())
     return None
 
 
 def parse_stat(text: str) -> ProcessStat | None:
-    """The content of such a file; None when it is none. The name, in brackets, may hold anything, brackets too.
+    """Return the content of a `stat` file; None if malformed. The name, in brackets, may hold anything, brackets too.
 
     >>> parse_stat("7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 4 2 0 0")[:3]
     ('a) b', 'S', 6)

@@ -22,7 +22,7 @@ STEP_NAME = re.compile(r"ProfilerStep#?\s*(\d+)$")
 
 
 class Step(NamedTuple):
-    """A profiler step: its number, its own begin and end, and where the next one begins (the last: its end)."""
+    """Profiler step: its number, its own start and end, and the start of the next one (the last: its end)."""
 
     number: int
     start_ns: int
@@ -44,7 +44,7 @@ class Work:
     stream: Ints
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of pieces of work."""
         return len(self.row)
 
 
@@ -60,7 +60,7 @@ class RankView:
 
     @cached_property
     def has_device(self) -> bool:
-        """Whether anything ran on a device."""
+        """Return whether anything ran on a device."""
         return len(self.trace.device_work.row) > 0
 
     @cached_property
@@ -82,9 +82,9 @@ class RankView:
 
     def _says_communication(self, row: Ints) -> Bools:
         by_name = self.trace.names_like(communication.is_communication_kernel)[self.events.name[row]]
-        told = np.zeros(len(self.events), dtype=bool)
-        told[list(self.trace.collectives)] = True
-        return by_name | told[row]
+        described = np.zeros(len(self.events), dtype=bool)
+        described[list(self.trace.collectives)] = True
+        return by_name | described[row]
 
     @cached_property
     def launch(self) -> Ints:
@@ -102,17 +102,15 @@ class RankView:
 
     @cached_property
     def unit_starts_ns(self) -> Ints:
-        """When each unit of computing began, ascending: kernels, or, without a device, the operators that no other
-        operator encloses.
-        """
+        """Return the start of each unit of compute, ascending: kernels, or without a device the outermost operators."""
         if self.has_device:
             return self.work.start_ns[self.work.is_kernel]
         top = self.operator_rows[self.operators.depth == 0]
-        mine: Ints = np.intersect1d(top, self.cpu_compute_rows, assume_unique=True)
-        return self.events.start_ns[mine]
+        selected: Ints = np.intersect1d(top, self.cpu_compute_rows, assume_unique=True)
+        return self.events.start_ns[selected]
 
     def _match(self, rows: Ints, wanted: Ints, keys: Ints) -> Ints:
-        """The first of the rows that has the wanted key."""
+        """Return the first of the rows that has the wanted key."""
         known = keys != NONE
         rows, keys = rows[known], keys[known]
         if len(rows) == 0:
@@ -149,13 +147,13 @@ class RankView:
     # -- the host -----------------------------------------------------------------------------------------------------
 
     def nest_rows(self, rows: Ints) -> Nesting:
-        """Who encloses whom among these rows; the result's indices count within them."""
+        """Nest these rows; the result's indices count within them."""
         events = self.events
         return nest(events.thread[rows], events.start_ns[rows], events.end_ns[rows])
 
     @cached_property
     def operator_rows(self) -> Ints:
-        """The operators on the host; the steps' own ranges, which old traces keep among them, are not ones."""
+        """Return the rows of operators on the host, without the steps' own ranges, which old traces list among them."""
         rows = self.trace.rows(Category.CPU_OP)
         return rows[~np.isin(rows, self.step_rows)]
 
@@ -167,13 +165,13 @@ class RankView:
 
     @cached_property
     def operators(self) -> Nesting:
-        """Who encloses whom among the operators; indices into `operator_rows`."""
+        """Return the nesting of the operators; its indices are those of `operator_rows`."""
         return self.nest_rows(self.operator_rows)
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """The profiler's steps by start. The same number twice (several threads may note it) is taken where it is met
-        first.
+        """Return the profiler's steps by start. Of a number that occurs twice (several threads may record it) the first
+        counts.
         """
         numbers = {code: int(m.group(1)) for code, name in enumerate(self.trace.names) if (m := STEP_NAME.match(name))}
         first: dict[int, tuple[int, int]] = {}
@@ -231,8 +229,10 @@ class RankView:
 
     @cached_property
     def cpu_compute_rows(self) -> Ints:
-        """Operators on the threads that run the model: not on a backend's own threads, where its ranges are, and not
-        those that only hand work to it. Point-to-point ranges are on the thread that called.
+        """Return the operators on threads that run the model.
+
+        Excluded are a backend's own threads, where its ranges are, and operators that only enqueue work for a backend.
+        Point-to-point ranges are on the thread that called.
         """
         is_call = self.trace.names_like(
             lambda name: communication.find_operation(name) in communication.POINT_TO_POINT_OPS
@@ -243,8 +243,8 @@ class RankView:
             lambda name: name.startswith((communication.ENQUEUE_PREFIX, *communication.RANGE_PREFIXES))
         )
         rows = self.operator_rows
-        mine = ~np.isin(self.events.thread[rows], workers) & ~enqueues[self.events.name[rows]]
-        return rows[mine]
+        selected = ~np.isin(self.events.thread[rows], workers) & ~enqueues[self.events.name[rows]]
+        return rows[selected]
 
     @cached_property
     def bounds_ns(self) -> tuple[int, int] | None:
@@ -256,8 +256,9 @@ class RankView:
 
     @cached_property
     def origin_ns(self) -> int:
-        """The start of the first event; starts in the report count from it. The profiler's own span is left out, and
-        allocations are, unless there is nothing else.
+        """Return the start of the first event, from which starts in the report count.
+
+        The profiler's own span is excluded, and so are allocations unless there is nothing else.
         """
         starts_ns = self.events.start_ns[self.events.category != Category.SPAN]
         if len(starts_ns) == 0:

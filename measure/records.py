@@ -1,6 +1,6 @@
-"""The records of one rank. Frozen; None means not measured, 0 is a measurement.
+"""Define the records of one rank. Frozen; None means not measured, 0 is a measurement.
 
-Times end in the clock they were taken on (`_host_ns`) or are durations (`_ns`).
+A name that ends in `_host_ns` is a time by that host's clock, one in `_ns` a duration.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,25 @@ from rankscope.measure.bounds import Flags, GroupNames, Members, Name, Names, Nu
 from rankscope.measure.table import COLUMNS_MAX, Table
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
-"""The phases every step has, in this order. They sum to the step; a user's own phases come on top, taken from these."""
+"""Phases of every step, in this order. They sum to the step; a user's own phases are carved out of these."""
 
 SYNCHRONISING_OPS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Collectives that no member leaves before the last has entered: only these allow waiting to be told from transfer."""
+"""Collectives that no member leaves before the last has entered: only in these is waiting separable from transfer."""
 
 ROOTED_OPS = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Collectives with a root. Who waits for whom depends on the backend: with gloo the root of a broadcast waits for its
-receivers (seen: 150 ms in DistributedDataParallel's broadcast of buffers, for a rank that was late)."""
+receivers."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One training step of one rank, by its host clock.
 
-    `phases_ns` holds every phase of PHASES (and the user's own), their sum is `duration_ns`. `cpu_ns` is the CPU time
-    the training thread got in the step: the rest of the step it was blocked or waited for a core. `batches` counts
-    batches taken from data loaders, `backwards` the calls of backward (micro batches). `device_phases_ns` holds the
-    same phases by the device's clock, on the stream that the training used; their sum is the step there. None: this
-    step was not timed on a device. `samples` and `tokens` are what this rank's batches held, None where one of them is
-    not known.
+    `phases_ns` has every phase of PHASES (and the user's own); their sum is `duration_ns`. `cpu_ns` is the CPU time of
+    the training thread in the step: for the remainder it was blocked or waited for a core. `batches` counts batches
+    drawn from data loaders, `backwards` the calls of backward (micro batches). `device_phases_ns` has the same phases
+    by the device's clock, on the stream that the training used; their sum is the step there. None: this step was not
+    timed on a device. `samples` and `tokens` count the content of this rank's batches, None if one of them is not
+    known.
     """
 
     step: int
@@ -45,16 +45,16 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def end_host_ns(self) -> int:
-        """When the step ended."""
+        """Return when the step ended."""
         return self.start_host_ns + self.duration_ns
 
 
 class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One collective operation on one rank.
 
-    `group` is `identity.group_label`; `sequence` the number of the operation in its group, None when the backend does
-    not tell; `bytes` the size of the data as nccl-tests counts it; the duration includes waiting for the peers.
-    `exposed_ns` is the part of the duration in which the rank computed nothing, None when nobody looked.
+    `group` is `identity.group_label`; `sequence` the number of the operation in its group, None if the backend does not
+    report it; `bytes` the size of the data as nccl-tests counts it; the duration includes waiting for the peers.
+    `exposed_ns` is the part of the duration in which the rank computed nothing, None if it was not measured.
     """
 
     step: int
@@ -88,7 +88,7 @@ class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The rank's process at one moment. Everything but the memory counts up from the start of the process.
+    """Sample of the rank's process. Everything but the memory counts up from the start of the process.
 
     `gc_pause_ns`: time spent in Python's garbage collector since the agent started.
     """
@@ -104,14 +104,14 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The GPU of the rank at one moment, from NVML, on AMD from amdsmi. What could not be read is None, and `absent`
-    says why by field. NVIDIA's GPUs have no XGMI, whose fields are None there without a reason.
+    """Sample of the rank's GPU, from NVML, on AMD from amdsmi. A field that could not be read is None, with the reason
+    in `absent`. NVIDIA's GPUs have no XGMI, whose fields are None there without a reason.
 
-    Of a slice (MIG) the memory, the activity and the Xid errors are its own, all else is its board's. The bytes of
-    NVLink and XGMI (all links together) and PCIe count up, as do the ECC errors, from the loading of the driver;
-    `xid_count` from the agent's first sight of the GPU. `xid_last` is the number of the latest Xid error. Remapped rows
-    are rows of memory that were replaced, for good; a pending remapping needs a reset of the GPU, a failed one a new
-    GPU. The activity ratios and bytes per second are means since the sample before.
+    For a slice (MIG) the memory, the activity and the Xid errors are the slice's, all else the board's. The bytes of
+    NVLink and XGMI (all links together) and PCIe count up, as do the ECC errors, since the driver was loaded;
+    `xid_count` since the agent first read the GPU. `xid_last` is the number of the latest Xid error. Remapped rows are
+    rows of memory that were permanently replaced; a pending remapping needs a reset of the GPU, a failed one a new GPU.
+    The activity ratios and bytes per second are means since the previous sample.
     """
 
     host_ns: int
@@ -150,13 +150,14 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
 
 
 class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """Torch's caching allocator for the rank's GPU at one moment. What is not told is None, `absent` says why by field.
+    """Sample of torch's caching allocator for the rank's GPU. A field that torch does not report is None, with the
+    reason in `absent`.
 
-    Handed out to tensors (allocated), that and what waits for another stream (active), taken from the driver
-    (reserved); `inactive_split_bytes` are free pieces of blocks in use, which cannot be given back: fragmentation. The
-    peaks are since the start, or since the script has reset them. The rest counts up, likewise: `retries` are the
-    times the driver refused memory and the cache was emptied, which stops the GPU; `device_allocs` and `device_frees`
-    are calls of the driver, none of which a steady training makes.
+    Bytes handed out to tensors (allocated), plus those that wait for another stream (active), bytes requested from the
+    driver (reserved); `inactive_split_bytes` are free pieces of blocks in use, which cannot be returned: fragmentation.
+    The peaks are since the start, or since the script has reset them. The other fields count up, likewise: `retries`
+    are the times the driver refused memory and the cache was emptied, which stops the GPU; `device_allocs` and
+    `device_frees` are calls of the driver, none of which occur in a steady training.
     """
 
     host_ns: int
@@ -184,12 +185,13 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What this life of the rank has measured so far. Carried by every report, so that no counter depends on every
-    report having arrived and a collector that starts late knows them at once. `device_` counts the steps that were
-    timed on the device, and their time there.
+    """Totals of this rank process so far. Every report carries them, so that no counter depends on every report having
+    arrived and a collector that starts late knows them at once. `device_` counts the steps that were timed on the
+    device, and their time there.
 
-    `samples` and `tokens` are None until a step is known to have held some; `samples_step_ns` and `tokens_step_ns` are
-    the durations of the steps where they are known: samples / samples_step_ns is a speed, whatever is not known.
+    `samples` and `tokens` are None until a step has a known number of them; `samples_step_ns` and `tokens_step_ns` are
+    the durations of the steps where they are known: samples / samples_step_ns is a speed even if some steps are
+    unknown.
     """
 
     steps: int = 0
@@ -214,11 +216,11 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What this life of the rank has lost so far, by where it was lost, and the errors of the agent's own parts.
+    """Losses of this rank process so far, by where they occurred, and the errors of the agent's own parts.
 
     `device_timings_skipped`: steps that were to be timed on the device and could not be, by reason; the steps
-    themselves are not lost. `steps_made` is what the losses are parts of, `steps_buffered` how many of those were still
-    to be put into a report: `steps_made = steps_overwritten + steps_buffered + Totals.steps`. None: not told.
+    themselves are not lost. `steps_made` is the total that the losses are parts of, `steps_buffered` how many of those
+    were not yet in a report: `steps_made = steps_overwritten + steps_buffered + Totals.steps`. None: not reported.
     """
 
     steps_overwritten: int = 0
@@ -232,11 +234,11 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
 
 
 class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What the agent itself has cost this rank so far, and what it does without to cost less.
+    """Cost of the agent for this rank so far, and the parts of the agent that are out of use to save cost.
 
-    `part_ns` is CPU time by part of the agent, `dropped` says of each part that can be whether it is. A stretch is the
-    distance between two windows over the distance without regard to cost. `changes` counts how often a part was dropped
-    or came back.
+    `part_ns` is CPU time by part of the agent, `dropped` maps each part that can be dropped to whether it is. A stretch
+    is the distance between two windows over the distance without regard to cost. `changes` counts how often a part was
+    dropped or restored.
     """
 
     part_ns: Numbers = {}
@@ -253,10 +255,10 @@ DEVICE_PREFIX = "device:"
 
 
 def steps_to_table(records: Sequence[StepRecord]) -> Table:
-    """Step records as a table; each phase is a column `phase:NAME`.
+    """Return step records as a table; each phase is a column `phase:NAME`.
 
-    Where steps were timed on the device there are columns `device:NAME` too, MISSING in the other steps. Those of the
-    user's own phases that find no room any more are part of `device:other`.
+    If any step was timed on the device there are columns `device:NAME` too, MISSING in the other steps. User phases
+    beyond the column limit are added to `device:other`.
     """
     phases = list(PHASES) + sorted({name for record in records for name in record.phases_ns} - set(PHASES))
     room = COLUMNS_MAX - len(STEP_COLUMNS) - len(phases)

@@ -1,7 +1,7 @@
-"""Configuration that explains itself: the mechanism both programs share.
+"""Define configurations that explain themselves: the mechanism both programs share.
 
-A program's configuration is a subclass of `Settings`: a frozen keyword-only dataclass whose fields `setting` makes.
-A value comes from the last of these that gives one, and the object remembers which it was (`sources`):
+A program's configuration is a subclass of `Settings`: a frozen keyword-only dataclass whose fields `setting` makes. A
+value comes from the last of these that has one, and the object remembers which it was (`sources`):
 
     default  <-  TOML file  <-  environment  <-  overrides of the caller
 
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from rankscope.measure.errors import SettingError
 
 Value = bool | int | float | str
-"""What a setting may hold. A setting's type is its default's."""
+"""Type of a setting's value. A setting has the type of its default."""
 
 T = TypeVar("T", bool, int, float, str)
 S = TypeVar("S", bound="Settings")
@@ -27,7 +27,7 @@ S = TypeVar("S", bound="Settings")
 FROM_DEFAULT = "the default"
 FROM_CODE = "from the code"
 TEXT_LENGTH_MAX = 1024
-"""Longest text of a setting, unless the setting says less: longer ones are a file's content in the wrong place."""
+"""Longest text of a setting, unless the setting has its own limit: longer ones are misplaced file contents."""
 
 SHOWN_LENGTH_MAX = 80
 """Longest piece of a user's value that an error repeats."""
@@ -35,7 +35,7 @@ SHOWN_LENGTH_MAX = 80
 PORT_MAX = 65535
 IPC = "ipc://"
 IPC_PATH_BYTES_MAX = 107
-"""What Linux has room for in the address of a Unix socket, with the zero behind it 108."""
+"""Longest path in the address of a Unix socket on Linux, without the terminating zero."""
 EXACT_FLOAT_MAX = 2**53
 """Beyond, a whole number as a float may be another number."""
 
@@ -52,10 +52,10 @@ _SERVICE_LINK_URL = r"(tcp|udp|sctp)://.+:\d+"
 
 
 class Setting(NamedTuple):
-    """What is known about one key besides its default. A limit of None is no limit.
+    """Description of one key: all but its default. A limit of None is no limit.
 
-    `below` and `above` say what would happen beyond `smallest` and `largest`. `find_problem` looks at a value that is
-    within the limits and returns what it must be instead, or None when it is good.
+    `below` and `above` explain what would happen beyond `smallest` and `largest`. `find_problem` checks a value within
+    the limits and returns what it must be instead, or None if it is good.
     """
 
     meaning: str
@@ -70,7 +70,9 @@ class Setting(NamedTuple):
 
 
 class Ordered(NamedTuple):
-    """A rule between two keys of one configuration: `lower` <= `higher`, or < when `strictly`. `reason` says why."""
+    """Rule between two keys of one configuration: `lower` <= `higher`, or < if `strictly`. `reason` is for the error
+    text.
+    """
 
     lower: str
     higher: str
@@ -79,7 +81,7 @@ class Ordered(NamedTuple):
 
 
 def setting(default: T, known: Setting) -> T:
-    """A field of a `Settings` subclass. The type of the default is the type of the setting.
+    """Return a field of a `Settings` subclass. The type of the default is the type of the setting.
 
     It claims to return the default's type, as `dataclasses.field` does, so that the annotation beside it is checked.
     """
@@ -89,18 +91,18 @@ def setting(default: T, known: Setting) -> T:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What every configuration has. Checked when it is made, however it is made; raises SettingError.
+    """Base of every configuration. Checked on construction; raises SettingError.
 
-    `sources` says for each key where its value came from; a key that is not in it was given by the code.
+    `sources` maps each key to where its value came from; a key that is not in it was given by the code.
     """
 
     TITLE: ClassVar[str] = ""
     PREFIX: ClassVar[str] = ""
-    """How the names of its environment variables begin; the rest is the key in capitals."""
+    """Prefix of its environment variables; the remainder is the key in capitals."""
     FILE_VARIABLE: ClassVar[str] = ""
     """The environment variable that names its TOML file."""
     FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = ()
-    """Names that begin with PREFIX and are no settings; one that ends in `*` stands for all that begin so."""
+    """Names that begin with PREFIX and are no settings; one that ends in `*` matches all that begin so."""
     RULES: ClassVar[tuple[Ordered, ...]] = ()
 
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
@@ -117,7 +119,7 @@ class Settings:
             self._check_rule(rule)
 
     def source(self, key: str) -> str:
-        """Where the value of the key came from, as error texts say it."""
+        """Return where the value of the key came from, in the words of error texts."""
         return self.sources.get(key, FROM_CODE)
 
     def _check_rule(self, rule: Ordered) -> None:
@@ -132,8 +134,8 @@ class Settings:
 
 
 class Mistake(NamedTuple):
-    """What cannot be used of what was set. `key` is the setting that was given or, of a name that is none
-    (`is_unknown`), the one that it comes nearest to; empty where nothing is known. `text` is that of a SettingError.
+    """Problem with one given setting. `key` is the setting or, for an unknown name (`is_unknown`), the nearest known
+    one; empty if there is none. `text` is that of a SettingError.
     """
 
     key: str
@@ -150,11 +152,11 @@ def read(
     overrides: Mapping[str, Value] | None = None,
     overrides_from: str = "from the command line",
 ) -> S:
-    """Put a configuration together from its layers, each named in what `sources` and errors say.
+    """Return a configuration built from its layers, each named in `sources` and in errors.
 
     `file_text` is TOML with one `key = value` a line, `environment` any mapping of variables (only those that begin
-    with the class's PREFIX are looked at), `overrides` maps keys to values, which may be texts as in the environment.
-    Raises SettingError for a value that cannot be used and for a name that is no setting.
+    with the class's PREFIX are read), `overrides` maps keys to values, which may be texts as in the environment. Raises
+    SettingError for a value that cannot be used and for a name that is no setting.
     """
     config, mistakes = read_leniently(
         config_class,
@@ -178,10 +180,10 @@ def read_leniently(
     overrides: Mapping[str, Value] | None = None,
     overrides_from: str = "from the command line",
 ) -> tuple[S, tuple[Mistake, ...]]:
-    """Return the configuration as `read` does, made of what can be used, and every mistake in what cannot.
+    """Return the configuration as `read` does, built from the usable values, and every mistake in the others.
 
-    In place of a value that cannot be used stands that of the layer below, at last the default. Raises SettingError
-    only where two values contradict each other.
+    A value that cannot be used is replaced by that of the layer below, at last the default. Raises SettingError only if
+    two values contradict each other.
     """
     mistakes: list[Mistake] = []
     layers: list[_Given] = []
@@ -199,7 +201,7 @@ def read_leniently(
 
 
 def document(config_class: type[Settings]) -> str:
-    """The TOML file of a configuration: every key at its default, with its meaning, unit, limits and variable above it.
+    """Return the TOML file of a configuration: every key at its default, below its meaning, unit, limits and variable.
 
     Reading it back gives the defaults.
     """
@@ -217,7 +219,7 @@ def document(config_class: type[Settings]) -> str:
 
 
 def find_settings(config_class: type[Settings]) -> Iterator[tuple[str, Value, Setting]]:
-    """Each setting of a configuration in the order of its definition: key, default and what is known about it."""
+    """Yield each setting of a configuration in the order of its definition: key, default and description."""
     for field in dataclasses.fields(config_class):
         known: Setting | None = field.metadata.get("setting")
         if known is not None:
@@ -226,9 +228,9 @@ def find_settings(config_class: type[Settings]) -> Iterator[tuple[str, Value, Se
 
 
 def find_address_problem(address: str, *, scheme: str = "", listening: bool = False) -> str | None:
-    """What an address must be, or None when it is one: scheme, host, colon, port 1..65535.
+    """Return the form that an address must have, or None if it has it: scheme, host, colon, port 1..65535.
 
-    An address for `listening` may have the host `*` (all) and the port 0 or `*` (any free one). An IPv6 host stands in
+    An address for `listening` may have the host `*` (all) and the port 0 or `*` (any free one). An IPv6 host is in
     brackets.
 
     >>> find_address_problem("tcp://10.0.0.1:18490", scheme="tcp://")
@@ -247,7 +249,7 @@ def find_address_problem(address: str, *, scheme: str = "", listening: bool = Fa
 
 
 def find_endpoint_problem(endpoint: str, *, listening: bool = False) -> str | None:
-    """What an endpoint of the wire must be, or None when it is one: tcp://HOST:PORT, or ipc:///PATH on one machine.
+    """Return the form that an endpoint must have, or None if it has it: tcp://HOST:PORT, or ipc:///PATH on one machine.
 
     >>> find_endpoint_problem("ipc:///run/rankscope/relay")
     >>> find_endpoint_problem("ipc://relay")
@@ -271,7 +273,7 @@ class _Text(str):
 
 
 class _Given(NamedTuple):
-    """A value as one of the layers gives it."""
+    """Value as given by one of the layers."""
 
     key: str
     source: str
@@ -302,7 +304,7 @@ def _combine(config_class: type[S], layers: list[_Given], mistakes: list[Mistake
 
 
 def _parse_file(text: str, name: str) -> Mapping[str, object]:
-    # Here and not above: only a program that has a file pays the 18 ms that importing the parser takes.
+    # Imported here so that only a program with a file pays for the parser's import (18 ms).
     if sys.version_info >= (3, 11):
         import tomllib  # noqa: PLC0415
     else:
@@ -317,7 +319,7 @@ def _parse_file(text: str, name: str) -> Mapping[str, object]:
 def _find_variables(
     config_class: type[Settings], environment: Mapping[str, str], mistakes: list[Mistake]
 ) -> Iterator[_Given]:
-    """Each variable that is a setting. One that looks like ours and is none is a mistake."""
+    """Yield each variable that is a setting. One with our prefix that is none is added to `mistakes`."""
     prefix = config_class.PREFIX
     names = {key: f"{prefix}{key.upper()}" for key, _, _ in find_settings(config_class)}
     for name in sorted(environment):
@@ -340,7 +342,7 @@ def _is_foreign(name: str, text: str, allowed: tuple[str, ...]) -> bool:
 
 
 def _suggest(wrong_key: str, names: Mapping[str, str]) -> str:
-    """The cure for a wrong key. `names` maps the right ones to how they are written where the wrong one stands."""
+    """Return the cure for a wrong key. `names` maps the right ones to how they are written in the same source."""
     near = _find_nearest(wrong_key, names)
     if near:
         return f"The nearest is {names[near]}: correct the name or remove it."
@@ -354,7 +356,7 @@ def _find_nearest(wrong_key: str, names: Mapping[str, str]) -> str:
 
 
 def _check(raw: object, default: Value, known: Setting) -> tuple[Value | None, str | None]:
-    """The value in the type of the setting, None where it cannot be one, and what is wrong with it."""
+    """Return the value in the type of the setting, None where it cannot be one, and what is wrong with it."""
     value = _convert(raw, type(default))
     if value is None:
         return None, f"it must be {_describe_kind(default, known)}."
@@ -362,9 +364,7 @@ def _check(raw: object, default: Value, known: Setting) -> tuple[Value | None, s
 
 
 def _convert(raw: object, kind: type[Value]) -> Value | None:
-    """The value in the type of the setting, or None. A whole number may stand for a number, and nothing else for
-    anything else.
-    """
+    """Return the value in the type of the setting, or None. An int may stand for a float; nothing else is converted."""
     value = _parse_text(raw, kind) if isinstance(raw, _Text) else raw
     if kind is float and type(value) is int and abs(value) <= EXACT_FLOAT_MAX:
         return float(value)
@@ -431,7 +431,7 @@ def _describe_limits(known: Setting) -> str:
 
 
 def _show(value: object) -> str:
-    """A user's value as an error repeats it: as the file would have it, and nothing long."""
+    """Return a user's value as an error repeats it: as the file would have it, and nothing long."""
     if isinstance(value, bool):
         return _toml(value)
     return _shorten(repr(str(value)) if isinstance(value, str) else repr(value))

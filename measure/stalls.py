@@ -1,7 +1,7 @@
-"""What is known of a rank that makes no progress, and how far each of its process groups is.
+"""Describe a rank that makes no progress, and how far each of its process groups is.
 
-Group, sequence and op are as in `records.CollectiveRecord`. Everything is bounded by whoever makes it; what was left
-out is counted.
+Group, sequence and op are as in `records.CollectiveRecord`. Everything is bounded by its producer; what was left out is
+counted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,15 +15,15 @@ ACTIVITIES = (
     "collective", "process_group", "backward", "optimizer", "data", "compile", "checkpoint", "synchronize", "import",
     "other",
 )  # fmt: skip
-"""What a training thread may be doing, by its innermost frame that tells: in a call of torch.distributed; making a
+"""Activities of a training thread, by its innermost frame that shows one: in a call of torch.distributed; making a
 process group; in autograd (where DistributedDataParallel waits); in an optimizer; waiting for a data loader; in
 torch.compile; saving or loading; waiting for a device; importing modules; none of these."""
 
 EXCUSED_ACTIVITIES = frozenset({"compile", "checkpoint", "import"})
-"""What may take minutes in a healthy job: a stall in one of these is kept and shown, and not called one."""
+"""Activities that may last minutes in a healthy run: a stall in one of these is shown, but is no finding."""
 
 EXCUSED_FACTOR: Final = 10
-"""A stall in what may take minutes (a checkpoint, a compilation) is called one when it has lasted so many limits."""
+"""Factor on the stall limit for excused activities (a checkpoint, a compilation)."""
 
 
 class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -35,20 +35,20 @@ class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def is_library_file(file: str) -> bool:
-    """Whether the file of a frame is not the user's own. A torch that is installed in no such folder, because it was
-    built from its sources, is known by `torch/` at the beginning: so the agent names its files.
+    """Return whether a frame's file belongs to a library. A torch outside the usual folders, because it was built from
+    source, is recognised by a leading `torch/`, as the agent writes its files.
     """
     foreign = ("site-packages/", "dist-packages/", "lib/python")
     return file.startswith(("<", "torch/")) or any(part in file for part in foreign)
 
 
 def find_script_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
-    """The innermost frame, frames being given innermost first, that is not a library's: a line of the user's own."""
+    """Return the innermost frame that is in the user's own code; `frames` are innermost first."""
     return next((frame for frame in frames if not is_library_file(frame.file)), None)
 
 
 def describe_frame(frame: StackFrame) -> str:
-    """A frame for people.
+    """Return a frame as text for users.
 
     >>> describe_frame(StackFrame("/home/me/train.py", 74, "main"))
     'train.py:74 (main)'
@@ -65,8 +65,8 @@ class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """How far one process group is on one rank: the sequence of the last collective of each state, None where the
-    backend does not tell (gloo: started).
+    """Progress of one process group on one rank: the sequence of the last collective of each state, None if the backend
+    does not report it (gloo: started).
     """
 
     group: Name
@@ -76,8 +76,8 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
 
 class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """A collective that was enqueued and has not completed. `sizes` are the shapes of its inputs, `bytes` what they
-    hold together; `timeout_ns` after which the backend gives up.
+    """Collective that was enqueued and has not completed. `sizes` are the shapes of its inputs, `bytes` their total
+    size; `timeout_ns` after which the backend gives up.
     """
 
     group: Name
@@ -92,7 +92,7 @@ class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
 
 
 def find_deadline(pending: Iterable[PendingCollective], taken_host_ns: int) -> int | None:
-    """When, by the host's clock, the first of these passes its timeout, of which the ages were taken at that time.
+    """Return when, by the host's clock, the first of these passes its timeout; their ages were read at `taken_host_ns`.
 
     >>> one = PendingCollective(group="default_pg", op="all_reduce", sequence=1, age_ns=30, timeout_ns=100)
     >>> find_deadline([one], taken_host_ns=1_000), find_deadline([], taken_host_ns=1_000)
@@ -103,10 +103,10 @@ def find_deadline(pending: Iterable[PendingCollective], taken_host_ns: int) -> i
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """A rank in which nothing has happened that the hooks see, since `since_host_ns` (to one report interval).
+    """Stall of a rank: no hook event since `since_host_ns` (to one report interval).
 
-    `number` counts the stalls of this life from 1; `last_step` is the last step that ended, None before any; `limit_ns`
-    how long it had to last to be called a stall. `absent` says by field why something could not be read.
+    `number` counts the stalls of this process from 1; `last_step` is the last step that ended, None before any;
+    `limit_ns` the duration after which it counts as a stall. `absent` gives by field why something could not be read.
     """
 
     number: int
@@ -123,7 +123,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
 
     @property
     def is_excused(self) -> bool:
-        """Whether it does what may take minutes in a healthy job."""
+        """Return whether the activity may last minutes in a healthy run."""
         return self.activity in EXCUSED_ACTIVITIES
 
 

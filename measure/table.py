@@ -1,9 +1,9 @@
-"""A small table of integers that travels as one block of bytes.
+"""Hold a small table of integers that is sent as one block of bytes.
 
-Rows of structs cost a collector 31 us a report to take in, the same numbers as a block 2 us. The columns carry their
-names, so that a column may be added without a new protocol number and a reader asks for those it knows.
+Decoding rows of structs costs a collector 31 us a report, the same numbers as a block 2 us. The columns carry their
+names, so that a column can be added without a new protocol number and a reader asks for those it knows.
 
-numpy is imported where a table is read: a program that only sends messages stays 15 MB smaller.
+numpy is imported only where a table is read: a program that only sends messages stays 15 MB smaller.
 """
 
 import struct
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Column = npt.NDArray[np.int64]
 
 MISSING = -(2**63)
-"""Stands for None in a table: not measured. No measured value comes near it."""
+"""Value for None in a table: not measured. No measured value comes near it."""
 
 COLUMNS_MAX = 64
 
@@ -72,7 +72,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True, gc=False):
             raise DecodeError(DecodeReason.BAD_TABLE, f"{len(self.data)} bytes of data where {expected} were announced")
 
     def column(self, name: str) -> "Column":
-        """The column of that name, shape (row_count,); all MISSING when the sender has no such column."""
+        """Return the column of that name, shape (row_count,); all MISSING when the sender has no such column."""
         import numpy as np  # noqa: PLC0415
 
         if name not in self.names:
@@ -81,7 +81,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return np.frombuffer(self.data, dtype="<i8", count=self.row_count, offset=8 * start).astype(np.int64)
 
     def columns(self) -> "Mapping[str, Column]":
-        """Every column by its name."""
+        """Return every column by its name."""
         return {name: self.column(name) for name in self.names}
 
 
@@ -92,7 +92,7 @@ class Block(NamedTuple):
     values: "npt.NDArray[np.int64]"
 
     def column(self, name: str) -> "Column":
-        """The column of that name of every table, shape (tables, rows); all MISSING when there is none."""
+        """Return the column of that name of every table, shape (tables, rows); all MISSING when there is none."""
         import numpy as np  # noqa: PLC0415
 
         if name not in self.names:
@@ -101,7 +101,7 @@ class Block(NamedTuple):
 
 
 def stack_tables(tables: Sequence[Table]) -> Iterator[tuple[list[int], Block]]:
-    """The tables as few blocks as there are different shapes of them, each with the places of its tables.
+    """Yield the tables as few blocks as there are different shapes of them, each with the places of its tables.
 
     >>> one, other = Table.from_rows(("step",), [(7,)]), Table.from_rows(("step",), [(8,)])
     >>> [(places, block.column("step").tolist()) for places, block in stack_tables([one, other])]

@@ -13,7 +13,7 @@ UNNAMED = "?"
 
 class Collective(msgspec.Struct, frozen=True, array_like=True):
     """One communication of one rank. `sequence` is the backend's own number and `group_name` torch's own name of the
-    group, when they are in the trace; `start_ns` is on the clock of the host.
+    group, if they are in the trace; `start_ns` is by the host's clock.
     """
 
     group: str
@@ -29,15 +29,15 @@ class Collective(msgspec.Struct, frozen=True, array_like=True):
 
 
 def find_communication_rows(view: RankView) -> Ints:
-    """The rows of what communicates, by start: kernels on a device, ranges of the backend on a CPU."""
+    """Return the rows of what communicates, by start: kernels on a device, ranges of the backend on a CPU."""
     return view.work.row[view.work.is_communication] if view.has_device else view.cpu_communication_rows
 
 
 def find_collectives(view: RankView, base_ns: int = 0, only_group_size: int | None = None) -> list[Collective]:
-    """Every communication of the trace, in the order of `find_communication_rows`.
+    """Return every communication of the trace, in the order of `find_communication_rows`.
 
-    The trace's times count from `base_ns` on the host's clock. `only_group_size` is the size of the job's one process
-    group, None when it has more or that is not known: gloo's ranges do not name their group.
+    The trace's times count from `base_ns` by the host's clock. `only_group_size` is the size of the run's one process
+    group, None if it has more or that is not known: gloo's ranges do not name their group.
     """
     if not view.has_device:
         rows = find_communication_rows(view).tolist()
@@ -48,38 +48,38 @@ def find_collectives(view: RankView, base_ns: int = 0, only_group_size: int | No
 
 def _of_kernel(view: RankView, place: int, base_ns: int) -> Collective:
     row = int(view.work.row[place])
-    told = view.trace.collectives.get(row)
+    arguments = view.trace.collectives.get(row)
     inside = int(view.launching_range[place])
     name = view.trace.name(row)
-    if told is not None:
-        op: str | None = communication.find_operation(told.op)
+    if arguments is not None:
+        op: str | None = communication.find_operation(arguments.op)
     elif inside != NONE:
         op = communication.find_operation(view.trace.name(inside))
     else:
         op = communication.find_operation_of_kernel(name)
     events = view.events
     return Collective(
-        group=_group_of(told) if told is not None else GROUP_UNKNOWN,
-        group_size=told.group_size if told is not None else None,
-        ranks=told.group_ranks if told is not None else None,
+        group=_group_of(arguments) if arguments is not None else GROUP_UNKNOWN,
+        group_size=arguments.group_size if arguments is not None else None,
+        ranks=arguments.group_ranks if arguments is not None else None,
         op=op or UNNAMED,
-        dtype=told.dtype if told is not None else None,
-        bytes=_bytes_of(told) if told is not None else _shape_bytes(view, inside),
-        sequence=told.sequence if told is not None else None,
+        dtype=arguments.dtype if arguments is not None else None,
+        bytes=_bytes_of(arguments) if arguments is not None else _shape_bytes(view, inside),
+        sequence=arguments.sequence if arguments is not None else None,
         start_ns=int(events.start_ns[row]) + base_ns,
         duration_ns=int(events.duration_ns[row]),
-        group_name=told.group_name if told is not None else None,
+        group_name=arguments.group_name if arguments is not None else None,
     )
 
 
-def _group_of(told: CollectiveArguments) -> str:
-    return told.group_description or told.group_name or GROUP_UNKNOWN
+def _group_of(arguments: CollectiveArguments) -> str:
+    return arguments.group_description or arguments.group_name or GROUP_UNKNOWN
 
 
-def _bytes_of(told: CollectiveArguments) -> int | None:
+def _bytes_of(arguments: CollectiveArguments) -> int | None:
     """As nccl-tests counts: of gathers and scatters the full, gathered size is the larger of the two."""
-    elements = [count for count in (told.in_elements, told.out_elements) if count is not None]
-    size = communication.item_bytes(told.dtype) if told.dtype is not None else None
+    elements = [count for count in (arguments.in_elements, arguments.out_elements) if count is not None]
+    size = communication.item_bytes(arguments.dtype) if arguments.dtype is not None else None
     return max(elements) * size if elements and size is not None else None
 
 

@@ -1,7 +1,7 @@
-"""Units, and a type for each clock. The only file that knows how many nanoseconds a second has.
+"""Define units, and a type for each clock. The only file that knows how many nanoseconds a second has.
 
-Times are integers of nanoseconds on the clock they were taken on. Seconds, as floats, appear at the edges only:
-configuration, Prometheus and text for people.
+Times are integers of nanoseconds on the clock they were read from. Seconds, as floats, appear at the edges only:
+configuration, Prometheus and text for users.
 """
 
 from typing import NewType
@@ -9,7 +9,7 @@ from typing import NewType
 HostNs = NewType("HostNs", int)
 """Nanoseconds of one machine's monotonic clock. Comparable between processes of that machine, not beyond it."""
 
-JobNs = NewType("JobNs", int)
+CollectorNs = NewType("CollectorNs", int)
 """Nanoseconds of the collector's monotonic clock, to which every machine's clock is aligned."""
 
 WallNs = NewType("WallNs", int)
@@ -39,7 +39,7 @@ def ns_to_s(nanoseconds: float) -> float:
 
 
 def format_duration(nanoseconds: float) -> str:
-    """A duration for people, in the unit that leaves one to three digits before the point.
+    """Return a duration as text, in the unit that leaves one to three digits before the point.
 
     >>> format_duration(812), format_duration(4_200_000), format_duration(75_000_000_000)
     ('812 ns', '4.2 ms', '75.0 s')
@@ -58,7 +58,7 @@ _LENGTHS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def format_length(seconds: float) -> str:
-    """A length of time for people, in its largest unit.
+    """Return a length of time as text, in its largest unit.
 
     >>> format_length(42), format_length(90), format_length(5_400), format_length(180_000)
     ('42 s', '1.5 min', '1.5 h', '2.1 d')

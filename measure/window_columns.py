@@ -1,7 +1,7 @@
-"""The events of a live window as packed columns: what one process reads off the profiler and another reduces.
+"""Pack the events of a live profiler window as columns: one process reads them off the profiler, another reduces them.
 
-Only what the breakdown and the collectives need is in them: no shapes, no stacks, no memory. `to_trace` gives what
-`kineto_columns.read_trace` gives of a file of the same events, so that one engine, `RankView`, looks at both.
+They hold only what the breakdown and the collectives need: no shapes, no stacks, no memory. `to_trace` returns what
+`kineto_columns.read_trace` returns for a file of the same events, so that `RankView` serves both.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ from rankscope.measure.kineto_json import Arguments
 
 
 class WindowColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Events in any order, as columns of the machine's own integers.
+    """Events in any order, as columns of native integers.
 
     `category` (int8) is a `kineto.Category`, `name` and `lane` (int32) index `names` and `lanes`; a lane is a thread of
-    the host or a stream of the device. `start_ns` and `duration_ns` (int64) are of one clock, whichever the
-    reader says; `correlation` (int64) ties device work to its launch. `told` is, by place, what the operator that
-    launched a communication kernel says: Kineto's metadata, the inside of a JSON object.
+    the host or a stream of the device. `start_ns` and `duration_ns` (int64) are of one clock, which the reader chooses;
+    `correlation` (int64) links device work to its launch. `metadata` maps a place to Kineto's metadata of the operator
+    that launched a communication kernel: the inside of a JSON object.
     """
 
     names: tuple[str, ...] = ()
@@ -42,15 +42,16 @@ class WindowColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     start_ns: bytes = b""
     duration_ns: bytes = b""
     correlation: bytes = b""
-    told: Mapping[int, str] = {}
+    metadata: Mapping[int, str] = {}
 
     def __len__(self) -> int:
-        """How many events."""
+        """Return the number of events."""
         return len(self.category)
 
 
 def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
-    """The trace of a window, its starts put back by `ahead_ns`: from the clock that wrote them to the one wanted.
+    """Return the trace of a window, its starts put back by `ahead_ns`: from the clock that wrote them to the one
+    wanted.
 
     Raises ValueError when the columns have different lengths.
     """
@@ -76,7 +77,7 @@ def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
         threads=[(str(lane), "") for lane in columns.lanes],
         events=events,
         device_work=_find_device_work(events, columns.lanes),
-        collectives=_read_told(columns.told, place),
+        collectives=_read_collectives(columns.metadata, place),
         shapes={},
         stacks={},
         memory=MemoryEvents(*(nothing[:0] for _ in MemoryEvents.__slots__)),
@@ -93,16 +94,16 @@ def _unpack(packed: bytes, dtype: type[np.generic]) -> npt.NDArray[Any]:
 
 def _find_device_work(events: Events, lanes: tuple[int, ...]) -> DeviceWork:
     row = np.flatnonzero(np.isin(events.category, [int(kind) for kind in DEVICE_WORK]))
-    unknown, untold = np.full(len(row), NONE, dtype=np.int64), np.full(len(row), np.nan)
+    unknown, not_recorded = np.full(len(row), NONE, dtype=np.int64), np.full(len(row), np.nan)
     stream = np.array(lanes, dtype=np.int64)[events.thread[row]] if len(row) else unknown
-    return DeviceWork(row, unknown, stream, unknown, untold, untold)
+    return DeviceWork(row, unknown, stream, unknown, not_recorded, not_recorded)
 
 
-def _read_told(told: Mapping[int, str], place: Ints) -> dict[int, CollectiveArguments]:
+def _read_collectives(metadata: Mapping[int, str], place: Ints) -> dict[int, CollectiveArguments]:
     found = {}
-    for index, metadata in told.items():
+    for index, text in metadata.items():
         try:
-            arguments = msgspec.json.decode(f"{{{metadata}}}", type=Arguments)
+            arguments = msgspec.json.decode(f"{{{text}}}", type=Arguments)
         except msgspec.DecodeError:
             continue
         if arguments.collective is not None:

@@ -109,6 +109,6 @@ class _Reader:
             start_ns=self._start_ns.tobytes(),
             duration_ns=self._duration_ns.tobytes(),
             correlation=self._correlation.tobytes(),
-            told=self._declared_fields,
+            metadata=self._declared_fields,
         )
         return ReadWindow(ranges, columns)

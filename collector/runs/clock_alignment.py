@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from rankscope.measure.units import NS_PER_S, HostNs, JobNs
+from rankscope.measure.units import NS_PER_S, CollectorNs, HostNs
 
 SAMPLES_MAX = 16
 DRIFT_PER_S_NS = 100_000
@@ -83,15 +83,15 @@ class ClockAlignment:
 
         >>> alignment = ClockAlignment()
         >>> alignment.add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)
-        >>> alignment.at(JobNs(2_000))
+        >>> alignment.at(CollectorNs(2_000))
         Alignment(offset_ns=500000, error_ns=501)
         """
         return find_alignment(unpack_samples(self.samples), now_collector_ns)
 
-    def to_collector_time(self, host_ns: int, now_collector_ns: int) -> JobNs | None:
+    def to_collector_time(self, host_ns: int, now_collector_ns: int) -> CollectorNs | None:
         """A moment of the rank's clock on ours; None before the first answer."""
         alignment = self.at(now_collector_ns)
-        return None if alignment is None else JobNs(HostNs(host_ns) - alignment.offset_ns)
+        return None if alignment is None else CollectorNs(HostNs(host_ns) - alignment.offset_ns)
 
 
 def unpack_samples(packed: PackedSamples) -> list[ClockSample]:

@@ -53,7 +53,7 @@ def read_in_parallel(chunks: Iterable[bytes], workers: int, piece_bytes: int = P
     with ProcessPoolExecutor(workers, mp_context=process_context()) as pool:
         try:
             for chunk in chunks:
-                piece = blocks.take_piece(chunk)
+                piece = blocks.read_piece(chunk)
                 if piece is not None:
                     pending.append(pool.submit(_decode_piece, piece))
                 while len(pending) > PENDING_PIECES_PER_WORKER * workers:

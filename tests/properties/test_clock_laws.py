@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.collector.runs.clock_alignment import DRIFT_PER_S_NS, ClockAlignment
-from rankscope.measure.units import NS_PER_S, JobNs
+from rankscope.measure.units import NS_PER_S, CollectorNs
 
 READING_NS = 1
 
@@ -56,7 +56,7 @@ def ping_all(quartz: Quartz, exchange: list[Ping]) -> tuple[ClockAlignment, int]
 def test_true_offset_is_within_the_error_bound(quartz: Quartz, exchange: list[Ping], after_ns: int) -> None:
     alignment, last_ns = ping_all(quartz, exchange)
     now_ns = last_ns + after_ns
-    found = alignment.at(JobNs(now_ns))
+    found = alignment.at(CollectorNs(now_ns))
     assert found is not None
     true_offset_ns = quartz.tell(now_ns) - now_ns
     assert abs(found.offset_ns - true_offset_ns) <= found.error_ns + READING_NS
@@ -67,8 +67,8 @@ def test_moment_on_the_ranks_clock_is_found_on_ours(quartz: Quartz, exchange: li
     alignment, last_ns = ping_all(quartz, exchange)
     now_ns = last_ns + after_ns
     found, collector_ns = (
-        alignment.at(JobNs(now_ns)),
-        alignment.to_collector_time(floor(quartz.tell(now_ns)), JobNs(now_ns)),
+        alignment.at(CollectorNs(now_ns)),
+        alignment.to_collector_time(floor(quartz.tell(now_ns)), CollectorNs(now_ns)),
     )
     assert found is not None
     assert collector_ns is not None
@@ -79,9 +79,9 @@ def test_moment_on_the_ranks_clock_is_found_on_ours(quartz: Quartz, exchange: li
 def test_another_ping_never_makes_the_bound_worse(quartz: Quartz, exchange: list[Ping], after_ns: int) -> None:
     alignment, last_ns = ping_all(quartz, exchange[:15])
     now_ns = last_ns + after_ns
-    before = alignment.at(JobNs(now_ns))
+    before = alignment.at(CollectorNs(now_ns))
     alignment.add(last_ns, floor(quartz.tell(last_ns)), last_ns)
-    after = alignment.at(JobNs(now_ns))
+    after = alignment.at(CollectorNs(now_ns))
     assert before is not None
     assert after is not None
     assert after.error_ns <= before.error_ns
@@ -100,10 +100,10 @@ def test_after_a_jump_the_next_answer_is_within_its_bound_and_a_jump_that_is_not
         alignment.add(sent_ns, floor(moved.tell(read_ns)), now_ns)
         own = ClockAlignment()
         own.add(sent_ns, 0, now_ns)
-        fresh = own.at(JobNs(now_ns))
+        fresh = own.at(CollectorNs(now_ns))
         assert fresh is not None
         worst_ns = 2 * fresh.error_ns + 4 * READING_NS
-        found = alignment.at(JobNs(now_ns))
+        found = alignment.at(CollectorNs(now_ns))
         assert found is not None
         true_offset_ns = moved.tell(now_ns) - now_ns
         # The sample that is believed agrees with the newest, which is right: so it is off by no more than both bounds.

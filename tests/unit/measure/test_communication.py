@@ -17,7 +17,7 @@ from rankscope.measure.communication import (
     is_backend_range,
     is_communication_kernel,
     item_bytes,
-    tells_bytes,
+    needs_input_shapes,
 )
 
 COMPUTING = (
@@ -124,7 +124,7 @@ def test_ranges_of_backends_begin_with_their_name(name: str, expected: bool) -> 
 
 
 def test_shapes_are_used_of_collectives_and_matrix_products() -> None:
-    assert [tells_bytes(name) for name in ("gloo:all_reduce", "aten::addmm", "aten::add")] == [True, True, False]
+    assert [needs_input_shapes(name) for name in ("gloo:all_reduce", "aten::addmm", "aten::add")] == [True, True, False]
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------

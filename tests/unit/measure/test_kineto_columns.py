@@ -220,7 +220,7 @@ def test_equal_events_that_may_be_two_are_counted_twice(args: dict[str, int]) ->
 # -- shapes, stacks, memory -------------------------------------------------------------------------------------------
 
 
-def test_shapes_are_kept_of_what_tells_bytes_or_work() -> None:
+def test_shapes_are_kept_of_what_needs_input_shapes_or_work() -> None:
     shapes = {"Input Dims": [[2, 3]], "Input type": ["float"]}
     trace = read_events(event("cpu_op", "aten::mm", 1, 1, **shapes), event("cpu_op", "aten::add", 2, 1, **shapes))
     assert trace.shapes == {0: (b'["float"]', b"[[2, 3]]")}

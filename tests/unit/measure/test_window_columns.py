@@ -12,7 +12,7 @@ Event = tuple[Category, str, int, int, int]
 """Category, name, lane, start and duration."""
 
 
-def pack(events: Sequence[Event], told: dict[int, str] | None = None) -> WindowColumns:
+def pack(events: Sequence[Event], metadata: dict[int, str] | None = None) -> WindowColumns:
     names = tuple(dict.fromkeys(event[1] for event in events))
     lanes = tuple(dict.fromkeys(event[2] for event in events))
     return WindowColumns(
@@ -24,7 +24,7 @@ def pack(events: Sequence[Event], told: dict[int, str] | None = None) -> WindowC
         start_ns=array("q", [event[3] for event in events]).tobytes(),
         duration_ns=array("q", [event[4] for event in events]).tobytes(),
         correlation=array("q", range(50, 50 + len(events))).tobytes(),
-        told=told or {},
+        metadata=metadata or {},
     )
 
 
@@ -58,15 +58,15 @@ def test_an_empty_window_is_an_empty_trace() -> None:
 
 
 def test_what_is_told_of_a_collective_stays_with_its_kernel() -> None:
-    told = {0: '"Collective name": "allreduce", "In msg nelems": 8, "dtype": "Float", "Seq": 3'}
-    trace = to_trace(pack([(KERNEL, "nccl", 7, 20, 5), (KERNEL, "gemm", 7, 10, 5)], told))
+    metadata = {0: '"Collective name": "allreduce", "In msg nelems": 8, "dtype": "Float", "Seq": 3'}
+    trace = to_trace(pack([(KERNEL, "nccl", 7, 20, 5), (KERNEL, "gemm", 7, 10, 5)], metadata))
     expected = CollectiveArguments("allreduce", 8, None, None, "Float", None, None, None, 3)
     assert trace.collectives == {1: expected}, "the later of the two"
 
 
-@pytest.mark.parametrize("told", ["", '"In msg nelems": 8', "not JSON", '"Collective name": ', '"dtype": "\x01"'])
-def test_what_tells_no_collective_is_passed_over(told: str) -> None:
-    assert to_trace(pack([(KERNEL, "nccl", 7, 20, 5)], {0: told})).collectives == {}
+@pytest.mark.parametrize("metadata", ["", '"In msg nelems": 8', "not JSON", '"Collective name": ', '"dtype": "\x01"'])
+def test_what_tells_no_collective_is_passed_over(metadata: str) -> None:
+    assert to_trace(pack([(KERNEL, "nccl", 7, 20, 5)], {0: metadata})).collectives == {}
 
 
 def test_columns_of_different_lengths_are_refused() -> None:

@@ -7,7 +7,7 @@ from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
-from rankscope.measure.units import JobNs
+from rankscope.measure.units import CollectorNs
 
 JOINED_NS = 1_000
 GROUP = "default_pg"
@@ -30,7 +30,7 @@ def take(rank: RankState, sequence: int, **measured: object) -> None:
 
 
 def picture(rank: RankState) -> RankSnapshot:
-    return rank.snapshot(JobNs(JOINED_NS))
+    return rank.snapshot(CollectorNs(JOINED_NS))
 
 
 def window_at(step: int) -> WindowBreakdown:
@@ -136,5 +136,5 @@ def test_clock_error_is_that_of_the_moment_of_the_picture() -> None:
     rank = life()
     rank.clock.add(sent_collector_ns=0, host_ns=70, received_collector_ns=100)
     # 50 for half the round trip, and 100 for a drift of 100 us a second over 1 ms.
-    assert rank.snapshot(JobNs(100)).clock_error_ns == 50 + 1
-    assert rank.snapshot(JobNs(1_000_000)).clock_error_ns == 150
+    assert rank.snapshot(CollectorNs(100)).clock_error_ns == 50 + 1
+    assert rank.snapshot(CollectorNs(1_000_000)).clock_error_ns == 150

@@ -33,7 +33,7 @@ def read_in_pieces(document: bytes, piece_bytes: int, chunk_bytes: int) -> Kinet
     """As the processes do it, in this one: each piece by itself, handed over, joined."""
     blocks, whole, last = TraceBlocks(piece_bytes), TraceColumns(), TraceColumns()
     for start in range(0, len(document), chunk_bytes):
-        piece = blocks.take_piece(document[start : start + chunk_bytes])
+        piece = blocks.read_piece(document[start : start + chunk_bytes])
         if piece is not None:
             columns = TraceColumns()
             columns.read(TraceBlocks(), (piece,))
