@@ -1,4 +1,4 @@
-"""A certificate of a test's own making, for a server on this machine."""
+"""Create a self-signed certificate for a test's server on this machine."""
 
 import subprocess
 from pathlib import Path

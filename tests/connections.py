@@ -6,7 +6,7 @@ import psutil
 
 
 def list_connections(process: psutil.Process, kind: str = "tcp") -> list[Any]:
-    """What `process` listens at and is connected to; psutil 6 gave the method another name."""
+    """Return the addresses that `process` listens at and is connected to; psutil 6 renamed the method."""
     name = "net_connections" if hasattr(process, "net_connections") else "connections"
     connections: list[Any] = getattr(process, name)(kind)
     return connections

@@ -1,11 +1,11 @@
-"""A clock that moves when the test says so."""
+"""Provide a clock that the test moves."""
 
 from typing import Final
 
 from rankscope.measure.units import HostNs, WallNs, s_to_ns
 
 WALL_S: Final = 1_800_000_000
-"""How far the wall's clock is ahead."""
+"""Lead of the wall clock."""
 START_S: Final = 1_000.0
 
 

@@ -1,4 +1,4 @@
-"""A snapshot of which everything is known: the one behind the golden page of metrics."""
+"""Build a snapshot with every field known, for the golden page of metrics."""
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -22,7 +22,7 @@ MS = 1_000_000
 
 
 def full_rank(rank: int) -> RankSnapshot:
-    """A rank of which everything is known. Rank 0 is slow; rank 1 has double the times where the two may differ."""
+    """Return a rank with every field known. Rank 0 is slow; rank 1 has double the times where the two may differ."""
     times = rank + 1
     return RankSnapshot(
         identity=RankIdentity(
@@ -66,7 +66,7 @@ def full_rank(rank: int) -> RankSnapshot:
 
 
 def window_of(times: int) -> WindowBreakdown:
-    """A window of 100 ms: 60 compute, 20 communication of which half is hidden, 5 copies, 25 idle."""
+    """Return a window of 100 ms: 60 compute, 20 communication of which half is hidden, 5 copies, 25 idle."""
     return WindowBreakdown(
         first_step=90, step_count=4, window_ns=times * 100 * MS, compute_ns=times * 60 * MS,
         communication_ns=times * 20 * MS, overlap_ns=times * 10 * MS, exposed_communication_ns=times * 10 * MS,
@@ -104,7 +104,7 @@ def totals_of(times: int) -> Totals:
 
 
 def collectives_of(times: int) -> tuple[CollectiveTotals, ...]:
-    """One kind of which all is known, and one of which only the calls and their time are."""
+    """Return two kinds of collectives: one fully known, and one with only its calls and their time."""
     return (
         CollectiveTotals(
             group="default_pg", op="all_reduce", count=200, duration_ns=times * 2_000 * MS, bytes=200 * 2**20,
@@ -115,7 +115,7 @@ def collectives_of(times: int) -> tuple[CollectiveTotals, ...]:
 
 
 def device_of(rank: int) -> DeviceSample:
-    """A GPU; that of rank 0 is held down by heat."""
+    """Return a GPU; that of rank 0 is held down by heat."""
     return DeviceSample(
         host_ns=1, uuid=f"GPU-{rank}", model="NVIDIA H200", utilization_ratio=0.93 if rank == 0 else 0.0,
         memory_used_bytes=64 * 2**30, memory_total_bytes=140 * 2**30, power_watts=655.5, temperature_celsius=71.0,
@@ -130,7 +130,7 @@ def device_of(rank: int) -> DeviceSample:
 
 
 def unmeasured_rank() -> RankSnapshot:
-    """A rank that has said Hello and nothing else."""
+    """Return a rank that has sent nothing but its Hello."""
     identity = RankIdentity(
         run="bert", rank=2, local_rank=0, world_size=5, node="node-b", restart_count=1, boot_id="boot-of-2", pid=4002
     )  # fmt: skip
@@ -138,7 +138,7 @@ def unmeasured_rank() -> RankSnapshot:
 
 
 def crashed_rank() -> RankSnapshot:
-    """A rank whose sidecar saw it die of SIGSEGV."""
+    """Return a rank whose sidecar saw it die of SIGSEGV."""
     identity = RankIdentity(
         run="bert", rank=3, local_rank=0, world_size=5, node="node-c", restart_count=1, boot_id="boot-of-3", pid=4003
     )  # fmt: skip
@@ -149,7 +149,7 @@ def crashed_rank() -> RankSnapshot:
 
 
 def silent_rank() -> RankSnapshot:
-    """The other rank of that node, of which nothing is heard any more."""
+    """Return the other rank of that node, which is silent."""
     identity = RankIdentity(
         run="bert", rank=4, local_rank=1, world_size=5, node="node-c", restart_count=1, boot_id="boot-of-4", pid=4004
     )  # fmt: skip
@@ -157,7 +157,7 @@ def silent_rank() -> RankSnapshot:
 
 
 def full_snapshot() -> Snapshot:
-    """The snapshot behind the golden page."""
+    """Return the snapshot behind the golden page."""
     finding = Finding(
         kind="straggler",
         ranks=(0,),
@@ -191,7 +191,7 @@ def full_snapshot() -> Snapshot:
 
 
 def with_runs(snapshot: Snapshot, runs: tuple[RunSnapshot, ...]) -> Snapshot:
-    """Another picture of the same moment."""
+    """Return another snapshot of the same time."""
     return Snapshot(
         wall_s=snapshot.wall_s, version=snapshot.version, runs=runs, counts=snapshot.counts, steps=snapshot.steps
     )

@@ -1,6 +1,4 @@
-"""The families of a snapshot as objects of the prometheus-client library: what its writers make of them is what ours
-must say too.
-"""
+"""Export a snapshot with the prometheus-client library, whose page ours must equal."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -22,18 +20,18 @@ Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
 
 
 class SnapshotExporter(Collector):
-    """Every family of the catalogue that has samples, on one page of which nothing is left out."""
+    """Exporter of every family of the catalogue that has samples, complete and on one page."""
 
     def __init__(self, read_snapshot: Callable[[], Snapshot], *, page: str = "/metrics") -> None:
         self._read_snapshot = read_snapshot
         self._page = page
 
     def describe(self) -> Iterator[Family]:
-        """Every family without samples, so that registering needs no snapshot."""
+        """Yield every family without samples, so that registering needs no snapshot."""
         return (_build_family(measure, ()) for measure in CATALOG)
 
     def collect(self) -> Iterator[Family]:
-        """The families, in the order of the catalogue."""
+        """Yield the families, in the order of the catalogue."""
         snapshot = self._read_snapshot()
         for measure in CATALOG:
             values = [((self._page,), 0)] if measure.name == SERIES_DROPPED else _read(measure, snapshot)
@@ -43,7 +41,7 @@ class SnapshotExporter(Collector):
 
 
 def render_by_library(snapshot: Snapshot, text_format: TextFormat, *, page: str = "/metrics") -> str:
-    """The page as the library writes it."""
+    """Return the page as the library writes it."""
     registry = CollectorRegistry()
     registry.register(SnapshotExporter(lambda: snapshot, page=page))
     if text_format is TextFormat.CLASSIC:

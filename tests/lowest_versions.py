@@ -12,19 +12,19 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 DRIVER_OF_S3FS: Final = {"aiobotocore": "2.5.4", "boto3": "1.28.17", "botocore": "1.31.17"}
-"""That of the oldest s3fs: left to itself pip tries hundreds of combinations."""
+"""Driver of the oldest s3fs: without a pin pip tries hundreds of combinations."""
 
 _AT_LEAST: Final = re.compile(r'"([a-z0-9-]+)>=([0-9.]+)')
 
 
 def read_lowest() -> dict[str, str]:
-    """Versions by the names of packages. Read as text, for Python 3.10 comes without a reader of TOML."""
+    """Return the lowest versions by package. Parsed as text, since Python 3.10 has no TOML reader."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     return dict(_AT_LEAST.findall(text[text.index("\ndependencies = [") : text.index("\ntest = [")]))
 
 
 def render() -> str:
-    """The file."""
+    """Return the file."""
     pinned = {**read_lowest(), **DRIVER_OF_S3FS}
     usual = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     others = [line for line in usual if "==" in line and line.partition("==")[0] not in pinned]

@@ -4,7 +4,7 @@ import shutil
 
 
 def find_program(name: str) -> str:
-    """The path of a program. Fails, naming it, where it is not installed."""
+    """Return the path of a program. Fails, naming it, where it is not installed."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")  # where Debian has its daemons
     assert found is not None, f"{name} is not installed; `make packages` installs what the tests need"
     return found

@@ -1,4 +1,4 @@
-"""What is done first with bytes that came from anywhere, for the laws of the codec and for fuzzing it."""
+"""Read a decoded message completely, for the laws of the codec and for fuzzing it."""
 
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError
@@ -7,7 +7,7 @@ from rankscope.measure.table import MISSING
 
 
 def decode_or_refuse(frame: bytes) -> Message | None:
-    """The message, None where it is refused; any other error is a fault."""
+    """Return the message, None where it is refused; any other error is a fault."""
     try:
         return decode(frame)
     except DecodeError:
@@ -15,7 +15,7 @@ def decode_or_refuse(frame: bytes) -> Message | None:
 
 
 def read_wholly(message: Message) -> None:
-    """What the collector does with a message first: every column can be read, and it can be written down again."""
+    """Read every column of a message and encode it again, as the collector does."""
     if isinstance(message, Report):
         for table in (message.steps, message.collectives.table):
             for column in (*table.columns().values(), table.column("no such column")):

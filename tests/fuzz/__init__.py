@@ -1,1 +1,1 @@
-"""Coverage-guided fuzzing of what reads bytes from strangers: python -m tests.fuzz --minutes 10."""
+"""Fuzz, guided by coverage, what reads untrusted bytes: python -m tests.fuzz --minutes 10."""

@@ -1,9 +1,9 @@
-"""Coverage-guided fuzzing of the targets in targets.py: python -m tests.fuzz --minutes 10 [--target codec] [--out FILE]
+"""Fuzz the targets of targets.py, guided by coverage: python -m tests.fuzz --minutes 10 [--target codec] [--out FILE]
 
-It needs atheris (libFuzzer for Python), which is a tool of development only: `pip install atheris` into any folder, and
-that folder on PYTHONPATH. Each target runs in a process of its own, one after the other, the minutes shared among them;
-an input that fails is kept under `--findings` and named in the result. libFuzzer sees the branches of our
-Python code (codec, messages, table, admission) and not those of msgspec, which is C.
+It needs atheris (libFuzzer for Python), a tool of development only: `pip install atheris` into any folder, and that
+folder on PYTHONPATH. Each target runs in a process of its own, one after the other, the minutes shared among them; an
+input that fails is kept under `--findings` and named in the result. libFuzzer sees the branches of our Python code
+(codec, messages, table, admission) and not those of msgspec, which is C.
 """
 
 import argparse
@@ -22,7 +22,7 @@ INPUT_BYTES_MAX = 8192
 RSS_MB_MAX = 1024
 """An input for which a target needs more is a finding: the largest frame is 8 MiB."""
 INPUT_S_MAX = 5
-"""So is one that takes longer; the slowest honest frame takes milliseconds."""
+"""Longest time for one input; a slower one is a finding. The slowest honest frame needs milliseconds."""
 GRACE_S = 60
 INSTRUMENTED = ("rankscope.measure", "rankscope.collector.ingest")
 
@@ -30,7 +30,7 @@ _STATUS = re.compile(r"^#(\d+)\s.*?cov: (\d+) ft: (\d+)", re.MULTILINE)
 
 
 class Outcome(NamedTuple):
-    """How one target fared. `branches` and `features` are libFuzzer's counts at the end; `findings` are file names."""
+    """Result of one target. `branches` and `features` are libFuzzer's counts at the end; `findings` are file names."""
 
     target: str
     executions: int
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def run_target(name: str, seconds: int, seed: int, findings: Path) -> Outcome:
-    """Fuzz one target for that long, in a process of its own."""
+    """Fuzz one target for `seconds`, in a process of its own, and return its outcome."""
     findings.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as corpus:
         for number, data in enumerate(TARGETS[name][1]()):
@@ -89,7 +89,7 @@ def run_target(name: str, seconds: int, seed: int, findings: Path) -> Outcome:
 
 
 def render(head: str, outcomes: list[Outcome], seconds: int) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "| target | seconds | executions | branches seen | features | findings |",
         "|---|---|---|---|---|---|",
@@ -110,7 +110,7 @@ def _describe(minutes: float, seed: int) -> str:
 
 
 def _fuzz_inside(name: str, arguments: list[str]) -> None:
-    """The child's work. It never returns: libFuzzer ends the process."""
+    """Run libFuzzer in the child process. Never returns: libFuzzer ends the process."""
     import atheris  # noqa: PLC0415 - only the child has to have it
 
     for module in [one for one in list(sys.modules) if one.startswith(("rankscope", "tests.fuzz.targets"))]:

@@ -1,8 +1,8 @@
-"""What is fuzzed: functions of bytes that must return, or refuse them, whatever the bytes are.
+"""Define the fuzz targets: functions of bytes that must return, or refuse the bytes, whatever they are.
 
-Anything else that leaves one of them is a finding. They check what they can: a message that was decoded can be read
-column by column and written down again, admission stays within its bounds and its counts add up, and a connection comes
-to the same whatever pieces its bytes come in, and has not much to say to what it does not know.
+Any other exception is a finding. Each target checks what it can: a decoded message can be read column by column and
+encoded again, admission stays within its bounds and its counts add up, and a connection gives the same result however
+its bytes are chunked, and answers little to an unknown peer.
 """
 
 import struct
@@ -20,7 +20,7 @@ GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden" / "wire"
 
 RUNS_MAX: Final = 2
 RANKS_MAX: Final = 4
-"""Small, so that a handful of Hellos comes to the bounds."""
+"""Bound of admission, small so that a handful of Hellos reaches it."""
 
 _LENGTH: Final = struct.Struct(">H")
 _HAS_KEY: Final = 0x80
@@ -28,13 +28,13 @@ _PEERS: Final = (b"boot-one", b"boot-two", b"boot-three")
 
 
 def read_corpus() -> list[bytes]:
-    """Where mutation starts: every golden frame, of every kind."""
+    """Return the seeds of mutation: every golden frame, of every kind."""
     return [bytes.fromhex(file.read_text()) for file in sorted(GOLDEN.rglob("*.hex"))]
 
 
 def fuzz_codec(data: bytes) -> Message | None:
-    """Decode the bytes, and read the message wholly; None: they were refused. A body alone stands behind a good header
-    of each kind in turn, so that no chance has to be spent on finding the header.
+    """Decode the bytes, and read the message wholly; None: they were refused. A body alone is tried behind a good
+    header of each kind, so that mutation need not find the header.
     """
     message = decode_or_refuse(data)
     if message is None and not data.startswith(MAGIC) and data:
@@ -46,8 +46,8 @@ def fuzz_codec(data: bytes) -> Message | None:
 
 
 def fuzz_admission(data: bytes) -> Admission:
-    """Let admission hear what the bytes tell: a peer's number, then a frame behind its length, and so on. A peer whose
-    number has the highest bit set comes with a client key.
+    """Feed admission with the encoded conversation: a peer's number, then a frame behind its length, and so on. A peer
+    whose number has the highest bit set comes with a client key.
     """
     admission = Admission(RUNS_MAX, RANKS_MAX)
     runs: set[str] = set()
@@ -71,12 +71,12 @@ def fuzz_admission(data: bytes) -> Admission:
 
 
 def join(frames: list[tuple[int, bytes]]) -> bytes:
-    """What `fuzz_admission` reads: frames, each with the number of the peer that sends it."""
+    """Return the input of `fuzz_admission` for these frames, each with the number of the peer that sends it."""
     return b"".join(bytes([peer]) + _LENGTH.pack(len(frame)) + frame for peer, frame in frames)
 
 
 def build_conversations() -> list[bytes]:
-    """Where the mutation of conversations starts: Hellos of several peers, then numbers in and out of order."""
+    """Return seeds of conversations: Hellos of several peers, then numbers in and out of order."""
     hellos = [encode(_hello(rank, boot.decode())) for rank, boot in enumerate(_PEERS)]
     reports = [encode(Report(sequence=number, host_ns=number)) for number in (1, 2, 5, 2)]
     goodbye = encode(Goodbye(sequence=3, reason="finished"))
@@ -94,7 +94,7 @@ TARGETS: Final[Mapping[str, tuple[Callable[[bytes], object], Callable[[], list[b
     "codec": (fuzz_codec, read_corpus),
     "admission": (fuzz_admission, build_conversations),
 }
-"""Each target by its name, and what makes its first inputs."""
+"""Targets by name, each with the function that builds its seeds."""
 
 
 def _split(data: bytes) -> list[tuple[bytes, str, Message]]:

@@ -19,7 +19,7 @@ CHANGES_MAX = 4
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:
-    """A few bytes changed, a piece cut out, or a piece doubled."""
+    """Return a few bytes changed, a piece cut out, or a piece doubled."""
     mutated = bytearray(data)
     for _ in range(chance.randint(1, CHANGES_MAX)):
         start, end = sorted(chance.randrange(len(mutated) + 1) for _ in range(2))
@@ -34,7 +34,7 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("name", list(TARGETS))
-def test_a_target_takes_everything_it_starts_from_and_what_becomes_of_it(name: str) -> None:
+def test_target_accepts_its_seeds_and_their_mutations(name: str) -> None:
     run, read_first = TARGETS[name]
     chance = random.Random(name)
     first = read_first()

@@ -1,8 +1,7 @@
-"""Simulates one job and prints what the collector says of it, and how that is judged.
+"""Simulate one run and print the collector's findings and how they are judged.
 
-python -m tests.simulation --list
-python -m tests.simulation --scenario two_at_once --seed 7
-python -m tests.simulation --ranks 32 --kind tp --noise bursts --faults host_cpu:5:1.3 gpu_compute:node1:1.1:60
+python -m tests.simulation --list python -m tests.simulation --scenario two_at_once --seed 7 python -m tests.simulation
+--ranks 32 --kind tp --noise bursts --faults host_cpu:5:1.3 gpu_compute:node1:1.1:60
 """
 
 import argparse
@@ -56,7 +55,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _read_scenario(options: argparse.Namespace) -> Scenario:
-    """The scenario asked for; ValueError where there is none such."""
+    """Return the scenario asked for; ValueError where there is none such."""
     if options.scenario is not None:
         if options.scenario not in SCENARIOS:
             raise ValueError(f"scenario is {options.scenario!r}; --list names those there are")
@@ -70,14 +69,14 @@ def _read_scenario(options: argparse.Namespace) -> Scenario:
         if given is not None and given not in known:
             raise ValueError(f"{name} is {given!r}; known are {', '.join(known)}")
     if options.steps is not None and options.steps < 1:
-        raise ValueError(f"steps is {options.steps}; a job has at least 1")
+        raise ValueError(f"steps is {options.steps}; a run has at least 1")
     if options.seed < 0:
         raise ValueError(f"seed is {options.seed}; it counts from 0")
     faults = tuple(parse_fault(text, scenario.topology) for text in options.faults or ()) or scenario.faults
     steps = options.steps or scenario.steps
     for fault in faults:
         if fault.begin >= steps:
-            raise ValueError(f"a fault begins at step {fault.begin} and the job has {steps}; give more --steps")
+            raise ValueError(f"a fault begins at step {fault.begin} and the run has {steps}; give more --steps")
     return replace(
         scenario,
         noise=NOISES.get(options.noise, scenario.noise),
@@ -90,10 +89,10 @@ def _read_scenario(options: argparse.Namespace) -> Scenario:
 
 
 def describe(outcome: Outcome) -> list[str]:
-    """What the collector said, and the judgement, in lines."""
+    """Return the collector's findings and the judgement as lines."""
     scenario, judged = outcome.scenario, judge(outcome)
     lines = [f"{scenario.topology.world_size} ranks, {scenario.kind}, {scenario.steps} steps, seed {scenario.seed}"]
-    lines += ["", "what the collector says:"]
+    lines += ["", "findings of the collector:"]
     lines += [_describe_finding(opened) for opened in outcome.opened] or ["  nothing"]
     if outcome.abstained is not None:
         lines.append(f"  no verdict: {outcome.abstained}")
@@ -111,14 +110,14 @@ def describe(outcome: Outcome) -> list[str]:
 
 def _describe_finding(opened: Opened) -> str:
     closed = "" if opened.closed_step is None else f", closed at {opened.closed_step}"
-    return f"  [{opened.finding.kind}, said at step {opened.opened_step}{closed}] {opened.finding.sentence}"
+    return f"  [{opened.finding.kind}, opened at step {opened.opened_step}{closed}] {opened.finding.sentence}"
 
 
 def _describe_verdict(verdict: FaultJudged) -> str:
     if not verdict.found:
         return "not found"
-    words = {True: "right", False: "wrong", None: "not said"}
-    since = "not said" if verdict.since_error_steps is None else f"{verdict.since_error_steps} off"
+    words = {True: "right", False: "wrong", None: "not known"}
+    since = "not known" if verdict.since_error_steps is None else f"{verdict.since_error_steps} off"
     return (
         f"found after {verdict.delay_steps} steps; ranks {words[verdict.right_rank]}, "
         f"cause {words[verdict.right_cause]}, pattern {words[verdict.right_pattern]}, since {since}"

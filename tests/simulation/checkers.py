@@ -1,6 +1,6 @@
-"""What holds of every simulated job, whatever happened to it. Each check raises AssertionError with what is wrong.
+"""Check what holds for every simulated run. Each check raises AssertionError with the violation.
 
-That every finding is opened once and closed at most once is checked by `collector_end.py` while the job runs.
+That every finding is opened once and closed at most once is checked by `collector_end.py` during the run.
 """
 
 import io
@@ -16,8 +16,8 @@ from tests.simulation.world import World
 
 
 class StepCounts(NamedTuple):
-    """Where the steps of one rank are. `dropped` in reports that never arrived; `buffered` in the ring, or in reports
-    that are held for delivery and have not arrived.
+    """Counts of one rank's steps by where they are. `dropped`: in reports that never arrived; `buffered`: in the ring,
+    or in reports that are held for delivery and have not arrived.
     """
 
     made: int
@@ -29,9 +29,9 @@ class StepCounts(NamedTuple):
 
 
 def count_steps(world: World, rank: int) -> StepCounts:
-    """Where the steps of a rank are, by the counters of production code on both ends."""
+    """Return where the steps of a rank are, by the counters of production code on both ends."""
     peer = world.ranks[rank].identity.boot_id
-    known = {one.identity.rank: one for one in world.end.job.snapshot(world.now_ns).ranks}
+    known = {one.identity.rank: one for one in world.end.run.snapshot(world.now_ns).ranks}
     late = known[rank].records_late if rank in known else 0
     ring, losses = world.rings[rank], world.losses(rank)
     dropped, held = losses.steps_dropped_in_reports, 0
@@ -42,7 +42,7 @@ def count_steps(world: World, rank: int) -> StepCounts:
         first = end.buffer.first_sequence
         frames = end.buffer.frames_from(first, len(end.buffer))
         held = sum(frame.step_count for frame in frames if frame.sequence > through)
-        # A frame that arrived and fell out before its acknowledgement came is counted as dropped, and is not lost.
+        # A frame that arrived and was dropped before its acknowledgement came is counted as dropped, and is not lost.
         dropped -= sum(end.step_counts[number] for number in end.dropped if number in world.end.admitted[peer])
     return StepCounts(
         made=ring.appended,
@@ -55,25 +55,25 @@ def count_steps(world: World, rank: int) -> StepCounts:
 
 
 def check_loss_identity(world: World) -> None:
-    """steps made = published + overwritten + dropped + late + buffered, for every rank."""
+    """Check that steps made = published + overwritten + dropped + late + buffered, for every rank."""
     for rank in range(len(world.ranks)):
         counts = count_steps(world, rank)
         assert counts.made == sum(counts[1:]), f"rank {rank}: {counts}"
 
 
 class CounterWatch:
-    """Looks at the page of metrics again and again: no counter may decrease."""
+    """Check, repeated over a run, that no counter on the page of metrics decreases."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[object, ...], float] = {}
 
     @property
     def series(self) -> int:
-        """How many counters have been seen."""
+        """Return the number of counter series so far."""
         return len(self._last)
 
-    def look(self, world: World) -> None:
-        """Compare the page of this moment with the last one."""
+    def compare(self, world: World) -> None:
+        """Compare the page with the previous one."""
         snapshot = Snapshot(wall_s=ns_to_s(world.now_ns), version="", runs=(world.snapshot(),))
         for family in SnapshotExporter(lambda: snapshot).collect():
             if family.type != "counter":
@@ -86,9 +86,9 @@ class CounterWatch:
 
 
 def measure_state(world: World) -> int:
-    """How large the state of the run is at the collector, in pickled bytes."""
+    """Return the size of the run's state at the collector, in pickled bytes."""
     file = io.BytesIO()
-    for state in (world.end.job, world.end.admission):
+    for state in (world.end.run, world.end.admission):
         _StatePickler(file).dump(state)
     return file.tell()
 
@@ -97,5 +97,5 @@ class _StatePickler(pickle.Pickler):
     """Decoders cannot be pickled. They are no state: there is one of each kind, whatever happens."""
 
     def reducer_override(self, value: object) -> Any:
-        """How to pickle one value; NotImplemented: as usual."""
+        """Return how to pickle one value; NotImplemented: as usual."""
         return (type(None), ()) if isinstance(value, msgspec.msgpack.Decoder) else NotImplemented

@@ -1,4 +1,4 @@
-"""What the clocks of the ranks show: each is off, runs too fast or too slow, and may leap."""
+"""Simulate the clocks of the ranks: each has an offset and a drift, and may jump."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ import numpy as np
 from rankscope.measure.units import NS_PER_S
 
 DRIFT_STREAM = 1
-"""Tells the drift's chance from that of everything else with the same seed."""
+"""Random stream of the drift, apart from all others of the same seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClockJump:
-    """The clocks of these ranks leap by `by_s`, forward or back, in the report that holds `step`."""
+    """Jump of the clocks of these ranks by `by_s`, forward or back, in the report that holds `step`."""
 
     ranks: tuple[int, ...]
     step: int
@@ -21,8 +21,8 @@ class ClockJump:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockNoise:
-    """`offset_s_max`: how far off a clock is at the start; `drift_s_max`: by how much it goes wrong in each second, at
-    most (both ways). Quartz clocks are good to 1e-4.
+    """Errors of clocks. `offset_s_max`: the largest offset at the start; `drift_s_max`: the largest drift per second
+    (both ways). Quartz clocks are good to 1e-4.
     """
 
     offset_s_max: float = 1000.0
@@ -46,11 +46,11 @@ class Clocks:
         self._jumps = list(noise.jumps)
         apart_ns = round(noise.offset_s_max * NS_PER_S)
         self._offset_ns = random.integers(-apart_ns, apart_ns, ranks)
-        # A stream of chance of its own: clocks that drift change nothing else of a job.
+        # A random stream of its own: clocks that drift change nothing else of a run.
         self._drift = np.random.default_rng((DRIFT_STREAM, seed)).uniform(-1, 1, ranks) * noise.drift_s_max
 
     def pass_step(self, step: int) -> None:
-        """That step has been made: what was to leap by now has."""
+        """Apply the jumps up to this step."""
         for jump in [jump for jump in self._jumps if jump.step <= step]:
             self._offset_ns[list(jump.ranks)] += round(jump.by_s * NS_PER_S)
             self._jumps.remove(jump)

@@ -1,4 +1,6 @@
-"""The collector's end of the wire: production code from the frame on, as `collector/service.py` joins it, no socket."""
+"""Run the collector's end of the connection: production code from the frame on, as `collector/service.py` joins it,
+without a socket.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -33,61 +35,61 @@ class Opened(NamedTuple):
 
 
 class CollectorEnd:
-    """Takes frames in, gives answers, and notes what is said of the run. Raises AssertionError when a finding is opened
-    twice, or closed without being open.
+    """Collector that accepts frames, returns answers, and records the findings of the run. Raises AssertionError when a
+    finding is opened twice, or closed without being open.
     """
 
     def __init__(self, run: str, world_size: int, config: CollectorConfig) -> None:
         self.admission = Admission(1, world_size)
-        self.job = RunState(run, config)
+        self.run = RunState(run, config)
         self.steps_admitted: dict[str, int] = {}
-        """Records of steps in admitted reports, by life."""
+        """Records of steps in admitted reports, by rank process."""
         self.admitted: dict[str, set[int]] = {}
-        """The numbers of the admitted reports, by life."""
+        """Numbers of the admitted reports, by rank process."""
         self._open: dict[int, tuple[Finding, int]] = {}
         self._closed: list[Opened] = []
         self._opened_ever: set[int] = set()
 
     @property
     def opened(self) -> list[Opened]:
-        """Every finding there was, those that are closed first."""
+        """Return every finding, closed ones first."""
         return self._closed + [Opened(finding, step, None) for finding, step in self._open.values()]
 
-    def take(self, peer: str, frame: bytes, now_ns: int) -> list[Message]:
-        """A frame has come in; what is answered."""
+    def receive(self, peer: str, frame: bytes, now_ns: int) -> list[Message]:
+        """Handle a frame and return the answers."""
         message = decode(frame)
         match message:
             case Hello():
                 welcome = self.admission.hello(peer.encode(), message)
                 assert isinstance(welcome, Welcome), welcome
-                self.job.handle(RankJoined(message, now_ns))
+                self.run.handle(RankJoined(message, now_ns))
                 return [welcome]
             case Report():
-                return self._take_report(peer, message, now_ns)
+                return self._receive_report(peer, message, now_ns)
             case ClockPong():
-                self.job.handle(ClockSampled(peer, message.collector_ns, message.host_ns, now_ns))
+                self.run.handle(ClockSampled(peer, message.collector_ns, message.host_ns, now_ns))
                 return []
         raise AssertionError(f"no rank sends {message!r}")
 
-    def _take_report(self, peer: str, report: Report, now_ns: int) -> list[Message]:
+    def _receive_report(self, peer: str, report: Report, now_ns: int) -> list[Message]:
         verdict = self.admission.number(peer.encode(), report.sequence)
         match verdict:
             case Admitted():
                 self.admitted.setdefault(peer, set()).add(report.sequence)
                 self.steps_admitted[peer] = self.steps_admitted.get(peer, 0) + report.steps.row_count
-                self.job.handle(ReportAdmitted(peer, ReportFields.of(report), now_ns, ns_to_s(now_ns)))
+                self.run.handle(ReportAdmitted(peer, ReportFields.of(report), now_ns, ns_to_s(now_ns)))
                 return [Ack(through=verdict.through)]
             case Duplicate():
-                self.job.handle(DuplicateSeen(peer))
+                self.run.handle(DuplicateSeen(peer))
                 return [Ack(through=verdict.through)]
             case SequenceGap() if not verdict.hello_wanted:
                 return []
         return [HelloWanted()]
 
-    def look(self, step: int, now_ns: int) -> list[str]:
-        """Time to compare the ranks; whose clocks are to be asked for."""
+    def run_pass(self, step: int, now_ns: int) -> list[str]:
+        """Run a detection pass; return the ranks whose clocks the collector asks for."""
         asked: list[str] = []
-        for effect in self.job.handle(Tick(now_ns, ns_to_s(now_ns))):
+        for effect in self.run.handle(Tick(now_ns, ns_to_s(now_ns))):
             match effect:
                 case AskClock():
                     asked.append(effect.boot_id)
@@ -103,9 +105,9 @@ class CollectorEnd:
         return asked
 
     def snapshot(self, now_ns: int) -> RunSnapshot:
-        """The picture of the run; findings are brought up to date by it."""
-        snapshot = self.job.snapshot(now_ns)
+        """Return the snapshot of the run, with findings brought up to date."""
+        snapshot = self.run.snapshot(now_ns)
         held: Mapping[int, Finding] = {finding.number: finding for finding in snapshot.open_findings}
-        assert held.keys() == self._open.keys(), f"findings {sorted(held)} are open and {sorted(self._open)} were said"
+        assert held.keys() == self._open.keys(), f"findings {sorted(held)} are open, {sorted(self._open)} were opened"
         self._open = {number: (held[number], step) for number, (_, step) in self._open.items()}
         return snapshot

@@ -1,8 +1,8 @@
-"""Steps of a job, computed: when every rank works, waits and communicates. All ranks at once, step after step.
+"""Compute the steps of a run: when every rank works, waits and communicates. All ranks at once, step after step.
 
-A synchronising operation begins on a rank when the rank has come to it and its communication stream is free, and ends
-on all members when the last has begun and the data is moved. That is all the physics there is: what a straggler does to
-the others follows from it.
+A synchronising operation begins on a rank when the rank has reached it and its communication stream is free, and ends
+on all members when the last has begun and the data is moved. That is all the physics there is: the effect of a
+straggler on the others follows from it.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Conditions:
-    """What one step is like. `work[kind]` are factors on each rank's work, `pause_ns` what each rank stands still for
-    before the step (a checkpoint, a stall), `transfer` factors on each rank's data movement.
+    """Conditions of one step. `work[kind]` are factors on each rank's work, `pause_ns` each rank's pause before the
+    step (a checkpoint, a stall), `transfer` factors on each rank's data movement.
     """
 
     work: Mapping[str, Floats]
@@ -47,14 +47,14 @@ class Call:
 
     @cached_property
     def times_of(self) -> list[tuple[int, int, int]]:
-        """Start, duration and exposure of each rank, once the step is made."""
+        """Return start, duration and exposure of each rank, once the step is computed."""
         columns = (self.start_ns, self.end_ns - self.start_ns, self.exposed_ns)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 @dataclass
 class Step:
-    """One step of all ranks, shape (ranks,) each, and its operations in the order they were begun."""
+    """One step of all ranks, shape (ranks,) each, and its operations in the order of their start."""
 
     start_ns: Ints
     end_ns: Ints
@@ -64,7 +64,7 @@ class Step:
 
     @property
     def duration_ns(self) -> Ints:
-        """How long it took each rank."""
+        """Return the duration of the step on each rank."""
         return self.end_ns - self.start_ns
 
 
@@ -80,14 +80,14 @@ class Engine:
         self._everybody = np.arange(topology.world_size)
 
     def _members(self, operation: Operation) -> Ints:
-        """The groups that take part in a collective, shape (groups, members)."""
+        """Return the groups that participate in a collective, shape (groups, members)."""
         if not isinstance(operation, Collective):
             return np.empty((0, 0), dtype=np.int64)
         groups = self._topology.groups[operation.dimension]
         return groups[np.isin(groups, operation.ranks).all(axis=1)]
 
     def run_step(self, conditions: Conditions) -> Step:
-        """The next step."""
+        """Return the next step."""
         start_ns = self._now_ns.copy()
         empty = np.zeros(self._topology.world_size, dtype=np.int64)
         step = Step(start_ns, start_ns, {name: empty.copy() for name in PHASES}, {})
@@ -116,7 +116,7 @@ class Engine:
         waits_from_ns = int(from_ns.min()) if len(from_ns) else 0
         for call in step.calls:
             if call.over_ns <= waits_from_ns:
-                continue  # of a pipeline's many calls most are over: looking at them all takes half of the time
+                continue  # most of a pipeline's many calls are over: checking all of them doubles the time
             exposed = np.minimum(call.end_ns[ranks], until_ns) - np.maximum(call.start_ns[ranks], from_ns)
             call.exposed_ns[ranks] += np.where(call.takes_part[ranks], np.maximum(exposed, 0), 0)
         self._spend(step, phase, ranks, until_ns - from_ns)
@@ -138,7 +138,9 @@ class Engine:
             self._wait_until(step, collective.phase, ranks, end_ns)
 
     def _hand_over(self, step: Step, handover: Handover, conditions: Conditions) -> None:
-        """The sender goes on at once, its stream is busy until the receiver has it."""
+        """Transfer from sender to receiver: the sender continues at once, its stream is busy until the receiver has the
+        data.
+        """
         senders, receivers = handover.senders, handover.receivers
         sent_ns = np.maximum(self._now_ns[senders], self._stream_ns[senders])
         wanted_ns = np.maximum(self._now_ns[receivers], self._stream_ns[receivers])

@@ -1,4 +1,4 @@
-"""What can be wrong, injected with its truth: which ranks, since which step, and the cause that should be named."""
+"""Define faults that can be injected, with their truth: which ranks, since which step, and the expected cause."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from tests.simulation.topology import Ints
 
 
 class Effect(NamedTuple):
-    """Where a cause takes its time (a kind of work, or the transfer), and what it shows beside."""
+    """Effect of a cause: the kind of work (or the transfer) that it slows, and the signs that it shows."""
 
     kind: str
     pauses_collector: bool = False
@@ -44,10 +44,10 @@ EFFECTS: dict[str, Effect] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Some ranks are `ratio` times as slow as they would be from step `begin` on, up to `end`.
+    """Fault that makes some ranks `ratio` times as slow from step `begin` on, up to `end`.
 
     `every`, `bout`: only in the first `bout` of every `every` steps; `drift_steps`: the slowness grows to its full size
-    over so many steps.
+    over this many steps.
     """
 
     cause: str
@@ -74,18 +74,18 @@ class Fault:
 
     @property
     def pattern(self) -> str:
-        """How it shows, in the words of a finding."""
+        """Return its pattern, in the words of a finding."""
         if self.drift_steps:
             return "drifting"
         return "intermittent" if self.bout < self.every else "steady"
 
     @property
     def effect(self) -> Effect:
-        """What the cause does."""
+        """Return the effect of its cause."""
         return EFFECTS[self.cause]
 
     def strength(self, step: int) -> float:
-        """The share by which a step of these ranks is longer: 0.3 for one that is 1.3 times as long."""
+        """Return the share by which a step of these ranks is longer: 0.3 for one that is 1.3 times as long."""
         since = step - self.begin
         if since < 0 or (self.end is not None and step >= self.end) or since % self.every >= self.bout:
             return 0.0
@@ -103,7 +103,7 @@ class Injection:
         self._transfer_ns = transfer_ns
 
     def apply(self, conditions: Conditions, step: int) -> Conditions:
-        """The conditions with the faults in them."""
+        """Return the conditions with the faults in them."""
         work = {kind: factor.copy() for kind, factor in conditions.work.items()}
         transfer = conditions.transfer.copy()
         for fault in self._faults:
@@ -115,7 +115,7 @@ class Injection:
         return replace(conditions, work=work, transfer=transfer)
 
     def extra_ns(self, fault: Fault, step: int) -> Floats:
-        """What the fault takes each rank in a step."""
+        """Return the time that the fault costs each rank in a step."""
         ranks: Ints = np.array(fault.ranks)
         extra = np.zeros(len(self._whole_ns))
         extra[ranks] = fault.strength(step) * self._whole_ns[ranks]

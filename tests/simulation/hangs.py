@@ -1,4 +1,4 @@
-"""Jobs that come to a standstill: what the ranks' counters and recorders say once one of them has stopped taking part.
+"""Simulate hangs: the ranks' counters and recorders after one of them has stopped participating.
 
 Every rank goes through the collectives of a step in order: point to point between pipeline stages, all-reduces of the
 tensor parallel group, gradients over the data parallel group, a norm over all. With `runs_ahead` the host enqueues a
@@ -25,7 +25,7 @@ STALLED_NS = s_to_ns(40)
 LIMIT_NS = s_to_ns(30)
 STOPPED_BEFORE_NS = s_to_ns(41)
 HOWS = ("stuck", "frozen", "dead", "silent", "reads")
-"""It stands at a line of its script; holds its interpreter; was killed; its agent is not heard; waits for data."""
+"""Ways to hang: stopped at a line of its script; holding its interpreter; killed; agent silent; waiting for data."""
 
 
 class Call(NamedTuple):
@@ -37,8 +37,8 @@ class Call(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Rank `rank` does not make its call number `at`. A silent one was last heard `unheard` calls before. One that
-    `swaps` makes it after the next one instead.
+    """Fault in which rank `rank` does not make its call number `at`. A silent one last reported `unheard` calls before.
+    One that `swaps` makes it after the next one instead.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class Fault(NamedTuple):
 
 @dataclass
 class Progress:
-    """How far one rank is: `entered` calls have been made, `done` of them have completed."""
+    """Progress of one rank: `entered` calls have been made, `done` of them have completed."""
 
     calls: Sequence[Call]
     stops_at: int
@@ -58,8 +58,8 @@ class Progress:
 
 
 @dataclass
-class Standstill:
-    """A job in which one rank stops, carried on until nobody moves any more."""
+class Hang:
+    """Run in which one rank stops, carried on until no rank can move."""
 
     topology: Topology
     fault: Fault
@@ -124,14 +124,14 @@ class Standstill:
         return True
 
     def _is_matched(self, rank: int, call: Call) -> bool:
-        """Whether everybody has come as far: has entered this call, and on the device completed what comes before."""
+        """Return whether every member has entered this call and, on the device, completed what comes before."""
         if call.peer is not None:
             other = "send" if call.op == "recv" else "recv"
             return self._reached(call.peer, Call(call.group, other, rank)) > self._done(rank, call)
         return all(self._reached(member, call) > self._done(rank, call) for member in self.groups[call.group])
 
     def _reached(self, rank: int, call: Call) -> int:
-        """How many calls of this kind the rank's device has come to."""
+        """Return how many calls of this kind the rank's device has reached."""
         one = self.ranks[rank]
         return self._count(one.calls[: min(one.done + 1, one.entered)], call)
 
@@ -148,7 +148,7 @@ class Standstill:
     # -- what is heard of it ------------------------------------------------------------------------------------------
 
     def hang_states(self) -> dict[int, RankHangState]:
-        """What the collector knows of each rank."""
+        """Return what the collector knows of each rank."""
         return {rank: self._standing(rank) for rank in range(len(self.ranks))}
 
     def _standing(self, rank: int) -> RankHangState:
@@ -230,12 +230,12 @@ class Standstill:
 
     def _progress(self, rank: int, entered: int) -> tuple[GroupStatus, ...]:
         one = self.ranks[rank]
-        told = [call for call in one.calls[:entered] if self.runs_ahead or call.peer is None]
+        recorded = [call for call in one.calls[:entered] if self.runs_ahead or call.peer is None]
         done = [call for call in one.calls[: min(entered, one.done)] if self.runs_ahead or call.peer is None]
         return tuple(
             GroupStatus(
                 group=group,
-                enqueued=sum(call.group == group for call in told) or None,
+                enqueued=sum(call.group == group for call in recorded) or None,
                 completed=sum(call.group == group for call in done) or None,
             )
             for group, members in self.groups.items()
@@ -244,7 +244,7 @@ class Standstill:
 
 
 def draw_fault(random: np.random.Generator, topology: Topology, calls: int, how: str) -> Fault:
-    """A fault somewhere in the first `calls` calls."""
+    """Return a fault somewhere in the first `calls` calls."""
     return Fault(
         rank=int(random.integers(topology.world_size)),
         at=int(random.integers(1, calls)),

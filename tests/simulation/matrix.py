@@ -1,4 +1,4 @@
-"""The jobs that detection is scored on. Every job's seed is its place here, so one can be had again by itself."""
+"""List the runs that detection is scored on. A run's seed is its index here, so any one can be repeated alone."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ RATIOS = (1.03, 1.1, 1.3, 3.0)
 SURELY_SEEN = 1.1
 """From here on faults are to be found; below, what is possible is reported."""
 SMALL = tuple(name for name, layout in LAYOUTS.items() if layout.topology.world_size <= 32)
-"""Layouts that every cause and noise is tried in. The large ones take seconds a job: some causes only."""
+"""Layouts in which every cause and noise is tried. The large ones need seconds a run: some causes only."""
 PLAIN_CAUSES = ("gpu_compute", "host_cpu", "data_loading")
 """One for each of device, host and reading: where the patterns and places of faults are tried."""
 HEALTHY_SEEDS = 2
@@ -27,7 +27,7 @@ ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, WORLD, HEALTHY = (
 
 
 class Trial(NamedTuple):
-    """A job of the matrix. `about` is the part of the matrix it belongs to, `what` its row there."""
+    """Run of the matrix. `about` is the part of the matrix it belongs to, `what` its row there."""
 
     about: str
     what: str
@@ -41,7 +41,7 @@ class Trial(NamedTuple):
         return max((fault.ratio for fault in self.scenario.faults), default=None)
 
 
-class Draft(NamedTuple):
+class Entry(NamedTuple):
     """A trial without its seed; `others` are further fields of its scenario."""
 
     about: str
@@ -53,42 +53,44 @@ class Draft(NamedTuple):
 
 
 def trials() -> Iterator[Trial]:
-    """The whole matrix."""
+    """Yield the whole matrix."""
     parts = (_one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy)
-    for seed, draft in enumerate(itertools.chain.from_iterable(part() for part in parts), 1):
-        layout = LAYOUTS[draft.where]
-        scenario = layout.scenario(*draft.faults, noise=draft.noise, seed=seed, steps=_steps_of(layout))
-        yield Trial(draft.about, draft.what, draft.where, draft.noise, replace(scenario, **draft.others))
+    for seed, entry in enumerate(itertools.chain.from_iterable(part() for part in parts), 1):
+        layout = LAYOUTS[entry.where]
+        scenario = layout.scenario(*entry.faults, noise=entry.noise, seed=seed, steps=_steps_of(layout))
+        yield Trial(entry.about, entry.what, entry.where, entry.noise, replace(scenario, **entry.others))
 
 
 def _steps_of(layout: Layout) -> int:
-    """At 1,024 ranks a step takes 0.1 s to simulate: 40 steps after the begin of a fault have to do there."""
+    """Return the steps of a run. At 1,024 ranks a step needs 0.1 s to simulate, so 40 steps after the fault must
+    suffice.
+    """
     return BEGIN + (100 if layout.topology.world_size <= 256 else 40)
 
 
-def _one_rank() -> Iterator[Draft]:
-    """Every cause at every size wherever every cause is tried."""
+def _one_rank() -> Iterator[Entry]:
+    """Yield every cause at every size wherever every cause is tried."""
     for where, cause, ratio in itertools.product(SMALL, EFFECTS, RATIOS):
-        yield Draft(ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),))
+        yield Entry(ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),))
     for cause, ratio in itertools.product(EFFECTS, (1.1, 1.3)):
-        yield Draft(ONE_RANK, cause, "fsdp 64", "usual", (slow_rank(cause, ratio),))
+        yield Entry(ONE_RANK, cause, "fsdp 64", "usual", (slow_rank(cause, ratio),))
 
 
-def _noises() -> Iterator[Draft]:
+def _noises() -> Iterator[Entry]:
     for where, noise, ratio in itertools.product(SMALL, NOISES, (1.1, 1.3)):
-        yield Draft(NOISE, noise, where, noise, (slow_rank("gpu_compute", ratio),))
+        yield Entry(NOISE, noise, where, noise, (slow_rank("gpu_compute", ratio),))
 
 
-def _patterns() -> Iterator[Draft]:
+def _patterns() -> Iterator[Entry]:
     layouts = ("fsdp 16", "tp 4 x dp 4", "pp 2 x dp 8")
     unsteady = [pattern for pattern in PATTERNS if pattern != "steady"]
     for where, pattern, cause, ratio in itertools.product(layouts, unsteady, PLAIN_CAUSES, RATIOS[1:]):
-        # Spells that come every 24 steps are no chance only after eight of them.
+        # Slow periods every 24 steps are distinguishable from chance only after eight of them.
         faults = (slow_rank(cause, ratio, pattern),)
-        yield Draft(PATTERN, pattern, where, "usual", faults, {"steps": BEGIN + 200})
+        yield Entry(PATTERN, pattern, where, "usual", faults, {"steps": BEGIN + 200})
 
 
-def _places() -> Iterator[Draft]:
+def _places() -> Iterator[Entry]:
     for place, layouts in (
         ("node", ("ep 4, dp 32", "fsdp 64")),
         ("stage", ("unequal pp 4 x dp 4", "tp 2 x pp 2 x dp 8")),
@@ -101,49 +103,49 @@ def _places() -> Iterator[Draft]:
                 "stage": topology.ranks_in_stage(1),
                 "run": tuple(range(topology.world_size)),
             }[place]
-            yield Draft(PLACE, place, where, "usual", (slow_rank(cause, ratio, ranks=ranks),))
+            yield Entry(PLACE, place, where, "usual", (slow_rank(cause, ratio, ranks=ranks),))
 
 
-def _two() -> Iterator[Draft]:
+def _two() -> Iterator[Entry]:
     pairs = (("gpu_compute", "data_loading"), ("host_cpu", "gpu_thermal_throttle"), ("more_work", "garbage_collection"))
     for where, (one, other), ratio in itertools.product(("fsdp 16", "tp 4 x dp 4", "pp 2 x dp 8"), pairs, (1.1, 1.3)):
-        yield Draft(
+        yield Entry(
             TWO, f"{one}, {other}", where, "usual", (slow_rank(one, ratio), slow_rank(other, ratio, ranks=(6,)))
         )
 
 
-def _recoveries() -> Iterator[Draft]:
+def _recoveries() -> Iterator[Entry]:
     for where, ratio in itertools.product(SMALL, (1.3, 3.0)):
         fault = Fault(cause="gpu_compute", ranks=(SLOW_RANK,), ratio=ratio, begin=BEGIN, end=BEGIN + 40)
-        yield Draft(RECOVERY, f"{ratio:g} x", where, "usual", (fault,))
+        yield Entry(RECOVERY, f"{ratio:g} x", where, "usual", (fault,))
 
 
-def _worlds() -> Iterator[Draft]:
-    """Bad networks, wrong clocks and dead ranks, each in a healthy job and with a slow rank beside."""
+def _worlds() -> Iterator[Entry]:
+    """Yield runs with bad networks, wrong clocks and dead ranks, each healthy and with a slow rank beside."""
     wrongs: list[tuple[str, Mapping[str, Any]]] = [
         (f"network {name}", {"network": network}) for name, network in NETWORKS.items()
     ]
     wrongs += [(f"clocks {name}", {"clocks": clocks}) for name, clocks in CLOCKS.items()]
     slow = (slow_rank("gpu_compute", 1.3),)
     for where, (what, others) in itertools.product(("fsdp 16", "pp 2 x dp 8"), wrongs):
-        yield Draft(WORLD, f"healthy, {what}", where, "usual", (), others)
-        yield Draft(WORLD, f"1.3 x, {what}", where, "usual", slow, others)
+        yield Entry(WORLD, f"healthy, {what}", where, "usual", (), others)
+        yield Entry(WORLD, f"1.3 x, {what}", where, "usual", slow, others)
     for where in SMALL:
-        yield Draft(WORLD, "a rank dies", where, "usual", (), {"death": Death(rank=SLOW_RANK, step=BEGIN + 10)})
+        yield Entry(WORLD, "a rank dies", where, "usual", (), {"death": Death(rank=SLOW_RANK, step=BEGIN + 10)})
 
 
-def _large() -> Iterator[Draft]:
+def _large() -> Iterator[Entry]:
     """Some of everything on many ranks, healthy ones first."""
     for where, noise in itertools.product(("tp 4 x pp 4 x dp 16", "fsdp 256", "dp 1024"), ("usual", "rough")):
-        yield Draft(HEALTHY, noise, where, noise)
+        yield Entry(HEALTHY, noise, where, noise)
     for where, cause, ratio in itertools.product(("tp 4 x pp 4 x dp 16", "fsdp 256"), PLAIN_CAUSES, (1.1, 1.3)):
-        yield Draft(ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),))
+        yield Entry(ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),))
     for cause, ratio in (("gpu_compute", 1.1), ("data_loading", 1.3), ("host_cpu", 3.0)):
-        yield Draft(ONE_RANK, cause, "dp 1024", "usual", (slow_rank(cause, ratio),))
+        yield Entry(ONE_RANK, cause, "dp 1024", "usual", (slow_rank(cause, ratio),))
 
 
-def _healthy() -> Iterator[Draft]:
+def _healthy() -> Iterator[Entry]:
     for where, noise, _ in itertools.product(SMALL, NOISES, range(HEALTHY_SEEDS)):
-        yield Draft(HEALTHY, noise, where, noise)
+        yield Entry(HEALTHY, noise, where, noise)
     for noise in NOISES:
-        yield Draft(HEALTHY, noise, "fsdp 64", noise)
+        yield Entry(HEALTHY, noise, "fsdp 64", noise)

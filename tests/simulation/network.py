@@ -1,7 +1,8 @@
-"""Between the ranks and the collector: frames that are late, lost, doubled, overtaken, or cut off one way only.
+"""Simulate the network between ranks and collector: frames are late, lost, duplicated, reordered, or cut off one way
+only.
 
-At the ranks' end are the agent's own resend buffer and rules of delivery. Everything happens on one true clock, which
-is the collector's too; what each rank's clock shows is up to `clocks.py`.
+The ranks' end has the agent's own resend buffer and rules of delivery. Everything happens on one true clock, which is
+the collector's too; each rank's reading of it comes from `clocks.py`.
 """
 
 import heapq
@@ -36,15 +37,15 @@ class Partition:
     direction: str | None = None
 
     def cuts(self, rank: int, direction: str, now_s: float) -> bool:
-        """Whether a message of this moment is swallowed."""
+        """Return whether a message at this time is lost."""
         is_hit = rank in self.ranks and self.begin_s <= now_s < self.end_s
         return is_hit and self.direction in {None, direction}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkNoise:
-    """What happens to messages. A message takes `delay_s` times a lognormal factor of spread `delay_spread`: one above
-    0 lets messages overtake each other. `frames_max` bounds each rank's resend buffer.
+    """Faults of the network. A message needs `delay_s` times a lognormal factor of spread `delay_spread`: one above 0
+    lets messages overtake each other. `frames_max` bounds each rank's resend buffer.
     """
 
     delay_s: float = 0.001
@@ -65,22 +66,23 @@ NETWORKS: dict[str, NetworkNoise] = {
     "mute": NetworkNoise(partitions=(Partition(ranks=(2, 5), begin_s=8, end_s=14, direction=UP),)),
     "overflowing": NetworkNoise(partitions=(Partition(ranks=(2, 5), begin_s=4, end_s=14),), frames_max=4),
 }
-"""Jobs of 200 steps last 25 s. `deaf` ranks hear nothing and are heard, `mute` ones the other way round."""
+"""Networks by name, for runs of 200 steps, which last 25 s. `deaf` ranks receive nothing and are received, `mute` ones
+the other way round."""
 
 
-class Speaker(Protocol):
+class Sender(Protocol):
     """A rank, as far as delivery asks it."""
 
-    def say_hello(self, first_sequence: int = 1) -> Hello:
-        """What it introduces itself with."""
+    def make_hello(self, first_sequence: int = 1) -> Hello:
+        """Return its Hello."""
 
     def read_clock(self, now_ns: int) -> int:
-        """What its clock shows."""
+        """Return its clock's time."""
 
 
 class RankEnd:
-    """One rank's end. `dropped` are the numbers of the frames that fell out of its buffer, `step_counts` says for each
-    frame how many records of steps are in it.
+    """One rank's end. `dropped` are the numbers of the frames that were dropped from its buffer, `step_counts` the
+    number of step records in each frame.
     """
 
     def __init__(self, frames_max: int, seed: int) -> None:
@@ -99,10 +101,10 @@ class RankEnd:
 
 
 class Network:
-    """The wires between all ranks and the collector, and the time at which each thing happens on them."""
+    """Connections between all ranks and the collector, and the time of each event on them."""
 
     def __init__(
-        self, noise: NetworkNoise, ranks: Sequence[Speaker], peers: Sequence[str], end: CollectorEnd, seed: int
+        self, noise: NetworkNoise, ranks: Sequence[Sender], peers: Sequence[str], end: CollectorEnd, seed: int
     ) -> None:
         self._noise = noise
         self._ranks = ranks
@@ -113,12 +115,12 @@ class Network:
         self._happenings: list[tuple[int, int, Callable[[int], None]]] = []
         self.rank_ends = [RankEnd(noise.frames_max, seed + rank) for rank in range(len(ranks))]
         self.heals = False
-        """From when on nothing goes wrong any more."""
+        """Time from which on the network works without faults."""
         for rank in range(len(ranks)):
             self._at(0, lambda now_ns, rank=rank: self._wake(rank, now_ns))  # type: ignore[misc]
 
     def push(self, rank: int, frame: bytes, step_count: int, at_ns: int) -> None:
-        """A rank has made a report at that moment."""
+        """Send a rank's report at this time."""
 
         def push(now_ns: int) -> None:
             self.rank_ends[rank].push(frame, step_count)
@@ -132,21 +134,21 @@ class Network:
             self._send_down(self._peers.index(peer), ClockPing(collector_ns=now_ns), now_ns)
 
     def run_until(self, now_ns: int) -> None:
-        """Let happen what happens up to that moment."""
+        """Process all events up to this time."""
         while self._happenings and self._happenings[0][0] <= now_ns:
             at_ns, _, happen = heapq.heappop(self._happenings)
             happen(at_ns)
 
     @property
     def everything_acknowledged(self) -> bool:
-        """Whether no rank holds anything."""
+        """Return whether no rank holds anything."""
         return all(end.delivery.everything_acknowledged for end in self.rank_ends)
 
     def _at(self, at_ns: int, happen: Callable[[int], None]) -> None:
         heapq.heappush(self._happenings, (at_ns, next(self._count), happen))
 
     def _carry(self, rank: int, direction: str, now_ns: int, deliver: Callable[[int], None]) -> None:
-        """Give a message to the wires."""
+        """Send a message, subject to the network's faults."""
         noise, chance = self._noise, self._chance
         copies = 1
         if not self.heals:
@@ -158,7 +160,7 @@ class Network:
 
     def _send_up(self, rank: int, message: bytes, now_ns: int) -> None:
         def arrive(at_ns: int) -> None:
-            for answer in self._end.take(self._peers[rank], message, at_ns):
+            for answer in self._end.receive(self._peers[rank], message, at_ns):
                 self._send_down(rank, answer, at_ns)
 
         self._carry(rank, UP, now_ns, arrive)
@@ -179,7 +181,7 @@ class Network:
                 pong = ClockPong(collector_ns=message.collector_ns, host_ns=self._ranks[rank].read_clock(now_ns))
                 self._send_up(rank, encode(pong), now_ns)
             case _:
-                raise AssertionError(f"the collector does not say {message!r} here")
+                raise AssertionError(f"the collector does not send {message!r} here")
 
     def _wake(self, rank: int, now_ns: int) -> None:
         self.rank_ends[rank].wakes_at_ns = None
@@ -188,7 +190,7 @@ class Network:
     def _send(self, rank: int, sends: Sequence[Send], now_ns: int) -> None:
         for send in sends:
             if isinstance(send, SendHello):
-                hello = self._ranks[rank].say_hello(send.first_sequence)
+                hello = self._ranks[rank].make_hello(send.first_sequence)
                 self._send_up(rank, encode(msgspec.structs.replace(hello, hello_number=send.number)), now_ns)
             else:
                 self._send_up(rank, send.frame, now_ns)

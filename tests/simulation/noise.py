@@ -1,4 +1,4 @@
-"""What no two steps share even when nothing is wrong: jitter, bursts, neighbours on a node, checkpoints, warm-up."""
+"""Generate the noise of a healthy run: jitter, bursts, neighbours on a node, checkpoints, warm-up."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ KINDS = (READ, HOST, KERNEL)
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """How much of each. `jitter` is the standard deviation of the log of a rank's work in a step, `node_jitter` the
+    """Amounts of noise. `jitter` is the standard deviation of the log of a rank's work in a step, `node_jitter` the
     same of a whole node's, which changes slowly (`node_correlation` from step to step). With `burst_probability` a rank
-    loses in a step `burst_ratio` of it or more (Pareto, shape 2.5). `batch_jitter` is work that differs with the
-    batch. Every `checkpoint_every` steps all ranks write for `checkpoint_ratio` steps, every `evaluate_every` steps
-    they evaluate for `evaluate_ratio` steps, which is no step of its own.
+    loses in a step `burst_ratio` of it or more (Pareto, shape 2.5). `batch_jitter` is work that differs with the batch.
+    Every `checkpoint_every` steps all ranks write for `checkpoint_ratio` steps, every `evaluate_every` steps they
+    evaluate for `evaluate_ratio` steps, which is no step of its own.
     """
 
     jitter: float = 0.02
@@ -60,7 +60,7 @@ class Weather:
         self._nodes = np.zeros(int(topology.node[-1]) + 1)
 
     def draw(self, step: int) -> Conditions:
-        """What the step is like before any fault."""
+        """Return the conditions of the step before any fault."""
         noise, random, ranks = self._noise, self._random, self._topology.world_size
         factor = np.exp(random.normal(0.0, noise.jitter, ranks)) * self._draw_nodes()
         if step < noise.warmup_steps:

@@ -1,7 +1,7 @@
-"""What the ranks do in one step, as a list of operations that all of them go through in this order.
+"""Define the operations of one step, as a list that all ranks go through in this order.
 
-Each builder takes what a step of one rank alone would take and shares it out as the kind of training does. Shares are
-round figures of transformer training (forward : backward = 1 : 2, a tenth for the optimizer), not of any one model.
+Each builder distributes the time of a step of one rank alone as the kind of training does. Shares are round figures of
+transformer training (forward : backward = 1 : 2, a tenth for the optimizer), not of any one model.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Collective(NamedTuple):
 
 
 class Handover(NamedTuple):
-    """Point to point: `senders[i]` gives to `receivers[i]`, which waits for it."""
+    """Point-to-point transfer: `senders[i]` sends to `receivers[i]`, which waits for it."""
 
     phase: str
     size_bytes: int
@@ -60,7 +60,7 @@ Program = list[Operation]
 
 
 class Scale(NamedTuple):
-    """How large a step is: what a rank works in it, and what the data movement of all its collectives takes."""
+    """Size of a step: a rank's work in it, and the data movement of all its collectives."""
 
     work_ns: int = 100_000_000
     transfer_ns: int = 10_000_000
@@ -68,7 +68,7 @@ class Scale(NamedTuple):
 
 
 def data_parallel(topology: Topology, scale: Scale) -> Program:
-    """DDP: buckets of gradients are reduced while backward goes on."""
+    """Return the program of DDP: buckets of gradients are reduced during backward."""
     steps = _Builder(topology, scale)
     steps.begin()
     steps.work(KERNEL, "forward", 0.28)
@@ -118,7 +118,7 @@ def expert_parallel(topology: Topology, scale: Scale) -> Program:
 
 
 def pipeline(topology: Topology, scale: Scale, stage_shares: Sequence[float] | None = None) -> Program:
-    """All micro batches go forward through the stages, then back. `stage_shares` is the work of the stages over
+    """Return all micro batches go forward through the stages, then back. `stage_shares` is the work of the stages over
     their mean (the first has the embedding, the last the loss).
     """
     steps = _Builder(topology, scale, stage_shares)

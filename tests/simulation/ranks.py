@@ -1,4 +1,4 @@
-"""Ranks that report their simulated steps through the agent's own report builder and codec."""
+"""Report simulated steps of ranks through the agent's own report builder and codec."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,18 +25,18 @@ from tests.simulation.topology import Topology
 RUN = "simulated"
 OPERATORS = 1_000
 BLOCKS = 40
-"""Blocks of memory that the allocator took from the driver at the start."""
+"""Blocks of memory that the allocator requested from the driver at the start."""
 HEALTHY_CLOCK_HERTZ = 1_980_000_000
 
 
 class Windows(NamedTuple):
-    """In which steps collectives are seen: of each `distance` steps in the first `length`."""
+    """Steps whose collectives are profiled: of each `distance` steps the first `length`."""
 
     length: int = 1
     distance: int = 1
 
     def see(self, step: int) -> bool:
-        """Whether this is one of them."""
+        """Return whether this is one of them."""
         return step % self.distance < self.length
 
 
@@ -74,11 +74,11 @@ class SimulatedRank:
         self._offset_ns = offset_ns
 
     def read_clock(self, now_ns: int) -> int:
-        """What its clock shows."""
+        """Return its clock's time."""
         return now_ns + self._offset_ns
 
-    def say_hello(self, first_sequence: int = 1) -> Hello:
-        """What it introduces itself with."""
+    def make_hello(self, first_sequence: int = 1) -> Hello:
+        """Return its Hello."""
         return Hello(
             identity=self.identity,
             first_sequence=first_sequence,
@@ -88,7 +88,7 @@ class SimulatedRank:
         )
 
     def report_nothing(self, now_ns: int) -> bytes:
-        """The frame of an interval in which it made no step."""
+        """Return the frame of an interval without a step."""
         return encode(self._builder.build(Interval(groups=self._groups), self.read_clock(now_ns)))
 
     def report(
@@ -98,7 +98,7 @@ class SimulatedRank:
         faults: Sequence[Sequence[tuple[Fault, float]]],
         losses: Losses = Losses(),  # noqa: B008 - immutable
     ) -> bytes:
-        """The frame about these steps; `faults` are those of each step, with what each took this rank in ns."""
+        """Return the frame about these steps; `faults` are those of each step, with their cost for this rank in ns."""
         numbered = list(enumerate(steps, first_step))
         mine = [[(fault, ns) for fault, ns in present if self._rank in fault.ranks] for present in faults]
         last_step = first_step + len(steps) - 1
@@ -155,7 +155,7 @@ class SimulatedRank:
         ]
 
     def _break_down(self, number: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> WindowBreakdown:
-        """The step as the device saw it: what is neither kernels nor waiting for others is idle."""
+        """Return the step as the device saw it: what is neither kernels nor waiting for others is idle."""
         rank = self._rank
         window_ns = int(step.duration_ns[rank])
         compute_ns = int(step.worked_ns[KERNEL][rank])
@@ -189,7 +189,9 @@ class SimulatedRank:
         return HostSample(host_ns=now_ns, gc_pause_ns=self._gc_pause_ns, gc_collections=0)
 
     def _allocator_sample(self, now_ns: int, faults: Sequence[Sequence[tuple[Fault, float]]]) -> AllocatorSample:
-        """Of memory that does not suffice, each step takes one retry, which frees a block and asks for it again."""
+        """Return the allocator's sample. If memory is short, each step needs one retry, which frees a block and
+        requests it again.
+        """
         self._retries += sum(any(fault.effect.retries and ns > 0 for fault, ns in there) for there in faults)
         asked = BLOCKS + self._retries
         return AllocatorSample(
@@ -197,7 +199,7 @@ class SimulatedRank:
         )
 
     def _device_sample(self, now_ns: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> DeviceSample:
-        """Kernels take as much longer as the clock is slower."""
+        """Return the device's sample. Kernels slow down in proportion to the clock."""
         effects = [fault.effect for fault, ns in faults if ns > 0]
         slowed_ns = sum(ns for fault, ns in faults if fault.effect.slows_clock)
         clock_ratio = 1 - slowed_ns / max(slowed_ns + 1, float(step.worked_ns[KERNEL][self._rank]))

@@ -1,4 +1,4 @@
-"""The rules that other tools call a rank slow by, on the same simulated steps, at the same looks, judged the same way.
+"""Apply the rules by which other tools call a rank slow to the same simulated steps, judged in the same way.
 
 Each rule compares one time of every rank, its median over the last steps, with the same of all ranks:
 
@@ -7,15 +7,15 @@ Each rule compares one time of every rank, its median over the last steps, with 
     2 x median         own median > 2 x the median of all ranks' medians
     20 %, 10 %         own median > 1.2, 1.1 x the median of all ranks' medians
 
-What a rule is shown decides more than the rule. So each is shown three times:
+The input matters more than the rule. So each rule is applied to three inputs:
 
-    step time      what a training loop's own log has: one step of the rank, waiting for others included
-    kernel time    what a tool sees that times the compute kernels of each rank (the resiliency extension does)
-    own work       all that the rank does by itself, host and data loader included: no tool is shown that in practice,
+    step time      from a training loop's own log: one step of the rank, waiting for others included
+    kernel time    from a tool that times the compute kernels of each rank (the resiliency extension does)
+    own work       all work of the rank itself, host and data loader included: no tool has that in practice,
                    it is the truth of the simulation without any waiting and without the ranks' pauses
 
-The rules know of no process groups: every rank is compared with all others. A rank is called slow from the look at
-which its rule holds until the first look at which it does not; each such time is one finding.
+The rules know no process groups: every rank is compared with all others. A rank is called slow from the first detection
+pass at which its rule holds until the first at which it does not; each such time is one finding.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ MAD_TO_SIGMA = 1.4826
 
 
 def is_far_from_best(medians: Floats) -> Flags:
-    """The resiliency extension's relative performance score."""
+    """Return the resiliency extension's relative performance score."""
     return np.asarray(medians.min() / medians < 0.75)
 
 
@@ -76,7 +76,7 @@ SIGHTS: Mapping[str, Callable[[Outcome], Floats]] = {
 
 
 def find_slow(times_ns: Floats, rule: Rule, config: CollectorConfig) -> list[Opened]:
-    """What a rule says over a whole job; `times_ns` has shape (steps, ranks)."""
+    """Return the findings of a rule over a whole run; `times_ns` has shape (steps, ranks)."""
     found: list[Opened] = []
     since: dict[int, int] = {}
     for step in range(REPORT_STEPS, len(times_ns) + 1, REPORT_STEPS):
@@ -96,7 +96,7 @@ def _finding(rank: int, opened_step: int, closed_step: int | None) -> Opened:
 
 
 def judge_rivals(outcome: Outcome) -> dict[tuple[str, str], Judged]:
-    """Every rule with every sight of one job, by their names."""
+    """Return the judgement of every rule on every input for one run, by their names."""
     config = CollectorConfig()
     return {
         (name, seen): judge(replace(outcome, opened=find_slow(see(outcome), rule, config)))

@@ -1,4 +1,4 @@
-"""Jobs by name, and from a command line's words. What is no job is a ValueError that says what would be one."""
+"""Build runs by name and from command-line arguments. An invalid argument raises ValueError with the valid ones."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,22 +12,22 @@ from tests.simulation.topology import Topology
 from tests.simulation.world import Death, Scenario
 
 BEGIN = 100
-"""Where a fault begins unless told otherwise: after that many steps a rank's healthy level is known."""
+"""Default first step of a fault: by then a rank's healthy level is known."""
 STEPS = 200
 SLOW_RANK = 5
 RATIO_MAX = 1000.0
-"""Times are whole nanoseconds in 64 bits: a step of 0.1 s leaves room for far more, and nobody needs it."""
+"""Largest ratio. Times are whole nanoseconds in 64 bits; a step of 0.1 s leaves room for far more than this."""
 
 
 class Layout(NamedTuple):
-    """How a job is laid out: the program of its steps, its groups, and the work of its stages over their mean."""
+    """Layout of a run: the program of its steps, its groups, and the work of its stages over their mean."""
 
     kind: str
     topology: Topology
     stage_shares: tuple[float, ...] | None = None
 
     def scenario(self, *faults: Fault, noise: str = "usual", seed: int = 0, steps: int = STEPS) -> Scenario:
-        """A job of this layout."""
+        """Return a run of this layout."""
         return Scenario(
             topology=self.topology,
             kind=self.kind,
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 
 
 UNEQUAL_STAGES = (1.15, 1.0, 1.0, 0.85)
-"""The first stage has the embedding; the last has fewer layers to make up for the loss, and too few."""
+"""Work of unequal stages: the first has the embedding; the last has fewer layers to compensate, and too few."""
 
 LAYOUTS: Mapping[str, Layout] = {
     "dp 8": Layout("dp", Topology.mesh(dp=8)),
@@ -65,7 +65,7 @@ BUILDERS: Mapping[str, tuple[int, Callable[[int], Topology]]] = {
     "pp": (2, lambda ranks: Topology.mesh(pp=2, dp=ranks // 2)),
     "tp_pp": (4, lambda ranks: Topology.mesh(tp=2, pp=2, dp=ranks // 4)),
 }
-"""Kinds of job that a command line can ask for: what the ranks must be a multiple of, and their mesh."""
+"""Kinds of run on the command line: the divisor of the number of ranks, and the mesh."""
 
 PATTERNS: Mapping[str, Mapping[str, int]] = {
     "steady": {},
@@ -73,23 +73,23 @@ PATTERNS: Mapping[str, Mapping[str, int]] = {
     "bouts": {"every": 24, "bout": 8},
     "drifting": {"drift_steps": 60},
 }
-"""How a fault shows; `bouts` are a form of intermittent, whole stretches of steps long."""
+"""Patterns of a fault over time; `bouts` is a form of intermittent with whole stretches of steps."""
 
 
 def build_layout(kind: str, ranks: int) -> Layout:
-    """A job of so many ranks. Raises ValueError for a kind that is not known or a number that cannot be laid out."""
+    """Return a run of `ranks` ranks. Raises ValueError for an unknown kind or a number that cannot be laid out."""
     if kind not in BUILDERS:
         raise ValueError(f"kind is {kind!r}; known are {', '.join(BUILDERS)}")
     multiple, build = BUILDERS[kind]
     if ranks < 2 or ranks % multiple:
-        raise ValueError(f"ranks is {ranks}; a job of kind {kind} has 2 or more, in multiples of {multiple}")
+        raise ValueError(f"ranks is {ranks}; a run of kind {kind} has 2 or more, in multiples of {multiple}")
     return Layout("pp" if kind == "tp_pp" else kind, build(ranks))
 
 
 def parse_fault(text: str, topology: Topology) -> Fault:
-    """A fault from `cause:who:ratio[:begin[:pattern]]`; `who` is a rank, `nodeN`, `stageN` or `all`.
+    """Return a fault from `cause:who:ratio[:begin[:pattern]]`; `who` is a rank, `nodeN`, `stageN` or `all`.
 
-    Raises ValueError when it is not one of this job.
+    Raises ValueError if it is none of this run.
 
     >>> parse_fault("host_cpu:stage1:1.3", Topology.mesh(pp=2, dp=2)).ranks
     (2, 3)
@@ -123,7 +123,7 @@ def _parse_ratio(ratio: str, text: str) -> float:
 
 
 def _parse_ranks(who: str, topology: Topology) -> tuple[int, ...]:
-    """The ranks that `who` stands for in this job."""
+    """Return the ranks that `who` means in this run."""
     if who == "all":
         return tuple(range(topology.world_size))
     for prefix, ranks_of, count in (
@@ -134,13 +134,13 @@ def _parse_ranks(who: str, topology: Topology) -> tuple[int, ...]:
         number = who.removeprefix(prefix)
         if who.startswith(prefix) and number.isdecimal():
             if int(number) >= count:
-                raise ValueError(f"{who!r} is not in this job; it has {count} {prefix or 'rank'}s, counted from 0")
+                raise ValueError(f"{who!r} is not in this run; it has {count} {prefix or 'rank'}s, counted from 0")
             return ranks_of(int(number))
-    raise ValueError(f"{who!r} is nobody; say a rank, nodeN, stageN or all")
+    raise ValueError(f"{who!r} is unknown; give a rank, nodeN, stageN or all")
 
 
 def slow_rank(cause: str, ratio: float, pattern: str = "steady", ranks: Sequence[int] = (SLOW_RANK,)) -> Fault:
-    """A fault that begins where all do."""
+    """Return a fault that begins where all do."""
     return Fault(cause=cause, ranks=tuple(ranks), ratio=ratio, begin=BEGIN, **PATTERNS[pattern])
 
 
@@ -157,7 +157,7 @@ def _name_scenarios() -> dict[str, Named]:
         "healthy": Named("nothing is wrong", fsdp.scenario()),
         "healthy_rough": Named("nothing is wrong, and every noise there is", large.scenario(noise="rough")),
         "unequal_stages": Named("stages of unequal work, which is nobody's fault", stages.scenario()),
-        "small": Named("3 %, which is too little to be said", fsdp.scenario(slow_rank("gpu_compute", 1.03))),
+        "small": Named("3 %, which is too little to report", fsdp.scenario(slow_rank("gpu_compute", 1.03))),
         "two_at_once": Named(
             "two ranks are slow, each for its own reason",
             fsdp.scenario(slow_rank("gpu_compute", 1.3), slow_rank("data_loading", 1.3, ranks=(11,))),

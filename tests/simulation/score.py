@@ -1,6 +1,6 @@
-"""The score of detection: the jobs of `matrix.py`, ours and the rules of others. `python -m tests.simulation.score`.
+"""Score detection: the runs of `matrix.py`, our findings and other tools' rules. `python -m tests.simulation.score`.
 
-Writes tests/benchmarks/results/score.md. `--every N` takes only every Nth job and prints instead of writing.
+Writes tests/benchmarks/results/score.md. `--every N` runs only every Nth and prints instead of writing.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from tests.simulation.scoring import Judged, Row, judge, summarise
 from tests.simulation.world import World
 
 PROGRESS_EVERY = 50
-"""Jobs after which a line says how far it is."""
+"""Runs between two lines of progress."""
 HEADS = (
-    "jobs", "faults", "recall", "precision", "right rank", "right cause", "right pattern", "since, steps off",
+    "runs", "faults", "recall", "precision", "right rank", "right cause", "right pattern", "since, steps off",
     "delay, steps", "findings a fault", "false findings", "false per 1e6",
 )  # fmt: skip
 
 
 class Scored(NamedTuple):
-    """One job, as judged: ours, and the rules of others by rule and sight."""
+    """Judgement of one run: ours, and other tools' rules by rule and input."""
 
     trial: Trial
     ours: Judged
@@ -38,7 +38,7 @@ class Scored(NamedTuple):
 
 
 def carry_out(trial: Trial) -> Scored:
-    """Simulate and judge one job; AssertionError when a step was lost and not counted."""
+    """Simulate and judge one run; AssertionError if a step was lost and not counted."""
     world = World(trial.scenario, CollectorConfig())
     outcome = world.run()
     check_loss_identity(world)
@@ -49,11 +49,11 @@ def main() -> None:
     """Score the matrix, and write its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--every", type=int, default=1, help="take only every Nth job of the matrix, and only print")
+    parser.add_argument("--every", type=int, default=1, help="judge only every Nth run of the matrix, and only print")
     options = parser.parse_args()
     head = describe_run("python -m tests.simulation.score")
     began_s = time.monotonic()
-    # The largest first: one of them taken last would leave the other processes idle.
+    # The largest first: a large run at the end would leave the other processes idle.
     wanted = sorted(
         itertools.islice(matrix.trials(), 0, None, options.every),
         key=lambda trial: -trial.scenario.topology.world_size * trial.scenario.steps,
@@ -71,16 +71,16 @@ def main() -> None:
 
 
 def write_report(scored: Sequence[Scored], head: str, took_s: float) -> str:
-    """The whole result as Markdown."""
+    """Return the whole result as Markdown."""
     healthy = [one for one in scored if not one.trial.scenario.faults]
     sizes = sorted({one.trial.scenario.topology.world_size for one in scored})
     rank_steps = sum(one.ours.rank_steps for one in scored)
     intro = (
-        f"{len(scored)} jobs of {sizes[0]} to {sizes[-1]:,} ranks in {took_s:.0f} s, {len(healthy)} of them healthy; "
-        f"{rank_steps:,} steps of healthy ranks. What the columns mean stands in tests/simulation/scoring.py; the jobs "
+        f"{len(scored)} runs of {sizes[0]} to {sizes[-1]:,} ranks in {took_s:.0f} s, {len(healthy)} of them healthy; "
+        f"{rank_steps:,} steps of healthy ranks. The columns are explained in tests/simulation/scoring.py, the runs "
         f"in matrix.py. *right* columns are shares of the faults found, *since* and *delay* medians over them. Faults "
-        f"begin at step {BEGIN}; the collector looks every 8 steps. A rank 1.03 times as slow is below what is "
-        "called slow (1.05), and is here to show that nothing is made of it."
+        f"begin at step {BEGIN}; a detection pass runs every 8 steps. A rank 1.03 times as slow is below the "
+        "threshold (1.05), and must not be reported."
     )
     parts = ["# How well slowness is found", head, intro, *_tables(scored), *_rival_tables(scored)]
     return "\n\n".join(parts) + "\n"
@@ -116,7 +116,7 @@ def _about(scored: Sequence[Scored], about: str) -> list[Scored]:
 
 
 def _seen(scored: Sequence[Scored]) -> list[Scored]:
-    """Jobs whose faults are to be found, and those without any."""
+    """Return the runs with faults that should be found, and those without any."""
     return [one for one in scored if one.trial.ratio is None or one.trial.ratio >= SURELY_SEEN]
 
 
@@ -132,7 +132,7 @@ def _write_table(title: str, scored: Sequence[Scored], name_of: Callable[[Scored
 
 
 def _write_row(name: str, row: Row) -> str:
-    cells = [name, str(row.jobs), str(row.faults)]
+    cells = [name, str(row.runs), str(row.faults)]
     cells += [
         _number(value, 3) for value in (row.recall, row.precision, row.right_rank, row.right_cause, row.right_pattern)
     ]
@@ -150,11 +150,11 @@ def _rival_tables(scored: Sequence[Scored]) -> list[str]:
     asked = _seen(_about(scored, matrix.ONE_RANK) + _about(scored, matrix.NOISE))
     healthy = _about(scored, matrix.HEALTHY)
     explanation = (
-        "The same jobs by the rules that others use, at the same looks, by the same judge; which rule and what it is "
-        "shown stands in tests/simulation/rivals.py. Recall and precision are over every job with one slow rank, "
-        f"{SURELY_SEEN:g} x and above, in all layouts and noises; the healthy jobs are counted apart."
+        "The same runs by the rules of other tools, at the same passes, by the same judge; rules and inputs are in "
+        " tests/simulation/rivals.py. Recall and precision are over every run with one slow rank, "
+        f"{SURELY_SEEN:g} x and above, in all layouts and noises; healthy runs are counted apart."
     )
-    heads = ("recall", "precision", "false per 1e6", "healthy jobs with a finding", "false per 1e6, healthy")
+    heads = ("recall", "precision", "false per 1e6", "healthy runs with a finding", "false per 1e6, healthy")
     lines = [f"| rule | shown | {' | '.join(heads)} |", "|---|---|" + "---:|" * len(heads)]
     lines.append(_compare("**rankscope**", "reports", [one.ours for one in asked], [one.ours for one in healthy]))
     for rule, seen in itertools.product(RULES, SIGHTS):

@@ -1,22 +1,22 @@
-"""How well the collector's findings fit the truth, over many simulated jobs.
+"""Judge how well the collector's findings fit the truth, over many simulated runs.
 
 A finding *names* its ranks and every rank of its nodes, or, without any, its group or the whole run.
 
-- It is *about* a fault when it was opened after the fault began and names at least one of the fault's ranks. A link
+- It is *about* a fault if it was opened after the fault began and names at least one of the fault's ranks. A link
   belongs to a group: a `slow_link` finding is about it also by the name of a group that holds one of the ranks. A fault
-  of every rank is one of the run: only a finding that says so, or names everybody, is about it.
-- It is *false* when it blames somebody in vain: it names a rank that no fault is in (a victim, named together with the
-  culprit, makes the finding false too); or it says that something is slow (`ACCUSING`) and is about no fault. That the
+  of every rank is one of the run: only a finding about the run, or one that names all ranks, is about it.
+- It is *false* if it blames a rank wrongly: it names a rank without a fault (a victim, named together with the
+  culprit, makes the finding false too); or it reports slowness (`ACCUSING`) and is about no fault. That the
   run has slowed down is true while a fault lasts, and neither right nor false.
-- That ranks have more work than others by the way a job is laid out (`imbalance`) is true of stages with a share above
+- That ranks have more work than others by the layout of a run (`imbalance`) is true of stages with a share above
   the mean, false of any other rank, and never right: it finds no fault.
 - Any other finding that names no rank (uneven work, a rule of good practice) is information, and is not counted.
 
-A fault is *found* when a finding is about it. Its *rank is right* when its findings together name exactly its ranks:
-one rank, a node by its name or by all its ranks, a stage by all its ranks or by the kind of finding that is about
-stages; a link when one of its groups is named. *Cause* and *pattern* are those of the first finding as it was last
-known, so are *since* (how many steps `since_step` is off the fault's begin) and *delay* (steps from the fault's begin
-to the look at which the finding was opened).
+A fault is *found* if a finding is about it. Its *rank is right* if its findings together name exactly its ranks: one
+rank, a node by its name or by all its ranks, a stage by all its ranks or by the kind of finding that is about stages; a
+link if one of its groups is named. *Cause* and *pattern* are those of the first finding as it was last known, so are
+*since* (how many steps `since_step` is off the fault's begin) and *delay* (steps from the fault's begin to the
+detection pass at which the finding was opened).
 """
 
 import statistics
@@ -32,7 +32,7 @@ from tests.simulation.world import Outcome, Scenario
 SLOW_LINK, STAGE, RUN, HANG = "slow_link", "stage_slowdown", "run_slowdown", "hang"
 IMBALANCE = "imbalance"
 ACCUSING = frozenset({STRAGGLER, SLOW_LINK, STAGE, RUN, HANG})
-"""Kinds of finding that say that something is wrong, also when they name no rank."""
+"""Kinds of finding that report something wrong even if they name no rank."""
 
 
 class FaultJudged(NamedTuple):
@@ -48,8 +48,8 @@ class FaultJudged(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """One job. `right_findings` are about a fault and blame nobody else; `rank_steps` are the steps of ranks that no
-    fault is in.
+    """Judgement of one run. `right_findings` are about a fault and blame no healthy rank; `rank_steps` are the steps of
+    ranks without a fault.
     """
 
     faults: tuple[FaultJudged, ...]
@@ -59,7 +59,7 @@ class Judged(NamedTuple):
 
 
 def judge(outcome: Outcome) -> Judged:
-    """Hold a job's findings to its truth."""
+    """Compare a run's findings with its truth."""
     scenario = outcome.scenario
     topology, faults = scenario.topology, scenario.faults
     faulty = {rank for fault in faults for rank in fault.ranks}
@@ -94,7 +94,7 @@ def _judge_fault(fault: Fault, opened: Sequence[Opened], topology: Topology) -> 
 
 
 def named_ranks(finding: Finding, topology: Topology) -> frozenset[int]:
-    """The ranks that a finding blames; none for one about a group or the run."""
+    """Return the ranks that a finding blames; none for one about a group or the run."""
     on_nodes = (rank for node in finding.nodes for rank in topology.ranks_on_node(topology.node_names.index(node)))
     return frozenset((*finding.ranks, *on_nodes))
 
@@ -110,8 +110,8 @@ def _is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
 
 
 def _is_of_its_link(finding: Finding, fault: Fault, topology: Topology) -> bool:
-    """Whether the fault is a slow link, and the finding says so of a group that holds one of the fault's ranks. Where
-    it suspects ranks, one of those must be among them.
+    """Return whether the fault is a slow link, and the finding names a group that holds one of the fault's ranks. If it
+    suspects ranks, one of those must be among them.
     """
     if fault.effect.kind != TRANSFER or finding.kind != SLOW_LINK:
         return False
@@ -137,7 +137,7 @@ def _is_false(opened: Opened, scenario: Scenario, faulty: set[int]) -> bool:
 
 
 def _heavy_ranks(scenario: Scenario) -> set[int]:
-    """The ranks of pipeline stages that have more work than the mean."""
+    """Return the ranks of pipeline stages that have more work than the mean."""
     shares = scenario.stage_shares or ()
     heavy = [stage for stage, share in enumerate(shares) if share > 1]
     return {rank for stage in heavy for rank in scenario.topology.ranks_in_stage(stage)}
@@ -156,11 +156,11 @@ def _names_all(fault: Fault, mine: Sequence[Opened], topology: Topology) -> bool
 
 
 class Row(NamedTuple):
-    """Some jobs together. Ratios are None where there is nothing to divide by; `since_error_steps` and `delay_steps`
-    are medians over the faults found, `right_*` shares of them; `false_per_million` is of healthy rank-steps.
+    """Summary of some runs. Ratios are None if there is nothing to divide by; `since_error_steps` and `delay_steps` are
+    medians over the faults found, `right_*` shares of them; `false_per_million` is of healthy rank-steps.
     """
 
-    jobs: int
+    runs: int
     faults: int
     recall: float | None
     precision: float | None
@@ -175,16 +175,16 @@ class Row(NamedTuple):
 
 
 def summarise(judged: Sequence[Judged]) -> Row:
-    """Recall, precision and the rest of some jobs."""
+    """Return recall, precision and the other measures of some runs."""
     asked = [fault for one in judged for fault in one.faults]
     found = [fault for fault in asked if fault.found]
     false_findings = sum(one.false_findings for one in judged)
-    said = sum(one.right_findings for one in judged) + false_findings
+    named = sum(one.right_findings for one in judged) + false_findings
     return Row(
-        jobs=len(judged),
+        runs=len(judged),
         faults=len(asked),
         recall=_mean(fault.found for fault in asked),
-        precision=1 - false_findings / said if said else None,
+        precision=1 - false_findings / named if named else None,
         right_rank=_mean(fault.right_rank is True for fault in found),
         right_cause=_mean(fault.right_cause is True for fault in found),
         right_pattern=_mean(fault.right_pattern is True for fault in found),

@@ -70,7 +70,7 @@ def caused_ns(found: Sequence[WaitAttribution]) -> list[int]:
 
 @pytest.mark.parametrize("exposure_is_told", [True, False])
 @pytest.mark.parametrize("tensor", [2, 4])
-def test_tensor_parallel_peer_of_a_slow_rank_is_charged_next_to_nothing(tensor: int, exposure_is_told: bool) -> None:
+def test_tensor_parallel_peer_of_slow_rank_causes_no_wait(tensor: int, exposure_is_told: bool) -> None:
     found = blames("tp", Topology.mesh(tp=tensor, dp=4), "quiet", exposure_is_told=exposure_is_told)
     caused = caused_ns(found)
     peers = [rank for rank in range(tensor * (SLOW // tensor), tensor * (SLOW // tensor + 1)) if rank != SLOW]
@@ -88,13 +88,13 @@ def test_tensor_parallel_peer_of_a_slow_rank_is_charged_next_to_nothing(tensor: 
         ("ep", Topology.mesh(dp=8, ep=4)),
     ],
 )
-def test_slow_rank_is_charged_most_of_the_waiting_in_every_kind_of_job(kind: str, topology: Topology) -> None:
+def test_slow_rank_causes_most_of_the_wait(kind: str, topology: Topology) -> None:
     found = blames(kind, topology, "usual")
     waited_ns = sum(int(blame.waited_ns.sum()) for blame in found)
     assert caused_ns(found)[SLOW] > 0.85 * waited_ns
 
 
-def test_in_a_pipeline_what_is_traced_is_charged_to_the_slow_rank() -> None:
+def test_traced_wait_in_a_pipeline_is_caused_by_the_slow_rank() -> None:
     found = blames("pp", Topology.mesh(pp=2, dp=4), "quiet")
     caused = caused_ns(found)
     assert caused[SLOW] > 0.9 * sum(caused)

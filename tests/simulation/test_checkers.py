@@ -1,4 +1,4 @@
-"""What holds whatever the network, the clocks and the ranks do; all jobs are small."""
+"""Check what holds for any behaviour of the network, the clocks and the ranks; all runs are small."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ LONG_CUT = NetworkNoise(partitions=(Partition(ranks=(2, 5), begin_s=2, end_s=10)
 
 
 def made(scenario: Scenario, config: CollectorConfig | None = None) -> World:
-    """The world of a job that has been run and whose network has healed."""
+    """Return the world of a run that is over and whose network has healed."""
     world = World(scenario, config or CollectorConfig())
     while world.advance():
         check_loss_identity(world)
@@ -38,7 +38,7 @@ def test_every_step_is_accounted_for_on_every_network(name: str) -> None:
     assert world.outcome().opened == []
 
 
-def test_steps_that_fall_out_of_a_rank_that_is_cut_off_are_counted() -> None:
+def test_steps_dropped_by_a_cut_off_rank_are_counted() -> None:
     world = made(replace(HEALTHY, network=LONG_CUT))
     check_loss_identity(world)
     lost = count_steps(world, 5)
@@ -47,7 +47,7 @@ def test_steps_that_fall_out_of_a_rank_that_is_cut_off_are_counted() -> None:
     assert count_steps(world, 0) == (120, 120, 0, 0, 0, 0)
 
 
-def test_steps_that_come_later_than_the_window_reaches_back_are_counted() -> None:
+def test_steps_older_than_the_window_are_counted() -> None:
     cut = replace(LONG_CUT, frames_max=1024)
     world = made(replace(HEALTHY, network=cut), CollectorConfig(steps_kept=32))
     check_loss_identity(world)
@@ -57,7 +57,7 @@ def test_steps_that_come_later_than_the_window_reaches_back_are_counted() -> Non
 def test_steps_that_an_agent_without_time_overwrites_are_counted() -> None:
     world = made(replace(HEALTHY, stalls=(Stall(ranks=(SLOW,), begin=40, end=88),), ring_steps=16))
     check_loss_identity(world)
-    # Six reports are left out: 48 steps, and the 8 of the next one, of which the ring holds the last 16.
+    # Six reports are missing: 48 steps, and the 8 of the next one, of which the ring holds the last 16.
     assert count_steps(world, SLOW).overwritten == 40
     assert world.outcome().opened == []
 
@@ -83,7 +83,7 @@ def test_clock_is_known_to_within_half_the_round_trip() -> None:
     assert all(100e6 <= error <= 102e6 for error in errors)
 
 
-def test_dead_rank_is_silent_the_others_are_not_and_nobody_is_called_slow() -> None:
+def test_dead_rank_is_silent_and_no_rank_is_called_slow() -> None:
     world = made(replace(HEALTHY, death=Death(rank=SLOW, step=70)))
     ended = {rank.identity.rank: rank.ended for rank in world.snapshot().ranks}
     assert ended == {rank: "silent" if rank == SLOW else None for rank in range(8)}
@@ -96,9 +96,9 @@ def test_no_counter_of_the_metrics_decreases(network: NetworkNoise | None) -> No
     fault = replace(FAULTY.faults[0], end=80)
     world, watch = World(replace(FAULTY, faults=(fault,), network=network), CollectorConfig()), CounterWatch()
     while world.advance():
-        watch.look(world)
+        watch.compare(world)
     world.heal()
-    watch.look(world)
+    watch.compare(world)
     assert watch.series > 100
 
 
@@ -106,10 +106,10 @@ def test_watch_sees_a_counter_that_decreases() -> None:
     older, younger, watch = World(HEALTHY, CollectorConfig()), World(HEALTHY, CollectorConfig()), CounterWatch()
     older.advance()
     older.advance()
-    watch.look(older)
+    watch.compare(older)
     younger.advance()
     with pytest.raises(AssertionError, match="fell from"):
-        watch.look(younger)
+        watch.compare(younger)
 
 
 def test_identity_sees_a_step_that_is_not_counted() -> None:
@@ -128,5 +128,5 @@ def test_state_of_a_run_does_not_grow_with_its_length() -> None:
     while world.advance():
         if world.step % 160 == 0:
             sizes.append(measure_state(world))
-    # What is kept longest are 256 samples of the garbage collector, one of each report: they are full at step 2048.
+    # The state with the longest history is 256 samples of the garbage collector, one a report: full at step 2048.
     assert max(sizes[13:]) < 1.05 * max(sizes[:13])

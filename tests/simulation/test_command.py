@@ -10,24 +10,24 @@ from tests.simulation.scenarios import PATTERNS, SCENARIOS
 from tests.simulation.score import carry_out, write_report
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     main(arguments)
     return capsys.readouterr().out
 
 
 def test_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [line.split()[0] for line in said(capsys, "--list").splitlines()] == list(SCENARIOS)
+    assert [line.split()[0] for line in printed(capsys, "--list").splitlines()] == list(SCENARIOS)
 
 
 def test_command_prints_the_verdict_and_its_judgement(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--ranks", "8", "--steps", "80", "--seed", "3", "--faults", "host_cpu:5:1.5:40")
+    text = printed(capsys, "--ranks", "8", "--steps", "80", "--seed", "3", "--faults", "host_cpu:5:1.5:40")
     assert "Rank 5 (node0000) is 1.5" in text
     assert "found after 16 steps; ranks right, cause right, pattern right" in text
     assert text.endswith("false findings: 0\n")
 
 
 def test_named_scenario_takes_another_seed_noise_and_length(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--scenario", "healthy", "--steps", "24", "--noise", "quiet", "--seed", "5")
+    text = printed(capsys, "--scenario", "healthy", "--steps", "24", "--noise", "quiet", "--seed", "5")
     assert text.startswith("16 ranks, fsdp, 24 steps, seed 5\n")
     assert "nothing is wrong" in text
 
@@ -38,24 +38,24 @@ def test_named_scenario_takes_another_seed_noise_and_length(capsys: pytest.Captu
         (["--scenario", "nothing"], "scenario is 'nothing'; --list names those there are"),
         (["--scenario", "healthy", "--ranks", "8"], "--scenario has its own --ranks and --kind"),
         (["--kind", "magic"], "kind is 'magic'; known are dp, fsdp, tp, ep, pp, tp_pp"),
-        (["--ranks", "7", "--kind", "tp"], "ranks is 7; a job of kind tp has 2 or more, in multiples of 4"),
-        (["--ranks", "0"], "ranks is 0; a job of kind fsdp has 2 or more"),
+        (["--ranks", "7", "--kind", "tp"], "ranks is 7; a run of kind tp has 2 or more, in multiples of 4"),
+        (["--ranks", "0"], "ranks is 0; a run of kind fsdp has 2 or more"),
         (["--noise", "loud"], "noise is 'loud'; known are quiet"),
         (["--network", "none"], "network is 'none'; known are slow"),
         (["--clocks", "stopped"], "clocks is 'stopped'; known are drifting"),
-        (["--steps", "0"], "steps is 0; a job has at least 1"),
+        (["--steps", "0"], "steps is 0; a run has at least 1"),
         (["--seed", "-1"], "seed is -1; it counts from 0"),
         (["--faults", "host_cpu:5"], "fault is 'host_cpu:5'; it is written cause:who:ratio[:begin[:pattern]]"),
         (["--faults", "host_cpu:5:2:60:steady:more"], "it is written cause:who:ratio[:begin[:pattern]]"),
         (["--faults", "ghosts:5:2"], "cause is 'ghosts' in 'ghosts:5:2'; known are data_loading"),
-        (["--faults", "host_cpu:16:2"], "'16' is not in this job; it has 16 ranks, counted from 0"),
-        (["--faults", "host_cpu:node2:2"], "'node2' is not in this job; it has 2 nodes, counted from 0"),
-        (["--faults", "host_cpu:somebody:2"], "'somebody' is nobody; say a rank, nodeN, stageN or all"),
+        (["--faults", "host_cpu:16:2"], "'16' is not in this run; it has 16 ranks, counted from 0"),
+        (["--faults", "host_cpu:node2:2"], "'node2' is not in this run; it has 2 nodes, counted from 0"),
+        (["--faults", "host_cpu:anyone:2"], "'anyone' is unknown; give a rank, nodeN, stageN or all"),
         (["--faults", "host_cpu:5:much"], "ratio is 'much' in 'host_cpu:5:much'; it is a number such as 1.3"),
         (["--faults", "host_cpu:5:nan"], "ratio is nan in 'host_cpu:5:nan'; it is above 1 and at most 1000"),
         (["--faults", "host_cpu:5:2:soon"], "begin is 'soon'"),
         (["--faults", "host_cpu:5:2:60:odd"], "pattern is 'odd' in 'host_cpu:5:2:60:odd'; known are steady"),
-        (["--faults", "host_cpu:5:2:200"], "a fault begins at step 200 and the job has 200; give more --steps"),
+        (["--faults", "host_cpu:5:2:200"], "a fault begins at step 200 and the run has 200; give more --steps"),
     ],
 )
 def test_bad_input_is_refused_with_what_would_be_good(

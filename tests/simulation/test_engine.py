@@ -35,7 +35,7 @@ def step_of(program: Program, **kernel: float) -> Step:
     return Engine(PAIR, program).run_step(calm(PAIR, **kernel))
 
 
-def test_all_leave_a_collective_when_the_last_has_come_and_the_data_is_moved() -> None:
+def test_collective_ends_when_last_has_entered_and_data_is_moved() -> None:
     step = step_of([work(100), reduce(10)], rank1=1.5)
     assert step.duration_ns.tolist() == [150 + 10, 150 + 10]
     (call,) = step.calls
@@ -43,14 +43,14 @@ def test_all_leave_a_collective_when_the_last_has_come_and_the_data_is_moved() -
     assert step.phases_ns["backward"].tolist() == [60, 10]
 
 
-def test_collective_behind_which_a_rank_works_on_costs_it_nothing() -> None:
+def test_collective_hidden_behind_work_costs_nothing() -> None:
     step = step_of([work(100), reduce(10, is_async=True), work(100), Join("backward")], rank1=1.5)
-    # Rank 1 comes at 150 and works until 300; rank 0 works until 200, when the operation has been over since 160.
+    # Rank 1 enters at 150 and works until 300; rank 0 works until 200, when the operation has been over since 160.
     assert step.duration_ns.tolist() == [200, 300]
     assert step.calls[0].exposed_ns.tolist() == [0, 0]
 
 
-def test_end_of_a_collective_that_sticks_out_of_the_work_is_exposed() -> None:
+def test_end_of_a_collective_beyond_the_work_is_exposed() -> None:
     step = step_of([work(100), reduce(10, is_async=True), work(20), Join("backward")], rank1=1.5)
     # Rank 0 works until 120, the operation ends at 160; rank 1 works until 180.
     assert step.duration_ns.tolist() == [160, 180]
@@ -77,7 +77,7 @@ def test_receiver_waits_for_its_sender_and_not_the_other_way() -> None:
     }
 
 
-def test_mesh_puts_tensor_parallel_ranks_side_by_side_and_stages_apart() -> None:
+def test_mesh_makes_tensor_ranks_neighbours_and_stages_far() -> None:
     mesh = Topology.mesh(tp=2, dp=2, pp=2)
     assert mesh.groups[TENSOR].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert mesh.groups[DATA].tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]

@@ -1,4 +1,4 @@
-"""A rank stops somewhere in a job of several dimensions: it is told from all those that wait for it."""
+"""Check that a rank that stops in a run of several dimensions is distinguished from all ranks that wait for it."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries
-from tests.simulation.hangs import HOWS, Fault, Standstill, draw_fault
+from tests.simulation.hangs import HOWS, Fault, Hang, draw_fault
 from tests.simulation.topology import Topology
 
 TOPOLOGIES = {
@@ -22,8 +22,8 @@ SEEDS = 6
 CAUSES = {"stuck": "missing_rank", "frozen": "missing_rank", "dead": "dead_rank", "silent": "silent_rank"}
 
 
-def view_of(job: Standstill) -> RunView:
-    world = job.topology.world_size
+def view_of(hang: Hang) -> RunView:
+    world = hang.topology.world_size
     nothing = np.full((0, world), np.nan)
     return RunView(
         now_collector_ns=0,
@@ -32,13 +32,13 @@ def view_of(job: Standstill) -> RunView:
         peer_groups=find_peer_groups(range(world), {}),
         nodes=dict.fromkeys(range(world), "node-a"),
         samples=Samples({}, {}, {}),
-        groups=job.groups,
-        hang_states=job.hang_states(),
+        groups=hang.groups,
+        hang_states=hang.hang_states(),
     )
 
 
-def find(job: Standstill) -> Finding | Abstain | None:
-    found = Hangs().find(view_of(job), ())
+def find(hang: Hang) -> Finding | Abstain | None:
+    found = Hangs().find(view_of(hang), ())
     if isinstance(found, Abstain):
         return found
     return found[0].finding if found else None
@@ -50,8 +50,8 @@ def find(job: Standstill) -> Finding | Abstain | None:
 def test_the_rank_that_has_stopped_is_told_from_those_that_wait(topology: Topology, how: str, runs_ahead: bool) -> None:
     for seed in range(SEEDS):
         fault = draw_fault(np.random.default_rng(seed), topology, calls=20, how=how)
-        job = Standstill(topology, fault, steps=20, runs_ahead=runs_ahead)
-        found = find(job)
+        hang = Hang(topology, fault, steps=20, runs_ahead=runs_ahead)
+        found = find(hang)
         if how == "reads":
             assert isinstance(found, Abstain), (seed, fault, found)
             assert found.reason.startswith(f"rank {fault.rank} is in data")
@@ -59,16 +59,16 @@ def test_the_rank_that_has_stopped_is_told_from_those_that_wait(topology: Topolo
         assert isinstance(found, Finding), (seed, fault, found)
         assert (found.cause, found.ranks) == (CAUSES[how], (fault.rank,)), (seed, fault, found)
         assert found.group is not None
-        assert fault.rank in job.groups[found.group], (seed, fault, found)
+        assert fault.rank in hang.groups[found.group], (seed, fault, found)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
-def test_a_rank_that_calls_two_groups_in_the_other_order_is_in_a_circle(topology: Topology) -> None:
+def test_rank_with_two_groups_in_other_order_is_in_a_cycle(topology: Topology) -> None:
     for rank in range(topology.world_size):
-        length = Standstill(topology, Fault(rank, 1, "stuck")).step_length[rank]
+        length = Hang(topology, Fault(rank, 1, "stuck")).step_length[rank]
         # The last two calls of a step: the gradients of its data parallel group, the norm over all.
-        job = Standstill(topology, Fault(rank, length - 2, "swaps"))
-        found = find(job)
+        hang = Hang(topology, Fault(rank, length - 2, "swaps"))
+        found = find(hang)
         assert isinstance(found, Finding), (rank, found)
         assert found.cause == "deadlock", (rank, found)
         assert rank in found.ranks

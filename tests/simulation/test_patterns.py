@@ -1,4 +1,6 @@
-"""Slowness of every pattern and size through the whole collector: one finding each, with the right name and begin."""
+"""Check slowness of every pattern and size through the whole collector: one finding each, with the right name and
+begin.
+"""
 
 import pytest
 
@@ -26,14 +28,14 @@ def test_rank_that_is_slow_every_kth_step(every: int) -> None:
     assert f"every {every} steps" in found.sentence
 
 
-def test_rank_that_is_slow_every_fourth_step_among_ranks_that_stall() -> None:
+def test_rank_slow_every_fourth_step_among_stalling_ranks() -> None:
     fault = Fault(cause="host_cpu", ranks=(5,), ratio=1.5, begin=60, every=4)
     scenario = Scenario(
         topology=Topology.mesh(dp=16), kind="dp", faults=(fault,), noise=NOISES["bursts"], steps=220, seed=1
     )
     opened = {one.finding.kind: one for one in run(scenario).opened}
     assert (opened["straggler"].finding.ranks, opened["straggler"].finding.pattern) == ((5,), "intermittent")
-    # Until the rank stands out of the others' stalls the run may be called slower, and no more once it does.
+    # Until the rank is distinguishable from the others' stalls the run may be called slower, and not after that.
     assert all(one.closed_step is not None for kind, one in opened.items() if kind != "straggler")
 
 

@@ -1,4 +1,4 @@
-"""Jobs that are slow on all ranks from their first step on: no rank is to blame, and a rule says what holds them up."""
+"""Check runs that are slow on all ranks from their first step on: no rank is to blame, and a rule names the cause."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def everywhere(cause: str, ratio: float) -> Fault:
 
 @pytest.mark.parametrize("kind", sorted(JOBS))
 @pytest.mark.parametrize(
-    ("cause", "ratio", "told"),
+    ("cause", "ratio", "expected"),
     [
         ("data_loading", 1.3, {"data_bound"}),
         ("host_cpu", 1.7, {"host_bound"}),
@@ -33,9 +33,9 @@ def everywhere(cause: str, ratio: float) -> Fault:
     ],
 )
 def test_job_that_is_slow_everywhere_is_told_what_holds_it_up(
-    kind: str, cause: str, ratio: float, told: set[str]
+    kind: str, cause: str, ratio: float, expected: set[str]
 ) -> None:
-    assert findings(kind, everywhere(cause, ratio)) == {(rule, rule, ()) for rule in told}
+    assert findings(kind, everywhere(cause, ratio)) == {(rule, rule, ()) for rule in expected}
 
 
 @pytest.mark.parametrize("noise", sorted(NOISES))
@@ -49,11 +49,11 @@ def test_no_rule_speaks_beside_the_one_rank_that_is_slow(cause: str) -> None:
     assert not {kind for kind, _, _ in findings("dp", fault)} & set(RULES)
 
 
-def test_links_that_were_slow_from_the_first_step_on_make_a_job_communication_bound() -> None:
+def test_links_slow_from_the_first_step_are_communication_bound() -> None:
     # One group, without siblings or a past to compare it with: 110 ms of transfer beside 100 ms of work.
     slow = Fault(cause="slow_link", ranks=(3,), ratio=2.0, begin=0)
     assert findings("dp", slow) == {("communication_bound", "communication_bound", ())}
-    # From a later step on it is the link that is told of.
+    # From a later step on the finding is about the link.
     assert {kind for kind, _, _ in findings("dp", Fault(cause="slow_link", ranks=(3,), ratio=2.0, begin=60))} == {
         "slow_link"
     }

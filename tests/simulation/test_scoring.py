@@ -1,4 +1,4 @@
-"""The judge, by findings made up for the purpose."""
+"""Check the judge with constructed findings."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_slow_node_is_named_by_its_name_or_by_all_its_ranks(findings: tuple[Find
     assert (judged.faults[0].right_rank, judged.false_findings) == (right_rank, 0)
 
 
-def test_slow_stage_is_named_by_some_of_its_ranks_in_a_finding_about_stages() -> None:
+def test_slow_stage_may_be_named_by_some_of_its_ranks() -> None:
     stage = Fault(cause="gpu_compute", ranks=MESH.ranks_in_stage(0), ratio=1.3, begin=50)
     judged = judge_of(finding("stage_slowdown", ranks=(0,)), faults=(stage,))
     assert (judged.faults[0].right_rank, judged.false_findings) == (True, 0)
@@ -86,7 +86,7 @@ def test_slow_link_is_found_by_a_group_that_holds_its_rank() -> None:
     assert (wrong.faults[0].found, wrong.false_findings) == (False, 1)
 
 
-def test_link_whose_group_is_right_and_whose_suspect_is_not_is_false() -> None:
+def test_link_with_right_group_and_wrong_suspect_is_false() -> None:
     suspected = finding("slow_link", "slow_link", group="mesh_dp/0-7", ranks=(4,))
     judged = judge_of(suspected, faults=(LINK,))
     assert (judged.faults[0].found, judged.false_findings) == (False, 1)
@@ -96,7 +96,7 @@ def test_link_blamed_for_a_slow_rank_is_false() -> None:
     assert judge_of(finding("slow_link", "slow_link", group="mesh_dp/0-7")).false_findings == 1
 
 
-def test_slower_run_is_no_false_finding_while_a_fault_lasts_and_is_one_without() -> None:
+def test_slower_run_is_false_only_without_a_fault() -> None:
     assert judge_of(finding("run_slowdown")).false_findings == 0
     assert judge_of(finding("run_slowdown"), faults=()).false_findings == 1
 
@@ -114,7 +114,7 @@ def test_imbalance_is_true_of_the_stage_with_more_work(ranks: tuple[int, ...], f
     assert (judged.faults[0].found, judged.right_findings, judged.false_findings) == (False, 0, false_findings)
 
 
-def test_hang_may_be_said_of_a_job_whose_rank_has_died_and_of_that_rank_only() -> None:
+def test_hang_is_right_only_for_the_rank_that_died() -> None:
     scenario = Scenario(topology=MESH, kind="pp", death=Death(rank=3, step=50))
     for ranks, false_findings in (((3,), 0), ((), 0), ((4,), 1)):
         opened = [Opened(finding("hang", "dead_rank", ranks=ranks), 64, None)]
@@ -130,6 +130,6 @@ def test_two_faults_are_judged_each_by_its_own() -> None:
 
 def test_summary_counts_over_jobs() -> None:
     row = summarise([judge_of(finding(ranks=(3,)), finding(ranks=(5,))), judge_of(), judge_of(faults=())])
-    assert (row.jobs, row.faults, row.recall, row.precision) == (3, 2, 0.5, 0.5)
+    assert (row.runs, row.faults, row.recall, row.precision) == (3, 2, 0.5, 0.5)
     # One false finding in 15 + 15 + 16 ranks' 100 steps each.
     assert row.false_per_million == pytest.approx(1e6 / 4600)

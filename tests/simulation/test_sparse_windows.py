@@ -1,4 +1,4 @@
-"""Jobs of short steps, of which few are measured: windows are further apart than the steps that are kept."""
+"""Check runs of short steps, few of which are profiled: windows are further apart than the kept steps."""
 
 import functools
 
@@ -45,7 +45,7 @@ def test_slow_rank_is_found_in_the_windows_there_are(kind: str) -> None:
     assert slow_rank.opened_step <= 3 * WINDOWS.distance + 2 * WINDOWS.length  # the second, for twelve steps
     assert [finding.rank for finding in snapshot.open_findings] == [SLOW]
     assert snapshot.abstained is None
-    # That something is slow is known long before it is known that it is a rank.
+    # That something is slow is known long before its rank is.
     assert (whole_run.finding.kind, whole_run.finding.since_step) == ("run_slowdown", BEGIN)
     assert f"from step {BEGIN} to step " in whole_run.finding.sentence  # it is over, now that the rank is named
     assert whole_run.closed_step == slow_rank.opened_step

@@ -1,4 +1,4 @@
-"""Jobs with one known fault, through the agent's encoder and the collector: the verdict is the truth."""
+"""Check runs with one known fault, through the agent's encoder and the collector: the verdict is the truth."""
 
 import pytest
 
@@ -12,8 +12,8 @@ BEGIN = 60
 STEPS = 120
 SLOW = 3
 UNEVEN = {("dp", "jittery"), ("dp", "rough"), ("dp", "uneven_batches")}
-"""Noises that cost every step more than a tenth, each time by another rank, in jobs whose forward waits for nobody:
-there all parts of the work are seen to vary together."""
+"""Noises that cost every step more than a tenth, each time on another rank, in runs whose forward waits for no rank:
+there all parts of the work vary together."""
 JOBS = {
     "dp": Topology.mesh(dp=8),
     "fsdp": Topology.mesh(dp=8),
@@ -56,7 +56,7 @@ def test_rank_whose_links_are_slow_in_two_groups_is_suspected() -> None:
     assert (opened.finding.ranks, opened.finding.details["suspected rank"]) == ((5,), "5")
 
 
-def test_links_that_all_become_slow_are_found_without_a_healthy_one_beside_them() -> None:
+def test_links_that_all_become_slow_are_found() -> None:
     topology = Topology.mesh(tp=4, dp=4)
     fault = Fault(cause="slow_link", ranks=tuple(range(16)), ratio=1.2, begin=BEGIN)
     found = run(Scenario(topology=topology, kind="tp", faults=(fault,), steps=STEPS)).opened
@@ -83,7 +83,7 @@ def test_batches_of_different_size_are_the_cause_of_uneven_work() -> None:
     assert opened.finding.cause == "data_imbalance"
 
 
-def test_stage_with_more_work_is_an_imbalance_and_its_ranks_are_not_slow() -> None:
+def test_stage_with_more_work_is_an_imbalance_not_slow() -> None:
     topology = Topology.mesh(pp=2, dp=4)
     (opened,) = run(Scenario(topology=topology, kind="pp", steps=STEPS, stage_shares=(0.8, 1.2))).opened
     assert (opened.finding.kind, opened.finding.ranks) == ("imbalance", (4, 5, 6, 7))

@@ -1,8 +1,8 @@
-"""What each threshold of detection is worth: `python -m tests.simulation.thresholds [--seeds 2] [--workers 2]`.
+"""Measure the effect of each threshold of detection: `python -m tests.simulation.thresholds [--seeds 2] [--workers 2]`.
 
-The same small jobs, healthy ones and ones with a slow rank, in four kinds of noise, are judged again and again: with
-the defaults, and with one threshold at a time set lower or higher. Writes tests/benchmarks/results/thresholds.md, which
-says why the defaults (collector/config.py) are what they are.
+The same small runs, healthy ones and ones with a slow rank, in four kinds of noise, are judged repeatedly: with the
+defaults, and with one threshold at a time set lower or higher. Writes tests/benchmarks/results/thresholds.md, the
+reason of the defaults in collector/config.py.
 """
 
 import argparse
@@ -45,46 +45,46 @@ class Variant(NamedTuple):
         return CollectorConfig(**changes)
 
 
-class Job(NamedTuple):
-    """A job and how slow its slow rank is; None in a healthy one."""
+class Case(NamedTuple):
+    """Run with the ratio of its slow rank; None in a healthy one."""
 
     scenario: Scenario
     ratio: float | None
 
 
 def variants() -> Iterator[Variant]:
-    """The defaults, and every other value of every setting."""
+    """Yield the defaults, and every other value of every setting."""
     default = CollectorConfig()
     yield Variant(None, None)
     for setting, values in SETTINGS.items():
         yield from (Variant(setting, value) for value in values if value != getattr(default, setting))
 
 
-def jobs(seeds: int) -> Iterator[Job]:
-    """The jobs that every variant judges."""
+def cases(seeds: int) -> Iterator[Case]:
+    """Yield the runs that every variant judges."""
     chosen = itertools.product(LAYOUTS_TRIED, NOISES_TRIED, (None, *RATIOS), range(seeds))
     for seed, (where, noise, ratio, _) in enumerate(chosen, 1):
         faults = () if ratio is None else (slow_rank("gpu_compute", ratio),)
-        yield Job(LAYOUTS[where].scenario(*faults, noise=noise, seed=seed, steps=STEPS), ratio)
+        yield Case(LAYOUTS[where].scenario(*faults, noise=noise, seed=seed, steps=STEPS), ratio)
 
 
-def carry_out(asked: tuple[Variant, Job]) -> tuple[Variant, float | None, Judged]:
-    """One job under one variant."""
-    variant, job = asked
-    return variant, job.ratio, judge(run(job.scenario, variant.config))
+def carry_out(asked: tuple[Variant, Case]) -> tuple[Variant, float | None, Judged]:
+    """Judge one run under one variant."""
+    variant, case = asked
+    return variant, case.ratio, judge(run(case.scenario, variant.config))
 
 
 def write_report(judged: Sequence[tuple[Variant, float | None, Judged]], head: str, count: int) -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     columns = ["setting", *(f"recall {ratio:g} x" for ratio in RATIOS), "precision", "delay, steps", "false per 1e6"]
     intro = (
-        f"{count} jobs of 8 and 16 ranks and {STEPS} steps in each row, in noise as in `tests/simulation/noise.py`: "
+        f"{count} runs of 8 and 16 ranks and {STEPS} steps in each row, in noise as in `tests/simulation/noise.py`: "
         f"{', '.join(NOISES_TRIED)}. A quarter of them are healthy; in the others one rank is slow from step {BEGIN} "
-        "on. *delay* is the median until the rank is named, *false per 1e6* counts findings that blame a rank nothing "
-        "is wrong with, per million steps of such ranks."
+        "on. *delay* is the median until the rank is named, *false per 1e6* counts findings that blame a healthy rank, "
+        "per million steps of such ranks."
     )
     table = f"| {' | '.join(columns)} |\n|---|{'---:|' * (len(columns) - 1)}"
-    lines = ["# What each threshold of detection is worth", head, intro, table]
+    lines = ["# Effect of each threshold of detection", head, intro, table]
     rows = [_write_row(variant, [one for one in judged if one[0] == variant]) for variant in variants()]
     return "\n\n".join(lines) + "\n" + "\n".join(rows) + "\n"
 
@@ -104,12 +104,12 @@ def _write_row(variant: Variant, mine: Sequence[tuple[Variant, float | None, Jud
 
 def main() -> None:
     """Judge and write the result down."""
-    parser = argparse.ArgumentParser(description="What each threshold of detection is worth.")
-    parser.add_argument("--seeds", type=int, default=2, help="jobs of each kind [2]")
+    parser = argparse.ArgumentParser(description="Effect of each threshold of detection.")
+    parser.add_argument("--seeds", type=int, default=2, help="runs of each kind [2]")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     head = describe_run(f"python -m tests.simulation.thresholds --seeds {options.seeds}")
-    wanted = list(jobs(options.seeds))
+    wanted = list(cases(options.seeds))
     with multiprocessing.Pool(options.workers) as pool:
         judged = pool.map(carry_out, itertools.product(variants(), wanted), chunksize=4)
     text = write_report(judged, head, len(wanted))

@@ -1,4 +1,4 @@
-"""Which ranks work together: the process groups of a job with data, tensor, pipeline and expert parallelism."""
+"""Define which ranks work together: the process groups of a run with data, tensor, pipeline and expert parallelism."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Topology:
 
     @classmethod
     def mesh(cls, *, dp: int = 1, tp: int = 1, pp: int = 1, ep: int = 1, ranks_per_node: int = 8) -> "Topology":
-        """Tensor parallel ranks are neighbours, then come data parallel ones, then stages. `ep` neighbours in a
-        data parallel group share out the experts.
+        """Return a mesh. Tensor parallel ranks are neighbours, then come data parallel ones, then stages. `ep`
+        neighbours in a data parallel group share the experts.
         """
         if dp % ep:
             raise ValueError(f"ep is {ep}, which does not divide dp, {dp}")
@@ -48,24 +48,24 @@ class Topology:
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """The nodes by the names that their ranks give."""
+        """Return the names of the nodes, as their ranks report them."""
         return tuple(f"node{node:04}" for node in range(int(self.node[-1]) + 1))
 
     def ranks_on_node(self, node: int) -> tuple[int, ...]:
-        """The ranks of one node."""
+        """Return the ranks of one node."""
         return tuple(np.flatnonzero(self.node == node).tolist())
 
     def ranks_in_stage(self, stage: int) -> tuple[int, ...]:
-        """The ranks of one pipeline stage."""
+        """Return the ranks of one pipeline stage."""
         return tuple(np.flatnonzero(self.stage == stage).tolist())
 
     @property
     def stages(self) -> int:
-        """How many pipeline stages there are."""
+        """Return the number of pipeline stages."""
         return int(self.stage[-1]) + 1
 
     def describe_groups(self) -> list[tuple[GroupInfo, ...]]:
-        """The process groups of each rank, those of one member left out."""
+        """Return the process groups of each rank, without those of one member."""
         found: list[list[GroupInfo]] = [[] for _ in range(self.world_size)]
         for dimension, groups in self.groups.items():
             if groups.shape[1] == 1:

@@ -1,4 +1,4 @@
-"""A job from its first step to its last, and what the collector made of it: production code from the report on."""
+"""Simulate a run from its first step to its last, and its collector: production code from the report on."""
 
 import math
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ from tests.simulation.ranks import RUN, SimulatedRank, Windows
 from tests.simulation.topology import Topology
 
 REPORT_STEPS = 8
-"""Steps between two reports of a rank, and two looks of the collector: about a second of steps of 130 ms."""
-MOURNING_S = 30
-"""How long the others are watched when a rank has died: twice the time after which a rank counts as silent."""
+"""Steps between two reports of a rank, and two detection passes: about a second of steps of 130 ms."""
+AFTER_DEATH_S = 30
+"""Time to observe the others after a rank has died: twice the time after which a rank counts as silent."""
 HEALING_S = 120
-"""How long the network has to deliver what is left once it is sound: several of the longest pauses of delivery."""
+"""Time for the healed network to deliver what is still held: several of the longest pauses of delivery."""
 RING_STEPS = 4096
 """Steps that a rank holds for its agent, as in production."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """The agents of these ranks make no report while steps from `begin` up to `end` are made."""
+    """Stall of these ranks' agents: they report nothing from step `begin` up to `end`."""
 
     ranks: tuple[int, ...]
     begin: int
@@ -44,7 +44,7 @@ class Stall:
 
 @dataclass(frozen=True, kw_only=True)
 class Death:
-    """A rank is gone before it makes `step`. The others wait for it from then on, and go on reporting."""
+    """Death of a rank before it makes `step`. The others wait for it from then on, and continue to report."""
 
     rank: int
     step: int
@@ -52,9 +52,7 @@ class Death:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A job to be simulated. `seed` decides everything that is left to chance. Without a `network` every report
-    arrives at once.
-    """
+    """Simulation of a run. `seed` decides everything random. Without a `network` every report arrives at once."""
 
     topology: Topology
     kind: str
@@ -73,8 +71,8 @@ class Scenario:
 
 @dataclass
 class Outcome:
-    """What the collector said of a scenario, and how it went: `step_ns` are the durations of the steps, `worked_ns`
-    what each rank worked in them by kind of work; shape (steps, ranks) each.
+    """Findings of a scenario, and its course: `step_ns` are the durations of the steps, `worked_ns` each rank's work in
+    them by kind of work; shape (steps, ranks) each.
     """
 
     scenario: Scenario
@@ -85,7 +83,7 @@ class Outcome:
 
 
 class _Made(NamedTuple):
-    """A step that waits to be reported; `faults` with what each took every rank, shape (ranks,) in ns."""
+    """Step that is not reported yet; `faults` with the time each cost every rank, shape (ranks,) in ns."""
 
     number: int
     step: Step
@@ -93,12 +91,12 @@ class _Made(NamedTuple):
 
 
 def run(scenario: Scenario, config: CollectorConfig | None = None) -> Outcome:
-    """Simulate a job under the collector's eyes."""
+    """Simulate a run with its collector."""
     return World(scenario, config or CollectorConfig()).run()
 
 
 class World:
-    """One job. `step` is how many steps it has made, `now_ns` the true time."""
+    """Simulated run. `step` is the number of steps made, `now_ns` the true time."""
 
     def __init__(self, scenario: Scenario, config: CollectorConfig) -> None:
         self.scenario = scenario
@@ -121,16 +119,16 @@ class World:
         self.now_ns = 0
 
     def _connect(self) -> Network | None:
-        """The network of the scenario; without one everybody introduces themselves at once."""
+        """Return the network of the scenario; without one everybody introduces themselves at once."""
         peers = [rank.identity.boot_id for rank in self.ranks]
         if self.scenario.network is not None:
             return Network(self.scenario.network, self.ranks, peers, self.end, self.scenario.seed)
         for peer, rank in zip(peers, self.ranks, strict=True):
-            self.end.take(peer, encode(rank.say_hello()), 0)
+            self.end.receive(peer, encode(rank.make_hello()), 0)
         return None
 
     def run(self) -> Outcome:
-        """All of it, until everything has arrived."""
+        """Return all of it, until everything has arrived."""
         while self.advance():
             pass
         self.heal()
@@ -138,11 +136,11 @@ class World:
 
     @property
     def step(self) -> int:
-        """How many steps have been made."""
+        """Return the number of steps made."""
         return len(self._steps)
 
     def advance(self) -> bool:
-        """Make steps up to the next report, report them and look; False when there are none left."""
+        """Make steps up to the next report, report them and run a detection pass; False if none are left."""
         death = self.scenario.death
         total = min(self.scenario.steps, death.step) if death is not None else self.scenario.steps
         first, last = self.step, min(self.step + REPORT_STEPS, total)
@@ -156,12 +154,12 @@ class World:
             self._report(rank)
         self._look()
         if death is not None and last == total:
-            self._mourn(death)
+            self._observe_death(death)
         return last < total
 
     def heal(self) -> None:
-        """The network is sound from now on, until everything held has been delivered. Raises AssertionError when that
-        never comes.
+        """Heal the network and run until everything held has been delivered. Raises AssertionError if that does not
+        happen.
         """
         network = self.network
         if network is None:
@@ -174,7 +172,7 @@ class World:
         raise AssertionError("the ranks still hold reports, long after the network has healed")
 
     def outcome(self) -> Outcome:
-        """What has been said so far."""
+        """Return the outcome so far."""
         steps = self._steps
         abstained = self.snapshot().abstained
         step_ns = np.array([step.duration_ns for step in steps], dtype=np.float64)
@@ -184,11 +182,11 @@ class World:
         return Outcome(self.scenario, self.end.opened, abstained, step_ns, worked_ns)
 
     def snapshot(self) -> RunSnapshot:
-        """The collector's picture of this moment."""
+        """Return the collector's snapshot."""
         return self.end.snapshot(self.now_ns)
 
     def losses(self, rank: int) -> Losses:
-        """What a rank's agent has counted as lost."""
+        """Return the losses that a rank's agent has counted."""
         if self.network is None:
             return Losses(steps_overwritten=self.rings[rank].overwritten)
         buffer = self.network.rank_ends[rank].buffer
@@ -223,12 +221,12 @@ class World:
         if self.network is not None:
             self.network.push(number, frame, step_count, at_ns)
         else:
-            self.end.take(self.ranks[number].identity.boot_id, frame, self.now_ns)
+            self.end.receive(self.ranks[number].identity.boot_id, frame, self.now_ns)
 
     def _look(self) -> None:
         if self.network is not None:
             self.network.run_until(self.now_ns)
-        asked = self.end.look(self.step, self.now_ns)
+        asked = self.end.run_pass(self.step, self.now_ns)
         if self.network is not None:
             self.network.ask_clocks(asked, self.now_ns)
         self.snapshot()
@@ -237,9 +235,9 @@ class World:
         self.now_ns += NS_PER_S
         self._look()
 
-    def _mourn(self, death: Death) -> None:
-        """The dead rank is silent, the others say every second that they have made no step."""
-        for _ in range(MOURNING_S):
+    def _observe_death(self, death: Death) -> None:
+        """Let time pass after a death: the dead rank is silent, the others report every second without a step."""
+        for _ in range(AFTER_DEATH_S):
             for number, rank in enumerate(self.ranks):
                 if number != death.rank:
                     self._send(number, rank.report_nothing(self.now_ns), 0, self.now_ns)
@@ -247,14 +245,14 @@ class World:
 
 
 def build_program(scenario: Scenario, scale: Scale) -> Program:
-    """What the ranks of the scenario do in a step."""
+    """Return the program of the scenario's step."""
     if scenario.kind == "pp":
         return KINDS["pp"](scenario.topology, scale, scenario.stage_shares)  # type: ignore[call-arg]
     return KINDS[scenario.kind](scenario.topology, scale)
 
 
 def base_work(program: Program, ranks: int) -> dict[str, Floats]:
-    """Each rank's work of each kind in a healthy step, in ns."""
+    """Return each rank's work of each kind in a healthy step, in ns."""
     found: dict[str, Floats] = {}
     for operation in program:
         if isinstance(operation, Work):
