@@ -1,4 +1,4 @@
-"""The index of the runbooks, written from the rules: `python -m tests.contract.alert_index` writes it."""
+"""Write the index of the runbooks from the rules: `python -m tests.contract.alert_index`."""
 
 from pathlib import Path
 from typing import Any
@@ -15,45 +15,45 @@ INTRODUCTION = """\
 A page for each alert of `deploy/prometheus/rules/alerts.yml`: what it means, how to check, what to do. In the pages
 RUN, NODE and COLLECTOR stand for what the alert's message names.
 
-`role`: symptoms are silenced while a cause in the same run is told (`deploy/alertmanager/alertmanager.yml`).
+`role`: symptoms are silenced while a cause in the same run is firing (`deploy/alertmanager/alertmanager.yml`).
 
-| alert | severity | about | role | after | says |
+| alert | severity | about | role | after | summary |
 |---|---|---|---|---|---|
 """
 
 
 def render_index() -> str:
-    """One line a rule, in the order of their names, the more severe first."""
+    """Return one line a rule, in the order of their names, the more severe first."""
     lines = []
     for rule in sorted(read_alerts(), key=lambda rule: (rule["alert"], rule["labels"]["severity"])):
         labels, name = rule["labels"], rule["alert"]
-        says = say(rule["annotations"]["summary"])
+        summary = fill_summary(rule["annotations"]["summary"])
         lines.append(
             f"| [{name}]({name}.md) | {labels['severity']} | {labels['level']} | {labels['role']} "
-            f"| {rule.get('for', '0m')} | {says} |"
+            f"| {rule.get('for', '0m')} | {summary} |"
         )
     return INTRODUCTION + "\n".join(lines) + "\n"
 
 
 def read_alerts() -> list[dict[str, Any]]:
-    """The alerts, in the order in which they stand."""
+    """Return the alerts, in the order of the file."""
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
-def say(summary: str) -> str:
-    """A summary with the names of its labels for their values.
+def fill_summary(summary: str) -> str:
+    """Return a summary with the names of its labels in place of their values.
 
-    >>> say("Rank {{ $labels.rank }} is {{ humanizePercentage $value }} slow")
+    >>> fill_summary("Rank {{ $labels.rank }} is {{ humanizePercentage $value }} slow")
     'Rank RANK is N slow'
     """
-    said = summary
-    while "{{" in said:
-        before, _, rest = said.partition("{{")
+    text = summary
+    while "{{" in text:
+        before, _, rest = text.partition("{{")
         template, _, after = rest.partition("}}")
         label = template.partition("$labels.")[2].strip()
-        said = f"{before}{label.upper() or 'N'}{after}"
-    return said
+        text = f"{before}{label.upper() or 'N'}{after}"
+    return text
 
 
 if __name__ == "__main__":

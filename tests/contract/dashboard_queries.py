@@ -1,4 +1,4 @@
-"""What the dashboards of deploy/grafana ask a Prometheus: their panels, annotations, variables, read from the JSON."""
+"""Read the PromQL queries of the dashboards in deploy/grafana: their panels, annotations and variables."""
 
 import json
 import re
@@ -36,28 +36,28 @@ def find_dashboards() -> list[str]:
 
 @cache
 def read_dashboard(name: str) -> dict[str, Any]:
-    """One, as Grafana reads it."""
+    """Return one, as Grafana reads it."""
     found: dict[str, Any] = json.loads((DASHBOARDS / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def find_panels(name: str) -> Iterator[dict[str, Any]]:
-    """Its panels without the rows above them."""
+    """Yield its panels without the rows above them."""
     return (panel for panel in read_dashboard(name)["panels"] if panel["type"] != "row")
 
 
 def find_queries(name: str) -> Iterator[Asked]:
-    """Every query of every panel."""
+    """Yield every query of every panel."""
     for panel in find_panels(name):
         for number, target in enumerate(panel["targets"]):
             yield Asked(name, panel["title"], number, target["expr"], target["legendFormat"], target["instant"])
 
 
 def find_annotations(name: str) -> Iterator[Asked]:
-    """The query of every annotation."""
+    """Yield the query of every annotation."""
     for number, found in enumerate(read_dashboard(name).get("annotations", {}).get("list", [])):
-        said = found["titleFormat"] + found["textFormat"]
-        yield Asked(name, found["name"], number, found["target"]["expr"], said)
+        text = found["titleFormat"] + found["textFormat"]
+        yield Asked(name, found["name"], number, found["target"]["expr"], text)
 
 
 def find_variables(name: str) -> Iterator[tuple[str, str, str]]:

@@ -1,7 +1,7 @@
-"""The description of the API, OpenAPI 3.1: `python -m tests.contract.openapi_file` writes it.
+"""Write the description of the API, OpenAPI 3.1: `python -m tests.contract.openapi_file`.
 
-What stands in an answer comes from the very structs it is made of; which paths there are and what may be asked stands
-here. `test_openapi.py` holds the file to this, and `tests/integration/test_api_description.py` the server to the file.
+Schemas of answers come from the structs of the code; paths and parameters are listed here. `test_openapi.py` holds the
+file to this, and `tests/integration/test_api_description.py` the server to the file.
 """
 
 import json
@@ -38,7 +38,7 @@ class Incidents(msgspec.Struct, frozen=True):
 
 
 class Error(msgspec.Struct, frozen=True):
-    """What is wrong, and what to do."""
+    """Error and its cure."""
 
     error: str
 
@@ -61,7 +61,7 @@ RANK: Final = {
 
 
 def build() -> Json:
-    """The whole description."""
+    """Return the whole description."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -84,23 +84,23 @@ def build() -> Json:
 
 
 def render() -> str:
-    """The file."""
+    """Return the file."""
     return json.dumps(build(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _paths_of_all() -> Json:
     state = _query("state", {"type": "string", "enum": list(STATES)}, "Only these.")
     run = _query("run", {"type": "string"}, "Only those of this run; a run that has none has an empty list.")
-    followed = _query("run", {"type": "string"}, "The run that is told in full.")
+    followed = _query("run", {"type": "string"}, "Run whose full status is sent.")
     count = _query(
-        "count", {"type": "integer", "minimum": 1, "maximum": event_stream.COUNT_MAX}, "End after so many events."
+        "count", {"type": "integer", "minimum": 1, "maximum": event_stream.COUNT_MAX}, "End after this many events."
     )
     stream = {event_stream.EVENT_STREAM: {"schema": {"type": "string"}}}
-    told = (
-        "What happens, as it happens: server-sent events `picture`, each a LiveSnapshot in JSON.\n\n"
-        "Their ids count the pictures: a gap is what this reader was too slow for."
+    description = (
+        "Snapshots as they are made: server-sent events `picture`, each a LiveSnapshot in JSON.\n\n"
+        "Their ids count the snapshots: a gap means that this reader was too slow."
     )
-    events = _operation("followRuns", told, stream, [followed, count], 400, 503)
+    events = _operation("followRuns", description, stream, [followed, count], 400, 503)
     described = {routes.JSON: {"schema": {"type": "object", "required": ["openapi", "paths"]}}}
     return {
         routes.RUNS_PATH: _operation("listRuns", "The runs that are known.", _json(RunSummaries)),
@@ -148,8 +148,8 @@ def _paths_of_a_run() -> Json:
 
 
 def _operation(name: str, summary: str, content: Json, parameters: list[Json] | None = None, *refusals: int) -> Json:
-    said = {400: "A question that means nothing.", 404: "Not known here.", 503: "Too many ask at this moment."}
-    refused = {str(status): {"description": said[status], "content": _json(Error)} for status in refusals}
+    reasons = {400: "Invalid request.", 404: "Unknown here.", 503: "Too many requests at this time."}
+    refused = {str(status): {"description": reasons[status], "content": _json(Error)} for status in refusals}
     head, _, text = summary.partition("\n\n")
     return {
         "get": {

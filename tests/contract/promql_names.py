@@ -1,15 +1,15 @@
-"""The names and labels in a PromQL expression, and whether they are there.
+"""Check the names and labels in a PromQL expression against those that exist.
 
-`find_uses` gives each metric with the labels that the expression matches or groups on. `find_labels` follows the labels
-through the expression, as Prometheus does, from the families to the result: a label that is grouped on, matched on or
-joined over must be there at that point, and the two sides of an operator must be able to meet. It is stricter than
-Prometheus, which takes a misspelt label for an empty one and gives an empty answer for ever.
+`find_uses` returns each metric with the labels that the expression matches or groups on. `find_labels` follows the
+labels through the expression, as Prometheus does, from the families to the result: a label that is grouped on, matched
+on or joined over must exist at that point, and the two sides of an operator must be able to meet. It is stricter than
+Prometheus, which treats a misspelt label as an empty one and returns an empty answer for ever.
 
     known = find_catalog_labels()
     find_labels("sum by (run) (rate(rankscope_steps_total[5m]))", known)    # frozenset({"run"})
     find_labels("sum by (node) (rate(rankscope_steps_total[5m]))", known)   # PromqlError: no label node there
 
-What a recording rule makes is known to those after it: `known[record] = find_labels(expr, known)`.
+The result of a recording rule becomes known to later ones: `known[record] = find_labels(expr, known)`.
 """
 
 from collections import defaultdict
@@ -31,9 +31,9 @@ from tests.contract.promql_syntax import (
 Labels = frozenset[str]
 
 TARGET_LABELS: Final = frozenset({"job", "instance"})
-"""What Prometheus adds to whatever it scrapes."""
+"""Labels that Prometheus adds to every target."""
 SCRAPE_FAMILIES: Final = ("up", "scrape_duration_seconds", "scrape_samples_scraped")
-"""What Prometheus itself says of each target, with these labels only."""
+"""Families that Prometheus writes for each target, with these labels only."""
 SELECTING: Final = frozenset({"topk", "bottomk", "limitk", "limit_ratio"})
 """Aggregations that pick series out and leave their labels as they are."""
 WITHOUT_LABELS: Final = frozenset({"vector", "scalar", "time", "pi"})
@@ -41,21 +41,21 @@ WITHOUT_LABELS: Final = frozenset({"vector", "scalar", "time", "pi"})
 
 
 def find_catalog_labels() -> dict[str, Labels]:
-    """The labels of every family of the catalogue and of what Prometheus says of its targets, by name."""
+    """Return the labels of every family of the catalogue and of Prometheus' own families of targets, by name."""
     known = {measure.name: TARGET_LABELS.union(measure.labels) for measure in CATALOG}
     return known | dict.fromkeys(SCRAPE_FAMILIES, TARGET_LABELS)
 
 
 def find_uses(expression: str) -> dict[str, Labels]:
-    """Each metric that is named, with the labels that are matched on it, or grouped or joined on above it."""
+    """Return each metric that is named, with the labels that are matched on it, or grouped or joined on above it."""
     uses: defaultdict[str, Labels] = defaultdict(frozenset)
     _collect_uses(parse(expression), frozenset(), uses)
     return dict(uses)
 
 
 def find_labels(expression: str, known: Mapping[str, Labels]) -> Labels:
-    """The labels that the series of the result can have; none for a number. Raises PromqlError for what is not known:
-    `known` has the labels of every metric there is.
+    """Return the labels that the series of the result can have; none for a number. Raises PromqlError for what is not
+    known: `known` has the labels of every metric there is.
     """
     tree = parse(expression)
     try:
@@ -81,7 +81,7 @@ def _collect_uses(tree: Expression, above: Labels, uses: defaultdict[str, Labels
 
 
 def _infer(tree: Expression, known: Mapping[str, Labels]) -> Labels | None:
-    """The labels of the result; None where it is a number or a string, which goes with any labels."""
+    """Return the labels of the result; None if it is a number or a string, which combines with any labels."""
     match tree:
         case Literal():
             return None

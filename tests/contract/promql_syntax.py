@@ -1,8 +1,9 @@
-"""PromQL as a tree: as much of its grammar as dashboards and rules use, so that they can be checked without a server.
+"""Parse PromQL into a tree: as much of its grammar as dashboards and rules use, so that they can be checked without a
+server.
 
 The grammar is that of https://prometheus.io/docs/prometheus/latest/querying/ (basics, operators, functions). Grafana's
-variables may stand where durations do (`[$__rate_interval]`); inside strings they are just text. Whether an expression
-has the right types is left to Prometheus itself (`promtool check rules`); the names in it are promql_names.py's.
+variables are accepted as durations (`[$__rate_interval]`); inside strings they are just text. Types of expressions are
+left to Prometheus itself (`promtool check rules`), names to promql_names.py.
 """
 
 import re
@@ -19,7 +20,7 @@ PRECEDENCE: Final = {
     "or": 1, "and": 2, "unless": 2, "==": 3, "!=": 3, "<=": 3, "<": 3, ">=": 3, ">": 3, "+": 4, "-": 4, "*": 5, "/": 5,
     "%": 5, "atan2": 5, "^": 6,
 }  # fmt: skip
-"""How tightly the binary operators bind; all but ^ are left-associative."""
+"""Precedence of the binary operators; all but ^ are left-associative."""
 UNARY: Final = 5
 """A sign binds less tightly than ^: -1^2 is -(1^2)."""
 
@@ -37,7 +38,9 @@ _TOKEN: Final = re.compile(
 
 
 class PromqlError(Exception):
-    """The expression cannot be read, or names something that is not there. Says where and what."""
+    """Error for an expression that cannot be parsed, or that names something unknown. Its text has the position and the
+    name.
+    """
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Literal:
 
 @dataclass(frozen=True)
 class Selector:
-    """`name{matchers}`, with or without a range. The name is empty where it stands in no matcher either."""
+    """`name{matchers}`, with or without a range. The name is empty if it is in no matcher either."""
 
     name: str
     matchers: tuple[Matcher, ...]
@@ -74,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """`sum by (labels) (...)`. `keeps` is True for by, False for without; both are the same where neither stands."""
+    """`sum by (labels) (...)`. `keeps` is True for by, False for without; with neither the labels are empty."""
 
     operator: str
     labels: tuple[str, ...]
@@ -84,8 +87,8 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class Matching:
-    """How the sides of a binary operator find each other. `labels` is None where neither on nor ignoring stands;
-    `many` is "left", "right" or empty; `included` are the labels taken over from the side that is one.
+    """How the sides of a binary operator find each other. `labels` is None without on and ignoring; `many` is "left",
+    "right" or empty; `included` are the labels copied from the side that is one.
     """
 
     labels: tuple[str, ...] | None = None
@@ -96,7 +99,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class Binary:
-    """Two expressions and what stands between them."""
+    """Two expressions and the operator between them."""
 
     operator: str
     left: "Expression"
@@ -108,14 +111,14 @@ Expression = Literal | Selector | Call | Aggregation | Binary
 
 
 class Token(NamedTuple):
-    """A word of the expression and what it is: string, duration, number, name or sign; "end" after the last."""
+    """Token of the expression with its kind: string, duration, number, name or sign; "end" after the last."""
 
     kind: str
     text: str
 
 
 def parse(expression: str) -> Expression:
-    """The tree of an expression. Raises PromqlError where it is none."""
+    """Return the tree of an expression. Raises PromqlError where it is none."""
     try:
         parser = _Parser(expression)
         tree = parser.read_expression(0)
@@ -146,15 +149,15 @@ class _Parser:
     def token(self) -> Token:
         return self._tokens[self._next]
 
-    def take(self) -> Token:
+    def advance(self) -> Token:
         token = self.token
         self._next += token.kind != "end"
         return token
 
     def accept(self, text: str) -> bool:
-        """Take the token if it is this one; a string is never a sign."""
+        """Consume the token if it is this one; a string is never a sign."""
         if self.token.kind != "string" and self.token.text.lower() == text:
-            self.take()
+            self.advance()
             return True
         return False
 
@@ -163,10 +166,10 @@ class _Parser:
             raise PromqlError(f"{text or 'the end'!r} expected before {self.token.text!r}")
 
     def read_expression(self, loosest: int) -> Expression:
-        """An operand and all that binds to it more tightly than `loosest`."""
+        """Return an operand and all that binds to it more tightly than `loosest`."""
         left = self._read_operand()
         while PRECEDENCE.get(operator := self.token.text.lower(), 0) > loosest and self.token.kind in {"sign", "name"}:
-            self.take()
+            self.advance()
             matching = self._read_matching()
             binding = PRECEDENCE[operator]
             right = self.read_expression(binding - 1 if operator == "^" else binding)
@@ -177,10 +180,10 @@ class _Parser:
         self.accept("bool")
         labels, is_on = None, False
         if self.token.text.lower() in {"on", "ignoring"}:
-            is_on = self.take().text.lower() == "on"
+            is_on = self.advance().text.lower() == "on"
             labels = self._read_labels()
         if self.token.text.lower() in {"group_left", "group_right"}:
-            many = self.take().text.lower().removeprefix("group_")
+            many = self.advance().text.lower().removeprefix("group_")
             included = self._read_labels() if self.token.text == "(" else ()
             return Matching(labels, is_on, many, included)
         return Matching(labels, is_on)
@@ -189,16 +192,16 @@ class _Parser:
         self.expect("(")
         labels = []
         while not self.accept(")"):
-            labels.append(self._take_name())
+            labels.append(self._read_name())
             if not self.accept(","):
                 self.expect(")")
                 break
         return tuple(labels)
 
-    def _take_name(self) -> str:
+    def _read_name(self) -> str:
         if self.token.kind != "name":
             raise PromqlError(f"a name expected before {self.token.text!r}")
-        return self.take().text
+        return self.advance().text
 
     def _read_operand(self) -> Expression:
         if self.accept("-") or self.accept("+"):
@@ -209,15 +212,15 @@ class _Parser:
         return operand
 
     def _skip_modifier(self) -> bool:
-        """A range, a subquery, an offset or an @: they change when is looked, not what is named."""
+        """Skip a range, a subquery, an offset or an @: they change the time of evaluation, not the names."""
         if self.accept("["):
             while not self.accept("]"):
-                if self.take().kind == "end":
+                if self.advance().kind == "end":
                     self.expect("]")
             return True
         if self.accept("offset"):
             self.accept("-")
-            self.take()
+            self.advance()
             return True
         if self.accept("@"):
             self._read_operand()
@@ -230,10 +233,10 @@ class _Parser:
             self.expect(")")
             return inner
         if self.token.kind in {"number", "string", "duration"}:
-            return Literal(self.take().text)
+            return Literal(self.advance().text)
         if self.token.text == "{":
             return self._read_selector("")
-        name = self._take_name()
+        name = self._read_name()
         if name.lower() in AGGREGATIONS and self.token.text.lower() in {"(", "by", "without"}:
             return self._read_aggregation(name.lower())
         if self.token.text == "(":
@@ -241,7 +244,7 @@ class _Parser:
         return Literal(name) if name.lower() in {"inf", "nan"} else self._read_selector(name)
 
     def _read_aggregation(self, operator: str) -> Aggregation:
-        """The labels may stand before or behind the arguments."""
+        """Return an aggregation; its labels may be before or behind the arguments."""
         clause = self._read_clause()
         arguments = self._read_arguments()
         labels, keeps = clause or self._read_clause() or ((), True)
@@ -250,7 +253,7 @@ class _Parser:
     def _read_clause(self) -> tuple[tuple[str, ...], bool] | None:
         if self.token.text.lower() not in {"by", "without"}:
             return None
-        keeps = self.take().text.lower() == "by"
+        keeps = self.advance().text.lower() == "by"
         return self._read_labels(), keeps
 
     def _read_arguments(self) -> tuple[Expression, ...]:
@@ -267,7 +270,7 @@ class _Parser:
         matchers = []
         if self.accept("{"):
             while not self.accept("}"):
-                label, operator, text = self._take_name(), self.take().text, self.take()
+                label, operator, text = self._read_name(), self.advance().text, self.advance()
                 if operator not in {"=", "!=", "=~", "!~"} or text.kind != "string":
                     raise PromqlError(f"a matcher expected at {label!r}")
                 matchers.append(Matcher(label, operator, text.text[1:-1]))

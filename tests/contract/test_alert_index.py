@@ -1,6 +1,6 @@
-"""The index of the runbooks says what the rules say."""
+"""Check that the index of the runbooks matches the rules."""
 
-from tests.contract.alert_index import INDEX, render_index, say
+from tests.contract.alert_index import INDEX, fill_summary, render_index
 
 
 def test_the_index_of_the_runbooks_is_that_of_the_rules() -> None:
@@ -9,4 +9,4 @@ def test_the_index_of_the_runbooks_is_that_of_the_rules() -> None:
 
 def test_a_summary_is_said_without_values() -> None:
     summary = "Rank {{ $labels.rank }} of {{ $labels.run }} is {{ humanizePercentage $value }} slow"
-    assert say(summary) == "Rank RANK of RUN is N slow"
+    assert fill_summary(summary) == "Rank RANK of RUN is N slow"

@@ -31,13 +31,13 @@ LEVELS = {"run", "node", "rank", "gpu", "collector"}
 ROLES = {"cause", "symptom"}
 RUNBOOK = "https://rankscope.example.com/docs/runbooks/{}.md"
 COST_MAX = 5
-"""Rules that look at every rank or GPU at each evaluation; all others ask for what was recorded, or for few series."""
+"""Rules that read every rank or GPU at each evaluation; all others read recorded series, or few series."""
 
 Rule = dict[str, Any]
 
 
 def read_rules(name: str) -> list[Rule]:
-    """The rules of a file, in the order in which they stand."""
+    """Return the rules of a file, in their order."""
     groups = yaml.safe_load((RULES / f"{name}.yml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
@@ -48,7 +48,7 @@ NAMES = sorted({rule["alert"] for rule in ALERTS})
 
 @functools.cache
 def find_known() -> dict[str, Labels]:
-    """The labels of all families, and of what the recording rules make of them."""
+    """Return the labels of all families, and of the results of the recording rules."""
     known = find_catalog_labels()
     for rule in RECORDED:
         known[rule["record"]] = find_labels(rule["expr"], known)
@@ -56,7 +56,7 @@ def find_known() -> dict[str, Labels]:
 
 
 def find_queries(template: str) -> Iterator[str]:
-    """The PromQL that a message asks for, with some value for each that is set in."""
+    """Yield the PromQL that a message asks for, with some value for each that is set in."""
     for text in re.findall(r'(?:query|printf)\s+"((?:[^"\\]|\\.)*)"', template):
         query = text.replace('\\"', '"').replace("%q", '"x"').replace("%f", "0.5")
         if not re.fullmatch(r"%[.\d]*f", text):
@@ -77,8 +77,8 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_prometheus_accepts_the_configuration_and_its_rules(config: Path, tmp_path: Path) -> None:
-    # Debian builds Prometheus without the discovery of Kubernetes, and then does not know its key: another discovery
-    # stands in for it, and the test below reads what it is to find.
+    # Debian builds Prometheus without the discovery of Kubernetes, which then rejects its key: another discovery
+    # replaces it, and the test below checks the relabelling.
     text = re.sub(r"kubernetes_sd_configs:\n( +)- role: pod", r"dns_sd_configs:\n\1- names: [pods]", config.read_text())
     copy = tmp_path / config.name
     copy.write_text(text.replace("rules/*.yml", f"{RULES}/*.yml").replace("targets/*.json", f"{FOLDER}/targets/*.json"))
@@ -87,7 +87,7 @@ def test_prometheus_accepts_the_configuration_and_its_rules(config: Path, tmp_pa
     assert "2 rule files found" in checked.stdout
 
 
-def test_the_discovery_keeps_the_collector_s_own_port_of_the_pods_in_deploy_k8s() -> None:
+def test_discovery_keeps_the_collectors_port_of_its_pods() -> None:
     pod = yaml.safe_load(STATEFUL_SET.read_text())["spec"]["template"]
     for job in yaml.safe_load((FOLDER / "prometheus-kubernetes.yml").read_text())["scrape_configs"]:
         assert job["kubernetes_sd_configs"] == [{"role": "pod"}]
@@ -144,11 +144,11 @@ def test_each_alert_has_a_file_of_tests_and_each_file_an_alert() -> None:
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
-def test_each_alert_is_tested_to_fire_to_resolve_to_stay_just_below_and_to_be_silent_without_data(path: Path) -> None:
+def test_each_alert_has_its_four_tests(path: Path) -> None:
     stories = yaml.safe_load(path.read_text())["tests"]
     checks = {story["name"]: [fires(check) for check in story["alert_rule_test"]] for story in stories}
-    assert any("False, True, False" in str(told) for told in checks.values()), "none that fires after a while, and ends"
-    below = [told for name, told in checks.items() if name.startswith("Just below: ")]
+    assert any("False, True, False" in str(cases) for cases in checks.values()), "none fires and resolves"
+    below = [cases for name, cases in checks.items() if name.startswith("Just below: ")]
     assert below, "none just below"
     assert not any(map(any, below))
     without_data = [checks[story["name"]] for story in stories if "input_series" not in story]
@@ -184,7 +184,7 @@ def test_the_queries_on_the_page_name_what_there_is(name: str) -> None:
         find_labels(query, known)
 
 
-# -- what a rule says -------------------------------------------------------------------------------------------------
+# -- the text of a rule ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
@@ -223,7 +223,7 @@ def test_a_message_asks_for_what_there_is(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_the_labels_of_an_alert_do_not_change_while_it_lasts(rule: Rule) -> None:
-    # With one of these a new cause, or a rank more, would end the alert and begin another, `for` and all.
+    # With one of these labels a new cause, or one more rank, would end the alert and begin another, `for` and all.
     assert find_labels(rule["expr"], find_known()).isdisjoint({"cause", "subject", "reason", "job"})
 
 

@@ -27,7 +27,7 @@ def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def matches(matchers: list[str], labels: Labels) -> bool:
-    """Whether Alertmanager would say so; a label that is not there is an empty one."""
+    """Return whether Alertmanager would match; a missing label is an empty one."""
     for matcher in matchers:
         found = MATCHER.fullmatch(matcher)
         assert found is not None, matcher
@@ -39,18 +39,18 @@ def matches(matchers: list[str], labels: Labels) -> bool:
 
 
 def labels_of(alert: str, **more: str) -> Labels:
-    """What an alert is matched by; of two rules of one name the first."""
+    """Return the labels that an alert is matched by; of two rules of one name the first."""
     rule = next(rule for rule in ALERTS if rule["alert"] == alert)
     return {"alertname": alert, **rule["labels"], **more}
 
 
 def seconds(wait: str) -> int:
-    """A `for`, which has one unit here."""
+    """Return a `for`, which has one unit here."""
     return int(wait[:-1]) * {"s": 1, "m": 60}[wait[-1]]
 
 
 def silences(source: Labels, target: Labels) -> bool:
-    """Whether the one silences the other while both fire."""
+    """Return whether the one silences the other while both fire."""
     return any(
         matches(rule["source_matchers"], source)
         and matches(rule["target_matchers"], target)
@@ -89,7 +89,7 @@ def test_an_alert_goes_to_whom_its_severity_names(rule: dict[str, Any]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_is_of_one_run_is_one_message_and_a_collector_has_its_own() -> None:
+def test_one_message_a_run_and_one_for_the_collector() -> None:
     assert CONFIG["route"]["group_by"] == ["run"]
     by_own_labels = [route["matchers"] for route in CONFIG["route"]["routes"] if "group_by" in route]
     assert by_own_labels == [['level="collector"']]
@@ -101,7 +101,7 @@ def test_what_is_of_one_run_is_one_message_and_a_collector_has_its_own() -> None
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: " ".join(rule["source_matchers"]))
-def test_an_inhibition_is_about_alerts_there_are_and_labels_they_have(rule: dict[str, Any]) -> None:
+def test_inhibitions_name_existing_alerts_and_labels(rule: dict[str, Any]) -> None:
     for side in ("source_matchers", "target_matchers"):
         found = [each for each in ALERTS if matches(rule[side], {"alertname": each["alert"], **each["labels"]})]
         assert found, rule[side]
@@ -110,7 +110,7 @@ def test_an_inhibition_is_about_alerts_there_are_and_labels_they_have(rule: dict
 
 
 def test_every_name_in_an_inhibition_is_that_of_an_alert() -> None:
-    # A regular expression with a dead branch would silence less than it says.
+    # A regular expression with a dead branch would silence less than it seems to.
     names = {rule["alert"] for rule in ALERTS}
     for rule in RULES:
         for matcher in (*rule["source_matchers"], *rule["target_matchers"]):
@@ -125,7 +125,7 @@ def test_every_name_in_an_inhibition_is_that_of_an_alert() -> None:
             assert spelled <= names
 
 
-def test_a_node_silences_its_own_ranks_and_those_of_no_other_node_or_run() -> None:
+def test_node_silences_only_its_own_ranks() -> None:
     node = labels_of("RankscopeStragglerNode", run="a", node="n1")
     assert silences(node, labels_of("RankscopeStragglerRank", run="a", node="n1", rank="3"))
     assert not silences(node, labels_of("RankscopeStragglerRank", run="a", node="n2", rank="9"))
@@ -136,7 +136,7 @@ def test_a_node_silences_its_own_ranks_and_those_of_no_other_node_or_run() -> No
 
 
 @pytest.mark.parametrize("source", ["RankscopeStragglerRank", "RankscopeStragglerNode"])
-def test_a_straggler_silences_the_symptoms_of_its_run_but_not_that_it_stands_still(source: str) -> None:
+def test_straggler_silences_symptoms_of_its_run_but_no_stall(source: str) -> None:
     slow = labels_of(source, run="a", node="n1")
     for rule in ALERTS:
         target = labels_of(rule["alert"], run="a")

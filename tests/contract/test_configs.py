@@ -1,6 +1,6 @@
-"""configs/*.toml say what the code says.
+"""Check that configs/*.toml match the code.
 
-After a change of a setting: `python -m tests.contract.test_configs` from the repository's root writes them anew.
+After a change of a setting: `python -m tests.contract.test_configs` from the repository's root rewrites them.
 """
 
 import re
@@ -48,7 +48,7 @@ def test_every_example_can_be_used(name: str, config_class: type[Settings]) -> N
 
 
 @pytest.mark.parametrize("config_class", [config_class for _, config_class in FILES])
-def test_every_meaning_is_a_sentence_and_every_number_has_its_limits(config_class: type[Settings]) -> None:
+def test_meanings_are_sentences_and_numbers_have_limits(config_class: type[Settings]) -> None:
     for key, default, known in find_settings(config_class):
         assert re.fullmatch(r"[A-Z].*\.", known.meaning), key
         if isinstance(default, (int, float)) and not isinstance(default, bool):

@@ -35,9 +35,9 @@ GRAFANA = DASHBOARDS.parent
 ROOT = Path(__file__).parents[2]
 GRID_COLUMNS = 24
 OF_GRAFANA = {"__rate_interval": "1m", "__range": "1h"}
-"""What Grafana sets itself, in expressions."""
+"""Variables that Grafana sets itself, in expressions."""
 WITHOUT_UNIT = {"heatmap", "state-timeline", "table"}
-"""Kinds of panel whose numbers are counts and states, or which say the unit by column."""
+"""Kinds of panel whose numbers are counts and states, or whose unit is given by column."""
 
 NOT_SHOWN = {
     # The account of step records, which docs/delivery.md explains together: what is lost of it is shown.
@@ -47,10 +47,10 @@ NOT_SHOWN = {
     "rankscope_compute_ratio", "rankscope_communication_ratio", "rankscope_collective_seconds_total",
     # Its phases are shown, each.
     "rankscope_device_step_seconds_total",
-    # What is dropped at the moment is shown.
+    # The current drops are shown.
     "rankscope_agent_part_changes_total",
-    # Of runs as a whole, nodes and the worst ranks the dashboards show the families of ranks; these are for alerts, and
-    # for whoever keeps no series of every rank.
+    # Dashboards show the families of ranks for whole runs, nodes and the worst ranks; these are for alerts, and for
+    # servers that keep no series of every rank.
     *(measure.name for measure in OVERVIEW),
 }  # fmt: skip
 """Measures without a panel."""
@@ -73,7 +73,7 @@ EVERYTHING_ASKED = [
 
 @functools.cache
 def find_known() -> dict[str, Labels]:
-    """The labels of all measures, and of what the recording rules make of them."""
+    """Return the labels of all measures, and of the results of the recording rules."""
     known = find_catalog_labels()
     for rule in read_rules("recording"):
         known[rule["record"]] = find_labels(rule["expr"], known)
@@ -81,18 +81,18 @@ def find_known() -> dict[str, Labels]:
 
 
 def read_rules(name: str) -> list[dict[str, Any]]:
-    """The rules of a file of deploy/prometheus."""
+    """Return the rules of a file of deploy/prometheus."""
     groups = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules" / f"{name}.yml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def fill(expr: str) -> str:
-    """The expression with something for each variable."""
+    """Return the expression with something for each variable."""
     return re.sub(r"\$(\w+)", lambda found: OF_GRAFANA.get(found[1], "any"), expr)
 
 
 def links_of(panel: dict[str, Any]) -> Iterator[str]:
-    """The addresses that values of a panel lead to."""
+    """Yield the addresses that links in a panel's values open."""
     of_all = panel["fieldConfig"]["defaults"].get("links", [])
     properties = [each for override in panel["fieldConfig"]["overrides"] for each in override["properties"]]
     of_some = itertools.chain.from_iterable(each["value"] for each in properties if each["id"] == "links")
@@ -126,7 +126,7 @@ def test_a_field_that_grafana_does_not_know_is_noticed() -> None:
 
 
 def read_and_write(page: dict[str, Any]) -> Any:
-    """What is left when the library, whose types are made from Grafana's, has read the dashboard and written it."""
+    """Return the dashboard after the library, whose types are made from Grafana's, has read and written it."""
     from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415 - see needs_library
     from grafana_foundation_sdk.cog.plugins import register_default_plugins  # noqa: PLC0415
     from grafana_foundation_sdk.models.dashboard import Dashboard  # noqa: PLC0415
@@ -136,14 +136,14 @@ def read_and_write(page: dict[str, Any]) -> Any:
 
 
 def find_unknown(ours: Any, known: Any, at: tuple[str, ...] = ()) -> list[str]:
-    """Where ours has something that the other has not, or otherwise."""
+    """Return the places where the two documents differ."""
     if isinstance(ours, dict) and isinstance(known, dict):
         pairs = ((key, value, known.get(key)) for key, value in ours.items())
     elif isinstance(ours, list) and isinstance(known, list) and len(ours) == len(known):
         pairs = ((str(place), *both) for place, both in enumerate(zip(ours, known, strict=True)))
     else:
         return [] if ours == known else [".".join(at)]
-    return [found for key, mine, theirs in pairs for found in find_unknown(mine, theirs, (*at, key))]
+    return [found for key, ours, theirs in pairs for found in find_unknown(ours, theirs, (*at, key))]
 
 
 # -- what they ask ----------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_everything_is_asked_of_the_chosen_prometheus(name: str) -> None:
     assert {each["datasource"]["uid"] for each in asking} == {"${datasource}"}
 
 
-# -- how they look ----------------------------------------------------------------------------------------------------
+# -- their layout ----------------------------------------------------------------------------------------------------
 
 
 @each_dashboard
@@ -211,7 +211,7 @@ def test_every_panel_has_a_number_of_its_own(name: str) -> None:
 # -- how they fit together --------------------------------------------------------------------------------------------
 
 
-def test_every_link_leads_to_a_dashboard_that_has_the_variables_it_sets() -> None:
+def test_links_open_dashboards_that_have_their_variables() -> None:
     pages = [read_dashboard(name) for name in find_dashboards()]
     variables = {page["uid"]: {each["name"] for each in page["templating"]["list"]} for page in pages}
     led_to = set()
@@ -220,12 +220,12 @@ def test_every_link_leads_to_a_dashboard_that_has_the_variables_it_sets() -> Non
         assert found is not None
         assert set(re.findall(r"var-(\w+)=", url)) <= variables[found[1]], url
         led_to.add(found[1])
-    # From the fleet one comes to everything else.
+    # Everything is reachable from the fleet.
     assert led_to == set(variables) - {"rankscope-fleet"}
 
 
 @each_dashboard
-def test_a_link_takes_its_values_from_columns_and_labels_that_are_there(name: str) -> None:
+def test_link_values_come_from_existing_columns_and_labels(name: str) -> None:
     offered = {variable["name"] for variable in read_dashboard(name)["templating"]["list"]}
     for panel in find_panels(name):
         columns = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
@@ -234,7 +234,7 @@ def test_a_link_takes_its_values_from_columns_and_labels_that_are_there(name: st
             assert len(values) == url.count("var-")
             assert {value.removeprefix("__data.fields.") for value in values if "__data" in value} <= columns
             labels = {value.removeprefix("__field.labels.") for value in values if "__field" in value}
-            # Lines for comparison, such as a limit, lead nowhere; the first query is what the panel is about.
+            # Lines for comparison, such as a limit, have no link; the first query is the subject of the panel.
             assert labels <= find_labels(fill(panel["targets"][0]["expr"]), find_known()), panel["title"]
             assert {value for value in values if not value.startswith("__")} <= offered
 
@@ -249,7 +249,7 @@ def test_where_an_alert_has_a_limit_the_dashboards_have_the_same() -> None:
 
 
 def find_limits(expr: str) -> tuple[float, ...]:
-    """The numbers that something is compared with, but 0 and 1: these ask whether there is anything."""
+    """Return the numbers that something is compared with, but 0 and 1: these ask whether there is anything."""
     compared = (float(number) for number in re.findall(r"[<>]=?\s*([\d.]+)", expr))
     return tuple(number for number in compared if number not in {0, 1})
 
@@ -263,7 +263,7 @@ def test_every_dashboard_is_found_by_the_others() -> None:
 # -- provisioning -----------------------------------------------------------------------------------------------------
 
 
-def test_the_data_source_scrapes_as_often_as_prometheus_is_told_to() -> None:
+def test_data_source_interval_is_prometheus_scrape_interval() -> None:
     (source,) = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "rankscope.yml").read_text())["datasources"]
     scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
     assert source["type"] == "prometheus"
@@ -275,7 +275,7 @@ def test_the_provider_reads_files_and_lets_nobody_change_them() -> None:
     assert (provider["type"], provider["allowUiUpdates"], provider["disableDeletion"]) == ("file", False, True)
 
 
-def test_the_compose_file_mounts_the_dashboards_where_they_are_looked_for_and_has_the_prometheus_they_ask() -> None:
+def test_compose_mounts_dashboards_and_has_their_prometheus() -> None:
     (provider,) = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "rankscope.yml").read_text())["providers"]
     (source,) = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "rankscope.yml").read_text())["datasources"]
     services = yaml.safe_load((ROOT / "deploy" / "docker" / "compose.yaml").read_text())["services"]

@@ -22,7 +22,7 @@ INPUT = InputFigure(
 
 
 def named_tests() -> set[tuple[str, str]]:
-    """The tests that the tables name, each with its file."""
+    """Return the tests that the tables name, each with its file."""
     return set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", PAGE.read_text(encoding="utf-8")))
 
 
@@ -33,8 +33,8 @@ def test_every_test_in_the_tables_exists() -> None:
         assert test in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_fault_test_that_notes_what_it_costs_is_in_the_tables() -> None:
-    """Those that call Fault or BadInput, which a new one does too."""
+def test_every_fault_test_with_a_cost_is_in_the_tables() -> None:
+    """Find them by their calls of Fault or BadInput, which a new one has too."""
     noting = set()
     for path in TESTS.glob("test_*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

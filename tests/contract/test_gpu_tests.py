@@ -1,4 +1,4 @@
-"""The tests of GPUs where there is none: they can be collected, say why they are skipped, and the report ends well."""
+"""Check the GPU tests on a machine without GPU: they are collected, skipped with a reason, and the report passes."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def run_python(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, env=NO_GPU, capture_output=True, text=True, timeout=MINUTES_S, check=False)
 
 
-def test_without_a_gpu_every_test_of_it_is_collected_and_skipped_with_its_reason() -> None:
+def test_gpu_tests_are_skipped_with_a_reason_without_gpu() -> None:
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = run_python("-m", "pytest", "tests/gpu", *options)
     assert done.returncode == 0, done.stdout + done.stderr

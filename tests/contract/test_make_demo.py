@@ -1,4 +1,4 @@
-"""`make demo` on a machine that has nothing yet, with a stand-in for Python: it says what it does while it does it."""
+"""Check `make demo` on a fresh machine, with a stand-in for Python: it reports each action while it runs."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from tests.programs import find_program
 
 ROOT = Path(__file__).parents[2]
 
-# As python: `-m venv` makes an environment of stand-ins, anything else is fine.
+# Stand-in for python: `-m venv` makes an environment of stand-ins, anything else succeeds.
 PYTHON = """#!/bin/sh
 [ "$1 $2" = "-m venv" ] || exit 0
 mkdir -p "$3/bin"
@@ -21,7 +21,7 @@ chmod +x "$3/bin/python" "$3/bin/rankscope"
 
 
 def make(folder: Path, *targets: str) -> list[str]:
-    """What make prints there, in lines."""
+    """Return the lines that make prints there."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = [find_program("make"), f"PYTHON={folder / 'python'}", *targets]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
@@ -52,7 +52,7 @@ def test_second_demo_installs_nothing(tmp_path: Path) -> None:
     assert make(tmp_path, "demo") == [".venv/bin/rankscope demo", "rankscope: demo"]
 
 
-def test_environment_of_a_demo_gets_the_test_tools_when_they_are_needed(tmp_path: Path) -> None:
+def test_environment_of_a_demo_gets_test_tools_on_demand(tmp_path: Path) -> None:
     make_checkout(tmp_path)
     make(tmp_path, "demo")
     installing, pip = make(tmp_path, "venv")

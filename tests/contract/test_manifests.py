@@ -1,7 +1,7 @@
-"""The Kubernetes manifests, the images and the compose file: rendered, held against schemas and against each other.
+"""Check the Kubernetes manifests, the images and the compose file: rendered, against schemas and against each other.
 
-What no schema here knows (PyTorchJob, ServiceMonitor and PrometheusRule are not Kubernetes' own kinds) is read as far
-as rankscope means something in it.
+Kinds without a schema here (PyTorchJob, ServiceMonitor and PrometheusRule are not Kubernetes' own) are checked as far
+as rankscope depends on them.
 """
 
 import importlib.metadata
@@ -34,7 +34,7 @@ Document = dict[str, Any]
 
 
 def render(name: str) -> list[Document]:
-    """What `kubectl apply -k` would apply."""
+    """Return the documents that `kubectl apply -k` would apply."""
     command = [find_program("kubectl"), "kustomize", str(K8S / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -51,7 +51,7 @@ def find(documents: list[Document], kind: str) -> Document:
 
 
 def find_pods(documents: list[Document]) -> Iterator[Document]:
-    """The description of every pod in them."""
+    """Yield the description of every pod in them."""
     for document in documents:
         if document["kind"] in {"StatefulSet", "DaemonSet", "Job"}:
             yield document["spec"]["template"]["spec"]
@@ -101,7 +101,7 @@ def read_cluster_config(documents: list[Document], tmp_path: Path) -> CollectorC
     return read_collector_config({}, file_name=str(file))
 
 
-def test_collector_of_the_cluster_finds_what_its_configuration_names(tmp_path: Path) -> None:
+def test_collector_finds_what_its_configuration_names(tmp_path: Path) -> None:
     documents = render("collector")
     config = read_cluster_config(documents, tmp_path)
     (pod,) = find_pods(documents)
@@ -117,7 +117,7 @@ def test_collector_of_the_cluster_finds_what_its_configuration_names(tmp_path: P
     assert config.http_listen.endswith(f":{ports['http']}")
 
 
-def test_service_policy_and_budget_mean_the_pods_of_the_collector() -> None:
+def test_service_policy_and_budget_select_the_collector() -> None:
     documents = render("collector")
     labels = find(documents, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
     assert find(documents, "Service")["spec"]["selector"] == labels
@@ -125,7 +125,7 @@ def test_service_policy_and_budget_mean_the_pods_of_the_collector() -> None:
     assert find(documents, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
 
 
-def test_agents_of_the_cluster_are_told_the_address_of_its_collector_and_may_reach_it() -> None:
+def test_agents_have_the_collectors_address_and_may_reach_it() -> None:
     (agent,) = read_all(K8S / "examples" / "agent.yaml")
     documents = render("collector")
     service = find(documents, "Service")
@@ -140,10 +140,10 @@ def test_agents_of_the_cluster_are_told_the_address_of_its_collector_and_may_rea
     assert asked.items() <= worn.items()
 
 
-def test_operator_finds_what_to_scrape_and_the_rules_by_one_label() -> None:
+def test_operator_finds_targets_and_rules_by_one_label() -> None:
     documents = render("monitoring")
     assert [document["kind"] for document in documents] == ["PrometheusRule", "ServiceMonitor"]
-    # What the chart kube-prometheus-stack selects when it is installed under its own name.
+    # Label that the chart kube-prometheus-stack selects if it is installed under its own name.
     assert {document["metadata"]["labels"]["release"] for document in documents} == {"kube-prometheus-stack"}
     monitored = find(documents, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
     assert monitored.items() <= find(render("collector"), "Service")["metadata"]["labels"].items()
@@ -154,7 +154,7 @@ def test_rules_of_the_cluster_are_those_of_prometheus() -> None:
     assert (K8S / "monitoring" / "prometheusrule.yaml").read_text() == done["render"]()
 
 
-def test_prometheus_of_the_compose_file_is_that_of_one_host_with_other_addresses() -> None:
+def test_compose_prometheus_differs_only_in_its_addresses() -> None:
     ours = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
     theirs = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
     addresses = {"127.0.0.1:18491": "collector:18491", "127.0.0.1:9093": "alertmanager:9093"}
@@ -165,7 +165,7 @@ def test_prometheus_of_the_compose_file_is_that_of_one_host_with_other_addresses
     assert {name.partition(":")[0] for name in addresses.values()} <= services.keys()
 
 
-def test_relay_of_the_cluster_starts_with_options_that_exist_and_keys_that_are_mounted() -> None:
+def test_relay_starts_with_existing_options_and_mounted_keys() -> None:
     documents = render("relay")
     (pod,) = find_pods(documents)
     (container,) = pod["containers"]
@@ -183,7 +183,7 @@ def test_relay_of_the_cluster_starts_with_options_that_exist_and_keys_that_are_m
     assert worn["rankscope/agent"] == "true", "the collector's policy lets in who wears this"
 
 
-def test_compose_file_follows_its_schema_and_mounts_what_is_there() -> None:
+def test_compose_file_follows_its_schema_and_mounts_exist() -> None:
     path = DOCKER / "compose.yaml"
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -205,7 +205,7 @@ def test_images_are_of_named_releases_and_not_run_as_root() -> None:
     assert "ARG PYTHON=python:3.12.8-slim-bookworm\n" in collector
 
 
-def test_image_holds_each_dependency_of_the_package_at_one_release() -> None:
+def test_image_pins_each_dependency_of_the_package() -> None:
     pinned = {
         line.partition("==")[0]
         for line in (DOCKER / "requirements.txt").read_text().splitlines()

@@ -36,12 +36,12 @@ LABELS = {
 
 
 def page(text_format: TextFormat = TextFormat.CLASSIC) -> str:
-    """The page of the full snapshot."""
+    """Return the page of the full snapshot."""
     return b"".join(MetricPages().render(full_snapshot(), Page(METRICS_PATH), text_format)).decode()
 
 
 def samples(families: list[Metric]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every sample by its name and labels. Fails when one stands there twice."""
+    """Return every sample by its name and labels. Fails if one is there twice."""
     every = [sample for family in families for sample in family.samples]
     by_labels = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in every}
     assert len(by_labels) == len(every)
@@ -74,7 +74,7 @@ def test_promtool_has_no_complaint() -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_a_rank_with_nothing_measured_shows_only_what_the_collector_knows_itself() -> None:
+def test_unmeasured_rank_has_only_the_collectors_own_series() -> None:
     of_rank_2 = {name for name, labels in samples(list(parse_classic(page()))) if ("rank", "2") in labels}
     assert of_rank_2 == {"rankscope_rank_info", "rankscope_rank_up", "rankscope_report_gaps_total"}
 
@@ -99,11 +99,11 @@ def test_every_measure_of_the_catalogue_has_exactly_one_reader() -> None:
     assert sorted(readers) == sorted(measure.name for measure in CATALOG)
 
 
-def test_every_rank_has_series_of_just_those_measures_that_are_read_by_rank() -> None:
+def test_every_rank_has_series_of_the_measures_read_by_rank() -> None:
     assert {measure.name for measure in CATALOG if measure.is_per_rank} == set(RANK_READERS)
 
 
-def test_whatever_has_the_labels_of_a_rank_is_bounded_by_rank_or_about_few_of_them() -> None:
+def test_rank_labels_are_bounded_or_about_few_ranks() -> None:
     by_rank = {measure.name: measure.labels for measure in CATALOG if measure.labels[:2] == RANK}
     about_few = {"rankscope_straggler", "rankscope_lost_gpu_seconds_total", "rankscope_rank_missing"}
     assert {name for name, labels in by_rank.items() if labels not in SERIES_PER_RANK_MAX} == about_few

@@ -1,4 +1,4 @@
-"""No code of ours turns bytes into code, or text into a command: what comes from others stays data."""
+"""Check that no code turns bytes into code, or text into a command: received input stays data."""
 
 import ast
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ METHODS = {
 }  # fmt: skip
 
 ALLOWED = {
-    # `python -m rankscope.agent SCRIPT` runs the user's own script: that is what it is for.
+    # `python -m rankscope.agent SCRIPT` runs the user's own script: that is its purpose.
     ("agent/launch.py", "exec"),
     ("agent/launch.py", "compile"),
 }
@@ -59,7 +59,7 @@ def test_nothing_that_is_received_can_be_run(package: str) -> None:
 
 
 def test_what_is_allowed_is_there() -> None:
-    # An exception that nobody needs any more would allow the next mistake.
+    # An unused exception would allow the next mistake.
     launch = find_dangers(ast.parse((ROOT / "agent" / "launch.py").read_text()))
     assert {("agent/launch.py", name) for _, name in launch} == ALLOWED
 

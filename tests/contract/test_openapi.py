@@ -1,4 +1,4 @@
-"""The description of the API is that of the code, and each answer in it is one that the code gives."""
+"""Check that the description of the API matches the code, and that each answer in it is one that the code gives."""
 
 import json
 import re
@@ -44,5 +44,5 @@ def _find_references(value: object) -> list[str]:
 
 def test_documentation_names_every_path_and_no_other() -> None:
     text = (FILE.parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"^\| `(/api/v1/[^`]+)` \|", text, flags=re.MULTILINE))
-    assert told == set(build()["paths"])
+    documented = set(re.findall(r"^\| `(/api/v1/[^`]+)` \|", text, flags=re.MULTILINE))
+    assert documented == set(build()["paths"])

@@ -1,4 +1,4 @@
-"""What reads files can be used on a laptop, of which not all have what a collector needs of Linux."""
+"""Check that commands that read files run on laptops, some of which lack the collector's Linux interfaces."""
 
 import subprocess
 import sys

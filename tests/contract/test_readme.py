@@ -1,4 +1,4 @@
-"""The README says what the code does."""
+"""Check that the README matches the code."""
 
 import re
 from pathlib import Path

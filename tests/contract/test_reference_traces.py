@@ -1,6 +1,6 @@
-"""Every figure that other people's tools and an independent computation give for the shared traces, to the ns.
+"""Check every figure that other tools and an independent computation give for the shared traces, to the ns.
 
-`reference.json` says how its figures came about. Where its three sources disagree, docs/definitions.md decides, and
+`reference.json` explains the origin of its figures. If its three sources disagree, docs/definitions.md decides, and
 docs/traces.md shows the difference.
 """
 
@@ -41,7 +41,7 @@ LAUNCHED_KEYS = {
 
 
 def ns(us: float) -> int:
-    """The reference's microseconds, of which each has at most three decimals."""
+    """Return the reference's microseconds in ns; each has at most three decimals."""
     return round(us * 1000)
 
 
@@ -64,7 +64,7 @@ def report_of(name: str) -> RankReport:
 
 
 def plugin(name: str) -> dict[str, Any]:
-    """What the last source of the TensorBoard plugin says of the one worker."""
+    """Return the figures of the TensorBoard plugin's last source for the one worker."""
     found: dict[str, Any] = REFERENCE["files"][name]["torch_tb_profiler"]["last_source"]["worker0"]
     return found
 
@@ -92,11 +92,11 @@ def test_every_event_is_counted_by_phase_and_category(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_who_recorded_it_is_told(name: str) -> None:
-    told = exact(name)["distributed"] or {}
+    reference = exact(name)["distributed"] or {}
     report = report_of(name)
-    if told:
-        assert report.rank == told["rank"]
-    assert (report.world_size, report.backend) == (told.get("world_size"), told.get("backend"))
+    if reference:
+        assert report.rank == reference["rank"]
+    assert (report.world_size, report.backend) == (reference.get("world_size"), reference.get("backend"))
     assert report.device == (exact(name)["device"] or "CPU")
 
 
@@ -138,9 +138,9 @@ def test_what_steps_launched_is_found_wherever_it_ran(name: str) -> None:
     for report, expected in zip(report_of(name).steps, exact(name)["steps"], strict=True):
         launched = report.launched
         assert launched is not None
-        told = expected.get("launched", {"kernels": 0, "memory_ops": 0})
-        assert (launched.kernel_count, launched.copy_count) == (told["kernels"], told["memory_ops"])
-        ours, theirs = pick(launched, told, LAUNCHED_KEYS)
+        reference = expected.get("launched", {"kernels": 0, "memory_ops": 0})
+        assert (launched.kernel_count, launched.copy_count) == (reference["kernels"], reference["memory_ops"])
+        ours, theirs = pick(launched, reference, LAUNCHED_KEYS)
         assert ours == theirs
 
 
@@ -172,9 +172,12 @@ def test_the_sets_of_time_are_those_of_the_reference(name: str) -> None:
 def test_ranges_as_the_device_saw_them_are_summed_by_name(name: str) -> None:
     view = view_of(name)
     rows = view.trace.rows(Category.GPU_ANNOTATION)
-    for told in exact(name)["gpu_annotations_top"]:
-        mine = [row for row in rows.tolist() if view.trace.name(row) == told["name"]]
-        assert (len(mine), int(view.events.duration_ns[mine].sum())) == (told["count"], ns(told["total_us"]))
+    for reference in exact(name)["gpu_annotations_top"]:
+        named = [row for row in rows.tolist() if view.trace.name(row) == reference["name"]]
+        assert (len(named), int(view.events.duration_ns[named].sum())) == (
+            reference["count"],
+            ns(reference["total_us"]),
+        )
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -184,12 +187,12 @@ def test_ranges_as_the_device_saw_them_are_summed_by_name(name: str) -> None:
 def test_kernels_are_summed_by_name(name: str) -> None:
     ours = {row.name: row for row in report_of(name).kernels}
     assert len(ours) == exact(name)["distinct_kernel_names"]
-    for told in exact(name)["top_kernels"]:
-        row = ours[told["name"]]
-        assert (row.count, row.total_ns) == (told["count"], ns(told["total_us"]))
-        assert (row.min_ns, row.max_ns) == (ns(told["min_us"]), ns(told["max_us"]))
-        assert row.mean_ns == pytest.approx(ns(told["mean_us"]), abs=1)
-        assert row.pct == pytest.approx(told["pct_of_kernel_time"], abs=1e-4)
+    for reference in exact(name)["top_kernels"]:
+        row = ours[reference["name"]]
+        assert (row.count, row.total_ns) == (reference["count"], ns(reference["total_us"]))
+        assert (row.min_ns, row.max_ns) == (ns(reference["min_us"]), ns(reference["max_us"]))
+        assert row.mean_ns == pytest.approx(ns(reference["mean_us"]), abs=1)
+        assert row.pct == pytest.approx(reference["pct_of_kernel_time"], abs=1e-4)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -198,33 +201,33 @@ def test_calls_that_wait_for_the_device_are_summed_by_name(name: str) -> None:
     for row in report_of(name).synchronisations:
         before = ours[row.name]
         ours[row.name] = [before[0] + row.count, before[1] + row.total_ns, max(before[2], row.max_ns)]
-    told = {
+    reference = {
         call: [sums["count"], ns(sums["total_us"]), ns(sums["max_us"])]
         for call, sums in exact(name)["sync_calls"].items()
     }
-    assert dict(ours) == told
+    assert dict(ours) == reference
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_collectives_that_name_themselves_are_summed_by_group_and_type(name: str) -> None:
+def test_named_collectives_are_summed_by_group_and_type(name: str) -> None:
     ours = sorted(
         (row.group, row.group_size, row.count, row.total_ns, row.bytes) for row in report_of(name).collectives
     )
-    told = [
+    reference = [
         (one["pg_desc"], one["group_size"], one["count"], ns(one["total_us"]), one["bytes_max_in_out"])
         for one in exact(name)["collectives"]
     ]
-    if told:
-        assert ours == sorted(told)
+    if reference:
+        assert ours == sorted(reference)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if "comm_kernels_by_launching_annotation" in exact(name)])
-def test_the_range_they_were_launched_in_tells_what_communication_kernels_do(name: str) -> None:
+def test_launching_range_names_operation_of_kernels(name: str) -> None:
     ours: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for row in report_of(name).collectives:
         ours[f"nccl:{row.op}"] = [ours[f"nccl:{row.op}"][0] + row.count, ours[f"nccl:{row.op}"][1] + row.total_ns]
-    told = exact(name)["comm_kernels_by_launching_annotation"]
-    assert dict(ours) == {op: [one["count"], ns(one["total_us"])] for op, one in told.items()}
+    reference = exact(name)["comm_kernels_by_launching_annotation"]
+    assert dict(ours) == {op: [one["count"], ns(one["total_us"])] for op, one in reference.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if "steps" in exact(name)])
@@ -240,10 +243,10 @@ def test_time_in_the_data_loader_is_summed(name: str) -> None:
 def test_hta_without_its_rounding_says_the_same(name: str) -> None:
     found = REFERENCE["files"][name]["hta"]
     # With whole microseconds in the file its rounding changes nothing.
-    told = found.get("with_last_step_no_rounding") or found["with_last_step"]
-    (temporal,) = told["temporal_breakdown"]
+    reference = found.get("with_last_step_no_rounding") or found["with_last_step"]
+    (temporal,) = reference["temporal_breakdown"]
     report = report_of(name)
-    # It takes communication and copies that nothing hides together.
+    # It sums exposed communication and exposed copies.
     uncomputed_ns = report.exposed_communication_ns + report.copy_ns
     for ours, theirs in (
         (report.window_ns, temporal["kernel_time(us)"]),
@@ -252,7 +255,7 @@ def test_hta_without_its_rounding_says_the_same(name: str) -> None:
         (uncomputed_ns, temporal["non_compute_time(us)"]),
     ):
         assert ours == pytest.approx(ns(theirs), abs=1000), "to the microsecond: it adds up floats"
-    (overlap,) = told["comm_comp_overlap"]
+    (overlap,) = reference["comm_comp_overlap"]
     theirs_pct = overlap["comp_comm_overlap_pctg"]
     if theirs_pct is None or (isinstance(theirs_pct, float) and math.isnan(theirs_pct)):
         assert report.overlap_ratio is None
@@ -265,17 +268,17 @@ PLUGIN_KINDS = ("Kernel", "Memcpy", "Memset", "Communication", "Runtime", "DataL
 
 
 @pytest.mark.parametrize("name", OLD_WITHOUT_COMMUNICATION)
-def test_the_plugins_overview_by_event_type_comes_out_of_what_a_step_launched(name: str) -> None:
+def test_plugin_overview_by_event_type_follows_from_launches(name: str) -> None:
     view = view_of(name)
     reached_ns = 0
-    for step, told in zip(view.steps, plugin(name)["steps"], strict=True):
+    for step, reference in zip(view.steps, plugin(name)["steps"], strict=True):
         launched = find_launched(view, step)
         start_ns, end_ns = extended_step(view, step, launched)
         # A step of the plugin begins where the work of the one before has ended.
         ours = split_by_kind(kinds_of_time(view, launched), max(start_ns, reached_ns), end_ns)
         reached_ns = end_ns
         assert dict(zip(KINDS, ours, strict=True)) == {
-            kind: ns(told[theirs]) for kind, theirs in zip(KINDS, PLUGIN_KINDS, strict=True)
+            kind: ns(reference[theirs]) for kind, theirs in zip(KINDS, PLUGIN_KINDS, strict=True)
         }
 
 
@@ -284,11 +287,11 @@ def test_the_plugins_overview_by_event_type_comes_out_of_what_a_step_launched(na
              "v100dgxs_resnet50_workers0_a.json.gz", "h100_bert_small.json.gz"],
 )  # fmt: skip
 def test_device_rates_are_those_of_the_plugin(name: str) -> None:
-    (told,) = plugin(name)["gpu"].values()
+    (reference,) = plugin(name)["gpu"].values()
     (device,) = report_of(name).devices
-    assert device.utilisation_ratio == pytest.approx(told["utilization"], abs=6e-5)
-    assert device.sm_efficiency_ratio == pytest.approx(told["est_sm_efficiency"], abs=6e-5)
-    assert device.achieved_occupancy_ratio == pytest.approx(told["est_achieved_occupancy"] / 100, abs=1e-6)
+    assert device.utilisation_ratio == pytest.approx(reference["utilization"], abs=6e-5)
+    assert device.sm_efficiency_ratio == pytest.approx(reference["est_sm_efficiency"], abs=6e-5)
+    assert device.achieved_occupancy_ratio == pytest.approx(reference["est_achieved_occupancy"] / 100, abs=1e-6)
 
 
 # -- all ranks --------------------------------------------------------------------------------------------------------
@@ -300,18 +303,18 @@ def dlrm() -> Any:
 
 
 def test_matched_collectives_tell_waiting_from_transfer() -> None:
-    told = REFERENCE["groups"]["v100_dlrm_8ranks (ranks 0-3 only)"]["multi_rank"]["per_rank"]
+    reference = REFERENCE["groups"]["v100_dlrm_8ranks (ranks 0-3 only)"]["multi_rank"]["per_rank"]
     across = dlrm().cross_rank
-    assert across.wait_ns == {rank: ns(one["wait_by_min_duration_us"]) for rank, one in told.items()}
-    assert across.transfer_ns == {rank: ns(one["transfer_by_min_duration_us"]) for rank, one in told.items()}
+    assert across.wait_ns == {rank: ns(one["wait_by_min_duration_us"]) for rank, one in reference.items()}
+    assert across.transfer_ns == {rank: ns(one["transfer_by_min_duration_us"]) for rank, one in reference.items()}
     assert across.lower_bound, "four of eight ranks are here"
 
 
 def test_who_came_last_is_named_for_each_collective() -> None:
-    told = REFERENCE["groups"]["v100_dlrm_8ranks (ranks 0-3 only)"]["multi_rank"]["matched"]
+    reference = REFERENCE["groups"]["v100_dlrm_8ranks (ranks 0-3 only)"]["multi_rank"]["matched"]
     ours = dlrm().cross_rank.collectives
-    assert [one.transfer_ns for one in ours] == [ns(one["min_dur_us"]) for one in told]
-    for one, expected in zip(ours, told, strict=True):
+    assert [one.transfer_ns for one in ours] == [ns(one["min_dur_us"]) for one in reference]
+    for one, expected in zip(ours, reference, strict=True):
         if one.late_rank is not None:
             assert expected["dur_us"][str(one.late_rank)] == expected["min_dur_us"]
 
@@ -327,7 +330,7 @@ GLOO = {
 
 
 @pytest.mark.parametrize("folder", sorted(GLOO))
-def test_the_slow_rank_of_a_gloo_job_is_named_with_its_cause_and_nobody_else(folder: str) -> None:
+def test_slow_rank_of_a_gloo_run_is_the_only_finding(folder: str) -> None:
     report = analyze(str(TRACES / "gloo-2.13" / folder))
     assert report.errors == [], "the files beside the traces are no traces, and nobody asked for them"
     across = report.cross_rank

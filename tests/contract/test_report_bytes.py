@@ -1,6 +1,6 @@
-"""How many bytes a report has at most: what docs/cost.md says of the wire, as arithmetic.
+"""Check the largest size of a report in bytes: the figures of docs/cost.md, as arithmetic.
 
-Every number in the reports below is as large as it can be on the wire, every name as long as it ever is in a job.
+Every number in the reports below is as large as it can be in a frame, every name as long as it ever is in a run.
 """
 
 import pytest
@@ -20,19 +20,20 @@ from rankscope.measure.records import (
 )
 
 LARGE = 2**50
-"""Takes 9 bytes, the most a number takes; a thousand of them together still do."""
+"""Number that needs 9 bytes, the most a number can; a thousand of them together still do."""
 OWN_PHASES_MAX = 16
 """The default of `phases_max`."""
 
 STEP_BYTES = 8 * (8 + len(PHASES))
-"""A column of 8 bytes for each of: step, start, duration, CPU time, batches, backwards, samples, tokens, and the
-phases. 8 more for each phase of the user's own."""
+"""Bytes of a step: a column of 8 bytes for each of: step, start, duration, CPU time, batches, backwards, samples,
+tokens, and the phases. 8 more for each phase of the user's own."""
 COLLECTIVE_BYTES = 8 * 8
 BREAKDOWN_BYTES = 9 * 10 + 1
 COVERED_BYTES = 9 * 2 + 1
 DEVICE_BYTES = 1_000
 FIXED_BYTES = 3_000
-"""Names of columns, totals, losses, cost, host sample: every number at its largest, 16 phases of the user's own."""
+"""Bytes of the fixed part: names of columns, totals, losses, cost, host sample: every number at its largest, 16 user
+phases."""
 
 
 def step(number: int, own_phases: int = 0) -> StepRecord:
@@ -71,7 +72,7 @@ def device() -> DeviceSample:
 
 
 def build(*, steps: int = 0, collectives: int = 0, breakdowns: int = 0, devices: int = 0, own_phases: int = 16) -> int:
-    """Bytes of a report's frame with so many of each."""
+    """Return the bytes of a report's frame with these numbers of each part."""
     interval = Interval(
         steps=[step(number, own_phases) for number in range(steps)],
         collectives=[collective(number) for number in range(collectives)],
@@ -94,7 +95,7 @@ def build(*, steps: int = 0, collectives: int = 0, breakdowns: int = 0, devices:
     return len(encode(ReportBuilder().build(interval, LARGE)))
 
 
-def test_a_report_has_at_most_its_fixed_part_and_so_much_for_each_thing_in_it() -> None:
+def test_report_size_is_fixed_part_plus_size_of_each_item() -> None:
     steps, collectives, breakdowns, devices = 100, 2_000, 32, 1
     bound = (
         FIXED_BYTES
@@ -111,14 +112,14 @@ def test_a_report_has_at_most_its_fixed_part_and_so_much_for_each_thing_in_it() 
     [("steps", STEP_BYTES + 8 * OWN_PHASES_MAX), ("collectives", COLLECTIVE_BYTES), ("devices", DEVICE_BYTES)],
 )
 def test_one_thing_more_takes_no_more_than_its_share(one_more: str, bytes_each: int) -> None:
-    assert build(**{one_more: 1_000}) - build(**{one_more: 500}) <= 500 * bytes_each + 16  # lengths take up to 5 bytes
+    assert build(**{one_more: 1_000}) - build(**{one_more: 500}) <= 500 * bytes_each + 16  # lengths need up to 5 bytes
 
 
 def test_a_report_of_nothing_new_is_the_fixed_part() -> None:
     assert build() <= FIXED_BYTES
 
 
-def test_the_process_groups_that_a_report_brings_once_take_their_names_and_ranks() -> None:
+def test_process_groups_of_a_report_cost_names_and_ranks() -> None:
     group = GroupInfo(label="default_pg", description="default_pg", ranks=tuple(range(1024)), backend="nccl")
     frame = encode(ReportBuilder().build(Interval(groups={"0": group}), LARGE))
-    assert len(frame) <= FIXED_BYTES + 3 * 1024 + 64  # a rank below 65,536 takes 3 bytes
+    assert len(frame) <= FIXED_BYTES + 3 * 1024 + 64  # a rank below 65,536 needs 3 bytes

@@ -20,7 +20,7 @@ Definition = Function | ast.ClassDef
 
 
 class Found(NamedTuple):
-    """A definition and where it stands."""
+    """Definition and its place."""
 
     path: Path
     node: Definition
@@ -39,7 +39,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def find_functions(*folders: str) -> Iterator[tuple[Found, int]]:
-    """Every function and its lines, from `def` to its last one."""
+    """Yield every function and its lines, from `def` to its last one."""
     for path in find_files(*folders):
         for node in ast.walk(parse(path)):
             if isinstance(node, Function):
@@ -48,7 +48,7 @@ def find_functions(*folders: str) -> Iterator[tuple[Found, int]]:
 
 
 def find_public(path: Path, body: list[ast.stmt]) -> Iterator[Found]:
-    """The classes, functions and methods that another file may use."""
+    """Yield the classes, functions and methods that another file may use."""
     for node in body:
         if isinstance(node, Definition) and not node.name.startswith("_"):
             yield Found(path, node)
@@ -86,7 +86,7 @@ def test_one_file_knows_how_many_nanoseconds_a_second_has() -> None:
 
 
 def test_one_file_of_the_collector_logs_tracebacks() -> None:
-    # fault_log.py has a limit of each kind a minute; a traceback that is logged past it may come with every message.
+    # fault_log.py has a limit of each kind a minute; a traceback logged otherwise may come with every message.
     logging = {
         path.relative_to(ROOT).as_posix()
         for path in find_files("collector")
@@ -103,5 +103,5 @@ def test_one_file_of_the_collector_logs_tracebacks() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_packages_are_found(package: str) -> None:
-    # The tests above pass on an empty list: this one says that there is something on it.
+    # The tests above pass on an empty list: check that it has entries.
     assert len(find_files(package)) > 5

@@ -1,4 +1,4 @@
-"""`tests/system_packages.sh`, which `make test` begins with, on machines of stand-in programs: nothing is installed."""
+"""Check `tests/system_packages.sh`, which `make test` begins with, on machines of stand-in programs."""
 
 import os
 import re
@@ -16,7 +16,7 @@ SCRIPT = ROOT / "tests" / "system_packages.sh"
 OF_EVERY_MACHINE = ("bash", "cat", "chmod", "dirname", "env", "rm", "tee")
 LISTED = re.findall(r"^([\w-]+) +([\w,-]+) +\S", SCRIPT.read_text().partition("<<'LIST'")[2], flags=re.MULTILINE)
 
-# As apt-get: writes down what it was asked for, with what policy-rc.d says meanwhile, and brings what it was told to.
+# Stand-in for apt-get: records its arguments and policy-rc.d's answer, and installs what it is configured to.
 APT_GET = """#!/bin/sh
 echo "apt-get $*" >> "$LOG"
 if [ "$1" = install ]; then
@@ -35,7 +35,7 @@ class Machine:
     folder: Path
 
     def __post_init__(self) -> None:
-        """Begin with what is on every machine, all that the tests need, and a user who is not root."""
+        """Create what every machine has, all that the tests need, and a user who is not root."""
         self.programs.mkdir()
         for name in (*OF_EVERY_MACHINE, "cp", "sed", "sh"):
             (self.programs / name).symlink_to(find_program(name))
@@ -50,12 +50,12 @@ class Machine:
 
     @property
     def policy(self) -> Path:
-        """What stands for /usr/sbin/policy-rc.d."""
+        """Return the path that stands in for /usr/sbin/policy-rc.d."""
         return self.folder / "policy-rc.d"
 
     @property
     def asked(self) -> list[str]:
-        """What apt-get and sudo were called with."""
+        """Return the recorded calls of apt-get and sudo."""
         log = self.folder / "log"
         return log.read_text().splitlines() if log.exists() else []
 
@@ -70,7 +70,7 @@ class Machine:
             (self.programs / name).unlink()
 
     def environment(self, brings: str = "", apt_status: int = 0) -> dict[str, str]:
-        """The environment in which apt-get brings the named programs and ends with a status."""
+        """Return the environment in which apt-get installs the named programs and exits with `status`."""
         return {
             "PATH": str(self.programs),
             "RANKSCOPE_TESTS_POLICY": str(self.policy),
@@ -94,7 +94,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def debian(machine: Machine) -> Machine:
-    """A Debian without promtool and shellcheck: no real machine has them in /usr/sbin."""
+    """Return a Debian without promtool and shellcheck: no real machine has them in /usr/sbin."""
     machine.add("apt-get", APT_GET)
     machine.remove("promtool", "shellcheck")
     return machine
@@ -105,7 +105,7 @@ def become_root(machine: Machine) -> None:
 
 
 def test_list_has_every_program_that_the_tests_find() -> None:
-    # amtool and prometheus come with prometheus-alertmanager and promtool; bash and make are there, or nothing begins.
+    # amtool and prometheus come with prometheus-alertmanager and promtool; bash and make are required to start.
     named = re.compile(r"find_program\(\"([\w-]+)\"\)")
     asked = {name for path in (ROOT / "tests").rglob("*.py") for name in named.findall(path.read_text())}
     assert asked - {program for program, _ in LISTED} <= {"amtool", "prometheus", "bash", "make"}
@@ -155,7 +155,7 @@ def test_other_users_are_told_the_line_to_run(debian: Machine, sudo: str) -> Non
     assert "promtool, shellcheck" in done.stderr
     line = done.stderr.splitlines()[-1].strip()
     assert line == f"bash {SCRIPT} tests python3"
-    # The line is what makes it good, run as root from anywhere.
+    # The printed line, run as root from anywhere, is the cure.
     become_root(debian)
     environment = debian.environment(brings="promtool shellcheck")
     command = [find_program("bash"), "-c", line]
@@ -201,17 +201,17 @@ def test_environment_alone_asks_for_no_program_of_the_tests(debian: Machine) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_make_stops_before_the_environment_where_packages_are_missing(debian: Machine) -> None:
+def test_make_stops_before_the_environment_without_packages(debian: Machine) -> None:
     (debian.folder / "tests").mkdir()
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "tests/system_packages.sh"):
         shutil.copy(ROOT / name, debian.folder / name)
-    # Not what the make that runs these tests was told, `make test PYTHON=python3.12` for one.
+    # Without the variables of the make that runs these tests, `make test PYTHON=python3.12` for one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = [find_program("make"), "PYTHON=python3", "test"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment | debian.environment(), cwd=debian.folder
     )
-    assert done.returncode == 2  # make's own, for a recipe that failed
+    assert done.returncode == 2  # make's own status for a recipe that failed
     assert f"bash {debian.folder}/tests/system_packages.sh tests python3" in done.stderr
     assert not (debian.folder / ".venv").exists()
 

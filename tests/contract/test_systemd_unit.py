@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "rankscope-collector.service"
 INSTALLED = "/opt/rankscope/bin/rankscope"
 EXPOSURE_MAX = 15
-"""systemd's own measure, in tenths from 0 to 100: below 20 it says that a service is well closed."""
+"""Limit of systemd's own measure, in tenths from 0 to 100: below 20 it rates a service as well confined."""
 
 
 def read_command(environment: dict[str, str]) -> list[str]:
-    """The words of ExecStart, with the variables that systemd puts in."""
+    """Return the arguments of ExecStart, with systemd's variables expanded."""
     command: str
     (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)$", UNIT.read_text(), re.MULTILINE)
     for name, value in environment.items():
@@ -28,7 +28,7 @@ def read_command(environment: dict[str, str]) -> list[str]:
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit with a program that is there: systemd refuses one whose program is missing."""
+    """Return the unit with a program that is there: systemd refuses one whose program is missing."""
     there = Path(sys.executable).parent / "rankscope"
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace(INSTALLED, str(there)))
@@ -55,6 +55,6 @@ def test_its_command_is_one_that_the_collector_takes() -> None:
     assert (options.store, options.key_file) == ("/var/lib/rankscope/incidents.db", "/run/c/collector.key")
 
 
-def test_key_that_it_names_is_a_credential_from_where_keys_are_made() -> None:
+def test_its_key_is_a_credential_from_where_keys_are_made() -> None:
     assert "\nLoadCredential=collector.key:/etc/rankscope/keys/collector.key\n" in UNIT.read_text()
     assert "/opt/rankscope/bin/rankscope keys /etc/rankscope/keys " in (ROOT / "docs" / "deploy.md").read_text()

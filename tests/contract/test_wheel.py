@@ -1,4 +1,4 @@
-"""What is in the wheel, which setuptools builds from a list of packages and not from what lies in the folders."""
+"""Check the files in the wheel, which setuptools builds from a list of packages and not from the folders."""
 
 import email
 import re
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("wheel")  # one worker builds it, once
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel of a copy of the tree, so that building leaves nothing behind here."""
+    """Return the wheel of a copy of the tree, so that building leaves nothing behind here."""
     folder = tmp_path_factory.mktemp("wheel")
     tree = folder / "tree"
     tree.mkdir()
@@ -55,7 +55,7 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 
 
 def find_shipped() -> set[str]:
-    """What of the tree must be in the wheel, by its name there."""
+    """Return the files of the tree that must be in the wheel, by their names there."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*")]
     return {f"rankscope/shipped/{name}" for name in find_names(ROOT, "*")} | {
         f"rankscope/{path.relative_to(ROOT).as_posix()}"
@@ -65,11 +65,11 @@ def find_shipped() -> set[str]:
 
 
 def find_source(name: str) -> str:
-    """Where in the tree a file of the wheel comes from."""
+    """Return the path in the tree of a file of the wheel."""
     return name.removeprefix("rankscope/").removeprefix("shipped/")
 
 
-def test_the_wheel_holds_every_file_of_the_four_packages_and_no_other(wheel: zipfile.ZipFile) -> None:
+def test_wheel_has_every_file_of_the_four_packages_only(wheel: zipfile.ZipFile) -> None:
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == find_shipped()
 

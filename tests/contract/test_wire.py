@@ -1,9 +1,9 @@
-"""Protocol 1 on the wire: frames written once, which every later release must go on reading.
+"""Check protocol 1: frames written once, which every later release must be able to read.
 
-The frames stand in golden/wire as hex text, one file per kind of message. `python -m tests.contract.test_wire` from the
-repository's root writes those that are missing and touches no other. Until 0.1.0 is released a file may be deleted and
-written anew; after that never: a change that these tests notice needs a new protocol number. Frames from before a
-structure got more fields stand in golden/wire/earlier.
+The frames are in golden/wire as hex text, one file per kind of message. `python -m tests.contract.test_wire` from the
+repository's root writes missing ones and changes no other. Until 0.1.0 is released a file may be deleted and rewritten;
+after that never: a change that these tests detect needs a new protocol number. Frames from before a structure got more
+fields are in golden/wire/earlier.
 """
 
 from pathlib import Path
@@ -58,7 +58,7 @@ from rankscope.measure.table import Table
 GOLDEN = Path(__file__).parent / "golden" / "wire"
 HEADER_BYTES = 7
 HEX_LINE_BYTES = 32
-"""How many bytes of a frame stand on a line of its file."""
+"""Bytes of a frame on a line of its file."""
 
 NARROW_STEPS = Table.from_rows(
     ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards", "phase:data", "phase:forward"),
@@ -192,7 +192,7 @@ STATED: dict[str, Message] = {
 }  # fmt: skip
 
 Place = tuple[str | int, ...]
-"""Where a structure stands in a message: names of fields, places in lists."""
+"""Place of a structure in a message: names of fields, indices in lists."""
 
 STRUCTURES: list[tuple[str, Place]] = [
     *((name, ()) for name in STATED),
@@ -228,7 +228,7 @@ def write_golden(folder: Path) -> list[str]:
 
 
 def find_stated(message: Message, path: Place) -> msgspec.Struct:
-    """The structure at that path of a message."""
+    """Return the structure at that path of a message."""
     found: Any = message
     for place in path:
         found = getattr(found, place) if isinstance(place, str) else found[place]
@@ -237,7 +237,7 @@ def find_stated(message: Message, path: Place) -> msgspec.Struct:
 
 
 def find_body(name: str, path: Place) -> tuple[list[Any], list[Any]]:
-    """The body of a golden frame as plain lists, and the one of them that is the structure at that path."""
+    """Return the body of a golden frame as plain lists, and the one of them that is the structure at that path."""
     body = part = msgspec.msgpack.decode(read_golden(name)[HEADER_BYTES:])
     for depth, place in enumerate(path):
         fields = find_stated(STATED[name], path[:depth]).__struct_fields__ if isinstance(place, str) else ()
@@ -250,7 +250,7 @@ def decode_body(name: str, body: list[Any]) -> Message:
 
 
 def find_default(field: msgspec.structs.FieldInfo) -> object:
-    """The field's default, NODEFAULT when it has none."""
+    """Return the field's default, NODEFAULT when it has none."""
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
@@ -289,7 +289,7 @@ def test_a_frame_of_the_past_means_what_it_meant(name: str) -> None:
     assert decode(read_golden(name)) == STATED[name]
 
 
-def test_a_report_of_an_agent_that_read_less_of_the_gpu_and_of_batches_means_what_it_meant() -> None:
+def test_earlier_report_with_fewer_device_fields_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_narrow_device.hex").read_text())
     report = STATED["report"]
     assert isinstance(report, Report)
@@ -300,23 +300,23 @@ def test_a_report_of_an_agent_that_read_less_of_the_gpu_and_of_batches_means_wha
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
 
-def test_a_hello_of_an_agent_that_leaves_nothing_behind_means_what_it_meant() -> None:
+def test_earlier_hello_without_left_behind_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_left_behind.hex").read_text())
     assert decode(frame) == msgspec.structs.replace(STATED["hello"], left_behind=False, hello_number=0)
 
 
 @pytest.mark.parametrize("name", ["hello", "welcome"])
-def test_a_greeting_without_the_number_of_the_hello_means_what_it_meant(name: str) -> None:
+def test_earlier_greeting_without_hello_number_decodes(name: str) -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / f"{name}_without_number.hex").read_text())
     assert decode(frame) == msgspec.structs.replace(STATED[name], hello_number=0)
 
 
-def test_a_report_of_an_agent_that_did_not_tell_how_many_steps_it_made_means_what_it_meant() -> None:
+def test_earlier_report_without_steps_made_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_steps_made.hex").read_text())
     assert decode(frame) == msgspec.structs.replace(STATED["report"], losses=LATER_LOSSES)
 
 
-def test_goodbye_of_an_agent_that_named_no_line_means_what_it_meant() -> None:
+def test_earlier_goodbye_without_line_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "goodbye_without_line.hex").read_text())
     assert decode(frame) == msgspec.structs.replace(STATED["goodbye"], line="")
 
@@ -344,7 +344,7 @@ def test_a_field_that_has_a_default_may_be_missing_at_the_end(name: str, path: P
     assert find_stated(decode_body(name, body), path) == expected
 
 
-def test_a_frame_of_a_later_protocol_is_refused_with_both_numbers() -> None:
+def test_frame_of_later_protocol_is_refused_with_both_numbers() -> None:
     frame = read_golden("ack")
     later = frame[:4] + (2).to_bytes(2, "big") + frame[6:]
     with pytest.raises(DecodeError) as caught:
