@@ -1,5 +1,5 @@
-"""The way to a collector: what the agent of a rank and the relay of a node share.
+"""The connection to a collector, shared by the agent of a rank and the relay of a node.
 
-delivery.py, resend_buffer.py and reconnect.py are pure rules: when to send what, what to hold, when to knock.
-connection.py and handshake.py are the ZeroMQ socket behind them. It knows neither of the programs that use it.
+delivery.py, resend_buffer.py and reconnect.py are pure: when to send, what to keep, when to connect. connection.py and
+handshake.py use the ZeroMQ socket. Nothing here depends on the agent or the collector.
 """

@@ -1,8 +1,7 @@
-"""A ZeroMQ DEALER to one collector, made anew when ZeroMQ has given it up. No thread: whoever owns it polls it.
+"""Connects to one collector with a ZeroMQ DEALER, and makes a new socket when ZeroMQ has given up. Has no thread.
 
-The socket is never a place to keep things: with IMMEDIATE it takes messages only while there is a connection, and what
-it does not take stays with the owner. While no collector is there, ZeroMQ tries to connect every few seconds on its own
-thread.
+With IMMEDIATE the socket accepts messages only while connected; what it does not accept stays with the owner. Without a
+collector ZeroMQ retries the connection every few seconds on its own thread.
 """
 
 import random
@@ -19,31 +18,30 @@ from rankscope.uplink.handshake import HandshakeWatch
 from rankscope.uplink.reconnect import draw_pauses
 
 FRAME_IN_BYTES_MAX: Final = 64 * 1024
-"""Largest frame taken from a collector; its largest honest one for a rank, a Refused with two texts of 1,024
-characters, is under 9 KiB."""
+"""Largest frame accepted from a collector. The largest regular one, a Refused with two texts of 1,024 characters, is
+under 9 KiB."""
 
 REDIAL_NS: Final = 30 * NS_PER_S
-"""After so long a connection is tried anew that ZeroMQ has given up: keys are changed by people."""
+"""Pause before a new connection after ZeroMQ has given up, which happens with wrong keys."""
 
 SILENCE_NS: Final = 40 * NS_PER_S
-"""After so long without a word from a collector to which something was sent, the connection is tried anew. It answers
-a report within eight seconds or so; one that stands still for longer loses nothing by it. Another peer that takes this
-one's name over leaves it a connection on which nobody answers."""
+"""Time without an answer after which the connection is replaced. A report is normally answered within eight seconds. A
+connection whose name another peer has claimed gets no answers."""
 SILENCE_JITTER: Final = 0.5
-"""Up to so much longer, by chance: thousands of ranks of one collector fall silent at one moment."""
+"""Random extension of SILENCE_NS, as a share of it, so that thousands of ranks do not reconnect at once."""
 
 _OPTIONS: Final = {
     zmq.IMMEDIATE: 1,
     zmq.LINGER: 0,
-    # Messages in the socket are lost with the connection and sent again after a silence: few, but enough to keep a
-    # connection busy while a backlog is sent.
+    # Messages in the socket are lost with the connection and sent again later: few, but enough to keep a connection
+    # busy while a backlog is sent.
     zmq.SNDHWM: 16,
     zmq.RCVHWM: 64,
-    # Otherwise an address that swallows packets is given about two minutes before it is tried again.
+    # The default for an address that drops packets is about two minutes.
     zmq.CONNECT_TIMEOUT: 5_000,
-    # A machine that is gone is noticed by the kernel: by what it does not acknowledge within 30 s, and on an idle
-    # connection by four unanswered probes. Not by ZeroMQ's heartbeats: libzmq 4.3.5 aborts a collector when a
-    # connection breaks while one of them waits there among unread messages.
+    # The kernel detects a machine that is gone: by data unacknowledged for 30 s, or four unanswered probes on an idle
+    # connection. ZeroMQ's heartbeats are not used: libzmq 4.3.5 aborts a collector if a connection breaks while a
+    # heartbeat is among its unread messages.
     zmq.TCP_MAXRT: 30_000,
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 10,
@@ -53,14 +51,14 @@ _OPTIONS: Final = {
 
 
 _READABLE: Final = int(zmq.POLLIN)
-"""As a plain number: the flags of an enumeration take as long to compare as the socket to ask."""
+"""A plain number, since comparing enumeration flags is slow."""
 
 
 class Connection:
-    """Connects `poller`'s owner to `endpoint`, encrypted when there are keys, as the peer `name`.
+    """The connection to `endpoint` as the peer `name`, encrypted if there are keys.
 
-    `socket` and `handshakes.socket` are registered with the poller for reading; both change with each redial. Raises
-    zmq.ZMQError for an endpoint that ZeroMQ cannot read.
+    `socket` and `handshakes.socket` are registered with `poller` for reading; both change with each redial. Raise
+    zmq.ZMQError for an endpoint that ZeroMQ cannot parse.
     """
 
     def __init__(
@@ -88,32 +86,32 @@ class Connection:
         self._silence_ns = round(silence_ns * (1 + SILENCE_JITTER * chance.random()))
         self._unanswered_since_ns: int | None = None
         self.redial_due_ns: int | None = None
-        """When `redial_when_due` has something to do; None: nothing for now."""
+        """Time of the next redial; None if none is planned."""
         self.refusal: Refusal | None = None
-        """Why there is no connection, once that is known; whoever is welcomed clears it."""
-        self._watches_for = (False, True)
+        """Reason why there is no connection, if known; the owner clears it after a Welcome."""
+        self._polled_for = (False, True)
         self._dial()
 
     def redial_when_due(self) -> None:
-        """Connect anew, some time after ZeroMQ has given up, or when nobody answers."""
+        """Make a new connection if ZeroMQ has given up for REDIAL_NS, or if no answer came for too long."""
         now_ns = self._clock.monotonic_ns()
         since_ns = self._unanswered_since_ns
         is_silent = since_ns is not None and now_ns - since_ns >= self._silence_ns
         if not is_silent and (self.redial_due_ns is None or now_ns < self.redial_due_ns):
             return
         self.redial_due_ns = None
-        self._hang_up()
+        self._disconnect()
         self._dial()
 
     def handle_failure(self) -> None:
-        """A handshake failed; to be called when `handshakes.socket` is readable."""
+        """Process a failed handshake. Call it when `handshakes.socket` is readable."""
         failure = self.handshakes.read()
         self.refusal = failure.refusal or self.refusal
         if failure.gave_up:
             self.redial_due_ns = self._clock.monotonic_ns() + self._redial_after_ns
 
     def try_send(self, frame: bytes) -> bool:
-        """Whether the socket took it: not while there is no connection, or SNDHWM messages are waiting."""
+        """Send a frame; return False without a connection, or if SNDHWM messages are waiting."""
         try:
             self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -123,8 +121,8 @@ class Connection:
         return True
 
     def receive(self) -> bytes | None:
-        """The next frame from the collector; None when there is none for now."""
-        # To ask first takes 3 us; to be told by an exception that there is nothing takes 6.
+        """Return the next frame from the collector; None if there is none now."""
+        # This check takes 3 us, the exception for an empty socket 6.
         if not int(self.socket.getsockopt(zmq.EVENTS)) & _READABLE:
             return None
         try:
@@ -135,16 +133,17 @@ class Connection:
         return frame
 
     def watch_for_room(self, *, wanted: bool, reads: bool = True) -> None:
-        """Whether the poller is to wait for the socket to take more, besides failed handshakes and, unless `reads` is
-        False, messages: those wait in the socket, and when that is full with whoever sends them.
+        """Set whether the poller waits for room in the socket (`wanted`) and for messages (`reads`).
+
+        Unread messages wait in the socket, and once it is full at their sender.
         """
-        if (wanted, reads) != self._watches_for:
-            self._watches_for = wanted, reads
+        if (wanted, reads) != self._polled_for:
+            self._polled_for = wanted, reads
             self._poller.register(self.socket, (zmq.POLLIN if reads else 0) | (zmq.POLLOUT if wanted else 0))
 
     def close(self) -> None:
-        """Drop the connection, and whatever the socket holds."""
-        self._hang_up()
+        """Close the connection; frames in the socket are lost."""
+        self._disconnect()
 
     def _dial(self) -> None:
         dealer = self._context.socket(zmq.DEALER)
@@ -163,10 +162,10 @@ class Connection:
         self._unanswered_since_ns = None
         self._poller.register(self.handshakes.socket, zmq.POLLIN)
         self._poller.register(dealer, zmq.POLLIN)
-        self._watches_for = (False, True)
+        self._polled_for = (False, True)
         self.socket: zmq.Socket[bytes] = dealer
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         for registered in (self.socket, self.handshakes.socket):
             if registered in self._poller:
                 self._poller.unregister(registered)

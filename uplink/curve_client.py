@@ -1,4 +1,4 @@
-"""CURVE on the side of those who connect."""
+"""Sets the CURVE keys of a connecting ZeroMQ socket."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from rankscope.measure.key_files import ClientKeys
 
 
 def set_keys(dealer: Any, keys: ClientKeys | None) -> None:
-    """Make a ZeroMQ socket that is not connected yet speak with these keys. Raises zmq.ZMQError for what is no key."""
+    """Set the keys of a socket before it connects. Raise zmq.ZMQError for a malformed key."""
     if keys is None:
         return
     import zmq  # noqa: PLC0415 - a sidecar seldom needs it

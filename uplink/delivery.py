@@ -1,4 +1,4 @@
-"""When to send what, so that every report arrives once and in order. No socket, no clock, no thread.
+"""Decides what to send when, so that every report arrives once and in order. No socket, no clock, no thread.
 
     unconnected --- Welcome ---> welcomed         in unconnected: one Hello, then another after each pause
          ^                          |             in welcomed: frames, `in_flight_max` of them ahead of their
@@ -6,21 +6,20 @@
          |
          +-- Refused --> refused, for good (a reason in `reasons_retried`: unconnected, with the longest pause)
 
-The collector admits only the number that follows the last one, and acknowledges cumulatively. So whatever was lost, it
-is enough to go back to the first frame it lacks. But which is that? Not always the oldest one held here. Frames may
-have been dropped from a full buffer before they arrived, or acknowledged by a collector that died since; the present
-one would wait for them for ever, and sending the oldest one held again would change nothing. And a collector that is
-only slow lacks nothing at all: to send it everything twice makes it slower.
+The collector admits only the sequence number after the last one, and acknowledges cumulatively. After a loss sending
+resumes at the first frame that the collector lacks. That is not always the oldest frame held: older ones may have been
+dropped from a full buffer, or acknowledged by a collector that has since died, and the present one would wait for them
+indefinitely. A collector that is only slow lacks nothing, and sending everything twice would make it slower.
 
-Therefore silence (frames in flight, and no acknowledgement has advanced for `resend_after_ns`) is answered by a Hello,
-not by frames. Its `first_sequence` tells the collector not to wait for anything before it; the Welcome tells where the
-collector stands, and sending goes on from there. A slow collector gets one small message, and the pauses between
-Hellos grow, with jitter, so that thousands of ranks do not press on it together.
+So after a silence (frames in flight, no acknowledgement for `resend_after_ns`) a Hello is sent instead of frames. Its
+`first_sequence` makes the collector not wait for earlier numbers; the Welcome has the last admitted number, and sending
+resumes there. A slow collector gets one small message, and the pauses between Hellos grow, with jitter, so that
+thousands of ranks do not send them together.
 
-Where it is slower than these pauses several Hellos are on their way, and the answer to an early one comes after frames
-have been sent that it does not know of: to go back for it would send them twice. So each Hello has a number, which its
-Welcome says again, and only one that was sent after all frames tells from where to go on. How long that answer took is
-how slow the collector is: so much longer a silence may last before it is asked again, until nothing is in flight.
+If the collector is slower than these pauses, several Hellos are in flight, and the answer to an early one arrives after
+frames that it does not cover; resuming from it would send them twice. So each Hello has a number, which its Welcome
+repeats, and only an answer to a Hello sent after all frames sets where to resume. The time that this answer took is
+added to the allowed silence until nothing is in flight.
 """
 
 import random
@@ -35,34 +34,34 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.resend_buffer import ResendBuffer
 
 HELLO_GAP_NS_MIN: Final = 200 * NS_PER_MS
-"""Two Hellos are at least this far apart, however often the collector asks: after its restart it asks once for each
-frame that was in flight."""
+"""Smallest interval between two Hellos, however often the collector requests one: after its restart it does so for each
+frame in flight."""
 
 HURRY_NS: Final = NS_PER_S
-"""Silence after which is asked once the last message was pushed: it is acknowledged at once, and whoever ends waits."""
+"""Allowed silence after the last message, which the collector acknowledges at once while the process waits to end."""
 
 HELLOS_KEPT: Final = 64
-"""Of so many unanswered ones, of some twenty minutes, the answer counts."""
+"""Number of unanswered Hellos that are remembered, about twenty minutes of them."""
 
 
 class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds and pauses of delivery. Raises SettingError for values that would stop it or make it spin."""
+    """The bounds and pauses of delivery. Raise SettingError for values that would stop it or make it spin."""
 
     in_flight_max: int = 64
-    """Frames sent ahead of their acknowledgement, at least 1."""
+    """Largest number of unacknowledged frames in flight, at least 1."""
 
     resend_after_ns: int = 10 * NS_PER_S
-    """Silence after which the collector is asked where it stands. A busy one acknowledges several reports at once,
-    eight seconds after the first of them; that one is missing it sees by the number of the next, and asks."""
+    """Silence after which a Hello is sent. A busy collector acknowledges several reports together, eight seconds after
+    the first of them; a missing report it notices by the number of the next, and requests a Hello."""
 
     hello_interval_ns: int = NS_PER_S
-    """Pause after the first unanswered Hello; each further pause is twice as long."""
+    """Pause after the first unanswered Hello; it doubles with each further one."""
 
     hello_interval_ns_max: int = 30 * NS_PER_S
-    """Longest pause between Hellos. Real pauses are 50 to 100 % of the nominal one, by chance."""
+    """Longest pause between Hellos. Actual pauses are a random 50 to 100 % of the nominal one."""
 
     reasons_retried: frozenset[str] = frozenset({"full"})
-    """Reasons of a Refused that may pass by themselves. After any other one no Hello is sent any more."""
+    """Reasons of a Refused that are temporary. After any other reason no Hello is sent any more."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -76,14 +75,14 @@ class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendHello(msgspec.Struct, frozen=True, gc=False):
-    """Send a Hello that says `first_sequence` and `number`."""
+    """Send a Hello with `first_sequence` and `number`."""
 
     first_sequence: int
     number: int
 
 
 class SendFrame(msgspec.Struct, frozen=True, gc=False):
-    """Send these bytes, numbered message `sequence`."""
+    """Send the numbered message `sequence`."""
 
     sequence: int
     frame: bytes
@@ -93,14 +92,14 @@ Send = SendHello | SendFrame
 
 
 class Refusal(NamedTuple):
-    """Why the collector does not take this rank, and what to do about it, in its own words."""
+    """The reason why the collector refuses this rank, and its text with the cure."""
 
     reason: str
     detail: str
 
 
 class DeliveryState(Enum):
-    """Where delivery stands with the collector."""
+    """The state of delivery towards the collector."""
 
     UNCONNECTED = "unconnected"
     WELCOMED = "welcomed"
@@ -109,13 +108,12 @@ class DeliveryState(Enum):
 
 
 class Delivery:
-    """The rules of delivery for the frames in `buffer`.
+    """The state machine of delivery for the frames in `buffer`.
 
-    Each event returns what to send now, in order. All times are of one clock that is never negative and never goes
-    back. A pushed frame goes out with the next event; `on_tick` is due at `next_wake_ns` and after every push.
-    A transport that cannot take something says so with `on_blocked`, and with `on_writable` when it can again.
-    `sent_through` is the highest number that may have been sent before this object was made, by a process that has
-    ended: acknowledgements up to it are believed.
+    Each event returns what to send now, in order. All times are of one monotonic, non-negative clock. A pushed frame is
+    sent with the next event; `on_tick` is due at `next_wake_ns` and after every push. A transport that does not accept
+    something calls `on_blocked`, and `on_writable` once it does again. `sent_through` is the highest number that an
+    ended process may have sent before: acknowledgements up to it are accepted.
     """
 
     def __init__(
@@ -131,18 +129,19 @@ class Delivery:
         """The last refusal, until a Welcome."""
         self.ever_welcomed = False
         self.resends = 0
-        """Frames taken up again after they had been sent once."""
+        """Number of frames to be sent again."""
         self.stale_acks = 0
-        """Acknowledgements that said nothing new."""
+        """Number of acknowledgements without a new number."""
         self.impossible_acks = 0
-        """Acknowledgements (a Welcome holds one too) of frames that were never sent; they are not believed."""
+        """Number of acknowledgements, including those in a Welcome, of frames that were never sent; they are ignored.
+        """
         self._chance = chance
         self._settings = settings or DeliverySettings()
         self._state = DeliveryState.UNCONNECTED
         self._blocked = False
         self._next_sequence = buffer.first_sequence
         self._sent_through_before = sent_through  # the highest number sent before the last going back
-        self._settled_through = 0  # acknowledged, or dropped and announced in a Hello: nobody waits for it
+        self._settled_through = 0  # acknowledged, or dropped and announced in a Hello
         self._advanced_ns = 0
         self._hello_pause_ns = self._settings.hello_interval_ns
         self._hello_due_ns = 0
@@ -154,17 +153,17 @@ class Delivery:
 
     @property
     def state(self) -> DeliveryState:
-        """Where delivery stands."""
+        """The present state."""
         return self._state
 
     @property
     def has_sent_hello(self) -> bool:
-        """Whether the transport took a Hello, which it does once there is a connection."""
+        """Whether the transport has accepted a Hello, which requires a connection."""
         return self._hello_sent_ns is not None
 
     @property
     def blocked(self) -> bool:
-        """Whether the transport took no more: nothing is given out until `on_writable`."""
+        """Whether the transport is full: events return nothing until `on_writable`."""
         return self._blocked
 
     @property
@@ -174,7 +173,7 @@ class Delivery:
 
     @property
     def next_wake_ns(self) -> int | None:
-        """When `on_tick` is due if nothing else happens; None while only another event can matter."""
+        """Time at which `on_tick` is due; None if only another event can change anything."""
         if self._blocked or self._has_ended():
             return None
         if self._state is DeliveryState.UNCONNECTED:
@@ -182,7 +181,7 @@ class Delivery:
         return self._silent_from_ns() if self._in_flight() else None
 
     def on_tick(self, now_ns: int) -> list[Send]:
-        """Time has passed, or frames were pushed."""
+        """Process passing time and pushed frames."""
         if self._blocked:
             return []
         if self._state is DeliveryState.WELCOMED and (self._is_silent(now_ns) or self._has_dropped_unsent()):
@@ -194,8 +193,9 @@ class Delivery:
         return []
 
     def on_welcome(self, admitted_through: int, now_ns: int, hello_number: int = 0) -> list[Send]:
-        """The collector takes this rank, and had its frames up to `admitted_through` when it read that Hello; 0: nobody
-        knows which, so the last one.
+        """Process a Welcome: the collector had admitted frames up to `admitted_through` when it read that Hello.
+
+        `hello_number` 0 means unknown: the last Hello is assumed.
         """
         if self._has_ended():
             return []
@@ -211,13 +211,13 @@ class Delivery:
             asked_ns = self._hello_times_ns.get(hello_number, now_ns)
             self._slowness_ns = min(now_ns - asked_ns, self._settings.hello_interval_ns_max)
             if self.buffer.first_sequence > admitted_through + 1 and not self._blocked:
-                # Frames were dropped since the Hello that this answers. The frames follow the new Hello at once: a full
-                # buffer may drop another one before the next Welcome, and that would go on for ever.
+                # Frames were dropped since the Hello that this answers. The frames follow the new Hello at once, since
+                # a full buffer may drop another one before each Welcome.
                 sends.append(self._give_hello(now_ns))
         return sends + self.on_tick(now_ns)
 
     def on_ack(self, through: int, now_ns: int) -> list[Send]:
-        """The collector has every frame up to and with `through`."""
+        """Process an acknowledgement of every frame up to and including `through`."""
         if through > self._settled_through:
             self._release(through, now_ns)
         else:
@@ -225,14 +225,14 @@ class Delivery:
         return self.on_tick(now_ns)
 
     def on_hello_wanted(self, now_ns: int) -> list[Send]:
-        """The collector does not know this rank, for example because it has just been started."""
+        """Process a request for a Hello: the collector does not know this rank, for example after its restart."""
         if self._has_ended():
             return []
         self._fall_back(now_ns)
         return self.on_tick(now_ns)
 
     def on_refused(self, reason: str, detail: str) -> list[Send]:
-        """The collector does not take this rank. Returns nothing to send."""
+        """Process a refusal. Return nothing to send."""
         if self._has_ended():
             return []
         self.refusal = Refusal(reason, detail)
@@ -245,7 +245,7 @@ class Delivery:
         return []
 
     def on_blocked(self, unsent: Sequence[Send]) -> None:
-        """The transport did not take `unsent`, the rest of what the last event returned."""
+        """Process that the transport did not accept `unsent`, the rest of what the last event returned."""
         self._blocked = True
         for send in unsent:
             if isinstance(send, SendFrame):
@@ -255,25 +255,26 @@ class Delivery:
                 self._hello_sent_ns = None
 
     def on_writable(self, now_ns: int) -> list[Send]:
-        """The transport takes messages again, perhaps on a new connection to a new collector."""
+        """Process that the transport accepts messages again, possibly on a connection to a new collector."""
         self._blocked = False
         if self._state is DeliveryState.UNCONNECTED:
             self._fall_back(now_ns)
         return self.on_tick(now_ns)
 
     def hurry(self) -> None:
-        """The last message was pushed: what it lacks on its way is asked for soon."""
+        """Shorten the allowed silence, after the last message was pushed."""
         self._resend_after_ns = min(self._resend_after_ns, HURRY_NS)
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         self._state = DeliveryState.CLOSED
 
     def _has_ended(self) -> bool:
         return self._state in {DeliveryState.REFUSED, DeliveryState.CLOSED}
 
     def _in_flight(self) -> int:
-        # Counted from what is settled, not from the oldest one held: the collector waits for a frame dropped in flight.
+        # Counted from the settled number and not from the oldest frame held: the collector waits for a frame that was
+        # dropped in flight.
         return self._next_sequence - 1 - self._settled_through
 
     def _is_silent(self, now_ns: int) -> bool:
@@ -301,7 +302,7 @@ class Delivery:
         self._advanced_ns = now_ns
 
     def _release(self, through: int, now_ns: int) -> None:
-        # What was dropped unsent is skipped by a Hello, so the collector may name it in its Welcome.
+        # A Hello skips frames that were dropped unsent, so a Welcome may contain their numbers.
         believable = max(self._sent_through_before, self._next_sequence - 1, self.buffer.first_sequence - 1)
         if through > believable:
             self.impossible_acks += 1

@@ -1,11 +1,11 @@
-"""What has been sent or will be, and is not acknowledged yet. Bounded; the oldest falls out first, and is counted.
+"""Keeps unacknowledged frames. Bounded; the oldest is dropped first, and counted.
 
     memory            [ 7 8 9 ]     the newest, at most `frames_max` of them and `bytes_max` bytes
-    spill   [ 3 4 5 6 7 8 9 ]       where there is one: every frame is written to it as it is pushed
+    spill   [ 3 4 5 6 7 8 9 ]       optional: every frame is written to it as it is pushed
 
-With a spill a frame may leave memory once it is written, and is read back when its turn comes. What is held is always
-one run of numbers without a gap. So when the spill fails and memory is full, the frames on the disk are the oldest and
-go first.
+With a spill a frame may leave memory once it is written, and is read back when it is sent. The held frames always have
+consecutive numbers. So when the spill fails and memory is full, the frames on the disk are the oldest and are dropped
+first.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 
 class HeldFrame(NamedTuple):
-    """One numbered message as bytes, and how many step records are lost if it is dropped."""
+    """One numbered message as bytes, with the number of step records in it."""
 
     sequence: int
     frame: bytes
@@ -22,44 +22,44 @@ class HeldFrame(NamedTuple):
 
 
 class SpillStore(Protocol):
-    """Where frames are written besides: a bounded log of consecutive numbers. `spill.py` has the one on the disk."""
+    """A bounded log of frames with consecutive numbers. `spill.py` implements it on the disk."""
 
     @property
     def first_sequence(self) -> int:
-        """Number of the oldest frame there; above `last_sequence` when there is none."""
+        """Number of the oldest frame in it; above `last_sequence` if there is none."""
         ...
 
     @property
     def last_sequence(self) -> int:
-        """Number of the newest frame there."""
+        """Number of the newest frame in it."""
         ...
 
     def append(self, held: HeldFrame) -> bool:
-        """Write the frame, which follows the last one or comes into an empty log; the oldest may go for it."""
+        """Write a frame that follows the last one, or the first of an empty log; the oldest may be dropped for it."""
         ...
 
     def read(self, sequence: int, count_max: int) -> tuple[HeldFrame, ...]:
-        """At most `count_max` frames in order from that number on; fewer where one cannot be read."""
+        """Return at most `count_max` frames in order from that number on; stop at an unreadable one."""
         ...
 
     def release(self, through: int) -> None:
-        """Frames up to that number are acknowledged."""
+        """Release the frames up to that number, which are acknowledged."""
         ...
 
     def drop_oldest(self) -> None:
-        """Let go of at least one frame, the oldest."""
+        """Drop at least the oldest frame."""
         ...
 
     def drop_unreadable(self, sequence: int) -> None:
-        """Let go of that frame, which cannot be read, of all before it, and of those behind it that cannot either."""
+        """Drop that unreadable frame, all before it, and unreadable ones right after it."""
         ...
 
 
 class ResendBuffer:
-    """Numbered frames, held until they are acknowledged.
+    """A buffer of numbered frames until they are acknowledged.
 
     Every frame ever pushed is acknowledged, dropped or held: `last_sequence = acknowledged + reports_dropped + len()`.
-    The newest frame is never dropped, so that one frame may stand alone above `bytes_max`.
+    The newest frame is never dropped, so a single frame may exceed `bytes_max`.
 
     >>> buffer = ResendBuffer(frames_max=2, bytes_max=1000)
     >>> for sequence in (1, 2, 3):
@@ -80,24 +80,23 @@ class ResendBuffer:
         self._last_sequence = after
         self._held_bytes = 0
         self.reports_dropped = 0
-        """Frames that fell out before they were acknowledged. One that arrived, with its acknowledgement still
-        under way, counts too."""
+        """Number of frames dropped before they were acknowledged, including those that arrived meanwhile."""
         self.steps_dropped = 0
-        """Step records in the dropped frames."""
+        """Number of step records in the dropped frames."""
 
     def __len__(self) -> int:
-        """How many frames are held."""
+        """Return the number of frames held."""
         return len(self._step_counts)
 
     @property
     def first_sequence(self) -> int:
-        """Number of the oldest frame held; of the next one to come when none is."""
+        """Number of the oldest frame held; that of the next frame if none is."""
         return self._last_sequence - len(self._step_counts) + 1
 
     @property
     def last_sequence(self) -> int:
-        """Number of the newest frame ever pushed; before the first `after`, which is 0 but for a life that has left
-        its first frames elsewhere.
+        """Number of the newest frame ever pushed; before the first push `after`, which is 0 except for parts of
+        orphaned reports.
         """
         return self._last_sequence
 
@@ -107,9 +106,9 @@ class ResendBuffer:
         return self._held_bytes
 
     def push(self, sequence: int, frame: bytes, step_count: int) -> None:
-        """Hold one more frame; where a bound is passed, the oldest ones make room.
+        """Add a frame, dropping the oldest ones if a bound is exceeded.
 
-        Raises ValueError, and changes nothing, unless `sequence` is `last_sequence` + 1.
+        Raise ValueError, and change nothing, unless `sequence` is `last_sequence` + 1.
         """
         if sequence != self._last_sequence + 1:
             text = f"frame {sequence} was pushed after frame {self._last_sequence}; numbers must follow without a gap"
@@ -123,19 +122,19 @@ class ResendBuffer:
             self._make_room()
 
     def acknowledge(self, through: int) -> int:
-        """Let go of every frame up to and with number `through`. Returns how many were held."""
+        """Release every frame up to and including number `through`; return the number released."""
         released = 0
         while self._step_counts and self.first_sequence <= through:
-            self._take_oldest()
+            self._pop_oldest()
             released += 1
         if released and self._spill is not None:
             self._spill.release(through)
         return released
 
     def frames_from(self, sequence: int, count_max: int) -> tuple[HeldFrame, ...]:
-        """At most `count_max` held frames in order, from number `sequence` on, or from the oldest if that is gone.
+        """Return at most `count_max` held frames in order from `sequence` on, or from the oldest if that is gone.
 
-        What should be in the spill and cannot be read there is dropped, with what is older: then none are returned.
+        If a frame in the spill is unreadable, it and older ones are dropped, and none are returned.
         """
         first = max(sequence, self.first_sequence)
         first_in_memory = self._first_in_memory()
@@ -146,7 +145,7 @@ class ResendBuffer:
             found = self._spill.read(first, in_spill)
             if not found:
                 self._spill.drop_unreadable(first)
-                self._drop_what_the_spill_let_go()
+                self._sync_with_spill()
             if len(found) < in_spill:
                 return found
         skipped = max(0, first - first_in_memory)
@@ -159,14 +158,14 @@ class ResendBuffer:
         return len(self._in_memory) > self._frames_max or self._held_bytes > self._bytes_max
 
     def _write_to_spill(self) -> None:
-        """Everything in memory that is not written yet; the spill may let go of its oldest for it."""
+        """Write all frames in memory that are not written yet; the spill may drop its oldest for them."""
         if self._spill is None:
             return
         written_through = max(self._spill.last_sequence, self._first_in_memory() - 1)
         for held in islice(self._in_memory, written_through + 1 - self._first_in_memory(), None):
             if not self._spill.append(held):
                 break
-        self._drop_what_the_spill_let_go()
+        self._sync_with_spill()
 
     def _make_room(self) -> None:
         oldest = self._in_memory[0].sequence
@@ -174,12 +173,13 @@ class ResendBuffer:
             self._forget_oldest_in_memory()
         elif self._spill is not None and self.first_sequence < oldest:
             self._spill.drop_oldest()
-            self._drop_what_the_spill_let_go()
+            self._sync_with_spill()
             self._write_to_spill()
         else:
             self._drop_before(oldest + 1)
 
-    def _drop_what_the_spill_let_go(self) -> None:
+    def _sync_with_spill(self) -> None:
+        """Drop the frames that the spill has dropped."""
         if self._spill is not None:
             is_empty = self._spill.first_sequence > self._spill.last_sequence
             on_disk = self._first_in_memory() if is_empty else self._spill.first_sequence
@@ -188,10 +188,10 @@ class ResendBuffer:
     def _drop_before(self, sequence: int) -> None:
         while self._step_counts and self.first_sequence < sequence:
             self.reports_dropped += 1
-            self.steps_dropped += self._take_oldest()
+            self.steps_dropped += self._pop_oldest()
 
-    def _take_oldest(self) -> int:
-        """Let the oldest frame go, wherever it is; its step records."""
+    def _pop_oldest(self) -> int:
+        """Remove the oldest frame, in memory or spill; return the number of its step records."""
         if len(self._in_memory) == len(self._step_counts):
             self._forget_oldest_in_memory()
         return self._step_counts.popleft()

@@ -1,17 +1,17 @@
-"""The GPU of this rank on AMD, from amdsmi: ROCm's own library, which also amd-smi reads. As nvml.py for NVIDIA.
+"""Samples the AMD GPU of this rank through amdsmi, ROCm's library that amd-smi uses too. As nvml.py for NVIDIA.
 
-    no GPU in use (yet), or not AMD's       amdsmi is not even imported
-    amdsmi is not installed, or its library is not there, or amdsmi_init fails
-                                            said once, with the cure; from then on sample() returns () at no cost
-    the GPU is not found, or tells nothing  a sample with every field absent, and why; looked for again after 10 s,
-                                            20 s, ... 10 min, and in between amdsmi is left alone
-    one value cannot be read                that field is None, `absent` says why; the others are measured
+    no GPU in use (yet), or not AMD's       amdsmi is not imported
+    amdsmi or its library is missing, or amdsmi_init fails
+                                            logged once with the cure; from then on sample() returns () at no cost
+    the GPU is not found or not readable    a sample with every field absent, with the reason; retried after 10 s,
+                                            20 s, ... 10 min without amdsmi calls between
+    one value cannot be read                that field is None with its reason in `absent`; the others are measured
 
-amdsmi stands for a value that the GPU does not have by the text 'N/A'. It calls its library through ctypes, which lets
-go of the GIL. On a GPU that is partitioned (CPX, NPS4) the values are those of the whole board.
+amdsmi returns 'N/A' for a value that the GPU does not have. It calls its library through ctypes, which releases the
+GIL. On a partitioned GPU (CPX, NPS4) the values are those of the whole board.
 
-Not asked for: amdsmi_get_gpu_pci_throughput, amdsmi_get_violation_status and everything else that measures over a time
-of its own, since nothing here may wait. Throttling is told by counters that have grown since the sample before.
+Functions that measure over an interval of their own (amdsmi_get_gpu_pci_throughput, amdsmi_get_violation_status) are
+not used, since they block. Throttling is derived from counters that have grown since the last sample.
 """
 
 import importlib
@@ -43,11 +43,11 @@ THROTTLE_COUNTERS: Final[Mapping[str, str]] = {
     "vr_thm_residency_acc": "voltage_regulator_thermal",
     "hbm_thm_residency_acc": "memory_thermal",
 }
-"""What each counter of the GPU's metrics (1.6 and newer: MI300) is called here. Detection looks for the words `thermal`
-and `power`."""
+"""Throttle reason by counter of the GPU's metrics (1.6 and newer: MI300). Detection uses the words `thermal` and
+`power`."""
 
 UNNAMED_REASON = "unspecified"
-"""Older GPUs tell whether they throttle; what for, amdsmi makes a plain yes of."""
+"""Older GPUs report only whether they throttle, without a reason."""
 
 LINK_COUNTERS: Final[Mapping[str, str]] = {
     "xgmi_tx_bytes": "xgmi_write_data_acc",
@@ -56,7 +56,7 @@ LINK_COUNTERS: Final[Mapping[str, str]] = {
 METRICS_FIELDS = ("throttle_reasons", *LINK_COUNTERS)
 
 NOT_COUNTED: Final = ("pcie_tx_bytes", "pcie_rx_bytes")
-"""The metrics have one sum of both directions, in no unit that would allow bytes."""
+"""The metrics have only the sum of both directions, in an unsuitable unit."""
 
 ONLY_NVIDIA: Final = (
     "nvlink_tx_bytes", "nvlink_rx_bytes", "remapped_rows_correctable", "remapped_rows_uncorrectable",
@@ -68,7 +68,7 @@ NEVER: Final[Mapping[str, str]] = {
     **dict.fromkeys(NOT_COUNTED, "not_counted_by_direction"),
     **dict.fromkeys(ONLY_NVIDIA, "not_on_amd"),
 }
-"""Fields that are never measured here, and why."""
+"""Fields that are never measured on AMD, with the reason."""
 
 NOT_AVAILABLE = Absent("not_available")
 OUT_OF_RANGE = Absent("out_of_range")
@@ -77,7 +77,7 @@ NO_ADDRESS = "torch_tells_no_pci_address"
 
 
 class _Readings:
-    """Everything that is read from one GPU, by its handle."""
+    """All readings of one GPU."""
 
     def __init__(self, module: ModuleType, handle: Any) -> None:
         self._module, self._handle = module, handle
@@ -95,18 +95,18 @@ class _Readings:
         )
 
     def read(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """The values by field, and the reasons of those that are missing."""
+        """Return the values by field, and the reasons of missing ones."""
         values: dict[str, Any] = {}
         absent: dict[str, str] = {}
         for reading in self._readings:
-            for field, value in zip(reading.fields, self._ask(reading), strict=True):
+            for field, value in zip(reading.fields, self._read_one(reading), strict=True):
                 if isinstance(value, Absent):
                     absent[field] = value.reason
                 else:
                     values[field] = value
         return values, absent
 
-    def _ask(self, reading: Reading) -> tuple[Any, ...]:
+    def _read_one(self, reading: Reading) -> tuple[Any, ...]:
         try:
             return reading.read()
         except (self._module.AmdSmiException, AttributeError, KeyError) as error:  # names differ between its releases
@@ -119,13 +119,13 @@ class _Readings:
         return (percent / PERCENT if 0 <= percent <= PERCENT else OUT_OF_RANGE,)
 
     def _read_memory(self) -> tuple[int, int]:
-        """In bytes; amdsmi_get_gpu_vram_usage has it in MiB only."""
+        """Return used and total memory in bytes; amdsmi_get_gpu_vram_usage has only MiB."""
         module, kind = self._module, self._module.AmdSmiMemoryType.VRAM
         used = module.amdsmi_get_gpu_memory_usage(self._handle, kind)
         return int(used), int(module.amdsmi_get_gpu_memory_total(self._handle, kind))
 
     def _read_power(self) -> tuple[Any]:
-        """The mean of the last moments; newer GPUs have the present one in its place."""
+        """Return the recent mean power; newer GPUs have only the present one."""
         power = self._module.amdsmi_get_power_info(self._handle)
         mean = _number(power["average_socket_power"])
         watts = _number(power["current_socket_power"]) if isinstance(mean, Absent) else mean
@@ -136,14 +136,14 @@ class _Readings:
         return (microwatts if isinstance(microwatts, Absent) else microwatts / MICROWATTS_PER_WATT,)
 
     def _read_temperature(self) -> tuple[float]:
-        """Of the hottest place: the one that the clocks are held down for, and all that newer GPUs tell."""
+        """Return the hotspot temperature, which limits the clocks and is the only one of newer GPUs."""
         module = self._module
         sensor, metric = module.AmdSmiTemperatureType.JUNCTION, module.AmdSmiTemperatureMetric.CURRENT
         return (float(module.amdsmi_get_temp_metric(self._handle, sensor, metric)),)
 
     def _read_clock(self, name: str) -> tuple[Any]:
-        told = self._module.amdsmi_get_clock_info(self._handle, self._module.AmdSmiClkType[name])
-        megahertz = _number(told["clk"] if "clk" in told else told["cur_clk"])  # its name before ROCm 6.2
+        clock = self._module.amdsmi_get_clock_info(self._handle, self._module.AmdSmiClkType[name])
+        megahertz = _number(clock["clk"] if "clk" in clock else clock["cur_clk"])  # its name before ROCm 6.2
         return (megahertz if isinstance(megahertz, Absent) else megahertz * HERTZ_PER_MEGAHERTZ,)
 
     def _read_ecc(self) -> tuple[Any, Any]:
@@ -156,8 +156,8 @@ class _Readings:
         return (self._name_throttling(metrics), *links)
 
     def _name_throttling(self, metrics: Mapping[str, Any]) -> tuple[str, ...] | Absent:
-        told = {counter: _number(metrics.get(counter)) for counter in THROTTLE_COUNTERS}
-        counted = {counter: value for counter, value in told.items() if not isinstance(value, Absent)}
+        values = {counter: _number(metrics.get(counter)) for counter in THROTTLE_COUNTERS}
+        counted = {counter: value for counter, value in values.items() if not isinstance(value, Absent)}
         before, self._before = self._before, counted
         if not counted:
             throttles = metrics.get("throttle_status")
@@ -177,9 +177,9 @@ FIELDS = (
 
 
 class AmdSampler:
-    """Samples the GPU that `read_device` gives, on the thread that drives the sampler.
+    """The sampler of the GPU that `read_device` returns. For one thread.
 
-    `on_unavailable` gets one sentence for people when amdsmi cannot be used at all. No error of amdsmi leaves it.
+    `on_unavailable` gets a sentence for the user if amdsmi cannot be used at all. No method raises an amdsmi error.
     """
 
     def __init__(
@@ -203,11 +203,11 @@ class AmdSampler:
 
     @property
     def unavailable(self) -> str | None:
-        """Why amdsmi is not used at all, for example 'not_installed'; None while it is, or has not been needed."""
+        """Reason why amdsmi is not used at all, for example 'not_installed'; None while it is, or is not needed."""
         return self._unavailable
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """One sample of the rank's GPU; empty when there is no AMD GPU to ask for or nothing to ask."""
+        """Return one sample of the rank's GPU; empty without an AMD GPU or without amdsmi."""
         device = None if self._unavailable is not None else self._read_device()
         if device is None or not device.is_amd:
             return ()
@@ -221,27 +221,28 @@ class AmdSampler:
         return (DeviceSample(host_ns=now_ns, uuid=self._uuid, model=self._model, absent={**NEVER, **absent}, **values),)
 
     def close(self) -> None:
-        """Let go of amdsmi, which counts its users: torch keeps its own. From then on sample() returns ()."""
+        """Close amdsmi, which counts its users, so torch is not affected. From then on sample() returns ()."""
         module, self._module, self._readings = self._module, None, None
         self._unavailable = self._unavailable or "closed"
         if module is not None:
             try:
                 module.amdsmi_shut_down()
             except module.AmdSmiException:
-                return  # nothing is left to do about a driver that is gone already
+                return  # the driver may be gone already
 
     def _open(self) -> ModuleType | None:
         cure = "install the amdsmi package that comes with ROCm, and let the process find its libamd_smi.so"
         try:
             module = importlib.import_module("amdsmi")
-        except Exception as error:  # noqa: BLE001 - without its library the package fails in ways of its own
+        except Exception as error:  # noqa: BLE001 - without its library the package may fail in any way
             reason = "not_installed" if isinstance(error, ImportError) else "library_not_found"
             self._give_up(reason, f"{type(error).__name__}: {error}; {cure}")
             return None
         try:
             module.amdsmi_init()
         except module.AmdSmiException as error:
-            self._give_up(_reason(error), f"amdsmi_init says {_reason(error)}; {cure}; a container needs /dev/kfd")
+            text = f"amdsmi_init failed with {_reason(error)}; {cure}; a container needs /dev/kfd"
+            self._give_up(_reason(error), text)
             return None
         self._module = module
         return module
@@ -264,7 +265,7 @@ class AmdSampler:
         self._readings = _Readings(module, handle)
 
     def _lose(self, reason: str, now_ns: int) -> None:
-        """Nothing is asked until the wait is over. The wait grows until a value is read again."""
+        """Make no amdsmi call for a while. The wait doubles until a value is read again."""
         self._readings = None
         self._absent_reason = reason
         self._retry_ns = now_ns + self._retry_wait_ns
@@ -289,7 +290,7 @@ class AmdSampler:
 
 
 def _find_handle(module: ModuleType, pci_address: str | None) -> Any:
-    """The GPU in that place; where torch tells none, the only one. None: there are several."""
+    """Return the GPU at the PCI address; without an address the only GPU, or None if there are several."""
     if pci_address is not None:
         return module.amdsmi_get_processor_handle_from_bdf(pci_address)
     handles = module.amdsmi_get_processor_handles()
@@ -297,18 +298,18 @@ def _find_handle(module: ModuleType, pci_address: str | None) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """An error of amdsmi as a short name: 'no_perm'; one without a code by its type."""
+    """Return an amdsmi error as a short name, 'no_perm'; one without a code by its type."""
     if hasattr(error, "get_error_info"):
         return str(error.get_error_info(detailed=False)).removeprefix("AMDSMI_STATUS_").lower()
     return "not_in_this_amdsmi" if isinstance(error, AttributeError | KeyError) else type(error).__name__
 
 
 def _number(value: Any) -> Any:
-    """The value when it is a number, else why there is none."""
+    """Return the value if it is a number, else the reason of absence."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else NOT_AVAILABLE
 
 
 def _add_up(links: Any) -> int | Absent:
-    """The bytes of all links that count, which they do in KiB; those that the board does not have are 'N/A'."""
+    """Return the bytes of all links, which are counted in KiB; links that the board lacks are 'N/A'."""
     counted = [link for link in links if not isinstance(_number(link), Absent)] if isinstance(links, list) else []
     return sum(counted) * BYTES_PER_KIB if counted else NOT_AVAILABLE

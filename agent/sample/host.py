@@ -1,12 +1,9 @@
-"""What the rank's own process uses: CPU, memory, context switches, page faults, and pauses of the garbage collector.
+"""Samples this process: CPU, memory, context switches, page faults, and pauses of the garbage collector.
 
-    CPU, switches, major faults    one getrusage(RUSAGE_SELF): 1 us for all of them. /proc has them in two files,
-                                   30 us each, and its CPU time has steps of 10 ms where this has 1 us
-    resident memory                the second number of /proc/self/statm, a file that stays open: 2 us where psutil
-                                   takes 22, and amid training 20 where it took 500; getrusage knows only the peak
-    collector pauses               gc.callbacks: nothing else tells how long a collection took
-
-The hook of the collector costs 0.4 us a moment, two moments a collection.
+CPU, switches, major faults    one getrusage(RUSAGE_SELF), which is faster than /proc and exact to 1 us
+resident memory                the second number of /proc/self/statm, kept open: ten times as fast as psutil;
+                               getrusage has only the peak
+garbage collection             gc.callbacks, the only source of its duration; 0.4 us per call, two per collection
 """
 
 import gc
@@ -27,21 +24,19 @@ STATM_BYTES_MAX: Final = 256
 
 
 def read_own_usage() -> Usage:
-    """What the kernel has counted for this process, all threads of it."""
+    """Return the kernel's resource usage of this process, all threads included."""
     return resource.getrusage(resource.RUSAGE_SELF)
 
 
 class ResidentMemory:
-    """The memory of this process that is in RAM, read from a file that is opened once; by psutil where there is no such
-    file, as on macOS.
-    """
+    """The resident memory of this process, read from a file that stays open, or by psutil without one (macOS)."""
 
     def __init__(self, path: str = STATM) -> None:
         self._path = path
         self._file: int | None = None
 
     def read_bytes(self) -> int:
-        """It now. Raises OSError where it is hidden."""
+        """Return it. Raise OSError if it cannot be read."""
         if self._file is None:
             try:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -54,14 +49,14 @@ class ResidentMemory:
             raise OSError(f"{self._path} holds {fields}, not numbers of pages") from error
 
     def find_bytes(self) -> int | None:
-        """It now, None where it is hidden."""
+        """Return it; None if it cannot be read."""
         try:
             return self.read_bytes()
         except OSError:
             return None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
@@ -77,9 +72,9 @@ def _ask_psutil() -> int:
 
 
 class GcMeter:
-    """Adds up how long Python's garbage collector stopped this process, all threads of it.
+    """Meter of the pauses of this process by Python's garbage collector.
 
-    Both values count up from 0 at the first `install()`, stand still while removed, and never decrease.
+    Both values start from 0 at the first `install()`, do not change while removed, and never decrease.
     """
 
     def __init__(self, read_clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -91,32 +86,32 @@ class GcMeter:
 
     @property
     def pause_ns(self) -> int | None:
-        """Time spent collecting, 0 when nothing was collected, None while not installed."""
+        """Total time of collections, None while not installed."""
         return self._pause_ns if self._installed else None
 
     @property
     def collections(self) -> int | None:
-        """How many collections ended, of all generations, None while not installed."""
+        """Number of collections of all generations, None while not installed."""
         return self._collections if self._installed else None
 
     def install(self) -> None:
-        """Begin to count. A second call changes nothing."""
+        """Start counting. A second call changes nothing."""
         if not self._installed:
             self._start_ns = 0
             self._installed = True
             gc.callbacks.append(self._on_collection)
 
     def remove(self) -> None:
-        """Stop counting. Safe when not installed, and when somebody has emptied gc.callbacks."""
+        """Stop counting. Safe if not installed, and if the script has emptied gc.callbacks."""
         self._installed = False
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 
-    def _on_collection(self, moment: str, _details: dict[str, Any]) -> None:
-        # Only integers are made here, which the collector does not track: the hook cannot itself cause a collection.
-        # CPython never nests collections and calls both moments on one thread. Nothing here can raise short of an
-        # interrupt, and CPython does not let an exception of a callback into the code that was running.
-        if moment == "start":
+    def _on_collection(self, phase: str, _details: dict[str, Any]) -> None:
+        # Only integers are created here, which the collector does not track, so the hook cannot trigger a collection.
+        # CPython never nests collections and makes both calls on one thread. Exceptions of a callback do not reach the
+        # interrupted code.
+        if phase == "start":
             self._start_ns = self._read_clock_ns()
         elif self._start_ns:  # 0: installed in the middle of this collection, by a finalizer
             self._pause_ns += self._read_clock_ns() - self._start_ns
@@ -125,7 +120,7 @@ class GcMeter:
 
 
 class HostSampler:
-    """Samples this process. `read_usage` touches the world and may raise OSError."""
+    """The sampler of this process. `read_usage` may raise OSError."""
 
     def __init__(
         self,
@@ -141,7 +136,7 @@ class HostSampler:
         self._memory = memory or ResidentMemory()
 
     def sample(self) -> HostSample:
-        """The process now. What the platform denies is None."""
+        """Return a sample of the process. Values that the platform denies are None."""
         usage = self._usage()
         waits = usage if usage is not None and _counts_waits(usage) else None
         return HostSample(
@@ -156,11 +151,11 @@ class HostSampler:
         )
 
     def find_resident_bytes(self) -> int | None:
-        """The memory of this process that is in RAM now, None where it is hidden."""
+        """Return the resident memory of this process; None if it cannot be read."""
         return self._memory.find_bytes()
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close the open file."""
         self._memory.close()
 
     def _usage(self) -> Usage | None:
@@ -171,9 +166,9 @@ class HostSampler:
 
 
 def _counts_waits(usage: Usage) -> bool:
-    """Whether the kernel fills the counters at all.
+    """Return whether the kernel counts context switches at all.
 
-    A process that has imported torch has waited for a disk or a lock at least once. A sandbox kernel (gVisor) that
-    leaves switches and faults out reports 0 for all of them, and such a 0 is not a measurement.
+    A process that has imported torch has switched at least once. A sandbox kernel (gVisor) reports 0 for switches and
+    faults, which is not a measurement.
     """
     return usage.ru_nvcsw + usage.ru_nivcsw > 0

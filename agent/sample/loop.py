@@ -1,10 +1,10 @@
-"""Runs the samplers beside training: each on its own period, apart from the others, and never at any price.
+"""Runs the samplers, each at its own interval, and limits the cost of slow or failing ones.
 
-    a run takes longer than slow_ns    its interval doubles, up to interval_ns_max; said once for each new length
-    the next run is quick again        its interval halves, down to interval_ns: a hiccup costs one sample, not all
-    failures_max failures in a row     the sampler is switched off for good, and it is said
+    a run takes longer than slow_ns    its interval doubles, up to interval_ns_max; logged once for each new length
+    the next run is fast               its interval halves, down to interval_ns
+    failures_max failures in a row     the sampler is switched off for good, which is logged
 
-A sampler cannot be stopped while it runs: a driver call has no deadline. What is bounded is how often it may be slow.
+A running sampler cannot be stopped, since a driver call has no timeout; only the frequency of slow runs is bounded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +20,21 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_S, format_duration
 T = TypeVar("T")
 
 SLOW_NS = 10 * NS_PER_MS
-"""At one sample a second 1 % of a core, what the whole agent may cost. The host sampler takes 0.03 ms."""
+"""1 % of a core at one sample per second. The host sampler takes 0.03 ms."""
 
 INTERVAL_NS_MAX = 60 * NS_PER_S
-"""So that a sampler that is always slow still gives one sample to most Prometheus rate windows (5 minutes)."""
+"""Short enough that Prometheus rates over 5 minutes work even with a sampler that is always slow."""
 
 FAILURES_MAX = 3
 
 RARER_TIMES = 16
-"""Of a sampler that has to save: every 32 s at the default, so it costs next to nothing and is still there."""
+"""Factor of the interval when the governor reduces samples: every 32 s at the default."""
 
 
 class SamplerCounts(msgspec.Struct, frozen=True):
-    """What one sampler has done so far. `last_duration_ns` is None before its first run; failed runs count too.
+    """The statistics of one sampler, failed runs included. `last_duration_ns` is None before its first run.
 
-    `cpu_ns` is the CPU time of the calling thread in all its runs; in the rest of `total_ns` a driver let it wait.
+    `cpu_ns` is the CPU time of the calling thread in all runs; the rest of `total_ns` was spent waiting for a driver.
     """
 
     last_duration_ns: int | None
@@ -47,11 +47,11 @@ class SamplerCounts(msgspec.Struct, frozen=True):
 
 
 class _Sampler(msgspec.Struct, Generic[T]):
-    """One sampler, and how it is doing."""
+    """One sampler with its state."""
 
     read: Callable[[], T]
     interval_ns: int
-    interval_ns_said: int
+    interval_ns_logged: int
     due_ns: int | None = None
     result: T | None = None
     last_duration_ns: int | None = None
@@ -67,10 +67,10 @@ class _Sampler(msgspec.Struct, Generic[T]):
 
 
 class SampleLoop(Generic[T]):
-    """Runs samplers by name. One thread drives it; it starts none and never sleeps.
+    """The samplers of a process by name. Used by one thread; it neither starts threads nor sleeps.
 
-    `on_error` gets every exception of a sampler with the sampler's name, `on_notice` a sentence for people when a
-    sampler becomes rarer or is switched off. Neither may raise.
+    `on_error` gets every exception of a sampler with the sampler's name, `on_notice` a sentence for the user when a
+    sampler runs less often or is switched off. Neither may raise.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class SampleLoop(Generic[T]):
         self._samplers = {part: _Sampler(read, interval_ns, interval_ns) for part, read in samplers.items()}
 
     def due(self, now_ns: int) -> bool:
-        """Whether `run` would run anything. Every sampler is due at once the first time."""
+        """Return whether any sampler is due. Every one is due at the start."""
         return any(sampler.is_due(now_ns) for sampler in self._samplers.values())
 
     def run(self, now_ns: int) -> None:
-        """Run each sampler that is due. A run that comes late is not made up for."""
+        """Run each sampler that is due. Missed runs are not repeated."""
         self._run_these([part for part, sampler in self._samplers.items() if sampler.is_due(now_ns)], now_ns)
 
     def run_all(self, now_ns: int) -> None:
@@ -117,17 +117,17 @@ class SampleLoop(Generic[T]):
             sampler.due_ns = now_ns + times * sampler.interval_ns
 
     def sample_less_often(self, parts: frozenset[str]) -> None:
-        """From their next run on these samplers run once in RARER_TIMES their interval, all others as they should."""
+        """From their next run on, run these samplers at RARER_TIMES their interval, all others at their interval."""
         self._rarer = parts
 
     @property
     def latest(self) -> Mapping[str, T]:
-        """What each sampler's last run gave. One that has not run yet, or failed the last time, is not in it."""
+        """The last result of each sampler, without those that have not run yet or failed the last time."""
         return {part: sampler.result for part, sampler in self._samplers.items() if sampler.result is not None}
 
     @property
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """What each sampler has done so far."""
+        """The statistics of each sampler."""
         return {
             part: SamplerCounts(
                 last_duration_ns=sampler.last_duration_ns,
@@ -146,7 +146,7 @@ class SampleLoop(Generic[T]):
         start_ns, start_cpu_ns = self._clock.monotonic_ns(), self._read_cpu_ns()
         try:
             sampler.result = sampler.read()
-        except Exception as error:  # noqa: BLE001 - the boundary: whatever one sampler raises must not reach the others
+        except Exception as error:  # noqa: BLE001 - an error of one sampler must not affect the others
             self._count_failure(part, sampler, error)
         else:
             sampler.successes += 1
@@ -154,11 +154,11 @@ class SampleLoop(Generic[T]):
         sampler.last_duration_ns = self._clock.monotonic_ns() - start_ns
         sampler.total_ns += sampler.last_duration_ns
         sampler.cpu_ns += self._read_cpu_ns() - start_cpu_ns
-        if not is_first:  # the first run loads libraries and opens devices, which says nothing about the later ones
-            self._pace(part, sampler, sampler.last_duration_ns)
+        if not is_first:  # the first run loads libraries and opens devices
+            self._adjust_interval(part, sampler, sampler.last_duration_ns)
 
     def _count_failure(self, part: str, sampler: _Sampler[T], error: Exception) -> None:
-        sampler.result = None  # a sample of before would pass for one of now
+        sampler.result = None  # so that an old sample is not taken as current
         sampler.failures += 1
         sampler.failures_in_a_row += 1
         self._on_error(part, error)
@@ -169,13 +169,13 @@ class SampleLoop(Generic[T]):
                 f"{type(error).__name__}: {error}; training is not affected, its values are absent from now on"
             )
 
-    def _pace(self, part: str, sampler: _Sampler[T], duration_ns: int) -> None:
+    def _adjust_interval(self, part: str, sampler: _Sampler[T], duration_ns: int) -> None:
         if duration_ns <= self._slow_ns:
             sampler.interval_ns = max(self._interval_ns, sampler.interval_ns // 2)
             return
         sampler.interval_ns = min(self._interval_ns_max, sampler.interval_ns * 2)
-        if sampler.interval_ns > sampler.interval_ns_said and not sampler.is_off:
-            sampler.interval_ns_said = sampler.interval_ns
+        if sampler.interval_ns > sampler.interval_ns_logged and not sampler.is_off:
+            sampler.interval_ns_logged = sampler.interval_ns
             self._on_notice(
                 f"sampler {part} took {format_duration(duration_ns)}, the limit is {format_duration(self._slow_ns)}; "
                 f"it now runs every {format_duration(sampler.interval_ns)}"

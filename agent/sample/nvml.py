@@ -1,15 +1,13 @@
-"""The GPU of this rank, from NVML: the driver's own library, which also nvidia-smi reads.
+"""Samples the NVIDIA GPU of this rank through NVML, the driver's library that nvidia-smi uses too.
 
-    read_device_uuid() -> None              no CUDA in this process (yet), or an AMD GPU: NVML is not even loaded
-    nvmlInit fails                          said once, with the cure; from then on sample() returns () at no cost
-    the GPU is not found, or gets lost      a sample with every field absent, and why, but the Xid errors that came
-                                            with the loss; looked for again after 10 s, 20 s, ... 10 min, and in
-                                            between NVML is left alone
-    one value cannot be read                that field is None, `absent` says why; the others are measured
+    read_device_uuid() -> None              no CUDA in this process (yet), or an AMD GPU: NVML is not loaded
+    nvmlInit fails                          logged once with the cure; from then on sample() returns () at no cost
+    the GPU is not found, or gets lost      a sample with every field absent, with the reason, except the Xid errors of
+                                            the loss; retried after 10 s, 20 s, ... 10 min without NVML calls between
+    one value cannot be read                that field is None with its reason in `absent`; the others are measured
 
-What is read stands in nvml_state.py, nvml_traffic.py, nvml_faults.py and nvml_activity.py. pynvml calls NVML through
-ctypes, which lets go of the GIL: a driver that answers slowly holds up only its caller. Its own part of a sample is
-about 0.1 ms (Python 3.11, against tests/nvml_stand_in); what a real driver adds has not been measured.
+The values are read by nvml_readings.py. pynvml calls NVML through ctypes, which releases the GIL: a slow driver delays
+only the calling thread.
 """
 
 import importlib
@@ -17,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rankscope.agent.guard import log_line
-from rankscope.agent.sample import nvml_activity, nvml_faults, nvml_state, nvml_traffic
+from rankscope.agent.sample import nvml_readings
 from rankscope.agent.sample.nvml_calls import LOST_REASONS, Absent, Device, Nvml, Reading
 from rankscope.measure.clock import Clock
 from rankscope.measure.records import DeviceSample
@@ -27,55 +25,55 @@ RETRY_NS_FIRST = 10 * NS_PER_S
 RETRY_NS_MAX = 600 * NS_PER_S
 
 FIELDS = (
-    *nvml_state.FIELDS,
-    *nvml_traffic.FIELDS,
-    *nvml_faults.ECC_FIELDS,
-    *nvml_faults.REMAP_FIELDS,
-    *nvml_faults.XID_FIELDS,
-    *nvml_activity.FIELDS,
+    *nvml_readings.STATE_FIELDS,
+    *nvml_readings.TRAFFIC_FIELDS,
+    *nvml_readings.ECC_FIELDS,
+    *nvml_readings.REMAP_FIELDS,
+    *nvml_readings.XID_FIELDS,
+    *nvml_readings.ACTIVITY_FIELDS,
 )
 """The fields of DeviceSample that NVML fills."""
 
 
 class _LostError(Exception):
-    """The whole device cannot be read; its text is the reason."""
+    """Raised when the whole device cannot be read; its text is the reason."""
 
 
 class _DeviceReadings:
-    """Everything that is read from one device, from when it is found until it is lost or let go."""
+    """All readings of one device, from when it is found until it is lost or closed."""
 
-    def __init__(self, nvml: Nvml, device: Device, xids: nvml_faults.XidWatch) -> None:
+    def __init__(self, nvml: Nvml, device: Device, xids: nvml_readings.XidWatch) -> None:
         self._nvml = nvml
-        self._activity = nvml_activity.ActivityReadings(nvml, device)
+        self._activity = nvml_readings.ActivityReadings(nvml, device)
         self._readings: tuple[Reading, ...] = (
-            *nvml_state.StateReadings(nvml, device).readings,
-            *nvml_traffic.TrafficReadings(nvml, device).readings,
-            *nvml_faults.FaultReadings(nvml, device).readings,
+            *nvml_readings.StateReadings(nvml, device).readings,
+            *nvml_readings.TrafficReadings(nvml, device).readings,
+            *nvml_readings.FaultReadings(nvml, device).readings,
             *xids.readings,
             *self._activity.readings,
         )
 
     def read(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """The values by field, and the reasons of those that are missing. Raises _LostError."""
+        """Return the values by field, and the reasons of missing ones. Raise _LostError."""
         values: dict[str, Any] = {}
         absent: dict[str, str] = {}
         for reading in self._readings:
-            for field, value in zip(reading.fields, self._ask(reading), strict=True):
+            for field, value in zip(reading.fields, self._read_one(reading), strict=True):
                 if not isinstance(value, Absent):
                     values[field] = value
                     continue
                 absent[field] = value.reason
                 if value.reason in LOST_REASONS:
                     raise _LostError(value.reason)
-        if values.keys() <= set(nvml_faults.XID_FIELDS):  # these come from the driver, not from the device
+        if values.keys() <= set(nvml_readings.XID_FIELDS):  # these come from the driver, not from the device
             raise _LostError(absent[FIELDS[0]])
         return values, absent
 
     def close(self) -> None:
-        """Give back what NVML holds for these readings."""
+        """Free what NVML holds for these readings."""
         self._activity.close()
 
-    def _ask(self, reading: Reading) -> tuple[Any, ...]:
+    def _read_one(self, reading: Reading) -> tuple[Any, ...]:
         try:
             return reading.read()
         except self._nvml.error_type as error:
@@ -83,9 +81,9 @@ class _DeviceReadings:
 
 
 class NvmlSampler:
-    """Samples the GPU with the UUID that `read_device_uuid` gives, on the thread that drives the sampler.
+    """The sampler of the GPU whose UUID `read_device_uuid` returns. For one thread.
 
-    `on_unavailable` gets one sentence for people when NVML cannot be used at all. No NVML error leaves this class.
+    `on_unavailable` gets a sentence for the user if NVML cannot be used at all. No method raises an NVML error.
     """
 
     def __init__(
@@ -101,7 +99,7 @@ class NvmlSampler:
         self._unavailable: str | None = None
         self._nvml: Nvml | None = None
         self._readings: _DeviceReadings | None = None
-        self._xids = nvml_faults.XidWatch()
+        self._xids = nvml_readings.XidWatch()
         self._asked_uuid = ""
         self._uuid = ""
         self._model = ""
@@ -112,11 +110,11 @@ class NvmlSampler:
 
     @property
     def unavailable(self) -> str | None:
-        """Why NVML is not used at all, for example 'driver_not_loaded'; None while it is, or has not been needed."""
+        """Reason why NVML is not used at all, for example 'driver_not_loaded'; None while it is, or is not needed."""
         return self._unavailable
 
     def sample(self) -> tuple[DeviceSample, ...]:
-        """One sample of the rank's GPU; empty when there is no GPU to ask for or no NVML to ask."""
+        """Return one sample of the rank's GPU; empty without a GPU or without NVML."""
         if self._unavailable is not None:
             return ()
         uuid = self._read_device_uuid()
@@ -133,8 +131,8 @@ class NvmlSampler:
         return (self._read(self._readings, now_ns),)
 
     def close(self) -> None:
-        """Let go of NVML. From then on sample() returns ()."""
-        self._let_go()
+        """Close NVML. From then on sample() returns ()."""
+        self._close_readings()
         self._xids.stop()
         if self._nvml is not None:
             self._nvml.shutdown()
@@ -155,7 +153,7 @@ class NvmlSampler:
                 "the NVIDIA driver's libnvidia-ml.so.1 must be found and fit the loaded driver; a container needs "
                 "`utility` in NVIDIA_DRIVER_CAPABILITIES"
             )
-            self._give_up(nvml.reason(error), f"nvmlInit says {error}; {cure}")
+            self._give_up(nvml.reason(error), f"nvmlInit failed with {error}; {cure}")
             return None
         self._nvml = nvml
         return nvml
@@ -165,9 +163,9 @@ class NvmlSampler:
         self._on_unavailable(f"GPU sensors are not read ({reason}): {explanation}. Everything else is measured")
 
     def _begin_with(self, uuid: str, now_ns: int) -> None:
-        self._let_go()
+        self._close_readings()
         self._xids.stop()
-        self._xids = nvml_faults.XidWatch()
+        self._xids = nvml_readings.XidWatch()
         self._asked_uuid = uuid
         self._uuid = uuid
         self._model = ""
@@ -184,19 +182,19 @@ class NvmlSampler:
         self._xids.start(nvml, device)
         self._readings = _DeviceReadings(nvml, device, self._xids)
 
-    def _let_go(self) -> None:
+    def _close_readings(self) -> None:
         if self._readings is not None:
             self._readings.close()
         self._readings = None
 
     def _lose(self, reason: str, now_ns: int) -> None:
-        """No handle any more, and no NVML call until the wait is over. The wait grows until a value is read again.
+        """Drop the handle and make no NVML call for a while. The wait doubles until a value is read again.
 
-        The Xid that tells why it is lost may have come since the last sample: it is collected first.
+        Pending Xids are collected first, since they may explain the loss.
         """
-        self._let_go()
+        self._close_readings()
         self._absent_reason = reason
-        self._lost_xids = self._xids.settle()
+        self._lost_xids = self._xids.collect_last()
         self._retry_ns = now_ns + self._retry_wait_ns
         self._retry_wait_ns = min(2 * self._retry_wait_ns, RETRY_NS_MAX)
 

@@ -1,7 +1,7 @@
-"""pynvml's calls, its errors as short names, and the handles of one device. What is measured stands in the nvml_ files.
+"""Wraps pynvml: its functions under their changing names, its errors as short names, the handles of one device.
 
-A reading is asked for once a sample. It raises NVML's error when nothing of it is known, and has an `Absent` in place
-of each value that is missing alone.
+A reading is made once per sample. It raises NVML's error if all its values are unknown, and returns an `Absent` in
+place of a single missing value.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 REASON_LENGTH_MAX = 64
-"""NVML may know errors that pynvml does not name; their text comes from the driver and is cut here."""
+"""Errors unknown to pynvml have a text from the driver, which is truncated to this length."""
 
 LOST_REASONS = frozenset({"gpu_is_lost", "gpu_not_found", "reset_required", "uninitialized"})
-"""Errors of the whole device: the other values are not asked for, since each such call can take until a time-out."""
+"""Errors of the whole device, after which no other value is read, since each call may block until a timeout."""
 
 HERTZ_PER_MEGAHERTZ = 1_000_000
 MILLIWATTS_PER_WATT = 1_000
@@ -26,23 +26,23 @@ BYTES_PER_MIB = 1024 * 1024
 
 
 class Absent(NamedTuple):
-    """In place of a value: why there is none."""
+    """The reason of a missing value, in its place."""
 
     reason: str
 
 
 class Reading(NamedTuple):
-    """Fields of DeviceSample that are read together; `read` gives a value or an Absent for each, in their order."""
+    """Fields of DeviceSample that are read together; `read` returns a value or an Absent for each, in their order."""
 
     fields: tuple[str, ...]
     read: Callable[[], tuple[Any, ...]]
 
 
 class Device(msgspec.Struct, frozen=True):
-    """NVML's handles of one device.
+    """The NVML handles of one device.
 
-    They differ for a slice (MIG): it has memory and multiprocessors of its own, while power, heat, clocks, links and
-    error counts exist only for the whole board.
+    `own` and `board` differ for a slice (MIG), which has its own memory and multiprocessors, while power, temperature,
+    clocks, links and error counts exist only for the whole board.
     """
 
     uuid: str
@@ -52,12 +52,12 @@ class Device(msgspec.Struct, frozen=True):
 
     @property
     def is_slice(self) -> bool:
-        """Whether it is a part of a GPU (MIG)."""
+        """Whether it is a slice of a GPU (MIG)."""
         return self.uuid.startswith("MIG-")
 
 
 class Call:
-    """One question to NVML under the names it has had. A name that pynvml or the driver lacks is not tried again."""
+    """An NVML function under its alternative names. A name that pynvml or the driver lacks is not tried again."""
 
     def __init__(self, module: ModuleType, *spellings: tuple[Any, ...]) -> None:
         self._missing: type[Exception] = module.NVMLError_FunctionNotFound
@@ -66,7 +66,7 @@ class Call:
         ]
 
     def __call__(self, handle: Any) -> Any:
-        """What NVML answers about that handle."""
+        """Call it for a handle."""
         while self._spellings:
             function, arguments = self._spellings[0]
             try:
@@ -77,7 +77,7 @@ class Call:
 
 
 class Nvml:
-    """The opened library. Its methods raise `error_type`."""
+    """The opened NVML library. Its methods raise `error_type`."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
@@ -89,16 +89,16 @@ class Nvml:
         }
 
     def reason(self, error: Exception) -> str:
-        """An NVML error as a short name: 'no_permission'; one that pynvml has no name for, by the driver's own text."""
+        """Return an NVML error as a short name, 'no_permission'; one unknown to pynvml by the driver's text."""
         named = self._reasons.get(getattr(error, "value", 0))
         return named or re.sub(r"[^a-z0-9]+", "_", str(error).lower()).strip("_")[:REASON_LENGTH_MAX]
 
     def absent(self, code: int) -> Absent:
-        """Why one value of several is missing, by the code that NVML left with it."""
+        """Return the reason of one missing value of several, from its NVML return code."""
         return Absent(self.reason(self.module.NVMLError(code)))
 
     def find_device(self, uuid: str) -> Device:
-        """The device with torch's UUID: a GPU, or a slice of one, which torch does not tell apart."""
+        """Return the device with torch's UUID: a GPU or a slice of one, which torch does not distinguish."""
         own = self._find_handle(uuid)
         if own is None:
             uuid = "MIG-" + uuid.removeprefix("GPU-")
@@ -108,12 +108,12 @@ class Nvml:
         return Device(uuid, self._read_model(own), own, board)
 
     def find_instance(self, device: Device) -> int | None:
-        """The number of a slice's GPU instance on its board; None for a whole GPU."""
+        """Return the number of a slice's GPU instance on its board; None for a whole GPU."""
         return int(self.module.nvmlDeviceGetGpuInstanceId(device.own)) if device.is_slice else None
 
     def shutdown(self) -> None:
-        """Give back what nvmlInit took. NVML counts both, so others in this process keep theirs."""
-        with contextlib.suppress(self.error_type):  # nothing is left to do about a driver that is gone already
+        """Undo nvmlInit. NVML counts its users, so others in this process are not affected."""
+        with contextlib.suppress(self.error_type):  # the driver may be gone already
             self.module.nvmlShutdown()
 
     def _find_handle(self, uuid: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which GPU the training computes on, as torch tells it: seen on the training thread, remembered for the samplers."""
+"""Determines the GPU of the training thread from torch, for the samplers on the agent thread."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -10,10 +10,10 @@ import msgspec
 class TorchDevice(msgspec.Struct, frozen=True):
     """The GPU of the training thread.
 
-    `index` is torch's own, among the devices that are visible to the process. `uuid` is NVIDIA's name of the GPU, for
-    example 'GPU-8f6d...', None on AMD, whose management library knows another one. Of a slice (MIG) it has the prefix
-    'GPU-' too, since torch does not tell slices apart. `pci_address` is for example '0000:c1:00.0'. What an older torch
-    does not tell is None.
+    `index` is torch's, among the devices visible to the process. `uuid` is NVIDIA's name of the GPU, for example
+    'GPU-8f6d...'; None on AMD, whose management library uses another one. A slice (MIG) has the prefix 'GPU-' too,
+    since torch does not distinguish slices. `pci_address` is for example '0000:c1:00.0'. Fields that an older torch
+    lacks are None.
     """
 
     index: int
@@ -23,23 +23,22 @@ class TorchDevice(msgspec.Struct, frozen=True):
 
 
 def is_built_for_amd(modules: Mapping[str, Any] = sys.modules) -> bool:
-    """Whether the torch that is imported is built for AMD GPUs (ROCm)."""
+    """Return whether the imported torch is built for AMD GPUs (ROCm)."""
     version = getattr(modules.get("torch"), "version", None)
     return getattr(version, "hip", None) is not None
 
 
 def may_have_device(modules: Mapping[str, Any] = sys.modules) -> bool:
-    """False when torch is there and was built without a GPU: then read_torch_device never finds one."""
+    """Return False if torch is imported and built without GPU support: then read_torch_device never finds one."""
     version = getattr(modules.get("torch"), "version", None)
     return version is None or getattr(version, "cuda", None) is not None or is_built_for_amd(modules)
 
 
 def read_torch_device(modules: Mapping[str, Any] = sys.modules) -> TorchDevice | None:
-    """The GPU that the calling thread's torch computes on.
+    """Return the GPU that the calling thread computes on; None if torch is not imported or has not used CUDA yet.
 
-    To be called on the training thread, as TrainingDevice does: CUDA's current device belongs to a thread, and every
-    other thread gets device 0 whatever the script has set. It neither imports torch nor starts CUDA. None: torch is
-    not imported, or has not used CUDA yet. Raises what torch raises when CUDA is broken.
+    Call it on the training thread: CUDA's current device is per thread, and other threads get device 0. It neither
+    imports torch nor initializes CUDA. Errors of torch are passed on.
     """
     torch = modules.get("torch")
     cuda = getattr(torch, "cuda", None)  # None while another thread is still importing torch
@@ -75,20 +74,18 @@ class TrainingDevice:
         self._read_device = read_device
         self._may_have_device = may_have_device
         self._device: TorchDevice | None = None
-        self._is_settled = False
+        self._is_known = False
 
     def observe(self) -> None:
-        """Look which GPU this thread uses, until there is one, or can be none. Call it on the training thread, again
-        and again.
-        """
-        if not self._is_settled:
+        """Determine the GPU of this thread, until it is known. Call it repeatedly on the training thread."""
+        if not self._is_known:
             self._device = self._read_device()
-            self._is_settled = self._device is not None or not self._may_have_device()
+            self._is_known = self._device is not None or not self._may_have_device()
 
     def seen(self) -> TorchDevice | None:
-        """What was seen, from any thread; None while there is no GPU."""
+        """Return the GPU, on any thread; None while it is not known."""
         return self._device
 
     def uuid(self) -> str | None:
-        """Its UUID, None while there is no NVIDIA GPU. This is what NvmlSampler is given."""
+        """Return its UUID for NvmlSampler; None while there is no NVIDIA GPU."""
         return None if self._device is None else self._device.uuid

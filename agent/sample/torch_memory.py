@@ -1,11 +1,11 @@
-"""Torch's own caching allocator: what it has handed out, what it holds, and when it had to go to the driver for more.
+"""Samples torch's caching allocator: allocated and reserved memory, retries, and allocations from the driver.
 
-`memory_stats_as_nested_dict` takes the allocator's lock for a moment and calls nothing of CUDA, so it can be asked from
-another thread than the training's, also while a CUDA graph is captured. `memory_stats` would make 122 flat keys of it,
-140 us where picking takes about 11. Nothing is reset: peaks and counts belong to whoever trains.
+`memory_stats_as_nested_dict` holds the allocator's lock briefly and makes no CUDA calls, so any thread can call it,
+also while a CUDA graph is captured. `memory_stats` would convert it to 122 flat keys, which takes ten times as long.
+Nothing is reset, since the user may use peaks and counts.
 
-Only the allocator named `native` counts all this. Another one leaves zeros that mean nothing, or calls CUDA to answer,
-so of it no field is measured, and the sample says why.
+Only the allocator named `native` counts all this. Others leave meaningless zeros or call CUDA, so their fields are all
+absent, with the reason.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,13 +31,13 @@ PATHS: Final[Mapping[str, tuple[str, ...]]] = {
     "device_allocs": ("num_device_alloc",),
     "device_frees": ("num_device_free",),
 }
-"""Where torch has each field of AllocatorSample."""
+"""Path of each field of AllocatorSample in torch's statistics."""
 
 
 class TorchMemorySampler:
-    """Samples the allocator of the GPU that `read_device` names, on any thread.
+    """The sampler of the allocator of the GPU that `read_device` returns, on any thread.
 
-    `cuda` is torch.cuda or what stands in for it. sample() raises what torch raises when CUDA is broken.
+    `cuda` is torch.cuda or a replacement. Errors of torch are passed on.
     """
 
     def __init__(self, clock: Clock, read_device: Callable[[], TorchDevice | None], cuda: Any) -> None:
@@ -46,7 +46,7 @@ class TorchMemorySampler:
         self._cuda = cuda
 
     def sample(self) -> AllocatorSample | None:
-        """The allocator now; None while the training has no GPU."""
+        """Return a sample of the allocator; None while the training has no GPU."""
         device = self._read_device()
         if device is None:
             return None
@@ -58,7 +58,7 @@ class TorchMemorySampler:
 
 
 def parse_stats(stats: Mapping[str, Any], host_ns: int) -> AllocatorSample:
-    """The sample in torch's nested statistics of one device.
+    """Return the sample from torch's nested statistics of one device.
 
     >>> sample = parse_stats({"num_ooms": 0, "reserved_bytes": {"all": {"current": 2048, "peak": 4096}}}, host_ns=0)
     >>> sample.ooms, sample.reserved_bytes, sample.retries, sample.absent["retries"]

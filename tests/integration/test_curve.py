@@ -144,7 +144,7 @@ def test_an_agent_without_keys_is_kept_out_and_told_which_settings_it_lacks(fold
         assert set(counts) <= {"no_keys", "broken_handshake"}  # whoever notices first closes
         assert pair.sender.refused is not None
         assert pair.sender.refused.detail == (
-            f"{pair.receiver.endpoint} lets in only agents with keys, and this one has none. Set key_file "
+            f"{pair.receiver.endpoint} admits only agents with keys, and this one has none. Set key_file "
             "(RANKSCOPE_KEY_FILE) and collector_key_file (RANKSCOPE_COLLECTOR_KEY_FILE); `rankscope keys` has made "
             "them where the collector was set up."
         )

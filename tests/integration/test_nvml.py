@@ -9,13 +9,13 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped, unused-ignore]  # it comes without types
 import pytest
 
-from rankscope.agent.sample import nvml_state
+from rankscope.agent.sample import nvml_readings
 from rankscope.agent.sample.nvml import FIELDS
-from rankscope.agent.sample.nvml_faults import XID_FIELDS
-from rankscope.agent.sample.nvml_state import (
+from rankscope.agent.sample.nvml_readings import (
     APPLICATIONS_CLOCKS_SETTING,
     GPU_IDLE,
     THROTTLE_REASONS,
+    XID_FIELDS,
     name_throttle_reasons,
 )
 from tests.nvml_stand_in import compile_nvml
@@ -78,7 +78,7 @@ def test_old_driver_is_read_through_the_older_calls(tmp_path: Path) -> None:
     sample = read_sample(tmp_path, STRAINED)
     assert sample["memory_used_bytes"] == (60_000 + 512) * MIB  # the older call counts the driver's own 512 MiB as used
     assert sample["throttle_reasons"] == ["hw_slowdown", "sw_thermal_slowdown"]
-    assert sample["absent"].keys().isdisjoint(nvml_state.FIELDS)
+    assert sample["absent"].keys().isdisjoint(nvml_readings.STATE_FIELDS)
 
 
 def test_slice_of_a_gpu_has_its_own_memory_and_the_power_of_its_board(driver: Path) -> None:
@@ -101,7 +101,7 @@ def test_driver_that_is_not_loaded_is_said_once_with_the_cure_and_then_costs_not
     assert (first, second, unavailable, calls) == ([], [], "driver_not_loaded", 0)
     assert said == [
         (
-            "GPU sensors are not read (driver_not_loaded): nvmlInit says Driver Not Loaded; the NVIDIA driver's "
+            "GPU sensors are not read (driver_not_loaded): nvmlInit failed with Driver Not Loaded; the NVIDIA driver's "
             "libnvidia-ml.so.1 must be found and fit the loaded driver; a container needs `utility` in "
             "NVIDIA_DRIVER_CAPABILITIES. Everything else is measured"
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped, unused-ignore]  # it comes without types
 import pytest
 
-from rankscope.agent.sample import nvml_activity, nvml_faults, nvml_traffic
+from rankscope.agent.sample import nvml_readings
 from rankscope.agent.sample.nvml import FIELDS
 from rankscope.measure.records import DeviceSample
 from tests.nvml_stand_in import compile_nvml
@@ -65,7 +65,7 @@ def test_gpu_without_nvlink_says_so_and_its_memory_clock_is_measured(driver: Pat
 
 
 def test_our_numbers_of_the_traffic_counters_are_those_of_pynvml() -> None:
-    known = {name: number for name, (number, _) in nvml_traffic.ASKED.items() if hasattr(pynvml, name)}
+    known = {name: number for name, (number, _) in nvml_readings.ASKED.items() if hasattr(pynvml, name)}
     assert len(known) >= 2  # an older pynvml knows only those of NVLink
     assert known == {name: getattr(pynvml, name) for name in known}
 
@@ -80,12 +80,12 @@ def test_bit_errors_are_counted_by_whether_they_could_be_corrected(driver: Path)
 
 def test_remapped_rows_are_told_with_what_is_still_to_be_done(driver: Path) -> None:
     sample = read_sample(driver, STRAINED)
-    assert [sample[field] for field in nvml_faults.REMAP_FIELDS] == [5, 2, True, False]
+    assert [sample[field] for field in nvml_readings.REMAP_FIELDS] == [5, 2, True, False]
 
 
 def test_gpu_without_ecc_has_no_count_instead_of_none_found(driver: Path) -> None:
     sample = read_sample(driver, QUIET)
-    fields = (*nvml_faults.ECC_FIELDS, *nvml_faults.REMAP_FIELDS)
+    fields = (*nvml_readings.ECC_FIELDS, *nvml_readings.REMAP_FIELDS)
     assert {field: sample["absent"][field] for field in fields} == dict.fromkeys(fields, "not_supported")
 
 
@@ -110,7 +110,7 @@ def test_xid_error_stays_in_the_samples_that_follow_it(driver: Path) -> None:
 def test_flood_of_xid_errors_is_taken_in_parts(driver: Path) -> None:
     script = "sample()\nfor _ in range(100): raise_xid(31)\nanswer([*sample(), *sample()])"
     samples = [name_fields(values) for values in run_script(driver, STRAINED, script)]
-    assert [sample["xid_count"] for sample in samples] == [nvml_faults.EVENTS_MAX, 100]
+    assert [sample["xid_count"] for sample in samples] == [nvml_readings.EVENTS_MAX, 100]
 
 
 def test_lost_gpu_tells_the_xid_error_it_was_lost_with(driver: Path) -> None:
@@ -149,7 +149,7 @@ def test_slice_counts_its_own_xid_errors_and_those_of_no_slice(driver: Path) -> 
 
 def test_events_without_permission_are_absent_with_the_reason_and_the_rest_is_measured(driver: Path) -> None:
     sample = read_sample(driver, STRAINED, STAND_IN_NO_EVENTS=4)
-    assert [sample["absent"][field] for field in nvml_faults.XID_FIELDS] == ["no_permission"] * 2
+    assert [sample["absent"][field] for field in nvml_readings.XID_FIELDS] == ["no_permission"] * 2
     assert sample["ecc_corrected"] == 21
 
 
@@ -158,13 +158,13 @@ def test_events_without_permission_are_absent_with_the_reason_and_the_rest_is_me
 
 def test_first_sample_has_no_activity_because_that_takes_two(driver: Path) -> None:
     absent = read_sample(driver, STRAINED)["absent"]
-    assert {absent[field] for field in nvml_activity.FIELDS} == {"needs_two_samples"}
+    assert {absent[field] for field in nvml_readings.ACTIVITY_FIELDS} == {"needs_two_samples"}
 
 
 @pytest.mark.parametrize("script", [SECOND, "sample(0); sample(1); answer(sample(2))"])
 def test_activity_since_the_last_sample_is_told_in_our_units(driver: Path, script: str) -> None:
     sample = read_sample(driver, STRAINED, script)
-    assert {field: sample[field] for field in nvml_activity.FIELDS} == {
+    assert {field: sample[field] for field in nvml_readings.ACTIVITY_FIELDS} == {
         "sm_active_ratio": 0.9,  # NVML says 90 per cent
         "sm_occupancy_ratio": 0.25,
         "tensor_active_ratio": 0.57,
@@ -187,13 +187,13 @@ def test_one_metric_that_is_missing_leaves_the_others(driver: Path) -> None:
 
 def test_gpu_without_performance_counters_says_so(driver: Path) -> None:
     absent = read_sample(driver, QUIET, SECOND)["absent"]
-    assert {absent[field] for field in nvml_activity.FIELDS} == {"not_supported"}
+    assert {absent[field] for field in nvml_readings.ACTIVITY_FIELDS} == {"not_supported"}
 
 
 def test_driver_without_performance_counters_says_so(tmp_path: Path) -> None:
     compile_nvml(tmp_path, old_driver=True)
     absent = read_sample(tmp_path, STRAINED, SECOND)["absent"]
-    assert {absent[field] for field in nvml_activity.FIELDS} == {"function_not_found"}
+    assert {absent[field] for field in nvml_readings.ACTIVITY_FIELDS} == {"function_not_found"}
 
 
 def test_gpu_that_is_back_compares_with_nothing_from_before_it_was_lost(driver: Path) -> None:
